@@ -1,0 +1,1 @@
+"""Prepare pictures, captions and masks into a verified cache; see `prep --help`."""

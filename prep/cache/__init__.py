@@ -1,0 +1,1 @@
+"""The cache on disk: files, arrays, keys, rows."""

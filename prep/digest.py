@@ -1,0 +1,56 @@
+"""SHA-256 of canonical JSON and of bytes: how everything in a cache gets its name.
+
+Canonical JSON: ASCII with \\u escapes, keys sorted, no spaces, no floats; one value has one spelling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Json = Mapping[str, Any] | list[Any] | tuple[Any, ...] | str | int | bool | None
+
+
+def canonical(value: Json) -> bytes:
+    """The one spelling of `value` as bytes. Raises `TypeError` for floats: their spelling is not ours to promise."""
+    _refuse_floats(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def digest_bytes(data: bytes | bytearray | memoryview) -> str:
+    """SHA-256 of `data`, 64 lower-case hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_json(value: Json) -> str:
+    """SHA-256 of the canonical bytes of `value`."""
+    return digest_bytes(canonical(value))
+
+
+def digest_parts(parts: Iterable[bytes]) -> str:
+    """SHA-256 of the concatenated `parts`, never held together in memory."""
+    running = hashlib.sha256()
+    for part in parts:
+        running.update(part)
+    return running.hexdigest()
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` with `self`: the SHA-256 of its canonical bytes without that key."""
+    body = {key: value for key, value in document.items() if key != "self"}
+    return {**body, "self": digest_json(body)}
+
+
+def _refuse_floats(value: Any) -> None:
+    if isinstance(value, float):
+        raise TypeError(f"canonical JSON has no floats, got {value!r}")
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"canonical JSON has string keys, got {key!r}")
+            _refuse_floats(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_floats(inner)

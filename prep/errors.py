@@ -1,0 +1,74 @@
+"""Every error that a user can meet, as one tree; each class carries its exit code.
+
+    Problem                    an expected failure: one message, perhaps a hint, an exit code
+    ├── UsageError         2   the command line does not make sense
+    ├── ConfigError        3   recipe or training config: unknown key, bad value
+    ├── ManifestError      4   manifest unreadable, damaged, or of another version
+    ├── PathError          5   paths that overlap, climb out, or are not what they should be
+    ├── ModelError         6   model missing, of another family, or not the one that made the cache
+    ├── CacheError         7   the cache lacks or has damaged something
+    └── EmptyPlanError     8   nothing to train
+
+Beside these: 0 done, 1 done with findings, 70 our own bug (any exception not in this tree), 130 interrupted.
+A bad picture is none of them: it is a `records.Finding`.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_FINDINGS = 1
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+class Problem(Exception):
+    """An expected failure: what was seen and wanted in `message`, the way out in `hint`."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(Problem):
+    """The command line does not make sense."""
+
+    exit_code = 2
+
+
+class ConfigError(Problem):
+    """A recipe or training config has an unknown key or a bad value."""
+
+    exit_code = 3
+
+
+class ManifestError(Problem):
+    """A manifest cannot be read, is damaged, or is of another version."""
+
+    exit_code = 4
+
+
+class PathError(Problem):
+    """Paths overlap, climb out of their root, or are not what they should be."""
+
+    exit_code = 5
+
+
+class ModelError(Problem):
+    """A model is missing, of another family, or not the one that made the cache."""
+
+    exit_code = 6
+
+
+class CacheError(Problem):
+    """The cache lacks or has damaged something that is needed."""
+
+    exit_code = 7
+
+
+class EmptyPlanError(Problem):
+    """The step plan has no step."""
+
+    exit_code = 8

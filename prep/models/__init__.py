@@ -1,0 +1,1 @@
+"""What a model family is, and the encoders that make its rows."""

@@ -1,0 +1,89 @@
+"""Is this JSON or TOML what we think? All checks at the door; a message has the field, what was wanted and what was got."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from prep.digest import canonical, digest_json
+
+T = TypeVar("T")
+
+
+class Unparsed(ValueError):
+    """A value is not what was wanted; callers turn it into an error of their own kind."""
+
+
+def expect(value: Any, kind: type[T], where: str) -> T:
+    """`value` itself when it is exactly a `kind` (bool is not an int here; int passes as float)."""
+    if kind is float and type(value) is int:
+        return float(value)  # type: ignore[return-value]
+    if type(value) is not kind:
+        raise Unparsed(f"{where} is {value!r}, expected {_NAMES.get(kind, kind.__name__)}")
+    return value
+
+
+_NAMES: dict[type, str] = {str: "a string", int: "a whole number", float: "a number", bool: "true or false",
+                           dict: "a table", list: "a list"}
+
+
+def one_of(value: Any, choices: Iterable[str], where: str) -> str:
+    """`value` when it is one of `choices`."""
+    options = list(choices)
+    if value not in options or not isinstance(value, str):
+        raise Unparsed(f"{where} is {value!r}, expected one of: {', '.join(options)}{suggest(str(value), options)}")
+    return value
+
+
+def within(value: float, low: float, high: float, where: str) -> None:
+    """Raises when `value` is outside [low, high]."""
+    if not low <= value <= high:
+        raise Unparsed(f"{where} is {value}, expected a number from {low} to {high}")
+
+
+def known_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raises for the first key of `table` that is not known, with the nearest one that is."""
+    options = list(known)
+    for key in table:
+        if key not in options:
+            wanted = f"known are: {', '.join(sorted(options))}"
+            raise Unparsed(f"unknown key '{key}' in {where}{suggest(key, options)} ({wanted})")
+
+
+def suggest(word: str, options: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing."""
+    near = difflib.get_close_matches(word, list(options), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def digest_of(value: Any, where: str) -> str:
+    """`value` when it is 64 lower-case hex digits: the only strings that may become paths in a cache."""
+    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+        raise Unparsed(f"{where} is {str(value)[:80]!r}, expected 64 lower-case hex digits")
+    return value
+
+
+def list_of(value: Any, each: Callable[[Any, str], T], where: str) -> list[T]:
+    """`value` when it is a list and `each` accepts every member."""
+    return [each(inner, f"{where}[{number}]") for number, inner in enumerate(expect(value, list, where))]
+
+
+def sealed_json(data: bytes, where: str) -> dict[str, Any]:
+    """The document in `data`, when its bytes are canonical and its `self` digest fits. Raises `Unparsed`."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Unparsed(f"{where} is not JSON: {error}") from None
+    table: dict[str, Any] = expect(document, dict, where)
+    try:
+        spelled = canonical(table)
+    except (TypeError, RecursionError) as error:
+        raise Unparsed(f"{where} is not canonical: {error}") from None
+    if spelled != data:
+        raise Unparsed(f"{where} is not in canonical form; it was edited or damaged")
+    body = {key: value for key, value in table.items() if key != "self"}
+    if table.get("self") != digest_json(body):
+        raise Unparsed(f"{where} does not match its own digest; it was edited or damaged")
+    return table

@@ -1,0 +1,148 @@
+"""The nouns of Latentry as frozen records. Sizes are always (width, height); arrays are always [H, W].
+
+`None` in a field means "has none", never "not known yet".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Size = tuple[int, int]  # (width, height)
+Severity = Literal["error", "warning", "info"]
+Role = Literal["train", "validation", "prior"]
+DType = Literal["bfloat16", "float16", "float32", "uint8"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What is to be said of one file."""
+
+    path: str  # the item's name, or a path as the user knows it
+    code: str  # stable, kebab-case
+    severity: Severity
+    detail: str  # for people: what was seen, what was wanted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blob:
+    """Where some bytes lie: a whole file, or a range of one (a member of a tar)."""
+
+    path: Path
+    offset: int = 0
+    length: int | None = None  # None: up to the end of the file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One picture with its caption and mask, as a source yields it; nothing is decoded yet."""
+
+    name: str  # POSIX path below the source's root; unique within its source
+    source: int  # index into the recipe's sources
+    picture: Blob
+    caption: Blob | None
+    mask: Blob | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surveyed:
+    """An item whose bytes were digested and whose header was read: all that keys and buckets need."""
+
+    item: Item
+    picture: str  # SHA-256 of the picture's bytes
+    size: Size  # pixels, after EXIF orientation
+    has_alpha: bool
+    captions: tuple[str, ...]  # final strings, at least one
+    mask: str | None  # SHA-256 of the mask file's bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """How a picture gets into its bucket: scale the whole, cut out the bucket at `crop`, perhaps mirror."""
+
+    scaled: Size  # the whole picture after resizing
+    crop: tuple[int, int]  # (left, top) of the bucket in scaled pixels
+    bucket: Size
+    flip: bool = False  # mirrored left to right, after cropping
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """One placement of a picture and the keys of its rows."""
+
+    placement: Placement
+    latent: str
+    mask: str | None  # None: all ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """One caption variant, its chance relative to the sample's others, and its row's key."""
+
+    caption: str
+    weight: float
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One picture at one bucket: what an epoch shows once, times `repeats`."""
+
+    id: str  # SHA-256; does not change with names or order
+    name: str
+    source: int
+    role: Role
+    picture: str
+    size: Size
+    bucket: Size
+    views: tuple[View, ...]
+    texts: tuple[Text, ...]
+    repeats: int = 1
+    weight: float = 1.0  # of its loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArraySpec:
+    """One named array of a field, as every row of a shard has it."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]  # of one row, without N
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, without its checksum."""
+        size = ITEM_BYTES[self.dtype]
+        for side in self.shape:
+            size *= side
+        return size
+
+
+ITEM_BYTES: dict[DType, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowRef:
+    """Where a row is: its shard's digest and its place there."""
+
+    shard: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """The unit of encoding work: the rows that will make one shard, sorted by key."""
+
+    key: str
+    field: str
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reject:
+    """A row that could not be made, and why; kept in its task's commit so that it is not tried for ever."""
+
+    key: str
+    code: str
+    detail: str

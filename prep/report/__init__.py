@@ -1,0 +1,1 @@
+"""Reports for people: terminal tables and one HTML page."""

@@ -1,0 +1,1 @@
+"""Train from a manifest and its cache; see `train --help`."""
