@@ -1,0 +1,120 @@
+"""How both commands talk: data on stdout, everything else on stderr, an exit code for every ending."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, Problem
+
+if TYPE_CHECKING:
+    import typer
+
+SLOW = 1.0  # seconds of work from which a progress bar is shown
+
+
+def run(app: typer.Typer, name: str) -> NoReturn:
+    """Runs `app` on the command line and exits: problems with their own code, our bugs with 70, Ctrl-C with 130."""
+    import click  # here: the light import of this module is what `--help` waits for
+
+    try:
+        code = app(prog_name=name, standalone_mode=False)
+    except Problem as problem:
+        say_problem(problem)
+        sys.exit(problem.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(_interrupted())
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(_interrupted())
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception:
+        say(traceback.format_exc().rstrip())
+        say(f"error: this is a bug in {name}; the lines above say where")
+        sys.exit(EXIT_BUG)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> int:
+    say("interrupted; what is finished is kept, and the same command goes on from there")
+    return EXIT_INTERRUPTED
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def say_problem(problem: Problem) -> None:
+    """`error: …` and, when there is one, `hint: …` on stderr."""
+    say(f"error: {problem.message}")
+    if problem.hint:
+        say(f"hint: {problem.hint}")
+
+
+def put(text: str) -> None:
+    """A line of data on stdout."""
+    print(text)  # noqa: T201
+
+
+def put_json(document: Mapping[str, Any]) -> None:
+    """`document` on stdout, readable and parseable; characters that a terminal would obey are escaped."""
+    put(json.dumps(document, indent=1, ensure_ascii=True))
+
+
+class Ticker:
+    """Progress of one stage: `tick(n)` per finished unit; shows a bar once the work has lasted a second."""
+
+    def __init__(self, title: str, total: int | None, *, unit: str = "", shown: bool = True) -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self._shown = shown and sys.stderr.isatty()
+        self._begun = time.monotonic()
+        self._done = 0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __call__(self, count: int = 1) -> None:
+        """Counts `count` more units as done."""
+        self._done += count
+        if not self._shown:
+            return
+        if self._bar is None and time.monotonic() - self._begun >= SLOW:
+            self._start()
+        if self._bar is not None:
+            rate = self._done / (time.monotonic() - self._begun)
+            self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f} {self.unit}/s")
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+                   TimeElapsedColumn(), Remaining())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task(self.title, total=self.total, rate="")
+        self._bar.start()
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def progress(title: str, total: int | None, *, unit: str = "", shown: bool = True) -> Iterator[Ticker]:
+    """A `Ticker` that is cleared away at the end, whatever happens."""
+    ticker = Ticker(title, total, unit=unit, shown=shown)
+    try:
+        yield ticker
+    finally:
+        ticker.close()

@@ -1,0 +1,72 @@
+"""Row keys: the digest of everything that decides a row's value, and nothing else.
+
+A key is the SHA-256 of canonical JSON (integers and strings only). `kind` says which field, `meaning` is raised by
+hand when this code's result for the same inputs changes. A field's *context* is the part of the key that all its rows
+share; it stands in the manifest, so that an edited caption can be keyed where no model is.
+
+    latent   picture digest, placement; context: image policy, alpha colour, VAE fingerprint, posterior, dtypes
+    mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
+    text     the final caption string; context: text fingerprint, max length, layout, dtypes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prep.digest import digest_json
+from prep.records import Placement
+
+Context = Mapping[str, str | int | Mapping[str, str | int]]
+
+LATENT_MEANING = 1
+MASK_MEANING = 1
+TEXT_MEANING = 1
+
+
+def latent_key(picture: str, placement: Placement, context: Context) -> str:
+    """The key of the latent of the picture with digest `picture` at `placement`."""
+    return digest_json({"kind": "latent", "picture": picture, "placement": _spell(placement), "context": context})
+
+
+def mask_key(origin: str, placement: Placement, context: Context) -> str:
+    """The key of the mask at `placement`; `origin` is the digest of the mask file, or of the picture for its alpha."""
+    return digest_json({"kind": "mask", "origin": origin, "placement": _spell(placement), "context": context})
+
+
+def text_key(caption: str, context: Context) -> str:
+    """The key of the text row of the final string `caption`."""
+    return digest_json({"kind": "text", "caption": caption, "context": context})
+
+
+def unconditional_key(context: Context) -> str:
+    """The key of the row for "no prompt"; not that of the caption "", though some families give both one value."""
+    return digest_json({"kind": "text", "unconditional": 1, "context": context})
+
+
+def sample_id(picture: str, bucket: tuple[int, int], copy: int) -> str:
+    """The id of a sample: its picture, its bucket and a running number among equals (byte-equal copies)."""
+    return digest_json({"kind": "sample", "picture": picture, "bucket": list(bucket), "copy": copy})
+
+
+def latent_context(*, image: Mapping[str, str | int], alpha: str, vae: str, posterior: str, compute: str,
+                   stored: str) -> dict[str, Any]:
+    """What all latents of a run share: image policy, alpha colour, VAE fingerprint, posterior, dtypes."""
+    return {"meaning": LATENT_MEANING, "image": dict(image), "alpha": alpha, "vae": vae, "posterior": posterior,
+            "compute": compute, "stored": stored}
+
+
+def mask_context(*, image: Mapping[str, str | int], origin: str, factor: int) -> dict[str, Any]:
+    """What all masks of a run share: image policy, where they come from (`file` or `alpha`), latent factor."""
+    return {"meaning": MASK_MEANING, "image": dict(image), "origin": origin, "factor": factor}
+
+
+def text_context(*, text: str, max_length: int, layout: str, compute: str, stored: str) -> dict[str, Any]:
+    """What all text rows of a run share: text fingerprint, token limit, layout, dtypes."""
+    return {"meaning": TEXT_MEANING, "text": text, "max_length": max_length, "layout": layout, "compute": compute,
+            "stored": stored}
+
+
+def _spell(placement: Placement) -> dict[str, Any]:
+    return {"scaled": list(placement.scaled), "crop": list(placement.crop), "bucket": list(placement.bucket),
+            "flip": int(placement.flip)}
