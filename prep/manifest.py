@@ -1,0 +1,221 @@
+"""The document `manifest.json`: written canonically, read strictly; small, relative, without times.
+
+It names its cache and a local model relative to itself, a Hub model by id, and the Arrow tables by digest. Its
+format is described in manifests/README.md and manifests/manifest.schema.json.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from prep.cache.store import write_whole
+from prep.digest import canonical, seal
+from prep.errors import ManifestError
+from prep.parse import Unparsed, digest_of, expect, known_keys, list_of, one_of, sealed_json
+from prep.records import ITEM_BYTES, Size
+
+FORMAT = "latentry/manifest"
+VERSION = 1
+LIMIT = 1 << 20  # bytes; a manifest is below this for any dataset, so anything larger is not one
+KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
+        "samples", "prompts", "tables", "rejected", "self")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """One field of a manifest: its arrays, and the context that its rows' keys share."""
+
+    context: Mapping[str, Any]
+    arrays: Mapping[str, Mapping[str, Any]]  # name → {"dtype": …, "dims": […]}
+    rows: int
+    shards: int
+    bytes: int  # of the shards' files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A manifest as it was read and checked."""
+
+    path: Path
+    document: Mapping[str, Any]
+    fields: Mapping[str, Field]
+    buckets: tuple[Size, ...]
+
+    @property
+    def digest(self) -> str:
+        """Its `self`: the SHA-256 of its canonical bytes without that key."""
+        return str(self.document["self"])
+
+    @property
+    def cache_root(self) -> Path:
+        """Where its cache lies."""
+        return self.path.parent / PurePosixPath(self.document["cache"])
+
+    @property
+    def model(self) -> Path | str:
+        """A local model directory, or a Hub id."""
+        named = self.document["model"]
+        return self.path.parent / PurePosixPath(named["path"]) if "path" in named else str(named["hub"])
+
+    @property
+    def family(self) -> str:
+        """The model family's name."""
+        return str(self.document["family"])
+
+
+def read(path: Path) -> Manifest:
+    """The manifest at `path`. Raises `ManifestError` when it is missing, damaged, edited or of another version."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
+    except OSError as error:
+        raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
+                            hint="prep encode SOURCE --model MODEL --cache CACHE -o manifest.json writes one") from None
+    if len(data) > LIMIT:
+        raise ManifestError(f"{path} is larger than {LIMIT} bytes, so it is not a manifest")
+    try:
+        document = sealed_json(data, str(path))
+        return _checked(path, document)
+    except Unparsed as error:
+        raise ManifestError(str(error), hint="run the prep encode command again: it rewrites the manifest and "
+                            "computes only what is missing") from None
+
+
+def write(path: Path, document: Mapping[str, Any]) -> Manifest:
+    """Seals and writes `document` whole or not at all; checked first as a reader would. Raises `ManifestError`."""
+    sealed = seal(document)
+    try:
+        manifest = _checked(path, sealed)
+    except Unparsed as error:
+        raise ManifestError(f"the manifest to be written is not valid: {error}") from None
+    data = canonical(sealed)
+    if not path.is_file() or path.read_bytes() != data:
+        write_whole(path, data)
+    return manifest
+
+
+def relative_to_manifest(target: Path, manifest: Path) -> str:
+    """`target` as a POSIX path relative to the manifest's directory, climbing out with `..` where it must."""
+    return Path(os.path.relpath(target.resolve(), manifest.resolve().parent)).as_posix()
+
+
+def _checked(path: Path, document: dict[str, Any]) -> Manifest:
+    if document.get("format") != FORMAT:
+        raise Unparsed(f"{path} has format {document.get('format')!r}, expected '{FORMAT}'")
+    if document.get("version") != VERSION:
+        raise Unparsed(f"{path} has version {document.get('version')!r}, this program reads version {VERSION}")
+    known_keys(document, KEYS, str(path))
+    for key in KEYS:
+        if key not in document:
+            raise Unparsed(f"{path} lacks '{key}'")
+    _relative(expect(document["cache"], str, "cache"), "cache")
+    _check_model(expect(document["model"], dict, "model"))
+    _check_small(document)
+    fields = {name: _field(value, f"fields.{name}") for name, value in expect(document["fields"], dict, "fields").items()}
+    buckets = tuple(list_of(document["buckets"], _bucket, "buckets"))
+    return Manifest(path=path, document=document, fields=fields, buckets=buckets)
+
+
+def _check_model(model: dict[str, Any]) -> None:
+    known_keys(model, ("path", "hub"), "model")
+    if len(model) != 1:
+        raise Unparsed(f"model is {model!r}, expected one of 'path' and 'hub'")
+    if "path" in model:
+        _relative(expect(model["path"], str, "model.path"), "model.path")
+    else:
+        hub_id(expect(model["hub"], str, "model.hub"), "model.hub")
+
+
+def hub_id(text: str, where: str) -> str:
+    """`text` when it is a Hub id, `name` or `owner/name`; raises `Unparsed`."""
+    parts = text.split("/")
+    fine = all(part and part.strip(".") and all(c.isascii() and (c.isalnum() or c in "-_.") for c in part)
+               for part in parts)
+    if not fine or len(parts) > 2 or len(text) > 200:
+        raise Unparsed(f"{where} is {text[:80]!r}, expected a Hub id like 'owner/name'")
+    return text
+
+
+def _relative(text: str, where: str) -> None:
+    if not text or PurePosixPath(text).is_absolute() or "\\" in text or "\0" in text or ":" in text.split("/")[0]:
+        raise Unparsed(f"{where} is {text[:80]!r}, expected a path relative to the manifest")
+
+
+def _check_small(document: dict[str, Any]) -> None:
+    latents = expect(document["latents"], dict, "latents")
+    for name in ("channels", "factor"):
+        _count(latents.get(name), f"latents.{name}")
+    for name in ("scaling_factor", "shift_factor"):
+        _decimal(latents.get(name), f"latents.{name}")
+    one_of(document["prediction"], ("epsilon", "v_prediction"), "prediction")
+    for group in ("models", "tables"):
+        for name, value in expect(document[group], dict, group).items():
+            digest_of(value, f"{group}.{name}")
+    for name in ("samples", "shards", "findings"):
+        digest_of(document["tables"].get(name), f"tables.{name}")
+    _counts(document["samples"], "samples")
+    _count(document["rejected"], "rejected")
+    _check_prompts(expect(document["prompts"], dict, "prompts"))
+
+
+def _check_prompts(prompts: dict[str, Any]) -> None:
+    known_keys(prompts, ("file", "digest", "unconditional", "samples"), "prompts")
+    if prompts.get("file") is not None:
+        _relative(expect(prompts["file"], str, "prompts.file"), "prompts.file")
+        digest_of(prompts.get("digest"), "prompts.digest")
+    _row(prompts.get("unconditional"), "prompts.unconditional")
+    for number, sample in enumerate(expect(prompts.get("samples"), list, "prompts.samples")):
+        where = f"prompts.samples[{number}]"
+        table = expect(sample, dict, where)
+        expect(table.get("prompt"), str, f"{where}.prompt")
+        if table.get("negative") is not None:
+            expect(table["negative"], str, f"{where}.negative")
+        _row(table.get("positive"), f"{where}.positive")
+        _row(table.get("negative_row"), f"{where}.negative_row")
+
+
+def _row(value: Any, where: str) -> None:
+    table = expect(value, dict, where)
+    for name in ("shard", "row"):
+        _count(table.get(name), f"{where}.{name}")
+
+
+def _count(value: Any, where: str) -> int:
+    count = expect(value, int, where)
+    if not 0 <= count < 1 << 53:
+        raise Unparsed(f"{where} is {count}, expected a count")
+    return count
+
+
+def _counts(value: Any, where: str) -> None:
+    for role in ("train", "validation", "prior"):
+        _count(expect(value, dict, where).get(role), f"{where}.{role}")
+
+
+def _decimal(value: Any, where: str) -> None:
+    try:
+        float(expect(value, str, where))
+    except ValueError:
+        raise Unparsed(f"{where} is {value!r}, expected a decimal number as a string") from None
+
+
+def _field(value: Any, where: str) -> Field:
+    table = expect(value, dict, where)
+    known_keys(table, ("context", "arrays", "rows", "shards", "bytes"), where)
+    arrays = expect(table.get("arrays"), dict, f"{where}.arrays")
+    for name, array in arrays.items():
+        one_of(expect(array, dict, f"{where}.arrays.{name}").get("dtype"), ITEM_BYTES, f"{where}.arrays.{name}.dtype")
+        list_of(array.get("dims"), lambda dim, at: expect(dim, str, at), f"{where}.arrays.{name}.dims")
+    counts = {name: _count(table.get(name), f"{where}.{name}") for name in ("rows", "shards", "bytes")}
+    return Field(context=expect(table.get("context"), dict, f"{where}.context"), arrays=arrays, **counts)
+
+
+def _bucket(value: Any, where: str) -> Size:
+    table = expect(value, dict, where)
+    _counts(table, where)
+    width, height = list_of(table.get("size"), _count, f"{where}.size")
+    return width, height
