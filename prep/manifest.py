@@ -22,7 +22,7 @@ FORMAT = "latentry/manifest"
 VERSION = 1
 LIMIT = 1 << 20  # bytes; a manifest is below this for any dataset, so anything larger is not one
 KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
-        "samples", "prompts", "tables", "rejected", "self")
+        "samples", "sources", "recipe", "prompts", "tables", "rejected", "self")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,12 @@ class Manifest:
         return self.path.parent / PurePosixPath(named["path"]) if "path" in named else str(named["hub"])
 
     @property
+    def sources(self) -> tuple[Path | None, ...]:
+        """Where the pictures were when they were encoded; `None` where no relative path leads there."""
+        named = self.document["sources"]
+        return tuple(None if place is None else self.path.parent / PurePosixPath(place) for place in named)
+
+    @property
     def family(self) -> str:
         """The model family's name."""
         return str(self.document["family"])
@@ -98,9 +104,12 @@ def write(path: Path, document: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-def relative_to_manifest(target: Path, manifest: Path) -> str:
-    """`target` as a POSIX path relative to the manifest's directory, climbing out with `..` where it must."""
-    return Path(os.path.relpath(target.resolve(), manifest.resolve().parent)).as_posix()
+def relative_to_manifest(target: Path, manifest: Path) -> str | None:
+    """`target` as a POSIX path relative to the manifest's directory; `None` where none leads there (other drive)."""
+    try:
+        return Path(os.path.relpath(target.resolve(), manifest.resolve().parent)).as_posix()
+    except ValueError:
+        return None
 
 
 def _checked(path: Path, document: dict[str, Any]) -> Manifest:
@@ -115,7 +124,11 @@ def _checked(path: Path, document: dict[str, Any]) -> Manifest:
     _relative(expect(document["cache"], str, "cache"), "cache")
     _check_model(expect(document["model"], dict, "model"))
     _check_small(document)
-    fields = {name: _field(value, f"fields.{name}") for name, value in expect(document["fields"], dict, "fields").items()}
+    for place in [*expect(document["sources"], list, "sources"), document["recipe"]]:
+        if place is not None:
+            _relative(expect(place, str, "sources"), "sources")
+    raw_fields = expect(document["fields"], dict, "fields")
+    fields = {name: _field(value, f"fields.{name}") for name, value in raw_fields.items()}
     buckets = tuple(list_of(document["buckets"], _bucket, "buckets"))
     return Manifest(path=path, document=document, fields=fields, buckets=buckets)
 

@@ -1,0 +1,116 @@
+"""Where things may lie: no source, mask, cache or output path inside another, told before anything is written.
+
+Paths are resolved first (links, `..`), and existing ones are compared by device and inode, so that a link, a bind
+mount or another letter case on a case-insensitive disk cannot hide that two names are one place.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from prep.errors import PathError
+
+CACHE_MARK = "latentry.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A path and what it is for, as messages name it."""
+
+    role: str  # "pictures", "masks", "cache", "manifest", "output"
+    path: Path
+    may_hold: tuple[str, ...] = ()  # roles that may lie inside this one
+
+
+def check_apart(places: Iterable[Place]) -> None:
+    """Raises `PathError` with both paths when one place is another, or lies inside it."""
+    resolved = [(place, resolve(place.path)) for place in places]
+    for (one, at), (other, there) in combinations(resolved, 2):
+        if same_place(at, there):
+            raise PathError(f"{one.role} {_show(one, at)} and {other.role} {_show(other, there)} are the same place",
+                            hint=f"choose a {other.role} path of its own")
+        _check_inside(one, at, other, there)
+        _check_inside(other, there, one, at)
+
+
+def resolve(path: Path) -> Path:
+    """`path` absolute, without links and `..`, whether it exists or not. Raises `PathError` for a loop of links."""
+    try:
+        return path.expanduser().resolve()
+    except (OSError, RuntimeError) as error:
+        raise PathError(f"cannot resolve path {path}: {error}") from None
+
+
+def same_place(one: Path, other: Path) -> bool:
+    """Whether two resolved paths are one place, on this disk's own terms."""
+    if one == other:
+        return True
+    marks = _mark(one), _mark(other)
+    if marks[0] is not None and marks[1] is not None:
+        return marks[0] == marks[1]
+    return one.parent != one and other.parent != other and _fold(one) == _fold(other) and _folds_case(one)
+
+
+def is_inside(inner: Path, outer: Path) -> bool:
+    """Whether resolved `inner` lies somewhere below resolved `outer`."""
+    return any(same_place(parent, outer) for parent in inner.parents)
+
+
+def check_source(path: Path) -> None:
+    """Raises `PathError` unless `path` is a directory that can be read and is no cache."""
+    if not path.exists():
+        raise PathError(f"source {path} does not exist")
+    if not path.is_dir():
+        raise PathError(f"source {path} is not a directory")
+    check_not_cache(path)
+
+
+def check_not_cache(path: Path) -> None:
+    """Raises `PathError` when `path` is a cache, or lies inside one: a cache is never read as pictures."""
+    at = resolve(path)
+    for folder in (at, *at.parents):
+        if (folder / CACHE_MARK).is_file() and (folder / "shards").is_dir():
+            raise PathError(f"source {path} is or lies in the cache {folder}, which holds no pictures",
+                            hint="name the directory with the original pictures")
+
+
+def _check_inside(inner: Place, at: Path, outer: Place, there: Path) -> None:
+    if inner.role not in outer.may_hold and is_inside(at, there):
+        raise PathError(f"{inner.role} {_show(inner, at)} lies inside {outer.role} {_show(outer, there)}",
+                        hint=f"choose a {inner.role} path outside {there}")
+
+
+def _show(place: Place, resolved: Path) -> str:
+    """The path as it was given, and where it leads when that is another."""
+    given = Path.cwd() / place.path
+    return f"'{place.path}'" if given == resolved else f"'{place.path}' (that is {resolved})"
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    try:
+        stamp = path.stat()
+    except OSError:
+        return None
+    return stamp.st_dev, stamp.st_ino
+
+
+def _fold(path: Path) -> str:
+    return unicodedata.normalize("NFC", str(path)).casefold()
+
+
+def _folds_case(path: Path) -> bool:
+    """Whether the disk under `path` takes names that differ only in case for one; asked of the nearest folder."""
+    for folder in _existing(path):
+        swapped = folder.with_name(folder.name.swapcase())
+        if folder.name and swapped != folder:
+            return _mark(swapped) == _mark(folder)
+    return os.name == "nt"
+
+
+def _existing(path: Path) -> Iterator[Path]:
+    return (folder for folder in (path, *path.parents) if folder.exists())
