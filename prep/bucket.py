@@ -1,0 +1,195 @@
+"""Buckets and placements from names and sizes alone: pure, exact integers, the same on every machine.
+
+A picture goes to the bucket nearest in |log(aspect ratio)|, is scaled to cover it and cropped in the centre. It is
+never enlarged unless asked: one too small for its bucket gets a bucket of its own area, in the same step.
+Sizes are (width, height) in pixels; `sizes.Rules` says which buckets there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from prep.records import Finding, Placement, Size
+from prep.sizes import Rules, buckets_of
+
+Crowd = tuple[int, Size]  # how many pictures, and the shortest width and height among them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucketed:
+    """One picture and where it went."""
+
+    index: int  # place in the input
+    name: str
+    size: Size
+    placement: Placement
+
+    @property
+    def scale(self) -> float:
+        """Factor from picture to scaled picture, before rounding to whole pixels."""
+        (width, height), (wide, high) = self.size, self.placement.bucket
+        return max(wide / width, high / height)
+
+    @property
+    def upscaled(self) -> bool:
+        """Whether the picture is enlarged."""
+        return enlarges(self.size, self.placement.bucket)
+
+    @property
+    def crop_loss(self) -> float:
+        """Percent of the picture's area that is cut away."""
+        (wide, high), (width, height) = self.placement.scaled, self.placement.bucket
+        return 100 * (wide * high - width * height) / (wide * high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merge:
+    """A bucket that had too few pictures, and where they went."""
+
+    bucket: Size
+    into: Size
+    pictures: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucketing:
+    """Where every picture goes; `findings` has those that go nowhere, and buckets that stayed too small."""
+
+    rules: Rules
+    buckets: tuple[Size, ...]  # those with pictures, sorted
+    pictures: tuple[Bucketed, ...]  # in the order given
+    findings: tuple[Finding, ...]
+    merges: tuple[Merge, ...]
+
+
+def bucketing(pictures: Iterable[tuple[str, Size]], rules: Rules) -> Bucketing:
+    """Bucket and placement of every (name, size). Raises `ConfigError` for rules that make no sense."""
+    buckets, given = buckets_of(rules), list(pictures)
+    homes = {size: assign(size, buckets, rules) for size in {size for _, size in given}}
+    members: dict[Size, Crowd] = {}
+    for _, size in given:
+        home = homes[size]
+        if home is not None:
+            members[home] = _crowd(members.get(home, (0, size)), (1, size))
+    moves, merges = merge_small(members, rules)
+    placed, findings = [], []
+    for index, (name, size) in enumerate(given):
+        home = homes[size]
+        if home is None:
+            findings.append(_too_small(name, size, rules))
+        else:
+            placement = place(size, moves.get(home, home))
+            placed.append(Bucketed(index=index, name=name, size=size, placement=placement))
+    used = tuple(sorted({one.placement.bucket for one in placed}))
+    findings += _still_small(placed, rules)
+    return Bucketing(rules=rules, buckets=used, pictures=tuple(placed), findings=tuple(findings), merges=merges)
+
+
+def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:
+    """The bucket for a picture of `size`, or None where it is too small for any."""
+    if min(size) < rules.least:
+        return None
+    if rules.upscale:
+        return nearest(size, buckets)
+    if rules.kind in ("list", "single"):  # the user named the shapes: no others are made
+        fitting = [bucket for bucket in buckets if not enlarges(size, bucket)]
+        return nearest(size, fitting) if fitting else None
+    best = nearest(size, buckets)
+    return own_bucket(size, rules) if enlarges(size, best) else best
+
+
+def nearest(size: Size, buckets: Sequence[Size]) -> Size:
+    """The bucket whose aspect ratio is nearest to that of `size` in log; of equals the larger, then the narrower."""
+    best, best_over, best_under = buckets[0], 0, 0
+    for bucket in buckets:
+        # over / under is exp(|difference of the logs|); two of them are compared as exact fractions.
+        under, over = sorted((size[0] * bucket[1], bucket[0] * size[1]))
+        farther = over * best_under - best_over * under if best_under else -1
+        if farther < 0 or (farther == 0 and _rank(bucket) < _rank(best)):
+            best, best_over, best_under = bucket, over, under
+    return best
+
+
+def own_bucket(size: Size, rules: Rules) -> Size | None:
+    """The bucket for a picture that is too small for the others: inside it, as large as it can be, cutting little.
+
+    Sweeps like `step_buckets`, but every side ends at the picture's own; of those sizes the nearest in aspect ratio.
+    """
+    step, area, (_, longest) = rules.step, rules.resolution * rules.resolution, rules.ends
+    wide, high = (min(side, longest) // step * step for side in size)
+    swept = [(width, min(high, area // width // step * step)) for width in range(step, wide + 1, step)]
+    swept += [(min(wide, area // height // step * step), height) for height in range(step, high + 1, step)]
+    inside = [bucket for bucket in swept if min(bucket) > 0]
+    return nearest(size, inside) if inside else None
+
+
+def place(size: Size, bucket: Size) -> Placement:
+    """Scale `size` just enough to cover `bucket`, rounding half up; crop in the centre, rounding the offset down."""
+    (width, height), (wide, high) = size, bucket
+    if wide * height >= high * width:  # the width decides, and height × wide / width is at least high
+        scaled = (wide, (2 * height * wide + width) // (2 * width))
+    else:
+        scaled = ((2 * width * high + height) // (2 * height), high)
+    crop = ((scaled[0] - wide) // 2, (scaled[1] - high) // 2)
+    return Placement(scaled=scaled, crop=crop, bucket=bucket)
+
+
+def enlarges(size: Size, bucket: Size) -> bool:
+    """Whether covering `bucket` makes a picture of `size` larger."""
+    return bucket[0] > size[0] or bucket[1] > size[1]
+
+
+def merge_small(members: dict[Size, Crowd], rules: Rules) -> tuple[dict[Size, Size], tuple[Merge, ...]]:
+    """Moves (bucket to final bucket) and merges that leave as few buckets as can be below `rules.min_bucket`.
+
+    The bucket with the fewest pictures goes first, into the nearest in aspect ratio that none of its pictures is too
+    small for and that has at least half its area: a picture must not shrink to a thumbnail to keep another one company.
+    What has no such neighbour stays.
+    """
+    left, moves, stuck = dict(members), dict[Size, Size](), set[Size]()
+    merges: list[Merge] = []
+    while small := [bucket for bucket in left if left[bucket][0] < rules.min_bucket and bucket not in stuck]:
+        bucket = min(small, key=lambda one: (left[one][0], one))
+        count, least = left[bucket]
+        targets = [one for one in left if one != bucket and 2 * one[0] * one[1] >= bucket[0] * bucket[1]
+                   and (rules.upscale or not enlarges(least, one))]  # fmt: skip
+        if not targets:
+            stuck.add(bucket)
+            continue
+        into = nearest(bucket, targets)
+        merges.append(Merge(bucket=bucket, into=into, pictures=count))
+        left[into] = _crowd(left[into], left.pop(bucket))
+        moves = {**{start: into if end == bucket else end for start, end in moves.items()}, bucket: into}
+    return moves, tuple(merges)
+
+
+def _crowd(one: Crowd, other: Crowd) -> Crowd:
+    return one[0] + other[0], (min(one[1][0], other[1][0]), min(one[1][1], other[1][1]))
+
+
+def _rank(bucket: Size) -> tuple[int, Size]:
+    """Sorts the larger area first, then the narrower."""
+    return -bucket[0] * bucket[1], bucket
+
+
+def _too_small(name: str, size: Size, rules: Rules) -> Finding:
+    """The finding for a picture that no bucket takes."""
+    seen = f"picture is {size[0]}x{size[1]}"
+    if min(size) < rules.least:
+        detail = f"{seen}, expected at least {rules.least} pixels on the short side"
+    else:
+        detail = f"{seen}, expected one that needs no enlarging for a bucket of kind '{rules.kind}'"
+    return Finding(path=name, code="too-small", severity="error", detail=detail)
+
+
+def _still_small(placed: Sequence[Bucketed], rules: Rules) -> list[Finding]:
+    """One finding per picture in a bucket that `min_bucket` wanted merged and that nothing could take."""
+    counts: dict[Size, int] = {}
+    for one in placed:
+        counts[one.placement.bucket] = counts.get(one.placement.bucket, 0) + 1
+    small = [one for one in placed if counts[one.placement.bucket] < rules.min_bucket]
+    return [Finding(path=one.name, code="small-bucket", severity="warning",
+                    detail=f"bucket {one.placement.bucket[0]}x{one.placement.bucket[1]} has "
+                           f"{counts[one.placement.bucket]} of at least {rules.min_bucket} pictures wanted, and no "
+                           "other bucket can take them") for one in small]  # fmt: skip
