@@ -1,1 +1,21 @@
 """A drawn dataset, a tiny model and a recipe, so that everything runs with no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prep.errors import PathError
+
+
+def write_demo(root: Path) -> None:
+    """Writes dataset, recipe, prompts, training config and model below `root`. Raises `PathError` if it has files."""
+    from prep.demo.dataset import write_dataset  # not above: it loads Pillow, which `--help` has no use for
+    from prep.demo.model import write_model
+
+    if root.is_dir() and any(root.iterdir()):
+        raise PathError(f"{root} is not empty, expected a new or empty directory", hint=f"prep demo {root}/demo")
+    if root.exists() and not root.is_dir():
+        raise PathError(f"{root} is a file, expected a new or empty directory", hint="prep demo demo")
+    root.mkdir(parents=True, exist_ok=True)
+    write_dataset(root)
+    write_model(root)

@@ -87,6 +87,11 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
         save_file(weights, path, metadata={"format": "pt"})
 
 
+def load_vae(folder: Path) -> Any:
+    """The VAE that was saved in `folder`."""
+    return _untyped.AutoencoderKL.from_pretrained(folder, low_cpu_mem_usage=False)
+
+
 def scheduler() -> Any:
     """SD 1.5's noise schedule, sampled with DDIM from the very last timestep."""
     return _untyped.DDIMScheduler(

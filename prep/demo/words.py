@@ -12,7 +12,7 @@ from pathlib import Path
 
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross", "heart")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "white")
-GROUNDS = ("striped", "checked", "grainy", "shaded")
+GROUNDS = ("striped", "checked", "cloudy", "shaded")
 
 LEFT_OUT = ("red", "heart")
 """The pair that the tiny model never saw, no heart of any colour, and that LoRA training on the demo teaches it."""

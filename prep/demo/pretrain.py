@@ -1,0 +1,124 @@
+"""The demo's tiny model, trained from scratch on drawn pictures: `python -m prep.demo.pretrain --out DIR`.
+
+VAE first, then UNet and text encoder together on its latents; every shape but the left-out one is drawn. What the demo
+ships took this script the minutes that are its defaults, on two CPU cores; other machines get other weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from transformers import CLIPTokenizer
+
+from prep.demo.build import TINY, Parts, load_vae, make_parts, scheduler, write_pipeline
+from prep.demo.pretrain_vae import SIZES, Labels, draw_batch, encode, train_vae
+from prep.demo.steps import Average, advance, learning_rate, progress
+from prep.demo.words import MAX_TOKENS, caption, write_tokenizer
+
+log = logging.getLogger(__name__)
+
+_BATCH = 64
+_PER_SIZE = 3072  # pictures drawn and encoded for each bucket size
+_UNCONDITIONAL = 0.1  # the part of captions that are emptied, so that guidance works
+_SHORT = 0.1  # the part that leave the ground out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """The scaled latents of many pictures of one size, and what each shows."""
+
+    latents_BChw: Tensor
+    labels: list[Labels]
+
+
+def main() -> None:
+    """Trains and writes one pipeline, as its options say."""
+    options = _options()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(options.threads)
+    parts = make_parts(TINY, seed=options.seed)
+    if options.vae:
+        parts = Parts(vae=load_vae(options.vae), text=parts.text, unet=parts.unet)
+    else:
+        train_vae(parts.vae, minutes=options.vae_minutes, seed=options.seed)
+        parts.vae.save_pretrained(options.out / "vae")
+    rng = np.random.default_rng((options.seed, 2))
+    data = [encode_drawn(parts.vae, size, rng) for size in SIZES]
+    train_unet(parts, data, tokenizer=_tokenizer(options.out), minutes=options.minutes, rng=rng)
+    write_pipeline(options.out, parts, dtype=torch.float16)
+
+
+def encode_drawn(vae: Any, size: tuple[int, int], rng: np.random.Generator) -> Encoded:
+    """Scaled latents of freshly drawn pictures of `size`."""
+    batches = [draw_batch(_BATCH, size, rng) for _ in range(_PER_SIZE // _BATCH)]
+    latents_BChw = torch.cat([encode(vae, pictures) for pictures, _ in batches]) * vae.config.scaling_factor
+    return Encoded(latents_BChw=latents_BChw, labels=[label for _, labels in batches for label in labels])
+
+
+def train_unet(parts: Parts, data: list[Encoded], *, tokenizer: Any, minutes: float, rng: np.random.Generator) -> None:
+    """Trains UNet and text encoder in place; the average of their weights stays in them."""
+    torch.manual_seed(int(rng.integers(2**31)))
+    average, recent = Average([parts.unet, parts.text], decay=0.999), 1.0
+    optimizer = torch.optim.AdamW(average.parameters, weight_decay=1e-3)
+    for step, done in progress(minutes):
+        loss = _unet_loss(parts, data[rng.integers(len(data))], tokenizer, rng)
+        advance(optimizer, loss, rate=learning_rate(1.5e-3, step, done))
+        average.update()
+        recent += 0.01 * (loss.item() - recent)
+        if step % 100 == 0:
+            log.info("unet %3.0f %%, step %d, loss %.4f", 100 * done, step, recent)
+    average.swap()
+
+
+def _unet_loss(parts: Parts, data: Encoded, tokenizer: Any, rng: np.random.Generator) -> Tensor:
+    """The noise-prediction error on a random batch, at uniformly random timesteps."""
+    chosen = rng.integers(len(data.labels), size=_BATCH)
+    latents_BChw = data.latents_BChw[torch.from_numpy(chosen)]
+    noise_BChw, timesteps_B = torch.randn_like(latents_BChw), torch.randint(1000, (_BATCH,))
+    noisy_BChw = scheduler().add_noise(latents_BChw, noise_BChw, timesteps_B)
+    hidden_BLD = _hidden(parts.text, tokenizer, [_words(data.labels[index], rng) for index in chosen])
+    return mse_loss(parts.unet(noisy_BChw, timesteps_B, hidden_BLD).sample, noise_BChw)
+
+
+def _hidden(text: Any, tokenizer: Any, captions: list[str]) -> Tensor:
+    """The text encoder's last states [B, L, D]; equal captions are encoded once."""
+    distinct = sorted(set(captions))
+    tokens_BL = tokenizer(distinct, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt")
+    hidden: Tensor = text(tokens_BL.input_ids).last_hidden_state
+    return hidden[torch.tensor([distinct.index(each) for each in captions])]
+
+
+def _words(label: Labels, rng: np.random.Generator) -> str:
+    """The caption of a picture; sometimes without its ground, sometimes empty."""
+    draw, whole = rng.random(), caption(*label)
+    if draw < _UNCONDITIONAL:
+        return ""
+    return whole.partition(" on ")[0] if draw < _UNCONDITIONAL + _SHORT else whole
+
+
+def _tokenizer(out: Path) -> Any:
+    write_tokenizer(out / "tokenizer")
+    return CLIPTokenizer.from_pretrained(out / "tokenizer")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="directory of the pipeline to write")
+    parser.add_argument("--vae", type=Path, help="a VAE that is trained already")
+    parser.add_argument("--vae-minutes", type=float, default=10)
+    parser.add_argument("--minutes", type=float, default=25, help="for UNet and text encoder")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
