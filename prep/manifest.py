@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prep.cache.store import write_whole
+from prep.cache.files import write_whole
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
 from prep.parse import Unparsed, digest_of, expect, known_keys, list_of, one_of, sealed_json

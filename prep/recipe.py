@@ -94,10 +94,13 @@ def load(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
 
 def _existing(source: Path) -> Path:
     if not source.exists():
-        raise PathError(f"source {source} does not exist", hint="SOURCE is a directory of pictures or a recipe .toml")
+        raise PathError(f"source {source} does not exist", hint=_SOURCE_HINT)
     if not source.is_dir():
-        raise PathError(f"source {source} is not a directory", hint="SOURCE is a directory of pictures or a recipe .toml")
+        raise PathError(f"source {source} is not a directory", hint=_SOURCE_HINT)
     return source
+
+
+_SOURCE_HINT = "SOURCE is a directory of pictures or a recipe .toml"
 
 
 def _read(path: Path) -> Recipe:
@@ -112,6 +115,7 @@ def _read(path: Path) -> Recipe:
     if not sources:
         raise Unparsed("the recipe has no [[source]], expected at least one with a path")
     mask = _section(table, "mask", ("from",)).get("from", "none")
+    fraction = _section(table, "validation", ("fraction",)).get("fraction", 0.0)
     prompts = _section(table, "prompts", ("file",)).get("file")
     return Recipe(
         sources=tuple(sources),
@@ -119,7 +123,7 @@ def _read(path: Path) -> Recipe:
         image=_record(ImageChoice, table, "image"),
         caption=_record(CaptionChoice, table, "caption"),
         mask=_mask(expect(mask, str, "mask.from"), path.parent),
-        validation=expect(_section(table, "validation", ("fraction",)).get("fraction", 0.0), float, "validation.fraction"),
+        validation=expect(fraction, float, "validation.fraction"),
         prompts=None if prompts is None else path.parent / expect(prompts, str, "prompts.file"),
         file=path,
     )
@@ -143,7 +147,8 @@ def _record(kind: type[T], table: Mapping[str, Any], name: str) -> T:
     """A `kind` from the table's section; each value is of its field's type."""
     types = {one.name: _TYPES[str(one.type)] for one in fields(kind)}  # type: ignore[arg-type]
     section = _section(table, name, tuple(types))
-    return kind(**{key: types[key](expect(value, _WIRE[types[key]], f"{name}.{key}")) for key, value in section.items()})
+    wired: dict[str, Any] = {key: expect(value, _WIRE[types[key]], f"{name}.{key}") for key, value in section.items()}
+    return kind(**{key: types[key](value) for key, value in wired.items()})
 
 
 _TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Role": str}

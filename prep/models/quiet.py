@@ -1,0 +1,20 @@
+"""Silences what diffusers and transformers print of their own accord; what matters of it is a check of ours.
+
+To be called before `prep.models.vae` and `prep.models.text` are imported: some notices come with the import.
+"""
+
+from __future__ import annotations
+
+import logging
+
+
+def quiet_libraries() -> None:
+    """Only errors from now on, and no progress bars of theirs beside ours."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    diffusers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

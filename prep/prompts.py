@@ -1,0 +1,29 @@
+"""Prompt files: one prompt a line, `prompt --n negative`; blank lines and lines that begin with `#` say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from prep.errors import PathError
+
+PromptPair = tuple[str, str | None]  # a prompt and its negative; None: none given
+
+
+def read_prompts(path: Path) -> tuple[bytes, list[PromptPair]]:
+    """The bytes of a prompt file, and its prompts. Raises `PathError` where it cannot be read or is not UTF-8."""
+    try:
+        data = path.read_bytes()
+        return data, list(parse_prompts(data.decode("utf-8-sig")))
+    except OSError as error:
+        raise PathError(f"cannot read prompt file {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise PathError(f"prompt file {path} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def parse_prompts(text: str) -> Iterator[PromptPair]:
+    """The prompts in the text of a prompt file."""
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            prompt, mark, negative = line.partition(" --n ")
+            yield prompt.strip(), negative.strip() if mark else None

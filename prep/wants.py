@@ -1,0 +1,165 @@
+"""What a recipe wants: samples with the keys of their rows, and for each key the work that would make its row.
+
+Pure: from surveyed items, buckets and contexts; no file is touched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prep.bucket import Bucketing
+from prep.keys import latent_key, mask_key, sample_id, text_key, unconditional_key
+from prep.plan import choose_validation
+from prep.prompts import PromptPair
+from prep.recipe import Recipe
+from prep.records import Blob, Finding, Placement, Role, Sample, Surveyed, Text, View
+from prep.survey import Survey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureWork:
+    """A latent or mask row to be made from a file."""
+
+    key: str
+    name: str  # of one sample that wants it, for messages
+    blob: Blob
+    digest: str  # that the blob's bytes must still have
+    placement: Placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextWork:
+    """A text row to be made; `None` is the unconditional one."""
+
+    key: str
+    caption: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A sample prompt and the keys of its two rows."""
+
+    prompt: str
+    negative: str | None  # None: the unconditional row
+    positive_key: str
+    negative_key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contexts:
+    """The key contexts of the fields; `mask` is `None` where the recipe has no masks."""
+
+    latent: Mapping[str, Any]
+    mask: Mapping[str, Any] | None
+    text: Mapping[str, Any]
+
+    def by_field(self) -> dict[str, Mapping[str, Any]]:
+        """Context by field name, without fields that are not there."""
+        named = {"latent": self.latent, "mask": self.mask, "text": self.text}
+        return {name: context for name, context in named.items() if context is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wants:
+    """Everything the manifest will need."""
+
+    samples: tuple[Sample, ...]
+    prompts: tuple[Prompt, ...]
+    unconditional: str  # key
+    latents: Mapping[str, PictureWork]
+    masks: Mapping[str, PictureWork]
+    texts: Mapping[str, TextWork]
+    findings: tuple[Finding, ...]
+    notices: tuple[str, ...] = field(default=())
+
+    def keys(self) -> list[str]:
+        """All wanted keys, sorted."""
+        return sorted([*self.latents, *self.masks, *self.texts])
+
+
+def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Contexts,
+             prompts: Sequence[PromptPair]) -> Wants:
+    """The wants of a recipe whose items went into `bucketing` in the survey's order."""
+    roles, notices = roles_of(recipe, survey.items)
+    samples: list[Sample] = []
+    latents: dict[str, PictureWork] = {}
+    masks: dict[str, PictureWork] = {}
+    copies: Counter[tuple[str, tuple[int, int]]] = Counter()
+    for placed in sorted(bucketing.pictures, key=lambda one: _order(survey.items[one.index])):
+        item, placement = survey.items[placed.index], placed.placement
+        latent = _latent_work(item, placement, contexts)
+        mask = _mask_work(item, placement, contexts)
+        latents.setdefault(latent.key, latent)
+        if mask is not None:
+            masks.setdefault(mask.key, mask)
+        copy = copies[(item.picture, placement.bucket)]
+        copies[(item.picture, placement.bucket)] += 1
+        views = (View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key),)
+        samples.append(_sample(item, recipe, roles[placed.index], views, contexts, copy))
+    rows = tuple(_prompt(prompt, negative, contexts.text) for prompt, negative in prompts)
+    unconditional = unconditional_key(contexts.text)
+    return Wants(samples=tuple(samples), prompts=rows, unconditional=unconditional, latents=latents, masks=masks,
+                 texts=_text_works(samples, rows, unconditional), findings=(*survey.findings, *bucketing.findings),
+                 notices=notices)
+
+
+def roles_of(recipe: Recipe, items: Sequence[Surveyed]) -> tuple[list[Role], tuple[str, ...]]:
+    """The role of each item, by its source and by its picture's digest; and what the user should know of it."""
+    given: list[Role] = [recipe.sources[item.item.source].role for item in items]
+    train = [item.picture for item, role in zip(items, given, strict=True) if role == "train"]
+    if not recipe.validation:
+        return given, ()
+    chosen, notices = choose_validation(train, str(recipe.validation))
+    moved: list[Role] = ["validation" if role == "train" and item.picture in chosen else role
+                         for item, role in zip(items, given, strict=True)]
+    return moved, notices
+
+
+def _order(item: Surveyed) -> tuple[int, str]:
+    return item.item.source, item.item.name
+
+
+def _latent_work(item: Surveyed, placement: Placement, contexts: Contexts) -> PictureWork:
+    key = latent_key(item.picture, placement, contexts.latent)
+    return PictureWork(key=key, name=item.item.name, blob=item.item.picture, digest=item.picture, placement=placement)
+
+
+def _mask_work(item: Surveyed, placement: Placement, contexts: Contexts) -> PictureWork | None:
+    """The mask's work; `None` for a picture without one, which reads as all ones."""
+    if contexts.mask is None:
+        return None
+    if contexts.mask["origin"] == "alpha":
+        if not item.has_alpha:
+            return None
+        blob, digest = item.item.picture, item.picture
+    elif item.item.mask is None or item.mask is None:
+        return None
+    else:
+        blob, digest = item.item.mask, item.mask
+    key = mask_key(digest, placement, contexts.mask)
+    return PictureWork(key=key, name=item.item.name, blob=blob, digest=digest, placement=placement)
+
+
+def _sample(item: Surveyed, recipe: Recipe, role: Role, views: tuple[View, ...], contexts: Contexts,
+            copy: int) -> Sample:
+    source, bucket = recipe.sources[item.item.source], views[0].placement.bucket
+    texts = tuple(Text(caption=caption, weight=1.0, key=text_key(caption, contexts.text)) for caption in item.captions)
+    return Sample(id=sample_id(item.picture, bucket, copy), name=item.item.name, source=item.item.source, role=role,
+                  picture=item.picture, size=item.size, bucket=bucket, views=views, texts=texts,
+                  repeats=source.repeats, weight=source.weight)
+
+
+def _prompt(prompt: str, negative: str | None, context: Mapping[str, Any]) -> Prompt:
+    negative_key = unconditional_key(context) if negative is None else text_key(negative, context)
+    return Prompt(prompt=prompt, negative=negative, positive_key=text_key(prompt, context), negative_key=negative_key)
+
+
+def _text_works(samples: Iterable[Sample], prompts: Iterable[Prompt], unconditional: str) -> dict[str, TextWork]:
+    captions = {text.key: text.caption for sample in samples for text in sample.texts}
+    captions |= {prompt.positive_key: prompt.prompt for prompt in prompts}
+    captions |= {prompt.negative_key: prompt.negative for prompt in prompts if prompt.negative is not None}
+    works = {key: TextWork(key=key, caption=caption) for key, caption in captions.items()}
+    return {**works, unconditional: TextWork(key=unconditional, caption=None)}
