@@ -1,0 +1,248 @@
+"""Picture bytes → pixels: the one place that says what a pixel of a file means. (`colour.py` is its other half.)
+
+What decides the value is `POLICY`, part of every latent's and mask's key; raise `meaning` when a line below changes.
+
+| file has                      | we do                                                                               |
+|-------------------------------|-------------------------------------------------------------------------------------|
+| EXIF orientation 1-8          | applied (JPEG, PNG, WebP, TIFF, AVIF); a size is always that after it               |
+| other or damaged EXIF         | taken as upright; a note                                                            |
+| ICC profile, sRGB in effect   | nothing: no colour of a 17x17x17 probe moves by more than 2 of 255                  |
+| ICC profile, another          | converted to sRGB by LittleCMS, relative colorimetric with black point compensation |
+| ICC profile, broken or misfit | ignored, taken as sRGB; a note                                                      |
+| no profile                    | taken as sRGB; PNG gAMA, cHRM and cICP are not read                                 |
+| CMYK                          | by its profile; without one by Pillow's formula, (255-C)(255-K)/255                 |
+| gray, 1 bit, palette          | expanded to RGB                                                                     |
+| 16-bit gray                   | v * 255 / 65535, rounded; never clipped                                             |
+| 16-bit RGB                    | the high byte: all that Pillow hands out                                            |
+| float                         | times 255 when all values are from 0 to 1, else refused                             |
+| alpha, transparent colour     | composited onto the recipe's colour, in 8 bits, after conversion to sRGB            |
+| several frames or pages       | the first; a note                                                                   |
+| JPEG without its end marker   | accepted when all picture data is there; a note                                     |
+| truncated, damaged            | refused (`BadPicture`); half a picture is never used                                |
+| more than 2^28 pixels         | refused from the header, before any is allocated                                    |
+
+Thread-safe and free of global state: plugins are called directly, not through `Image.open`, whose bomb check and
+notices are warnings. Decoding, resizing and colour conversion release the GIL. What Pillow says through `warnings`
+about strange TIFF tags can only be silenced for the whole process: the command line does it with `quiet`.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFile
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from prep.colour import colour_of, judge, split, to_srgb
+from prep.containers import BadPicture, Note, Parts, unwrap
+from prep.exif import checked_orientation, orientation_of
+from prep.records import Placement, Size
+
+POLICY: dict[str, str | int] = {"meaning": 1, "orientation": "exif", "colour": "srgb relative-colorimetric bpc",
+                                "resize": "lanczos", "mask_resize": "bilinear", "mask_cell": "mean"}
+
+MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+_OPENERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
+    "JPEG": JpegImageFile, "PNG": PngImageFile, "WEBP": WebPImageFile,
+    "BMP": BmpImageFile, "TIFF": TiffImageFile, "GIF": GifImageFile,
+    "AVIF": AvifImageFile,
+}
+_TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+          5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+          8: Image.Transpose.ROTATE_90}
+_DEEP = {"I": 32, "F": 32, "1": 1}
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a file says of itself before its pixels are decoded."""
+
+    format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF
+    mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
+    size: Size  # pixels, after EXIF orientation
+    orientation: int  # 1-8; what was applied
+    has_alpha: bool  # an alpha channel or a transparent colour, used or not
+    frames: int
+    bits: int  # per channel
+    notes: tuple[Note, ...]  # (code, detail) on wrapping, EXIF and profile: usable, but the user should know
+
+
+def quiet() -> None:
+    """Silences Pillow's warnings in this process; for a command's start, never for a library."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def read_header(data: bytes) -> Header:
+    """The `Header` of a picture file; no pixels are decoded. Raises `BadPicture`."""
+    return _open(data)[2]
+
+
+def decode(data: bytes, *, alpha: str) -> Image.Image:
+    """The first picture in `data`: mode RGB, sRGB, upright, transparency flattened onto the colour `alpha`.
+
+    `alpha` is what `colour_of` takes. Raises `BadPicture` for anything that cannot be decoded to its last pixel.
+    """
+    picture, parts, header = _load(data)
+    colour, transparency = split(picture, header.bits)
+    pixels = to_srgb(colour, _profile(picture, parts))
+    if transparency is not None:
+        canvas = Image.new("RGB", pixels.size, colour_of(alpha))
+        canvas.paste(pixels, mask=transparency)
+        pixels = canvas
+    return _upright(pixels, header)
+
+
+def alpha_of(data: bytes) -> Image.Image:
+    """The transparency of a picture as mode L, upright: 0 transparent, 255 opaque everywhere when it has none."""
+    picture, _, header = _load(data)
+    transparency = split(picture, header.bits)[1]
+    return _upright(transparency or Image.new("L", picture.size, 255), header)
+
+
+def decode_mask(data: bytes) -> Image.Image:
+    """A mask file as mode L, upright: 255 trains, 0 does not.
+
+    Values are data, so colour profiles are ignored; colours become luma; what is transparent counts as black. Raises
+    `BadPicture`.
+    """
+    picture, _, header = _load(data)
+    colour, transparency = split(picture, header.bits)
+    gray = (colour.convert("RGB") if colour.mode == "CMYK" else colour).convert("L")
+    if transparency is not None:
+        canvas = Image.new("L", gray.size, 0)
+        canvas.paste(gray, mask=transparency)
+        gray = canvas
+    return _upright(gray, header)
+
+
+def place(picture: Image.Image, placement: Placement) -> Pixels:
+    """The bucket's pixels, uint8 [H, W, 3]: `picture` (RGB) scaled as a whole with Lanczos, cut, perhaps mirrored.
+
+    The whole is scaled, not only what the cut needs: Pillow keeps a box in float32, and the last bits would differ.
+    """
+    return _cut(_scale(picture, placement.scaled, Image.Resampling.LANCZOS), placement)
+
+
+def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:
+    """The mask at latent cells, uint8 [h, w]: scaled and cut as its picture, then the rounded mean of each cell.
+
+    `factor` is pixels per cell. Scaled with a triangle filter: antialiased like Lanczos, without its ringing. A mask
+    of another size than its picture is stretched to the same scaled size.
+    """
+    pixels_HW = _cut(_scale(mask, placement.scaled, Image.Resampling.BILINEAR), placement)
+    high, wide = pixels_HW.shape[0] // factor, pixels_HW.shape[1] // factor
+    assert pixels_HW.shape == (high * factor, wide * factor), f"bucket {placement.bucket} is not in steps of {factor}"
+    sums_hw = pixels_HW.reshape(high, factor, wide, factor).sum(axis=(1, 3), dtype=np.int64)
+    mean_hw: Pixels = ((2 * sums_hw + factor * factor) // (2 * factor * factor)).astype(np.uint8)
+    return mean_hw
+
+
+def encode_png(pixels: Pixels) -> bytes:
+    """`pixels`, uint8 [H, W] or [H, W, 3], as the bytes of a PNG file."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _scale(picture: Image.Image, size: Size, resample: Image.Resampling) -> Image.Image:
+    return picture if picture.size == size else picture.resize(size, resample)
+
+
+def _cut(scaled: Image.Image, placement: Placement) -> Pixels:
+    (left, top), (width, height) = placement.crop, placement.bucket
+    inside = 0 <= left <= scaled.width - width and 0 <= top <= scaled.height - height
+    assert inside, f"{placement} cuts outside the scaled picture"
+    pixels: Pixels = np.asarray(scaled.crop((left, top, left + width, top + height)))
+    return np.ascontiguousarray(pixels[:, ::-1] if placement.flip else pixels)
+
+
+def _open(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
+    parts = unwrap(data)
+    try:
+        picture = _OPENERS[parts.format](io.BytesIO(parts.body))
+    except MemoryError:
+        raise
+    except Exception as error:  # on hostile bytes the plugins raise whatever they stumble over
+        raise _blame(error, "unreadable") from None
+    return picture, parts, _header(picture, parts)
+
+
+def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise BadPicture("too-many-pixels", f"header says {width}x{height} pixels, expected at most {MAX_PIXELS}")
+    turn, notes = _orientation(picture, parts)
+    if turn >= 5 and parts.format != "TIFF":  # Pillow has turned a TIFF's size already
+        width, height = height, width
+    profile = _profile(picture, parts)
+    if profile is not None:
+        notes += judge(profile, _profiled_mode(picture.mode))
+    stored = f"{picture.mode} {picture.tile[0].args if picture.tile else ''}"  # such as "RGB ('RGB;16L', …)"
+    bits = parts.bits or _DEEP.get(picture.mode, 16 if "16" in stored else 8)
+    return Header(format=parts.format, mode=picture.mode, size=(width, height), orientation=turn,
+                  has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture), bits=bits,
+                  notes=parts.notes + notes)
+
+
+def _profiled_mode(mode: str) -> str:
+    """The mode that `split` leaves to the colour profile."""
+    if mode == "CMYK":
+        return mode
+    return "L" if mode in ("1", "L", "LA", "La", "F") or mode.startswith("I") else "RGB"
+
+
+def _profile(picture: Image.Image, parts: Parts) -> bytes | None:
+    return parts.profile or picture.info.get("icc_profile") or None
+
+
+def _orientation(picture: ImageFile.ImageFile, parts: Parts) -> tuple[int, tuple[Note, ...]]:
+    if isinstance(picture, TiffImageFile):
+        return checked_orientation(picture.tag_v2.get(_ORIENTATION, 1))
+    return orientation_of(parts.exif or picture.info.get("exif"))
+
+
+def _frames(picture: ImageFile.ImageFile) -> int:
+    try:
+        return max(int(getattr(picture, "n_frames", 1)), 1)
+    except MemoryError:
+        raise
+    except Exception:  # a broken later frame; the first is all we want
+        return 2
+
+
+def _load(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
+    picture, parts, header = _open(data)
+    try:
+        picture.load()
+    except MemoryError:
+        raise
+    except Exception as error:  # as in _open
+        raise _blame(error, "corrupt-data") from None
+    return picture, parts, header
+
+
+def _blame(error: Exception, otherwise: str) -> BadPicture:
+    if isinstance(error, Image.DecompressionBombError):
+        return BadPicture("too-many-pixels", str(error))
+    words = str(error) or type(error).__name__
+    return BadPicture("truncated" if "truncated" in words.lower() else otherwise, f"cannot be decoded: {words}")
+
+
+def _upright(picture: Image.Image, header: Header) -> Image.Image:
+    turn = _TURNS.get(header.orientation)
+    return picture if turn is None or header.format == "TIFF" else picture.transpose(turn)
