@@ -1,0 +1,157 @@
+"""Whole files or none: write, sync to disk, rename, protect. Every file a cache or a run keeps goes through here.
+
+The primitives at the top (`write`, `sync`, `sync_dir`, `rename`, `link`, `remove`) are the only places where the disk
+changes, so that tests can stop the world at each of them. Where a system lacks one of them (directories cannot be
+synced on Windows, hard links do not exist on FAT), it falls back to the next best and the cache stays usable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, a contiguous numpy array
+
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOTSUP, errno.EISDIR}
+
+
+def write(handle: BinaryIO, data: Buffer) -> None:
+    """Appends `data` to an open file."""
+    handle.write(data)
+
+
+def sync(handle: BinaryIO) -> None:
+    """The file's bytes are on the disk when this returns (on macOS too, where fsync stops short)."""
+    handle.flush()
+    _full_fsync(handle.fileno())
+
+
+def sync_dir(path: Path) -> None:
+    """The names in directory `path` are on the disk when this returns, where the system can promise that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in NO_DIRECTORY_SYNC:
+            return  # Windows opens no directories
+        raise
+    try:
+        _full_fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY_SYNC:  # some network file systems
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Moves a file over `target`, or a directory to where nothing is, in one step."""
+    source.replace(target)
+
+
+def link(source: Path, target: Path) -> None:
+    """A second name for a file. Raises `FileExistsError` when `target` exists; where links are lacking, renames."""
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        rename(source, target)
+
+
+def remove(path: Path) -> None:
+    """The file is gone when this returns, read-only or not, there or not."""
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:  # Windows keeps read-only files
+        path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        path.unlink(missing_ok=True)
+
+
+def remove_tree(path: Path) -> None:
+    """The directory is gone when this returns, read-only files in it or not, there or not."""
+    if not path.exists():
+        return
+    for inner in path.rglob("*"):
+        if not inner.is_symlink() and not os.access(inner, os.W_OK):
+            inner.chmod(inner.stat().st_mode | stat.S_IWUSR)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
+
+
+def protect(path: Path) -> None:
+    """A file that nobody writes to by mistake. Directories stay writable, so that `rm -r` needs no chmod."""
+    path.chmod(path.stat().st_mode & ~0o222)
+
+
+def beside(path: Path) -> Path:
+    """A fresh hidden name in the directory of `path`, for staging; the umask decides its mode, unlike mkstemp's."""
+    return path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
+
+
+def write_synced(path: Path, data: Buffer) -> None:
+    """Creates `path` with `data`, on the disk. Raises `FileExistsError`."""
+    with path.open("xb") as handle:
+        write(handle, data)
+        sync(handle)
+
+
+def write_whole(path: Path, data: Buffer, *, read_only: bool = False) -> None:
+    """`path` has `data`, on the disk. Whoever looks meanwhile, or after a crash, sees all of the old or the new."""
+    staged = beside(path)
+    try:
+        write_synced(staged, data)
+        if read_only:
+            protect(staged)
+        rename(staged, path)
+    finally:
+        _forget(staged)
+    sync_dir(path.parent)
+
+
+def write_new(path: Path, data: Buffer) -> bool:
+    """True when this call created `path` with `data`; False, and nothing written, when it was there already."""
+    if path.exists():
+        return False
+    staged = beside(path)
+    try:
+        write_synced(staged, data)
+        link(staged, path)
+    except FileExistsError:
+        return False
+    finally:
+        _forget(staged)
+    sync_dir(path.parent)
+    return True
+
+
+def make_dirs(path: Path) -> None:
+    """The directory and its parents exist, and their names are on the disk."""
+    if path.is_dir():
+        return
+    make_dirs(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_dir(path.parent)
+
+
+def _forget(staged: Path) -> None:
+    with contextlib.suppress(OSError):  # what failed before matters more; a leftover is rubbish
+        remove(staged)
+
+
+def _full_fsync(descriptor: int) -> None:
+    if sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)

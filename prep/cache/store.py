@@ -1,0 +1,180 @@
+"""A cache as files: where each kind of thing lies, and how it gets there whole or not at all.
+
+    CACHE/latentry.json  shards/ab/ab12…/  tables/ab/ab12….arrow  commits/ab/ab12….json
+          plans/ab12….arrow  damaged/ab12….json  tmp/
+
+Only 64 hex digits ever become a path here. Objects are synced before anything names them; a crash leaves
+rubbish in tmp/ at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from prep.cache import files
+from prep.cache.layout import file_digest, tree_digest
+from prep.digest import canonical, digest_bytes, seal
+from prep.errors import CacheError, PathError
+from prep.parse import Unparsed, digest_of, sealed_json
+
+MARKER = "latentry.json"
+VERSION = 1
+Kind = str  # one of SUFFIX
+SUFFIX = {"tables": ".arrow", "commits": ".json", "plans": ".arrow", "damaged": ".json"}
+FANNED = {"tables", "commits"}  # kinds of which there can be many: two digits make a directory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cache:
+    """An opened cache: a directory that says it is one."""
+
+    root: Path
+
+    def shard(self, digest: str) -> Path:
+        """The directory of a shard. Raises `CacheError` for anything but 64 hex digits, as do the others."""
+        name = _checked(digest)
+        return self.root / "shards" / name[:2] / name
+
+    def file(self, kind: Kind, digest: str) -> Path:
+        """The file of a table, commit, plan or damage record."""
+        name = _checked(digest)
+        folder = self.root / kind / name[:2] if kind in FANNED else self.root / kind
+        return folder / (name + SUFFIX[kind])
+
+    def table(self, digest: str) -> Path:
+        """The file of a table."""
+        return self.file("tables", digest)
+
+    def commit(self, digest: str) -> Path:
+        """The file of a commit, by its task's key."""
+        return self.file("commits", digest)
+
+    def plan(self, digest: str) -> Path:
+        """The file of a plan, by the digest of all wanted keys."""
+        return self.file("plans", digest)
+
+    def damaged(self, digest: str) -> Path:
+        """The file of a damage record, by its shard's digest."""
+        return self.file("damaged", digest)
+
+    def stage(self) -> Path:
+        """A fresh directory in tmp/."""
+        path = self.root / "tmp" / secrets.token_hex(16)
+        files.make_dirs(path.parent)
+        path.mkdir()
+        return path
+
+    def names(self, kind: Kind) -> Iterator[str]:
+        """The digests of every file of a kind, sorted; other files are not ours and are passed over."""
+        pattern = f"*/*{SUFFIX[kind]}" if kind in FANNED else f"*{SUFFIX[kind]}"
+        for path in sorted((self.root / kind).glob(pattern)):
+            with contextlib.suppress(Unparsed):
+                yield digest_of(path.name.removesuffix(SUFFIX[kind]), kind)
+
+    def shards(self) -> Iterator[str]:
+        """The digests of every shard directory, sorted."""
+        for path in sorted((self.root / "shards").glob("*/*")):
+            with contextlib.suppress(Unparsed):
+                yield digest_of(path.name, "shards")
+
+
+def open_cache(path: Path, *, create: bool) -> Cache:
+    """The cache at `path`; with `create`, an absent or empty directory becomes one.
+
+    Raises `PathError` when `path` is no directory or holds something else, `CacheError` when there is no cache, or one
+    of another version.
+    """
+    marker = path / MARKER
+    if path.exists() and not path.is_dir():
+        raise PathError(f"{path} is a file, expected a cache directory")
+    if not marker.exists():
+        _create(path, create)
+    _check_marker(marker)
+    return Cache(root=path)
+
+
+def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
+    """Moves a staged and synced shard to its name. A whole one already there stays; a damaged one is replaced."""
+    target = cache.shard(digest)
+    files.make_dirs(target.parent)
+    if target.exists():
+        if _is_whole(target, digest):
+            files.remove_tree(staged)
+            return target
+        aside = cache.stage()
+        files.rename(target, aside / digest)
+        files.remove_tree(aside)
+    try:
+        files.rename(staged, target)
+    except OSError:
+        if not _is_whole(target, digest):  # else another process was quicker with the same bytes
+            raise
+        files.remove_tree(staged)
+    files.sync_dir(target.parent)
+    return target
+
+
+def publish_table(cache: Cache, data: files.Buffer) -> str:
+    """Puts `data` at the digest of its bytes, read-only, and returns that; a damaged file already there is replaced."""
+    digest = digest_bytes(data)
+    target = cache.table(digest)
+    files.make_dirs(target.parent)
+    if not target.exists() or file_digest(target) != digest:
+        files.write_whole(target, data, read_only=True)
+    return digest
+
+
+def retire_shard(cache: Cache, digest: str) -> None:
+    """Removes a shard and its damage record: first out of sight in one step, then from the disk."""
+    target = cache.shard(digest)
+    if target.exists():
+        aside = cache.stage()
+        files.rename(target, aside / digest)
+        files.sync_dir(target.parent)
+        files.remove_tree(aside)
+    files.remove(cache.damaged(digest))
+
+
+def clear_staging(cache: Cache) -> None:
+    """Empties tmp/. Only for whoever knows that nobody else is writing."""
+    files.remove_tree(cache.root / "tmp")
+
+
+def _create(path: Path, create: bool) -> None:
+    if not create:
+        raise CacheError(f"{path} is not a cache: it has no {MARKER}", hint="prep encode SOURCE --cache DIR makes one")
+    if path.is_dir() and any(not inner.name.endswith(".partial") for inner in path.iterdir()):
+        raise PathError(
+            f"{path} is not empty and not a cache: it has no {MARKER}",
+            hint="name a new or empty directory with --cache",
+        )
+    files.make_dirs(path.absolute())
+    files.write_whole(path / MARKER, canonical(seal({"format": "latentry/cache", "version": VERSION})))
+
+
+def _check_marker(marker: Path) -> None:
+    try:
+        document = sealed_json(marker.read_bytes(), str(marker))
+    except (OSError, Unparsed) as error:
+        raise CacheError(f"{marker} cannot be read: {error}") from None
+    form, version = document.get("format"), document.get("version")
+    if (form, version) != ("latentry/cache", VERSION):
+        raise CacheError(f"{marker} is {form!r} version {version!r}, expected 'latentry/cache' version {VERSION}")
+
+
+def _is_whole(target: Path, digest: str) -> bool:
+    try:
+        return tree_digest(target) == digest
+    except OSError:
+        return False
+
+
+def _checked(digest: str) -> str:
+    try:
+        return digest_of(digest, "digest")
+    except Unparsed as error:
+        raise CacheError(str(error)) from None

@@ -1,0 +1,93 @@
+"""The three tables of a manifest as Arrow IPC files: uncompressed, memory-mapped when read, named by their digest.
+
+    SAMPLES   one row a sample, sorted by id: everything `train` needs to know, with the places of its rows
+    SHARDS    one row a shard, sorted by (field, digest): what the integers in SAMPLES mean
+    FINDINGS  what was said of files, sorted
+
+Same rows, same bytes: record batches of 65,536 rows, no metadata. 10^7 samples open in 0.5 ms and share their pages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from prep.cache.layout import file_digest
+from prep.cache.store import Cache, publish_table
+from prep.errors import CacheError
+from prep.records import Finding
+
+BATCH_ROWS = 1 << 16
+HINT = "prep encode SOURCE --cache DIR -o MANIFEST writes the tables again"
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=name == "coverage") for name, kind in columns.items()])
+
+
+def _records(**columns: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", pa.struct(list(_schema(**columns))), nullable=False))
+
+
+INT = pa.int32()
+DIGEST = pa.binary(32)
+VIEW = dict.fromkeys(("scaled_width", "scaled_height", "crop_x", "crop_y"), INT) | {"flip": pa.bool_()} | dict.fromkeys(
+    ("latent_shard", "latent_row", "mask_shard", "mask_row"), INT  # -1: has none
+)
+TEXT = {"caption": pa.string(), "weight": pa.float32(), "shard": INT, "row": INT}
+SAMPLES = _schema(
+    id=DIGEST, name=pa.string(), source=INT, role=pa.string(), picture=DIGEST,
+    width=INT, height=INT,  # pixels, after orientation
+    bucket=INT,  # index into the manifest's buckets
+    repeats=INT, weight=pa.float32(),
+    coverage=pa.float32(),  # mean of the mask, 0 to 1; null: no mask
+    views=_records(**VIEW), texts=_records(**TEXT),
+)
+SHARDS = _schema(
+    digest=DIGEST, field=pa.string(), rows=INT, bytes=pa.int64(),
+    shapes=pa.string(),  # canonical JSON {"latent": [4, 64, 64]}
+    dtypes=pa.string(),  # canonical JSON {"latent": "bfloat16"}
+)
+FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), detail=pa.string())
+
+
+def write_table(cache: Cache, table: pa.Table) -> str:
+    """The digest of the table's file, which is in the cache when this returns."""
+    sink = pa.BufferOutputStream()
+    whole = table.replace_schema_metadata(None).combine_chunks()
+    with pa.ipc.new_file(sink, whole.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
+        writer.write_table(whole, max_chunksize=BATCH_ROWS)
+    return publish_table(cache, sink.getvalue())
+
+
+def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = True) -> pa.Table:
+    """The table of that digest, memory-mapped; `check` reads it all once to compare the digest.
+
+    Raises `CacheError` when it is missing, damaged, or has another schema.
+    """
+    path = cache.table(digest)
+    try:
+        if check and file_digest(path) != digest:
+            raise CacheError(f"table {digest} is damaged: its bytes do not match its name", hint=HINT)
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+    except FileNotFoundError:
+        raise CacheError(f"table {digest} is missing", hint=HINT) from None
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CacheError(f"table {digest} cannot be read: {error}", hint=HINT) from None
+    if not table.schema.equals(schema):
+        raise CacheError(f"table {digest} has columns {table.schema.names}, expected {schema.names}", hint=HINT)
+    return table
+
+
+def build_shards(rows: list[dict[str, Any]]) -> pa.Table:
+    """The SHARDS table of rows {digest (hex), field, rows, bytes, shapes, dtypes}, sorted by (field, digest)."""
+    ordered = sorted(rows, key=lambda row: (row["field"], row["digest"]))
+    return pa.Table.from_pylist([{**row, "digest": bytes.fromhex(row["digest"])} for row in ordered], schema=SHARDS)
+
+
+def build_findings(findings: list[Finding]) -> pa.Table:
+    """The FINDINGS table, sorted by path, code, severity, detail."""
+    rows = sorted((found.path, found.code, found.severity, found.detail) for found in findings)
+    return pa.Table.from_pylist([dict(zip(FINDINGS.names, row, strict=True)) for row in rows], schema=FINDINGS)
