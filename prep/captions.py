@@ -22,7 +22,7 @@ class BadCaption(Exception):
 
 
 def read_caption(data: bytes) -> tuple[str, ...]:
-    """The captions in a file, at least one. Raises `BadCaption`: no text we can decode, none at all, or not text."""
+    """The captions in a file; none when it has no text. Raises `BadCaption`: not text, or none we can decode."""
     return examine_caption(data)[0]
 
 
@@ -35,12 +35,13 @@ def examine_caption(data: bytes) -> tuple[tuple[str, ...], tuple[Note, ...]]:
     lines = [" ".join(line.split()) for line in text.splitlines()]
     caption = " ".join(line for line in lines if line)
     if not caption:
-        raise BadCaption("empty-caption", f"caption file has {len(data)} bytes and no text")
-    if sum(bool(line) for line in lines) > 1:
-        notes += (("caption-multiline", f"{sum(bool(line) for line in lines)} lines, joined by spaces"),)
+        return (), (*notes, ("empty-caption", f"caption file has {len(data)} bytes and no text"))
+    written = sum(bool(line) for line in lines)
+    if written > 1:
+        notes += (("caption-multiline", f"{written} lines, joined by spaces"),)
     words = len(caption.split())
     if words > MANY_WORDS:
-        notes += (("caption-too-long", f"{words} words; text encoders take 77 to {MANY_WORDS} tokens, the rest is cut"),)
+        notes += (("caption-too-long", f"{words} words; text encoders cut what exceeds 77 to {MANY_WORDS} tokens"),)
     return (caption,), notes
 
 

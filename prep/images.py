@@ -45,7 +45,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from prep.colour import colour_of, judge, split, to_srgb
-from prep.containers import BadPicture, Note, Parts, unwrap
+from prep.containers import BadPicture as BadPicture  # callers know it by this module
+from prep.containers import Note, Parts, unwrap
 from prep.exif import checked_orientation, orientation_of
 from prep.records import Placement, Size
 

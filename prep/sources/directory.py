@@ -1,0 +1,108 @@
+"""A directory of pictures → items, each with its caption and mask, and findings on what does not fit.
+
+Recursive, in the order of names, one directory in memory at a time. A caption is `NAME.txt`, else `NAME.caption`; a
+mask is `NAME-masklabel.png` beside its picture (OneTrainer's way), or has its stem in a directory of masks (kohya's
+way). Hidden files, side files of operating systems and caches of ours are no pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from prep.paths import check_source
+from prep.records import Blob, Finding, Item
+from prep.sources.folders import Folder, folders_below, printable, stem_of
+
+_PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # they caption nothing
+
+MaskFrom = Literal["none", "sidecar", "alpha"] | Path
+
+
+def walk(root: Path, *, source: int, mask_from: MaskFrom) -> Iterator[Item | Finding]:
+    """The items below `root` and what is to be said on the way; nothing is opened. Raises `PathError` for a bad root.
+
+    `mask_from`: `sidecar` looks beside the pictures, a path looks in that directory, `none` and `alpha` look nowhere.
+    """
+    check_source(root)
+    masks = MaskFolder.read(mask_from) if isinstance(mask_from, Path) else None
+    unused = 0
+    for folder in folders_below(root):
+        yield from _pair(folder, source, masks, sidecar=mask_from == "sidecar")
+        unused += len(folder.masks) if mask_from == "none" else 0
+    if masks is not None:
+        yield from masks.orphans()
+    if unused:
+        yield Finding(path=".", code="masks-unused", severity="info",
+                      detail=f"{unused} masks lie beside the pictures; --mask sidecar uses them")
+
+
+# ---- names to items --------------------------------------------------------------------------------------------------
+
+
+def _pair(folder: Folder, source: int, masks: MaskFolder | None, *, sidecar: bool) -> Iterator[Item | Finding]:
+    """Items of one directory, then what was left over."""
+    stems: dict[str, list[str]] = {}
+    for name in folder.pictures:
+        stems.setdefault(stem_of(name), []).append(name)
+    for name in folder.pictures:
+        stem = stem_of(name)
+        mask = folder.path / folder.masks[stem] if sidecar and stem in folder.masks else None
+        if masks is not None:
+            mask = masks.find(folder.prefix + stem)
+        captions = folder.captions.get(stem)
+        yield Item(name=printable(folder.prefix + name), source=source, picture=Blob(path=folder.path / name),
+                   caption=Blob(path=folder.path / captions[0]) if captions else None,
+                   mask=Blob(path=mask) if mask is not None else None)
+        if len(stems[stem]) > 1:
+            others = ", ".join(printable(other) for other in stems[stem] if other != name)
+            folder.say(name, "stem-collision", "warning", f"shares its caption and mask with {others}")
+    _leftovers(folder, set(stems), sidecar=sidecar)
+    yield from folder.findings
+
+
+def _leftovers(folder: Folder, stems: set[str], *, sidecar: bool) -> None:
+    for stem, names in sorted(folder.captions.items()):
+        if stem in stems:
+            for name in names[1:]:
+                folder.say(name, "second-caption", "info", f"{printable(names[0])} is used instead")
+        elif stem not in folder.foreign and not stem.casefold().startswith(_PROSE):
+            folder.say(names[0], "orphan-caption", "warning", "caption without a picture")
+    for stem, name in sorted(folder.masks.items()):
+        if sidecar and stem not in stems and stem not in folder.foreign:
+            folder.say(name, "orphan-mask", "warning", "mask without a picture")
+
+
+@dataclass(kw_only=True, slots=True)
+class MaskFolder:
+    """A directory of masks by stem; remembers which were asked for."""
+
+    root: Path
+    by_stem: dict[str, Path]  # "cat/cat_00" → file; with and without -masklabel, the former first
+    used: set[Path] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, root: Path) -> MaskFolder:
+        """The masks below `root`. Raises `PathError` when it is no directory."""
+        check_source(root)
+        by_stem: dict[str, Path] = {}
+        for folder in folders_below(root):
+            for name in folder.pictures:
+                by_stem.setdefault(folder.prefix + stem_of(name), folder.path / name)
+            by_stem.update({folder.prefix + stem: folder.path / name for stem, name in folder.masks.items()})
+        return cls(root=root, by_stem=by_stem)
+
+    def find(self, stem: str) -> Path | None:
+        """The mask for a picture's name without extension: in the same subdirectory, else directly in the root."""
+        found = self.by_stem.get(stem) or self.by_stem.get(stem.rpartition("/")[2])
+        if found is not None:
+            self.used.add(found)
+        return found
+
+    def orphans(self) -> Iterator[Finding]:
+        """A finding for each mask that nobody asked for."""
+        for path in sorted(set(self.by_stem.values()) - self.used):
+            yield Finding(path=printable(str(path)), code="orphan-mask", severity="warning",
+                          detail="mask without a picture")
