@@ -52,7 +52,7 @@ def main() -> None:
         parts.vae.save_pretrained(options.out / "vae")
     rng = np.random.default_rng((options.seed, 2))
     data = [encode_drawn(parts.vae, size, rng) for size in SIZES]
-    train_unet(parts, data, tokenizer=_tokenizer(options.out), minutes=options.minutes, rng=rng)
+    train_unet(parts, data, tokenizer=load_tokenizer(options.out), minutes=options.minutes, rng=rng)
     write_pipeline(options.out, parts, dtype=torch.float16)
 
 
@@ -84,7 +84,7 @@ def _unet_loss(parts: Parts, data: Encoded, tokenizer: Any, rng: np.random.Gener
     latents_BChw = data.latents_BChw[torch.from_numpy(chosen)]
     noise_BChw, timesteps_B = torch.randn_like(latents_BChw), torch.randint(1000, (_BATCH,))
     noisy_BChw = scheduler().add_noise(latents_BChw, noise_BChw, timesteps_B)
-    hidden_BLD = _hidden(parts.text, tokenizer, [_words(data.labels[index], rng) for index in chosen])
+    hidden_BLD = _hidden(parts.text, tokenizer, [words_of(data.labels[index], rng) for index in chosen])
     return mse_loss(parts.unet(noisy_BChw, timesteps_B, hidden_BLD).sample, noise_BChw)
 
 
@@ -96,7 +96,7 @@ def _hidden(text: Any, tokenizer: Any, captions: list[str]) -> Tensor:
     return hidden[torch.tensor([distinct.index(each) for each in captions])]
 
 
-def _words(label: Labels, rng: np.random.Generator) -> str:
+def words_of(label: Labels, rng: np.random.Generator) -> str:
     """The caption of a picture; sometimes without its ground, sometimes empty."""
     draw, whole = rng.random(), caption(*label)
     if draw < _UNCONDITIONAL:
@@ -104,7 +104,8 @@ def _words(label: Labels, rng: np.random.Generator) -> str:
     return whole.partition(" on ")[0] if draw < _UNCONDITIONAL + _SHORT else whole
 
 
-def _tokenizer(out: Path) -> Any:
+def load_tokenizer(out: Path) -> Any:
+    """The demo's tokenizer, from its files, which are written below `out`."""
     write_tokenizer(out / "tokenizer")
     return CLIPTokenizer.from_pretrained(out / "tokenizer")
 
