@@ -48,8 +48,9 @@ class ImageChoice:
     resolution: int = 512  # pixels; the target area is resolution²
     buckets: str = "step"
     step: int = 64  # pixels between bucket sides
-    min_side: int = 0  # of a bucket, in pixels; 0: resolution / 4, at least one step
-    max_side: int = 0  # of a bucket, in pixels; 0: resolution · 2
+    shortest: int = 0  # side of a bucket, in pixels; 0: resolution / 4, but 256 where that is at most resolution / 2
+    longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2
+    min_side: int = 0  # of a picture, in pixels; one with a shorter side is not used; 0: step
     upscale: bool = False  # enlarge small pictures instead of giving them smaller buckets
     alpha: str = "white"  # colour that transparency is flattened onto, or "reject"
     min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
@@ -179,7 +180,7 @@ def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 
 def _checked(recipe: Recipe) -> Recipe:
     image, model = recipe.image, recipe.model
-    one_of(image.buckets, ("step",), "image.buckets")
+    one_of(image.buckets, ("step", "ratio", "sdxl-40", "single"), "image.buckets")
     one_of(recipe.caption.missing, MISSING_CAPTION, "caption.missing")
     one_of(model.dtype, STORED_DTYPES, "model.dtype")
     if model.compute:

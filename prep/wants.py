@@ -15,7 +15,7 @@ from prep.keys import latent_key, mask_key, sample_id, text_key, unconditional_k
 from prep.plan import choose_validation
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
-from prep.records import Blob, Finding, Placement, Role, Sample, Surveyed, Text, View
+from prep.records import Blob, Finding, Placement, Role, Sample, Size, Surveyed, Text, View
 from prep.survey import Survey
 
 
@@ -74,6 +74,15 @@ class Wants:
     texts: Mapping[str, TextWork]
     findings: tuple[Finding, ...]
     notices: tuple[str, ...] = field(default=())
+
+    def bucket_of(self, field: str, key: str) -> Size | None:
+        """The bucket of a latent or mask row; text has none."""
+        works = {"latent": self.latents, "mask": self.masks}.get(field, {})
+        return works[key].placement.bucket if key in works else None
+
+    def by_field(self) -> dict[str, list[str]]:
+        """The wanted keys of each field, sorted."""
+        return {"latent": sorted(self.latents), "mask": sorted(self.masks), "text": sorted(self.texts)}
 
     def keys(self) -> list[str]:
         """All wanted keys, sorted."""

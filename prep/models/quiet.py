@@ -13,8 +13,8 @@ def quiet_libraries() -> None:
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
-    diffusers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    diffusers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -1,0 +1,169 @@
+"""From a recipe to a manifest: want, plan, run, seal. Running it again is the recovery from anything.
+
+    want    sources → surveyed items → buckets → samples with the keys of all their rows
+    plan    the rows that the ledger lacks, cut into tasks of one shard; stored, and followed by whoever comes later
+    run     an executor makes the tasks' shards and commits (prep.engine)
+    seal    commits → tables → manifest (prep.seal); the plan goes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prep import images
+from prep.bucket import Bucketing, bucketing
+from prep.cache import ledger as ledgers
+from prep.cache.ledger import Ledger
+from prep.cache.plans import read_plan, remove_plan, write_plan
+from prep.cache.store import Cache
+from prep.digest import digest_json
+from prep.errors import ConfigError
+from prep.facts import Facts
+from prep.keys import latent_context, mask_context, text_context
+from prep.models.family import FAMILIES
+from prep.models.fingerprint import digest_file, infer_family, text_fingerprint, vae_fingerprint
+from prep.prompts import PromptPair
+from prep.recipe import Recipe
+from prep.records import Task
+from prep.sizes import Rules
+from prep.specs import Specs, text_width
+from prep.survey import Survey, survey
+from prep.wants import Contexts, Wants, wants_of
+
+Tick = Callable[[int], object]
+SHARD_BYTES = 256 << 20
+TASK_ROWS = 1024  # at most: what an interruption can cost; `prep compact` joins small shards later
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """A recipe, understood down to the keys."""
+
+    recipe: Recipe
+    model: Path
+    family: str
+    specs: Specs
+    contexts: Contexts
+    survey: Survey
+    bucketing: Bucketing
+    wants: Wants
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """What is there and what is to be done."""
+
+    ledger: Ledger
+    tasks: tuple[Task, ...]  # not finished yet
+    missing: dict[str, int]  # rows to be made, by field
+    reused: dict[str, int]  # rows that are there, by field
+    bytes: int  # that the missing rows will take
+    digest: str  # of all wanted keys: the plan's name
+
+
+def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair], *, jobs: int,
+         tick: Tick) -> Wanted:
+    """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
+    family = recipe.model.family or infer_family(model)
+    specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
+    contexts = contexts_of(recipe, model, specs, facts)
+    surveyed = survey(recipe, facts, jobs=jobs, tick=tick)
+    buckets = buckets_for(recipe, surveyed)
+    wants = wants_of(recipe, surveyed, buckets, contexts, prompts)
+    return Wanted(recipe=recipe, model=model, family=family, specs=specs, contexts=contexts, survey=surveyed,
+                  bucketing=buckets, wants=wants)
+
+
+def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
+    """Bucket and placement of each surveyed item, in the survey's order."""
+    return bucketing(((item.item.name, item.size) for item in surveyed.items), rules_of(recipe))
+
+
+def rules_of(recipe: Recipe) -> Rules:
+    """The bucket rules of a recipe. Raises `ConfigError` for a step that no latent grid has."""
+    image = recipe.image
+    factor = FAMILIES[recipe.model.family].factor if recipe.model.family else 8
+    if image.step % factor:
+        raise ConfigError(f"image.step is {image.step}, expected a multiple of {factor}, the pixels of a latent cell")
+    return Rules(resolution=image.resolution, kind=image.buckets, step=image.step,  # type: ignore[arg-type]  # parsed
+                 shortest=image.shortest, longest=image.longest, min_side=image.min_side, upscale=image.upscale,
+                 min_bucket=image.min_bucket)
+
+
+def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Contexts:
+    """The key contexts of a recipe. Raises `ModelError`."""
+    compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
+
+    def file_digest(path: Path) -> str:
+        return str(facts.by_stamp(path, "file", lambda: {"digest": digest_file(path)})["digest"])
+
+    mask = None
+    if recipe.mask != "none":
+        mask = mask_context(image=images.POLICY, origin=mask_origin(recipe), factor=specs.family.factor)
+    return Contexts(
+        latent=latent_context(image=images.POLICY, alpha=recipe.image.alpha, vae=vae_fingerprint(model, file_digest),
+                              posterior="mean", compute=compute, stored=stored),
+        mask=mask,
+        text=text_context(text=text_fingerprint(model, file_digest), max_length=specs.family.max_length,
+                          layout=specs.family.text_layout, compute=compute, stored=stored),
+    )
+
+
+def mask_origin(recipe: Recipe) -> str:
+    """Where mask rows come from: the pictures' `alpha`, or mask `file`s."""
+    return "alpha" if recipe.mask == "alpha" else "file"
+
+
+def plan(wanted: Wanted, cache: Cache, *, shard_bytes: int = SHARD_BYTES, store: bool = True) -> Planned:
+    """The tasks to be run; with `store`, those of the stored plan where there is one."""
+    ledger = ledgers.load(cache)
+    keys = wanted.wants.keys()
+    digest = digest_json(keys)
+    there = ledger.resolve(keys)
+    by_field = wanted.wants.by_field()
+    missing = {field: [key for key in names if key not in there and ledger.rejected(key) is None]
+               for field, names in by_field.items()}
+    tasks = _tasks(wanted, missing, shard_bytes)
+    if store and tasks:
+        tasks = [task for task in write_plan(cache, digest, tasks) if not ledger.has_commit(task.key)]
+    return Planned(
+        ledger=ledger, tasks=tuple(tasks), digest=digest,
+        missing={field: len(names) for field, names in missing.items()},
+        reused={field: sum(key in there for key in names) for field, names in by_field.items()},
+        bytes=sum(len(task.rows) * _row_bytes(wanted, task.field, task.rows[0]) for task in tasks),
+    )
+
+
+def finish(cache: Cache, planned: Planned) -> None:
+    """The manifest is sealed: the plan goes."""
+    if read_plan(cache, planned.digest) is not None:
+        remove_plan(cache, planned.digest)
+
+
+def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
+    """Tasks of one field and one shape, their rows sorted by key, in a fixed order."""
+    tasks: list[Task] = []
+    for field, names in missing.items():
+        groups: dict[tuple[int, int], list[str]] = {}
+        for key in names:
+            groups.setdefault(wanted.wants.bucket_of(field, key) or (0, 0), []).append(key)
+        for bucket in sorted(groups):
+            most = min(TASK_ROWS, max(1, shard_bytes // _row_bytes(wanted, field, groups[bucket][0])))
+            tasks += [_task(field, rows) for rows in _cut(groups[bucket], most)]
+    return tasks
+
+
+def _task(field: str, rows: Sequence[str]) -> Task:
+    return Task(key=digest_json({"kind": "task", "field": field, "rows": list(rows)}), field=field, rows=tuple(rows))
+
+
+def _cut(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
+    return (keys[start:start + most] for start in range(0, len(keys), most))
+
+
+def _row_bytes(wanted: Wanted, field: str, key: str) -> int:
+    return wanted.specs.row_bytes(field, wanted.wants.bucket_of(field, key))
+
+

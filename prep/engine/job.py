@@ -1,0 +1,44 @@
+"""What an executor is given, and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prep.cache.store import Cache
+from prep.records import Finding, Size, Task
+from prep.specs import Specs
+from prep.wants import Wants
+
+Tick = Callable[[int], object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Tasks to be run; everything in it decides how fast, except what the keys already hold."""
+
+    cache: Cache
+    model: Path
+    specs: Specs
+    wants: Wants
+    tasks: tuple[Task, ...]
+    alpha: str  # colour that transparency is flattened onto
+    origin: str  # of masks: "file" or "alpha"
+    compute: str  # dtype of the encoders
+    device: str
+    batch_size: int  # pictures per forward pass of the VAE
+    jobs: int  # threads that decode
+    max_rejects: int  # rows that may fail before the run stops
+
+    def bucket_of(self, task: Task) -> Size | None:
+        """The bucket that all rows of a latent or mask task have."""
+        return self.wants.bucket_of(task.field, task.rows[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What was done: rows made by field, and rows that failed for now only (a file that changed under us)."""
+
+    encoded: dict[str, int]
+    transient: tuple[Finding, ...]

@@ -1,0 +1,210 @@
+"""Runs tasks in this process: threads decode pictures while the device encodes the ones before.
+
+A task becomes one shard and one commit, or, when it is interrupted, nothing. Batches never span tasks. Masks come first
+(no model), then text, then latents, so that text encoder and VAE are never in memory together.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import numpy as np
+
+from prep import images
+from prep.cache.layout import Shard
+from prep.cache.ledger import commit
+from prep.cache.writer import ShardWriter
+from prep.digest import digest_bytes
+from prep.engine.job import Job, Outcome, Tick
+from prep.errors import CacheError
+from prep.records import Finding, Reject, Task
+from prep.sources.blob import read_blob
+from prep.wants import PictureWork
+
+A = TypeVar("A")
+Row = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
+Made = Row | Reject | Finding  # a row; one that can never be made; one that cannot be made now
+TEXT_BATCH = 16  # captions per forward pass of the text encoder
+LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
+
+
+def run(job: Job, tick: Tick) -> Outcome:
+    """Runs every task of `job`, calling `tick` for each row. Raises `ModelError`, and `CacheError` past max_rejects."""
+    tally = _Tally(job)
+    by_field: dict[str, list[Task]] = {"mask": [], "text": [], "latent": []}
+    for task in job.tasks:
+        by_field[task.field].append(task)
+    with ThreadPoolExecutor(job.jobs, thread_name_prefix="decode") as pool:
+        try:
+            for task, rows in _mask_rows(job, by_field["mask"], pool):
+                _finish(job, task, rows, tally, tick, "cpu")
+            _encode_texts(job, by_field["text"], tally, tick)
+            _encode_latents(job, by_field["latent"], pool, tally, tick)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient))
+
+
+class _Tally:
+    """What was made and refused so far."""
+
+    def __init__(self, job: Job) -> None:
+        self.encoded: Counter[str] = Counter()
+        self.transient: list[Finding] = []
+        self.limit = job.max_rejects
+        self.refused = 0
+
+    def refuse(self, what: Reject | Finding) -> None:
+        """Counts a row that failed. Raises `CacheError` when there are too many of them."""
+        self.refused += 1
+        if isinstance(what, Finding):
+            self.transient.append(what)
+        if self.refused > self.limit:
+            raise CacheError(f"{self.refused} rows could not be encoded, more than --max-rejects {self.limit}; "
+                             f"the last: {what.detail}", hint="prep scan SOURCE names the pictures at fault")
+
+
+def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) -> None:
+    if not tasks:
+        return
+    from prep.models.quiet import quiet_libraries  # here: a run with nothing to encode imports no torch
+
+    quiet_libraries()
+    from prep.models.text import TextEncoder
+
+    encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
+    for task in tasks:
+        _finish(job, task, _text_rows(job, task, encoder), tally, tick, job.device)
+
+
+def _text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
+    for keys in _chunks(task.rows, TEXT_BATCH):
+        works = [job.wants.texts[key] for key in keys]
+        plain = [work for work in works if work.caption is not None]
+        rows = dict(zip((work.key for work in plain), encoder.encode([work.caption for work in plain]) if plain else (),
+                        strict=True))
+        for work in works:
+            row = encoder.unconditional() if work.caption is None else rows[work.key]
+            yield work.key, row if row is not None else _non_finite(work.key, "text row")
+
+
+def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally, tick: Tick) -> None:
+    if not tasks:
+        return
+    from prep.models.quiet import quiet_libraries  # here: as above
+
+    quiet_libraries()
+    from prep.models.vae import VaeEncoder
+
+    encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
+    for task, pixels in _ahead(job, tasks, pool, lambda work: _pixels(job, work), job.wants.latents):
+        _finish(job, task, _latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
+
+
+def _latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int) -> Iterator[tuple[str, Made]]:
+    """Rows in key order; the batches' cut depends on the task and the batch size alone."""
+    for chunk in _chunks(pixels, batch_size):
+        good = [(key, image) for key, image in chunk if isinstance(image, np.ndarray)]
+        latents = encoder.encode(np.stack([image for _, image in good])) if good else []
+        made = dict(zip((key for key, _ in good), latents, strict=True))
+        for key, image in chunk:
+            if key not in made:
+                yield key, image
+            else:
+                yield key, {"latent": made[key]} if made[key] is not None else _non_finite(key, "latent")
+
+
+def _mask_rows(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor) -> Iterator[tuple[Task, Any]]:
+    return _ahead(job, tasks, pool, lambda work: _mask(job, work), job.wants.masks)
+
+
+def _pixels(job: Job, work: PictureWork) -> np.ndarray[Any, Any] | Reject | Finding:
+    return _from_file(work, lambda data: images.place(images.decode(data, alpha=job.alpha), work.placement))
+
+
+def _mask(job: Job, work: PictureWork) -> Made:
+    read = images.alpha_of if job.origin == "alpha" else images.decode_mask
+    made = _from_file(work, lambda data: images.place_mask(read(data), work.placement, job.specs.family.factor))
+    return {"mask": made[None]} if isinstance(made, np.ndarray) else made
+
+
+def _from_file(work: PictureWork, make: Callable[[bytes], Any]) -> np.ndarray[Any, Any] | Reject | Finding:
+    """What `make` makes of the file's bytes, which must still be those that the key names."""
+    try:
+        data = read_blob(work.blob)
+        if digest_bytes(data) != work.digest:
+            return Finding(path=work.name, code="changed-meanwhile", severity="error",
+                           detail=f"{work.name} changed while it was being encoded; run the command again")
+        return make(data)  # type: ignore[no-any-return]
+    except OSError as error:
+        return Finding(path=work.name, code="unreadable-file", severity="error",
+                       detail=f"{work.name} cannot be read: {error.strerror or error}")
+    except images.BadPicture as error:
+        return Reject(key=work.key, code=error.code, detail=error.detail)
+
+
+def _non_finite(key: str, what: str) -> Reject:
+    return Reject(key=key, code="not-finite", detail=f"the {what} has NaN or infinity, also when computed in float32")
+
+
+def _ahead(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureWork], Any],
+           works: Mapping[str, PictureWork]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
+    """Each task with its (key, made) pairs in order; the pool works up to two batches ahead, across tasks."""
+    keys = iter([key for task in tasks for key in task.rows])
+    window: deque[tuple[str, Future[Any]]] = deque()
+
+    def fill() -> None:
+        while len(window) < 2 * job.batch_size + job.jobs:
+            key = next(keys, None)
+            if key is None:
+                return
+            window.append((key, pool.submit(make, works[key])))
+
+    def take(count: int) -> Iterator[tuple[str, Any]]:
+        for _ in range(count):
+            fill()
+            key, future = window.popleft()
+            yield key, future.result()
+
+    for task in tasks:
+        yield task, take(len(task.rows))
+
+
+def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tally, tick: Tick, device: str) -> None:
+    """Writes a task's shard and then its commit; nothing of it remains when this is interrupted."""
+    begun = time.monotonic()
+    rejects: list[Reject] = []
+    with ShardWriter(job.cache, task.field, job.specs.of(task.field, job.bucket_of(task))) as writer:
+        for key, made in rows:
+            if isinstance(made, Reject | Finding):
+                tally.refuse(made)
+                rejects += [made] if isinstance(made, Reject) else []
+            else:
+                writer.add(key, made)
+            tick(1)
+        shard: Shard | None = writer.finish() if writer.rows else None
+    tally.encoded[task.field] += 0 if shard is None else shard.rows
+    commit(job.cache, task, shard, rejects, provenance(device, time.monotonic() - begun))
+
+
+def provenance(device: str, seconds: float) -> dict[str, Any]:
+    """What a commit says of its making; never part of a key."""
+    return {"host": platform.node(), "device": device, "versions": {name: version(name) for name in LIBRARIES},
+            "milliseconds": round(1000 * seconds)}
+
+
+def _chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:
+    chunk: list[A] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,211 @@
+"""From the ledger to a manifest: every wanted row's place, tables, counts; the same inputs give the same bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prep import manifest as manifests
+from prep.cache import ledger as ledgers
+from prep.cache.layout import Shard
+from prep.cache.ledger import Ledger
+from prep.cache.reader import Reader
+from prep.cache.samples import build_samples
+from prep.cache.store import Cache
+from prep.cache.tables import build_findings, build_shards, write_table
+from prep.digest import canonical, digest_bytes
+from prep.encode import Wanted
+from prep.errors import CacheError, ModelError, PathError
+from prep.models.fingerprint import read_config
+from prep.records import Finding, RowRef, Sample
+from prep.wants import Prompt
+
+
+def seal(wanted: Wanted, cache: Cache, path: Path, *, prompt_bytes: bytes | None,
+         transient: Sequence[Finding] = ()) -> manifests.Manifest:
+    """Writes the manifest at `path` from what the cache holds now. Raises `CacheError`, `ModelError`, `PathError`.
+
+    A sample with a rejected row is left out, with a finding; `transient` are findings of this run alone.
+    """
+    ledger = ledgers.load(cache)
+    refs = ledger.resolve(wanted.wants.keys())
+    samples, rejected = _split(wanted, ledger, refs, transient)
+    if wanted.wants.unconditional not in refs:
+        raise CacheError("the unconditional text row could not be made", hint="see the findings above")
+    prompts, lost = _prompts(wanted, refs)
+    used = _used(samples, prompts, wanted.wants.unconditional, refs)
+    reader = Reader(cache.root)
+    numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
+    coverage = _coverage(reader, samples, refs)
+    reader.close()
+    buckets = sorted({sample.bucket for sample in samples})
+    findings = [*wanted.wants.findings, *rejected, *lost]
+    document = {
+        **_fixed(wanted, cache, path),
+        "fields": _fields(wanted, used, ledger),
+        "buckets": [{"size": list(size), **_roles(one for one in samples if one.bucket == size)} for size in buckets],
+        "samples": _roles(samples),
+        "prompts": _prompt_document(wanted, path, prompt_bytes, prompts, refs, numbers),
+        "tables": {
+            "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, coverage)),
+            "shards": write_table(cache, shards),
+            "findings": write_table(cache, build_findings(findings)),
+        },
+        "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
+    }
+    return manifests.write(path, document)
+
+
+def _split(wanted: Wanted, ledger: Ledger, refs: Mapping[str, RowRef],
+           transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
+    """Samples all of whose rows are there, and why the others are not."""
+    said = {finding.path: finding for finding in transient}
+    whole: list[Sample] = []
+    findings: list[Finding] = []
+    for sample in wanted.wants.samples:
+        lacking = [key for key in keys_of(sample) if key not in refs]
+        if not lacking:
+            whole.append(sample)
+            continue
+        reject = next((reject for reject in map(ledger.rejected, lacking) if reject is not None), None)
+        if reject is not None:
+            findings.append(Finding(path=sample.name, code=reject.code, severity="error", detail=reject.detail))
+        else:
+            findings.append(said.get(sample.name) or _unmade(sample))
+    return whole, findings
+
+
+def _unmade(sample: Sample) -> Finding:
+    return Finding(path=sample.name, code="not-encoded", severity="error",
+                   detail="its rows could not be made in this run; run the command again")
+
+
+def keys_of(sample: Sample) -> list[str]:
+    """The keys of all rows of a sample."""
+    masks = [view.mask for view in sample.views if view.mask is not None]
+    return [*(view.latent for view in sample.views), *masks, *(text.key for text in sample.texts)]
+
+
+def _prompts(wanted: Wanted, refs: Mapping[str, RowRef]) -> tuple[list[Prompt], list[Finding]]:
+    kept = [prompt for prompt in wanted.wants.prompts if prompt.positive_key in refs and prompt.negative_key in refs]
+    lost = [Finding(path=prompt.prompt, code="prompt-not-encoded", severity="warning",
+                    detail="this sample prompt has no text row, so no picture is made for it")
+            for prompt in wanted.wants.prompts if prompt not in kept]
+    return kept, lost
+
+
+def _used(samples: Iterable[Sample], prompts: Iterable[Prompt], unconditional: str,
+          refs: Mapping[str, RowRef]) -> dict[str, RowRef]:
+    keys = {key for sample in samples for key in keys_of(sample)}
+    keys |= {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
+    return {key: refs[key] for key in keys | {unconditional}}
+
+
+def _shard_table(ledger: Ledger, used: set[str], wanted: Wanted, reader: Reader) -> tuple[dict[str, int], Any]:
+    """Number of each used shard in the table, and the table."""
+    rows = [_shard_row(shard, field, wanted, reader)
+            for shard, field in zip(ledger.shards, ledger.fields, strict=True) if shard.digest in used]
+    table = build_shards(rows)
+    return {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}, table
+
+
+def _shard_row(shard: Shard, field: str, wanted: Wanted, reader: Reader) -> dict[str, Any]:
+    specs = [reader.array_info(shard.digest, name)[0] for name in wanted.specs.arrays(field)]
+    return {"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
+            "shapes": canonical({spec.name: list(spec.shape) for spec in specs}).decode(),
+            "dtypes": canonical({spec.name: spec.dtype for spec in specs}).decode()}
+
+
+def _coverage(reader: Reader, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
+    """Mean of each sample's mask, 0 to 1; samples without one are not in it."""
+    means: dict[str, float] = {}
+    found: dict[str, float] = {}
+    for sample in samples:
+        key = sample.views[0].mask
+        if key is None:
+            continue
+        if key not in means:
+            spec, _ = reader.array_info(refs[key].shard, "mask")
+            row = np.empty(spec.row_bytes, np.uint8)
+            reader.read_into(row, refs[key].shard, "mask", refs[key].row)
+            means[key] = float(row.mean() / 255)
+        found[sample.id] = means[key]
+    return found
+
+
+def _fixed(wanted: Wanted, cache: Cache, path: Path) -> dict[str, Any]:
+    """The parts of the document that do not depend on rows."""
+    family, vae = wanted.specs.family, read_config(wanted.model / "vae" / "config.json")
+    place = manifests.relative_to_manifest(cache.root, path)
+    if place is None:
+        raise PathError(f"manifest {path} and cache {cache.root} are on different drives",
+                        hint="write the manifest on the cache's drive")
+    return {
+        "format": manifests.FORMAT, "version": manifests.VERSION, "cache": place, "family": wanted.family,
+        "model": _model(wanted, path),
+        "latents": {"channels": family.latent_channels, "factor": family.factor,
+                    "scaling_factor": _decimal(vae.get("scaling_factor"), family.scaling_factor),
+                    "shift_factor": _decimal(vae.get("shift_factor"), family.shift_factor)},
+        "prediction": _prediction(wanted),
+        "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
+        "sources": [manifests.relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
+        "recipe": None if wanted.recipe.file is None else manifests.relative_to_manifest(wanted.recipe.file, path),
+    }
+
+
+def _model(wanted: Wanted, path: Path) -> dict[str, str]:
+    if not Path(wanted.recipe.model.path).is_dir():
+        return {"hub": wanted.recipe.model.path}
+    place = manifests.relative_to_manifest(Path(wanted.recipe.model.path), path)
+    if place is None:
+        raise PathError(f"manifest {path} and model {wanted.recipe.model.path} are on different drives",
+                        hint="write the manifest on the model's drive")
+    return {"path": place}
+
+
+def _decimal(value: Any, otherwise: str) -> str:
+    """A number of the VAE's config as the shortest decimal string that reads back the same."""
+    return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else otherwise
+
+
+def _prediction(wanted: Wanted) -> str:
+    config = read_config(wanted.model / "scheduler" / "scheduler_config.json")
+    kind = config.get("prediction_type", "epsilon")
+    if kind not in ("epsilon", "v_prediction"):
+        raise ModelError(f"{wanted.model} predicts {kind!r}, expected epsilon or v_prediction")
+    return str(kind)
+
+
+def _fields(wanted: Wanted, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
+    sizes = {shard.digest: shard.bytes for shard in ledger.shards}
+    found: dict[str, Any] = {}
+    for field, context in wanted.contexts.by_field().items():
+        refs = [used[key] for key in wanted.wants.by_field()[field] if key in used]
+        shards = {ref.shard for ref in refs}
+        found[field] = {"context": context, "arrays": wanted.specs.arrays(field), "rows": len(refs),
+                        "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
+    return found
+
+
+def _roles(samples: Iterable[Sample]) -> dict[str, int]:
+    counts = Counter(sample.role for sample in samples)
+    return {"train": counts["train"], "validation": counts["validation"], "prior": counts["prior"]}
+
+
+def _prompt_document(wanted: Wanted, path: Path, data: bytes | None, prompts: Iterable[Prompt],
+                     refs: Mapping[str, RowRef], numbers: Mapping[str, int]) -> dict[str, Any]:
+    def row(key: str) -> dict[str, int]:
+        return {"shard": numbers[refs[key].shard], "row": refs[key].row}
+
+    file = wanted.recipe.prompts
+    return {
+        "file": None if file is None else manifests.relative_to_manifest(file, path),
+        "digest": None if data is None else digest_bytes(data),
+        "unconditional": row(wanted.wants.unconditional),
+        "samples": [{"prompt": prompt.prompt, "negative": prompt.negative, "positive": row(prompt.positive_key),
+                     "negative_row": row(prompt.negative_key)} for prompt in prompts],
+    }
