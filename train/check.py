@@ -1,0 +1,200 @@
+"""Everything that can be known to be wrong before a model is loaded; no torch, so `train check` takes a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from prep import manifest as manifests
+from prep.cache.ledger import shard_bytes
+from prep.errors import CacheError, ModelError, Problem
+from prep.manifest import Manifest
+from prep.models.fingerprint import infer_family, read_config, text_fingerprint, vae_fingerprint, weight_files
+from prep.models.hub import locate
+from prep.plan import StepPlan, require_steps, step_plan
+from train.config import Config
+from train.index import Index, open_index
+
+FAMILIES = ("sd15",)  # that this trainer knows how to feed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the command line asks for, beside the settings."""
+
+    manifest: Path
+    model: str | None = None  # None: the manifest's
+    download: bool = False
+    other_encoders: bool = False  # train a model whose VAE or text encoder did not make the cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A run that may begin."""
+
+    config: Config
+    manifest: Manifest
+    index: Index
+    plan: StepPlan
+    steps: int  # in all
+    model: Path
+    prediction: str
+    others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """All that was found; a setup when there is no fault."""
+
+    faults: tuple[Problem, ...]
+    setup: Setup | None
+    plan: StepPlan | None
+    left_out: tuple[str, ...]  # names of samples that the first epoch does not show
+    repeated: tuple[str, ...]  # names of samples that it shows again to fill up
+
+
+def check(asked: Asked, config: Config) -> Report:
+    """Checks manifest, fields, shards, step plan, model and its encoders; each is looked at although another failed."""
+    faults: list[Problem] = []
+    manifest: Manifest | None = None
+    index: Index | None = None
+    plan: StepPlan | None = None
+    model: Path | None = None
+    others: Mapping[str, str] = {}
+    with _Noting(faults):
+        manifest = manifests.read(asked.manifest)
+    if manifest is None:
+        return Report(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
+    with _Noting(faults):
+        _check_fields(manifest, config)
+    with _Noting(faults):
+        index = open_index(manifest)
+    if index is not None:
+        with _Noting(faults):
+            _check_shards(index)
+        with _Noting(faults):
+            plan = _plan(index, config)
+    with _Noting(faults):
+        model = locate(asked.model or manifest.model, download=asked.download)
+    if model is not None:
+        with _Noting(faults):
+            _check_model(model, manifest, index)
+        with _Noting(faults):
+            others = _check_encoders(model, manifest, asked.other_encoders)
+    setup = None
+    if not faults and index and plan and model:
+        setup = Setup(config=config, manifest=manifest, index=index, plan=plan, model=model, others=others,
+                      steps=config.steps or (config.epochs or 0) * plan.steps_per_epoch,
+                      prediction=_prediction(config, manifest))
+    left_out, repeated = _uneven(index, plan)
+    return Report(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated)
+
+
+class _Noting:
+    """Problems raised within it end the block and become faults."""
+
+    def __init__(self, faults: list[Problem]) -> None:
+        self._faults = faults
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if isinstance(error, Problem):
+            self._faults.append(error)
+        return isinstance(error, Problem)
+
+
+def _check_fields(manifest: Manifest, config: Config) -> None:
+    wanted = {"latent": "training needs it", "text": "training needs it"}
+    if config.loss.masked:
+        wanted["mask"] = "the settings ask for masked loss"
+    for field, reason in wanted.items():
+        if field not in manifest.fields:
+            option = " --mask sidecar" if field == "mask" else ""
+            raise CacheError(f"manifest has no field '{field}', and {reason}", hint=encode_command(manifest, option))
+    if manifest.family not in FAMILIES:
+        raise ModelError(f"the manifest is of family '{manifest.family}', expected one of: {', '.join(FAMILIES)}")
+
+
+def encode_command(manifest: Manifest, options: str = "") -> str:
+    """The `prep encode` command that makes what is missing, as one would type it here."""
+    recipe = manifest.document["recipe"]
+    sources = [place for place in manifest.sources if place is not None]
+    named = manifest.path.parent / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
+    model = "" if recipe is not None else f" --model {_here(manifest.model)}"
+    return f"prep encode {_here(named)}{model}{options} --cache {_here(manifest.cache_root)} -o {_here(manifest.path)}"
+
+
+def _here(path: Path | str) -> str:
+    """A path as seen from the working directory, when that is shorter."""
+    if isinstance(path, str):
+        return path
+    try:
+        return min(str(path), os.path.relpath(path), key=len)
+    except ValueError:
+        return str(path)
+
+
+def _check_shards(index: Index) -> None:
+    """Raises for the first shard that is missing or not as large as it was."""
+    for shard in index.shards:
+        try:
+            size = shard_bytes(index.cache.shard(shard.digest))
+        except OSError:
+            raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
+                             hint=encode_command(index.manifest)) from None
+        if size != shard.bytes:
+            raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) has {size} bytes, expected "
+                             f"{shard.bytes}", hint=encode_command(index.manifest))
+
+
+def _plan(index: Index, config: Config) -> StepPlan:
+    plan = step_plan(index.counts, seed=config.seed, batch_size=config.batch_size, micro_batch=config.micro_batch,
+                     underfill=config.underfill)
+    if not plan.steps_per_epoch:
+        require_steps(plan, index.manifest.buckets, index.names(plan.left_out(0)) if sum(plan.counts) else ())
+    return plan
+
+
+def _check_model(model: Path, manifest: Manifest, index: Index | None) -> None:
+    family = infer_family(model)
+    if family != manifest.family:
+        raise ModelError(f"model {model} is of family '{family}', and the manifest of '{manifest.family}'")
+    config = read_config(model / "unet" / "config.json")
+    wanted = {"in_channels": manifest.document["latents"]["channels"]}
+    if index is not None and index.text_shapes:
+        wanted["cross_attention_dim"] = index.text_shapes["hidden"][-1]
+    for name, value in wanted.items():
+        if config.get(name) != value:
+            raise ModelError(f"{model / 'unet'} has {name} {config.get(name)!r}, and the cache's rows have {value}",
+                             hint="train the model that the cache was made for, or run prep encode with this one")
+    weight_files(model / "unet", "diffusion_pytorch_model")
+    read_config(model / "scheduler" / "scheduler_config.json")
+
+
+def _check_encoders(model: Path, manifest: Manifest, allowed: bool) -> Mapping[str, str]:
+    """The model's encoders that did not make the cache, by name. Raises `ModelError` unless they are allowed."""
+    mine = {"vae": vae_fingerprint(model), "text": text_fingerprint(model)}
+    made = manifest.document["models"]
+    others = {name: digest for name, digest in mine.items() if digest != made.get(name)}
+    if others and not allowed:
+        spelled = {"vae": "VAE", "text": "text encoder"}
+        name, digest = next(iter(others.items()))
+        raise ModelError(
+            f"the {' and the '.join(spelled[other] for other in others)} of {model} did not make this cache: "
+            f"{spelled[name]} is {digest[:12]}, expected {str(made.get(name))[:12]}",
+            hint="run prep encode with this model, or add --allow-other-encoders if the difference is meant")
+    return others
+
+
+def _prediction(config: Config, manifest: Manifest) -> str:
+    return str(manifest.document["prediction"]) if config.prediction == "manifest" else config.prediction
+
+
+def _uneven(index: Index | None, plan: StepPlan | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if index is None or plan is None:
+        return (), ()
+    return tuple(index.names(plan.left_out(0))), tuple(index.names(plan.repeated(0)))

@@ -1,0 +1,69 @@
+"""Where tensors are, and the only place that moves them there: batches, prompt rows, latents and models alike."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from prep.errors import UsageError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def choose(name: str | None) -> torch.device:
+    """The device called `name`, or the best one there is. Raises `UsageError` when it is not there."""
+    if name is None or name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device is '{name}', expected auto, cpu, cuda, cuda:N or mps") from None
+    known = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(_has_mps())}
+    if (device.index or 0) >= known.get(device.type, 0):
+        raise UsageError(f"--device is '{name}', and this machine has no such device",
+                         hint="leave --device away to take the best one there is")
+    return device
+
+
+def move(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`; from pinned memory to CUDA without waiting."""
+    return tensor.to(device, non_blocking=device.type == "cuda" and tensor.is_pinned())
+
+
+def record_copies(device: torch.device) -> torch.cuda.Event | None:
+    """An event that is done when what was moved so far has arrived; `None` where moving waits."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def place(model: M, device: torch.device, dtype: torch.dtype | None = None) -> M:
+    """`model` itself, its weights on `device` (and of `dtype`)."""
+    return model.to(device=device, dtype=dtype)
+
+
+def back(tensor: Tensor) -> Tensor:
+    """`tensor` in host memory, to be written to a file."""
+    return tensor.detach().to("cpu")
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """What the forward pass computes in: `auto` is bfloat16 where the GPU has it."""
+    if precision == "auto":
+        has_it = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if has_it else torch.float32
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Mixed precision for bfloat16; nothing for float32."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def _has_mps() -> bool:
+    return torch.backends.mps.is_available()

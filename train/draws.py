@@ -1,0 +1,102 @@
+"""What each showing of a sample draws: a view, a text, a timestep, noise. Keyed, so no generator is carried along.
+
+A draw depends on (seed, epoch, sample, occurrence, purpose) only: it is the same on any number of ranks and after any
+resume, and differs for each repeat. Validation uses keys without the seed, so its numbers compare between runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from prep.draw import draw_key, philox
+from prep.plan import MicroBatch, StepPlan
+from train.index import Column, Index
+
+NO_TEXT = -1  # the unconditional row
+_VALIDATION_SEED = 0  # fixed: validation noise and timesteps never follow the run's seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shot:
+    """One showing of one sample."""
+
+    sample: int
+    view: int  # index into the flat columns of views
+    text: int  # index into the flat columns of texts, or NO_TEXT
+    timestep: int
+    noise: tuple[int, int]  # Philox key
+    weight: float  # of its loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One micro-batch to be read and drawn."""
+
+    bucket: int
+    shots: tuple[Shot, ...]
+    last: bool  # of its step
+
+
+def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float,
+             timesteps: int) -> Iterator[Request]:
+    """The micro-batches of steps `first` to `total`, in order."""
+    for step in range(first, total):
+        parts = plan.at(step)
+        epoch = step // plan.steps_per_epoch
+        for number, part in enumerate(parts):
+            shots = tuple(_shots(index, part, plan.seed, epoch, dropout, timesteps))
+            yield Request(bucket=part.bucket, shots=shots, last=number == len(parts) - 1)
+
+
+def validation(index: Index, micro_batch: int, *, count: int, timesteps: int) -> Iterator[Request]:
+    """Every validation sample at `count` fixed timesteps, first view and first text, in micro-batches."""
+    for bucket, members in enumerate(index.validation):
+        shots = [_fixed(index, int(sample), at) for sample in members for at in spread(count, timesteps)]
+        for start in range(0, len(shots), micro_batch):
+            yield Request(bucket=bucket, shots=tuple(shots[start : start + micro_batch]), last=True)
+
+
+def spread(count: int, timesteps: int) -> list[int]:
+    """The middles of `count` equal parts of the schedule: 125, 375, 625, 875 for 4 of 1000."""
+    return [(2 * number + 1) * timesteps // (2 * count) for number in range(count)]
+
+
+def _shots(index: Index, part: MicroBatch, seed: int, epoch: int, dropout: float, timesteps: int) -> Iterator[Shot]:
+    for occurrence, turn in zip(part.occurrences.tolist(), part.turns.tolist(), strict=True):
+        sample, repeat = index.showing(part.bucket, occurrence)
+        showing = repeat + turn * int(index.samples.repeats[sample])
+        yield _shot(index, sample, (seed, epoch, index.samples.ids[sample].tobytes(), showing), dropout, timesteps)
+
+
+def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: float, timesteps: int) -> Shot:
+    def draw(purpose: str) -> np.random.Generator:
+        return philox(draw_key(*key, purpose))
+
+    samples = index.samples
+    views, texts = _span(samples.view_offsets, sample), _span(samples.text_offsets, sample)
+    view = views[0] if len(views) == 1 else views[int(draw("view").integers(len(views)))]
+    text = texts[0] if len(texts) == 1 else texts[_weighted(samples.texts["weight"][texts.start : texts.stop],
+                                                            draw("text").random())]
+    dropped = dropout > 0 and draw("dropout").random() < dropout
+    return Shot(sample=sample, view=view, text=NO_TEXT if dropped else text,
+                timestep=int(draw("timestep").integers(timesteps)), noise=draw_key(*key, "noise"),
+                weight=float(samples.weight[sample]))
+
+
+def _fixed(index: Index, sample: int, timestep: int) -> Shot:
+    key = draw_key(_VALIDATION_SEED, 0, index.samples.ids[sample].tobytes(), timestep, "validation")
+    return Shot(sample=sample, view=int(index.samples.view_offsets[sample]), noise=key, timestep=timestep,
+                text=int(index.samples.text_offsets[sample]), weight=1.0)
+
+
+def _span(offsets: Column, sample: int) -> range:
+    return range(int(offsets[sample]), int(offsets[sample + 1]))
+
+
+def _weighted(weights: Column, chance: float) -> int:
+    """Which of `weights` the number `chance` in [0, 1) falls on."""
+    ends = np.cumsum(weights, dtype=np.float64)
+    return min(int(np.searchsorted(ends, chance * ends[-1], side="right")), len(ends) - 1)
