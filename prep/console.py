@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, Problem
+from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem
 
 if TYPE_CHECKING:
     import typer
@@ -20,24 +20,24 @@ SLOW = 1.0  # seconds of work from which a progress bar is shown
 
 def run(app: typer.Typer, name: str) -> NoReturn:
     """Runs `app` on the command line and exits: problems with their own code, our bugs with 70, Ctrl-C with 130."""
-    import click  # here: the light import of this module is what `--help` waits for
+    import typer  # here: for those who only want to say something
 
+    usage_error = typer.BadParameter.__mro__[2]  # ClickException, of click or of typer's own copy of it
+    assert usage_error.__name__ == "ClickException", usage_error
     try:
         code = app(prog_name=name, standalone_mode=False)
     except Problem as problem:
         say_problem(problem)
         sys.exit(problem.exit_code)
-    except click.exceptions.Abort:
-        sys.exit(_interrupted())
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(_interrupted())
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, usage_error):
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(EXIT_USAGE)
         say(traceback.format_exc().rstrip())
         say(f"error: this is a bug in {name}; the lines above say where")
         sys.exit(EXIT_BUG)

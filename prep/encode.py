@@ -116,9 +116,9 @@ def mask_origin(recipe: Recipe) -> str:
     return "alpha" if recipe.mask == "alpha" else "file"
 
 
-def plan(wanted: Wanted, cache: Cache, *, shard_bytes: int = SHARD_BYTES, store: bool = True) -> Planned:
-    """The tasks to be run; with `store`, those of the stored plan where there is one."""
-    ledger = ledgers.load(cache)
+def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True) -> Planned:
+    """The tasks to be run; with `store`, those of the stored plan where there is one; without a cache, all."""
+    ledger = ledgers.empty() if cache is None else ledgers.load(cache)
     keys = wanted.wants.keys()
     digest = digest_json(keys)
     there = ledger.resolve(keys)
@@ -126,7 +126,7 @@ def plan(wanted: Wanted, cache: Cache, *, shard_bytes: int = SHARD_BYTES, store:
     missing = {field: [key for key in names if key not in there and ledger.rejected(key) is None]
                for field, names in by_field.items()}
     tasks = _tasks(wanted, missing, shard_bytes)
-    if store and tasks:
+    if store and tasks and cache is not None:
         tasks = [task for task in write_plan(cache, digest, tasks) if not ledger.has_commit(task.key)]
     return Planned(
         ledger=ledger, tasks=tuple(tasks), digest=digest,

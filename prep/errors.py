@@ -17,6 +17,7 @@ from __future__ import annotations
 
 EXIT_DONE = 0
 EXIT_FINDINGS = 1
+EXIT_USAGE = 2
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 

@@ -1,4 +1,4 @@
-"""Is this JSON or TOML what we think? All checks at the door; a message has the field, what was wanted and what was got."""
+"""Is this JSON or TOML what we think? Checked at the door; a message has the field, what was wanted, what was got."""
 
 from __future__ import annotations
 

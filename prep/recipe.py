@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from prep.errors import ConfigError, PathError
 from prep.models.family import FAMILIES
@@ -18,6 +18,7 @@ from prep.records import Role
 
 MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
+MaskFrom = Literal["none", "sidecar", "alpha"] | Path
 T = TypeVar("T")
 
 
@@ -72,7 +73,7 @@ class Recipe:
     model: ModelChoice = field(default_factory=ModelChoice)
     image: ImageChoice = field(default_factory=ImageChoice)
     caption: CaptionChoice = field(default_factory=CaptionChoice)
-    mask: str | Path = "none"  # "none", "sidecar", "alpha", or a directory
+    mask: MaskFrom = "none"  # or a directory of masks
     validation: float = 0.0  # fraction of the pictures
     prompts: Path | None = None
     file: Path | None = None  # where it was read from
@@ -162,8 +163,9 @@ def _model(model: ModelChoice, base: Path) -> ModelChoice:
     return replace(model, path=str(local)) if model.path and local.exists() else model
 
 
-def _mask(text: str, base: Path) -> str | Path:
-    return text if text in ("none", "sidecar", "alpha") else base / text
+def _mask(text: str, base: Path) -> MaskFrom:
+    named: dict[str, MaskFrom] = {"none": "none", "sidecar": "sidecar", "alpha": "alpha"}
+    return named.get(text) or base / text
 
 
 def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:

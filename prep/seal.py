@@ -16,7 +16,7 @@ from prep.cache.ledger import Ledger
 from prep.cache.reader import Reader
 from prep.cache.samples import build_samples
 from prep.cache.store import Cache
-from prep.cache.tables import build_findings, build_shards, write_table
+from prep.cache.tables import FINDINGS, build_findings, build_shards, read_table, write_table
 from prep.digest import canonical, digest_bytes
 from prep.encode import Wanted
 from prep.errors import CacheError, ModelError, PathError
@@ -209,3 +209,9 @@ def _prompt_document(wanted: Wanted, path: Path, data: bytes | None, prompts: It
         "samples": [{"prompt": prompt.prompt, "negative": prompt.negative, "positive": row(prompt.positive_key),
                      "negative_row": row(prompt.negative_key)} for prompt in prompts],
     }
+
+
+def findings_of(manifest: manifests.Manifest) -> tuple[Finding, ...]:
+    """The findings that a manifest holds. Raises `CacheError`."""
+    table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["findings"], FINDINGS)
+    return tuple(Finding(**row) for row in table.to_pylist())

@@ -12,7 +12,7 @@ from typing import Any
 
 from prep.bucket import Bucketing
 from prep.keys import latent_key, mask_key, sample_id, text_key, unconditional_key
-from prep.plan import choose_validation
+from prep.draw import choose_validation
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import Blob, Finding, Placement, Role, Sample, Size, Surveyed, Text, View
@@ -121,10 +121,10 @@ def roles_of(recipe: Recipe, items: Sequence[Surveyed]) -> tuple[list[Role], tup
     train = [item.picture for item, role in zip(items, given, strict=True) if role == "train"]
     if not recipe.validation:
         return given, ()
-    chosen, notices = choose_validation(train, str(recipe.validation))
+    chosen, notice = choose_validation(train, str(recipe.validation))
     moved: list[Role] = ["validation" if role == "train" and item.picture in chosen else role
                          for item, role in zip(items, given, strict=True)]
-    return moved, notices
+    return moved, () if notice is None else (notice,)
 
 
 def _order(item: Surveyed) -> tuple[int, str]:

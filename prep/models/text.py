@@ -14,6 +14,7 @@ from diffusers import StableDiffusionPipeline
 
 from prep.errors import ModelError
 from prep.models.arrays import DTYPES, finite_rows, stored
+from prep.models.device import pick_device
 
 Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one row
 
@@ -22,7 +23,7 @@ class TextEncoder:
     """A pipeline's tokenizer and text encoder on their device."""
 
     def __init__(self, model: Path, *, device: str, compute: str, dtype: str) -> None:
-        self._device, self._dtype = torch.device(device), dtype
+        self._device, self._dtype = pick_device(device), dtype
         self._pipeline = _load(model).to(self._device, DTYPES[compute])
         self._pipeline.set_progress_bar_config(disable=True)
 

@@ -11,6 +11,7 @@ from diffusers import AutoencoderKL
 
 from prep.errors import ModelError
 from prep.models.arrays import DTYPES, finite_rows, stored
+from prep.models.device import pick_device
 
 # Legend: B pictures, H W pixels, h w latent cells, C latent channels.
 
@@ -19,7 +20,7 @@ class VaeEncoder:
     """A VAE on its device; `encode` gives rows ready to be stored."""
 
     def __init__(self, model: Path, *, device: str, compute: str, dtype: str) -> None:
-        self._device, self._dtype = torch.device(device), dtype
+        self._device, self._dtype = pick_device(device), dtype
         self._vae = _load(model).to(self._device, DTYPES[compute]).eval()
         self._vae.requires_grad_(False)
 

@@ -1,0 +1,149 @@
+"""What `prep encode` does, from recipe to report: checks before writing, then want, plan, run, seal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep import encode, seal
+from prep.cache.store import Cache, open_cache
+from prep.console import Ticker
+from prep.encode import Planned, Wanted
+from prep.engine.job import Job, Outcome
+from prep.errors import ModelError
+from prep.facts import Facts
+from prep.manifest import Manifest
+from prep.models.hub import locate
+from prep.paths import Place, check_apart
+from prep.prompts import PromptPair, read_prompts
+from prep.recipe import Recipe
+from prep.records import Finding
+
+FACTS = "facts.sqlite"  # in the cache; disposable
+Progress = Callable[[str, int | None, str], AbstractContextManager[Ticker]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoding:
+    """A call of `prep encode`."""
+
+    recipe: Recipe
+    cache: Path
+    output: Path
+    device: str
+    batch_size: int
+    jobs: int
+    shard_bytes: int
+    max_rejects: int | None
+    rehash: bool
+    download: bool
+    dry_run: bool
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What came of it; `encoded` is what would be when `dry_run`."""
+
+    manifest: Path
+    encoded: Mapping[str, int]
+    reused: Mapping[str, int]
+    rejected: tuple[Finding, ...]
+    notices: tuple[str, ...]
+    bytes: int  # of the new rows
+    samples: Mapping[str, int]
+    dry_run: bool
+
+    def as_json(self, seconds: float) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {"manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
+                "encoded": dict(self.encoded), "reused": dict(self.reused),
+                "rejected": [{"path": one.path, "code": one.code, "severity": one.severity, "detail": one.detail}
+                             for one in self.rejected],
+                "bytes": self.bytes, "seconds": round(seconds, 3)}
+
+    def as_text(self, seconds: float) -> str:
+        """A few lines for people."""
+        verb, size = ("would encode" if self.dry_run else "encoded"), f"{self.bytes / 2**20:.1f} MiB"
+        done = ", ".join(f"{count} {field}" for field, count in self.encoded.items())
+        kept = ", ".join(f"{count} {field}" for field, count in self.reused.items())
+        lines = [f"{verb}: {done} ({size}); reused: {kept}"]
+        lines += [f"rejected: {one.path}: {one.code}: {one.detail}" for one in self.rejected]
+        if not self.dry_run:
+            roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
+            lines.append(f"{self.manifest}: {roles} samples in {seconds:.1f} s")
+        return "\n".join(lines)
+
+
+def encode_all(call: Encoding) -> Report:
+    """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
+    check_places(call.recipe, call.cache, call.output)
+    model = _model(call)
+    prompt_bytes, prompts = _prompts(call.recipe)
+    cache = open_cache(call.cache, create=not call.dry_run) if call.cache.exists() or not call.dry_run else None
+    facts = Facts(None if cache is None else call.cache / FACTS, trust=not call.rehash)
+    with call.progress("reading", None, "pictures") as tick:
+        wanted = encode.want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick)
+    if cache is None or call.dry_run:
+        return _dry(call, wanted, cache)
+    facts.save()
+    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes)
+    outcome = _run(call, wanted, planned, cache, model)
+    sealed = seal.seal(wanted, cache, call.output, prompt_bytes=prompt_bytes, transient=outcome.transient)
+    encode.finish(cache, planned)
+    return _report(call, wanted, planned, outcome, sealed)
+
+
+def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
+    """Raises `PathError` when sources, masks, cache and manifest are not apart; before anything is written."""
+    places = [Place(role="pictures", path=source.path) for source in recipe.sources]
+    if isinstance(recipe.mask, Path):
+        places.append(Place(role="masks", path=recipe.mask))
+    places += [Place(role="cache", path=cache), Place(role="manifest", path=output)]
+    check_apart(places)
+
+
+def _model(call: Encoding) -> Path:
+    if not call.recipe.model.path:
+        raise ModelError("no model is named, so nothing says which encoders make the rows",
+                         hint="--model MODEL, or path in [model] of the recipe")
+    return locate(call.recipe.model.path, download=call.download)
+
+
+def _prompts(recipe: Recipe) -> tuple[bytes | None, list[PromptPair]]:
+    return (None, []) if recipe.prompts is None else read_prompts(recipe.prompts)
+
+
+def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: Path) -> Outcome:
+    if not planned.tasks:
+        return Outcome(encoded={}, transient=())
+    from prep.engine import local  # here: a run with nothing to do loads no engine and no torch
+
+    rows = sum(len(task.rows) for task in planned.tasks)
+    job = Job(cache=cache, model=model, specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
+              alpha=call.recipe.image.alpha, origin=encode.mask_origin(call.recipe),
+              compute=call.recipe.model.compute or call.recipe.model.dtype, device=call.device,
+              batch_size=call.batch_size, jobs=call.jobs,
+              max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
+    with call.progress("encoding", rows, "rows") as tick:
+        return local.run(job, tick)
+
+
+def _dry(call: Encoding, wanted: Wanted, cache: Cache | None) -> Report:
+    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, store=False)
+    return Report(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
+                  rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
+
+
+def _report(call: Encoding, wanted: Wanted, planned: Planned, outcome: Outcome, sealed: Manifest) -> Report:
+    encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
+    return Report(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
+                  rejected=_errors(seal.findings_of(sealed)), notices=wanted.wants.notices,
+                  samples=sealed.document["samples"], dry_run=False)
+
+
+def _errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    return tuple(one for one in findings if one.severity == "error")

@@ -1,0 +1,42 @@
+"""The command options that several `prep` commands share, and how they become a recipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep.recipe import Recipe, load
+
+SourceArg = Annotated[Path, typer.Argument(metavar="SOURCE", help="a directory of pictures, or a recipe .toml",
+                                           show_default=False)]
+ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json", show_default=False)]
+Resolution = Annotated[int | None, typer.Option(help="target side in pixels; a bucket's area is about its square")]
+Step = Annotated[int | None, typer.Option(help="pixels between bucket sides (default 64)")]
+Buckets = Annotated[str | None, typer.Option(help="step, ratio, sdxl-40 or single")]
+MinBucket = Annotated[int | None, typer.Option(help="buckets with fewer pictures merge into their nearest neighbour")]
+Upscale = Annotated[bool | None, typer.Option("--upscale/--no-upscale", help="enlarge small pictures")]
+Alpha = Annotated[str | None, typer.Option(help="colour that transparency is flattened onto, or 'reject'")]
+MissingCaption = Annotated[str | None, typer.Option(help="stop, reject, empty, filename or constant")]
+Mask = Annotated[str | None, typer.Option(help="none, sidecar, alpha, or a directory of masks")]
+Validation = Annotated[float | None, typer.Option(help="fraction of the pictures that is kept for validation")]
+Jobs = Annotated[int, typer.Option(help="threads that read and decode", min=1)]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no notices")]
+
+JOBS = max(2, os.cpu_count() or 1)
+
+
+def recipe_of(source: Path, *, resolution: int | None = None, step: int | None = None, buckets: str | None = None,
+              min_bucket: int | None = None, upscale: bool | None = None, alpha: str | None = None,
+              missing_caption: str | None = None, mask: str | None = None, validation: float | None = None,
+              model: str | None = None, dtype: str | None = None, compute: str | None = None,
+              prompts: Path | None = None) -> Recipe:
+    """The recipe of SOURCE with the command's options above it. Raises `ConfigError`, `PathError`."""
+    return load(source, choices={
+        "image.resolution": resolution, "image.step": step, "image.buckets": buckets, "image.min_bucket": min_bucket,
+        "image.upscale": upscale, "image.alpha": alpha, "caption.missing": missing_caption, "mask": mask,
+        "validation": validation, "model.path": model, "model.dtype": dtype, "model.compute": compute,
+        "prompts": prompts})
