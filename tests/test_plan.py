@@ -1,0 +1,214 @@
+"""The step plan: every occurrence once an epoch, what the policy does is listed, any step can be asked for first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prep.errors import ConfigError, EmptyPlanError
+from prep.plan import deal, require_steps, rounds, step_plan
+
+COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=5)
+BATCHES = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 3), (16, 4), (8, 1)])
+POLICY = st.sampled_from(["drop", "partial", "repeat"])
+
+
+def plan_of(counts, **overrides):
+    """A plan for `counts`, but for `overrides`."""
+    return step_plan(counts, **{"seed": 0, "batch_size": 4, "micro_batch": 2, **overrides})
+
+
+def shown(plan, epoch):
+    """Counter of (bucket, occurrence), fillers apart."""
+    return Counter((batch.bucket, int(one)) for batch in plan.micro_batches(epoch)
+                   for one in batch.occurrences[~batch.repeated])  # fmt: skip
+
+
+def listed(by_bucket):
+    """Counter of (bucket, occurrence) of what `left_out` and `repeated` return."""
+    return Counter((bucket, int(one)) for bucket, found in by_bucket.items() for one in found)
+
+
+@given(COUNTS, BATCHES, POLICY, st.integers(0, 3))
+def test_every_occurrence_once_an_epoch_or_listed_as_left_out(counts, batches, policy, epoch):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+    everything = Counter((bucket, one) for bucket, count in enumerate(counts) for one in range(count))
+    assert shown(plan, epoch) + listed(plan.left_out(epoch)) == everything
+    assert policy == "drop" or not plan.left_out(epoch)
+
+
+@given(COUNTS, BATCHES, POLICY, st.integers(0, 3))
+def test_repeated_lists_every_filler(counts, batches, policy, epoch):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+    fillers = Counter((batch.bucket, int(one)) for batch in plan.micro_batches(epoch)
+                      for one in batch.occurrences[batch.repeated])  # fmt: skip
+    assert listed(plan.repeated(epoch)) == fillers
+    assert policy == "repeat" or not fillers
+
+
+@given(COUNTS, BATCHES, POLICY)
+def test_sizes_of_steps_and_micro_batches(counts, batches, policy):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+    steps = [plan.step(0, number) for number in range(plan.steps_per_epoch)]
+    short = Counter(batch.bucket for step in steps for batch in step if len(batch.occurrences) < batches[1])
+    if policy == "partial":
+        assert all(number == 1 for number in short.values())
+        assert all(len(step) == plan.per_step for step in steps[:-1])
+    else:
+        assert all(sum(len(batch.occurrences) for batch in step) == batches[0] for step in steps)
+    if policy == "drop":
+        assert plan.steps_per_epoch == sum(count // batches[1] for count in counts) // plan.per_step
+    else:
+        assert bool(steps) == any(counts)
+
+
+@given(COUNTS, BATCHES)
+def test_fillers_never_share_a_turn(counts, batches):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill="repeat")
+    seen = [(batch.bucket, int(one), int(turn)) for batch in plan.micro_batches(0)
+            for one, turn in zip(batch.occurrences, batch.turns, strict=True)]  # fmt: skip
+    assert len(seen) == len(set(seen))
+
+
+@given(COUNTS, BATCHES, POLICY, st.integers(0, 50))
+def test_any_step_can_be_asked_for_first(counts, batches, policy, step):
+    made = {"batch_size": batches[0], "micro_batch": batches[1], "underfill": policy}
+    straight, resumed = plan_of(counts, **made), plan_of(counts, **made)
+    if not straight.steps_per_epoch:
+        return
+    epoch, number = divmod(step, straight.steps_per_epoch)
+    stream = [batch for each in range(number + 1) for batch in straight.step(epoch, each)]
+    for old, new in zip(stream[-len(resumed.at(step)):], resumed.at(step), strict=True):
+        assert old.bucket == new.bucket
+        assert old.occurrences.tolist() == new.occurrences.tolist()
+        assert old.turns.tolist() == new.turns.tolist()
+
+
+@given(COUNTS, BATCHES, POLICY, st.integers(1, 5))
+def test_ranks_share_a_step_whatever_their_number(counts, batches, policy, world):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+    for number in range(min(3, plan.steps_per_epoch)):
+        step = plan.step(0, number)
+        dealt = [deal(step, rank, world) for rank in range(world)]
+        assert sorted(id(batch) for part in dealt for batch in part) == sorted(map(id, step))
+        assert max(map(len, dealt)) == rounds(step, world)
+
+
+def test_micro_batches_of_several_buckets_share_a_step():
+    plan = plan_of([2, 2, 2, 2], batch_size=8)
+    (step,) = [plan.step(0, number) for number in range(plan.steps_per_epoch)]
+    assert sorted(batch.bucket for batch in step) == [0, 1, 2, 3]
+
+
+def test_epochs_and_seeds_differ_and_do_not_alias():
+    def order(seed, epoch):
+        plan = plan_of([50, 30], seed=seed)
+        return [(batch.bucket, batch.occurrences.tolist()) for batch in plan.micro_batches(epoch)]
+
+    orders = [order(0, 0), order(0, 1), order(1, 0), order(1, 1), order(-1, 0)]
+    assert all(one != other for number, one in enumerate(orders) for other in orders[:number])
+    assert order(3, 5) == order(3, 5)
+
+
+def test_what_is_dropped_changes_with_the_epoch():
+    plan = plan_of([9], batch_size=8, micro_batch=8, underfill="drop")
+    assert {int(plan.left_out(epoch)[0][0]) for epoch in range(60)} == set(range(9))
+
+
+@pytest.mark.parametrize(("overrides", "message", "hint"), [
+    ({"batch_size": 0}, "batch_size is 0, expected at least 1", ""),
+    ({"micro_batch": 0}, "micro_batch is 0, expected at least 1", ""),
+    ({"batch_size": 6, "micro_batch": 4}, "batch_size is 6, expected a multiple of micro_batch, 4", "batch_size = 8"),
+    ({"batch_size": 2, "micro_batch": 4}, "batch_size is 2, expected a multiple of micro_batch, 4", "batch_size = 4"),
+    ({"underfill": "pad"}, "underfill is 'pad', expected one of: drop, partial, repeat", ""),
+])  # fmt: skip
+def test_bad_settings(overrides, message, hint):
+    with pytest.raises(ConfigError) as caught:
+        plan_of([4], **overrides)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_micro_batch_is_the_batch_size_unless_given():
+    assert step_plan([4], seed=0, batch_size=4).micro_batch == 4
+
+
+def test_an_empty_plan_says_why_and_who():
+    plan = plan_of([5, 0, 3], batch_size=16, micro_batch=16, underfill="drop")
+    names = [f"{number}.png" for number in range(12)]
+    with pytest.raises(EmptyPlanError) as caught:
+        require_steps(plan, [(512, 512), (64, 64), (576, 448)], names)
+    assert caught.value.exit_code == 8
+    assert caught.value.message == (
+        "underfill 'drop' leaves out all 8 samples (0.png, 1.png, 2.png, 3.png, 4.png, 5.png, 6.png, 7.png, 8.png, "
+        "9.png and 2 more), expected at least one step of batch_size 16 in micro-batches of 16; samples by bucket: "
+        "512x512: 5, 576x448: 3"
+    )
+    assert caught.value.hint == "--underfill partial, or a smaller --batch-size or --micro-batch"
+    require_steps(plan_of([5], batch_size=16, micro_batch=16), [(512, 512)])
+
+
+def test_no_sample_at_all():
+    with pytest.raises(EmptyPlanError) as caught:
+        require_steps(plan_of([0]), [(512, 512)])
+    assert caught.value.message == "there is no training sample, expected at least 1"
+    assert caught.value.hint == "see why with: prep scan SOURCE, or lower validation.fraction"
+
+
+def test_a_step_of_a_million_samples_costs_no_epoch():
+    plan = step_plan([10**12, 7], seed=0, batch_size=4)
+    (batch,) = plan.at(10**11)
+    assert len(batch.occurrences) == 4
+
+
+# --- an independent reference: plain integers, one index at a time ---
+
+
+def slow_key(what, seed, epoch, *where):
+    text = json.dumps({"kind": "plan", "meaning": 1, "what": what, "seed": seed, "epoch": epoch, "where": where},
+                      sort_keys=True, separators=(",", ":"))  # fmt: skip
+    return hashlib.sha256(text.encode()).digest()
+
+
+def slow_permute(index, size, key):
+    half = 3
+    while 4**half < size:
+        half += 1
+    words = hashlib.sha256(key + b"\0").digest() + hashlib.sha256(key + b"\1").digest()
+    while True:
+        high, low = divmod(index, 2**half)
+        for number in range(8):
+            mixed = low ^ int.from_bytes(words[8 * number:8 * number + 8], "little")
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+                mixed = (mixed ^ (mixed >> shift)) * factor % 2**64
+            mixed ^= mixed >> 31
+            high, low = low, high ^ mixed % 2**half
+        index = high * 2**half + low
+        if index < size:
+            return index
+
+
+@pytest.mark.parametrize("underfill", ["drop", "partial", "repeat"])
+def test_steps_agree_with_a_slow_reference(underfill):
+    counts, micro, steps, seed, epoch = [7, 0, 12, 1], 3, 2, 11, 4
+    plan = plan_of(counts, seed=seed, batch_size=6, micro_batch=micro, underfill=underfill)
+    table = []
+    for bucket, count in enumerate(counts):
+        order = [slow_permute(place, count, slow_key("bucket", seed, epoch, bucket)) for place in range(count)]
+        chunks = [order[start:start + micro] for start in range(0, count, micro)]
+        if underfill == "drop":
+            chunks = [chunk for chunk in chunks if len(chunk) == micro]
+        if underfill == "repeat" and chunks:
+            chunks[-1] = (chunks[-1] + order * micro)[:micro]
+        table += [(bucket, chunk) for chunk in chunks]
+    stream = [table[slow_permute(place, len(table), slow_key("steps", seed, epoch))] for place in range(len(table))]
+    if underfill == "drop":
+        stream = stream[:len(stream) // steps * steps]
+    if underfill == "repeat":
+        stream += stream[:-len(stream) % steps]
+    assert [(batch.bucket, batch.occurrences.tolist()) for batch in plan.micro_batches(epoch)] == stream
+    assert plan.steps_per_epoch == -(-len(stream) // steps)
