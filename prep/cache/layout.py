@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,8 @@ class Shard:
     bytes: int
 
 
-def crc32c(data: np.ndarray[Any, Any] | bytes) -> int:
-    """CRC-32C of contiguous bytes, not copied. (google-crc32c refuses memoryviews, so arrays it is.)"""
-    return int(google_crc32c.value(data))
+# CRC-32C of contiguous bytes, not copied. google-crc32c refuses memoryviews, hence arrays.
+crc32c: Callable[[np.ndarray[Any, Any] | bytes], int] = google_crc32c.value
 
 
 def crc_bytes(data: np.ndarray[Any, Any] | bytes) -> bytes:

@@ -16,8 +16,8 @@ import numpy as np
 
 from prep.cache import files
 from prep.cache.damage import recorded
+from prep.cache.header import read_keys
 from prep.cache.layout import Shard
-from prep.cache.reader import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.errors import CacheError
@@ -81,6 +81,11 @@ class Ledger:
                 best = start if end - start == 1 else start + int(np.argmin(rank[self.shard[start:end]]))
                 found[name] = RowRef(shard=self.shards[self.shard[best]].digest, row=int(self.row[best]))
         return found
+
+
+def empty() -> Ledger:
+    """The ledger of a cache that is not there yet."""
+    return _ledger([], [], {}, frozenset())
 
 
 def load(cache: Cache) -> Ledger:

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 from prep.cache import damage, layout
 from prep.cache.damage import Damage
-from prep.cache.reader import Reader, read_document
+from prep.cache.header import read_document
+from prep.cache.reader import Reader
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.parse import Unparsed
 
 
 def verify_shard(cache: Cache, digest: str) -> list[Damage]:
-    """What is damaged in a shard, and remembered under damaged/; nothing, and nothing remembered, when its digest fits.
+    """What is damaged in a shard; nothing when its digest fits. The cache remembers either, where it is writable.
 
-    Damage that no checksum places (a lost file, a header, the keys) counts against the whole shard.
+    Damage that no checksum places (a lost file, a header, the keys) counts against the whole shard. What the system
+    does not let us read is told, and not remembered: it may be a matter of rights.
     """
     root = cache.shard(digest)
     if not root.is_dir():
         return [Damage(shard=digest, field=None, array=None, row=None, what="the shard is missing")]
     try:
-        if layout.tree_digest(root) == digest:
-            damage.forget(cache, digest)
-            return []
-        found = _locate(cache, digest)
+        found = [] if layout.tree_digest(root) == digest else _locate(cache, digest)
     except OSError as error:
-        found = [Damage(shard=digest, field=None, array=None, row=None, what=f"cannot be read: {error}")]
-    damage.forget(cache, digest)
-    damage.record(cache, found)
+        return [Damage(shard=digest, field=None, array=None, row=None, what=f"cannot be read: {error}")]
+    with contextlib.suppress(OSError):
+        damage.forget(cache, digest)
+        damage.record(cache, found)
     return found
 
 

@@ -1,0 +1,45 @@
+"""Reading at an offset, and telling the kernel what comes next: one function each, with a plain fallback.
+
+`preadv` needs no lock between threads and no copy; Windows lacks it. `posix_fadvise` is missing on macOS and Windows.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+ReadAt = Callable[[int, list[Any], int], int]
+Advise = Callable[[int, int, int], None]
+
+
+def plain_read(descriptor: int, buffers: list[Any], offset: int) -> int:
+    """Fills `buffers` one after another from `offset`: seek and read under a lock. Returns the bytes read."""
+    total = 0
+    with _PLAIN_LOCK:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            part = os.read(descriptor, len(view))
+            view[: len(part)] = part
+            total += len(part)
+            if len(part) < len(view):
+                break
+    return total
+
+
+_PLAIN_LOCK = threading.Lock()
+
+
+def no_advice(descriptor: int, offset: int, length: int) -> None:
+    """Does nothing."""
+
+
+def will_need(descriptor: int, offset: int, length: int) -> None:
+    """The kernel starts to read these bytes, and does not wait for them."""
+    os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+
+READ_AT: ReadAt = getattr(os, "preadv", plain_read)
+ADVISE: Advise = will_need if hasattr(os, "posix_fadvise") else no_advice
