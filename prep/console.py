@@ -6,7 +6,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 SLOW = 1.0  # seconds of work from which a progress bar is shown
 
 
-def run(app: typer.Typer, name: str) -> NoReturn:
-    """Runs `app` on the command line and exits: problems with their own code, our bugs with 70, Ctrl-C with 130."""
+def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoReturn:
+    """Runs `app` on `args` (default: the command line's) and exits, with the code that errors.py gives the ending."""
     import typer  # here: for those who only want to say something
 
     usage_error = typer.BadParameter.__mro__[2]  # ClickException, of click or of typer's own copy of it
     assert usage_error.__name__ == "ClickException", usage_error
     try:
-        code = app(prog_name=name, standalone_mode=False)
+        code = app(args, prog_name=name, standalone_mode=False)
     except Problem as problem:
         say_problem(problem)
         sys.exit(problem.exit_code)
@@ -41,6 +41,8 @@ def run(app: typer.Typer, name: str) -> NoReturn:
         say(traceback.format_exc().rstrip())
         say(f"error: this is a bug in {name}; the lines above say where")
         sys.exit(EXIT_BUG)
+    if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C
+        sys.exit(_interrupted())
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -103,8 +103,8 @@ def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Cont
     if recipe.mask != "none":
         mask = mask_context(image=images.POLICY, origin=mask_origin(recipe), factor=specs.family.factor)
     return Contexts(
-        latent=latent_context(image=images.POLICY, alpha=recipe.image.alpha, vae=vae_fingerprint(model, file_digest),
-                              posterior="mean", compute=compute, stored=stored),
+        latent=latent_context(image=images.POLICY, vae=vae_fingerprint(model, file_digest), posterior="mean",
+                              compute=compute, stored=stored),
         mask=mask,
         text=text_context(text=text_fingerprint(model, file_digest), max_length=specs.family.max_length,
                           layout=specs.family.text_layout, compute=compute, stored=stored),

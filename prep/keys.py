@@ -4,7 +4,8 @@ A key is the SHA-256 of canonical JSON (integers and strings only). `kind` says 
 hand when this code's result for the same inputs changes. A field's *context* is the part of the key that all its rows
 share; it stands in the manifest, so that an edited caption can be keyed where no model is.
 
-    latent   picture digest, placement; context: image policy, alpha colour, VAE fingerprint, posterior, dtypes
+    latent   picture digest, placement, alpha colour where there is transparency;
+             context: image policy, VAE fingerprint, posterior, dtypes
     mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
     text     the final caption string; context: text fingerprint, max length, layout, dtypes
 """
@@ -24,9 +25,13 @@ MASK_MEANING = 1
 TEXT_MEANING = 1
 
 
-def latent_key(picture: str, placement: Placement, context: Context) -> str:
-    """The key of the latent of the picture with digest `picture` at `placement`."""
-    return digest_json({"kind": "latent", "picture": picture, "placement": _spell(placement), "context": context})
+def latent_key(picture: str, placement: Placement, alpha: str | None, context: Context) -> str:
+    """The key of the latent of the picture with digest `picture` at `placement`.
+
+    `alpha` is the colour that its transparency is flattened onto; `None` for an opaque picture.
+    """
+    return digest_json({"kind": "latent", "picture": picture, "placement": _spell(placement), "alpha": alpha,
+                        "context": context})
 
 
 def mask_key(origin: str, placement: Placement, context: Context) -> str:
@@ -49,16 +54,18 @@ def sample_id(picture: str, bucket: tuple[int, int], copy: int) -> str:
     return digest_json({"kind": "sample", "picture": picture, "bucket": list(bucket), "copy": copy})
 
 
-def latent_context(*, image: Mapping[str, str | int], alpha: str, vae: str, posterior: str, compute: str,
+def latent_context(*, image: Mapping[str, str | int], vae: str, posterior: str, compute: str,
                    stored: str) -> dict[str, Any]:
-    """What all latents of a run share: image policy, alpha colour, VAE fingerprint, posterior, dtypes."""
-    return {"meaning": LATENT_MEANING, "image": dict(image), "alpha": alpha, "vae": vae, "posterior": posterior,
-            "compute": compute, "stored": stored}
+    """What all latents of a run share: image policy, VAE fingerprint, posterior, dtypes."""
+    policy = {name: value for name, value in image.items() if not name.startswith("mask_")}
+    return {"meaning": LATENT_MEANING, "image": policy, "vae": vae, "posterior": posterior, "compute": compute,
+            "stored": stored}
 
 
 def mask_context(*, image: Mapping[str, str | int], origin: str, factor: int) -> dict[str, Any]:
     """What all masks of a run share: image policy, where they come from (`file` or `alpha`), latent factor."""
-    return {"meaning": MASK_MEANING, "image": dict(image), "origin": origin, "factor": factor}
+    policy = {name: value for name, value in image.items() if name not in ("colour", "resize")}
+    return {"meaning": MASK_MEANING, "image": policy, "origin": origin, "factor": factor}
 
 
 def text_context(*, text: str, max_length: int, layout: str, compute: str, stored: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Con
     copies: Counter[tuple[str, tuple[int, int]]] = Counter()
     for placed in sorted(bucketing.pictures, key=lambda one: _order(survey.items[one.index])):
         item, placement = survey.items[placed.index], placed.placement
-        latent = _latent_work(item, placement, contexts)
+        latent = _latent_work(item, placement, recipe.image.alpha, contexts)
         mask = _mask_work(item, placement, contexts)
         latents.setdefault(latent.key, latent)
         if mask is not None:
@@ -131,8 +131,8 @@ def _order(item: Surveyed) -> tuple[int, str]:
     return item.item.source, item.item.name
 
 
-def _latent_work(item: Surveyed, placement: Placement, contexts: Contexts) -> PictureWork:
-    key = latent_key(item.picture, placement, contexts.latent)
+def _latent_work(item: Surveyed, placement: Placement, alpha: str, contexts: Contexts) -> PictureWork:
+    key = latent_key(item.picture, placement, alpha if item.has_alpha else None, contexts.latent)
     return PictureWork(key=key, name=item.item.name, blob=item.item.picture, digest=item.picture, placement=placement)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,3 +23,90 @@ def real_data() -> Path:
     if not named or not (Path(named) / "photos").is_dir():
         pytest.skip("LATENTRY_REAL_DATA does not name a folder with photos/")
     return Path(named).resolve()
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def prep(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`prep(*args)` runs the command in this process, as a user would type it."""
+    from prep.cli import app
+
+    return lambda *args: _invoke(app, "prep", args, capsys)
+
+
+@pytest.fixture
+def train(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`train(*args)` runs the command in this process, as a user would type it."""
+    from train.cli import app
+
+    return lambda *args: _invoke(app, "train", args, capsys)
+
+
+def _invoke(app, name: str, args, capsys: pytest.CaptureFixture[str]) -> Result:
+    from prep.console import run
+
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ending:
+        run(app, name, [str(arg) for arg in args])
+    captured = capsys.readouterr()
+    return Result(code=int(ending.value.code or 0), out=captured.out, err=captured.err)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pipeline directory of a few thousand random weights; never written to."""
+    from prep.demo.build import build_random
+
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    build_random(path)
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Eight pictures of three shapes with captions, masks for some, one with alpha."""
+    root = tmp_path / "photos"
+    sizes = [(96, 96), (100, 96), (144, 64), (140, 66), (64, 144), (96, 97), (97, 96), (150, 60)]
+    for number, size in enumerate(sizes):
+        picture = draw(root / f"{number}.png", size, seed=number, alpha=number == 5)
+        picture.with_suffix(".txt").write_text(f"picture number {number % 6}")
+        if number in (0, 2, 5):
+            draw_mask(root / f"{number}-masklabel.png", size)
+    return root
+
+
+def draw(path: Path, size: tuple[int, int], *, seed: int, alpha: bool = False) -> Path:
+    """Writes a picture of smooth random colours."""
+    import numpy as np
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    channels = 4 if alpha else 3
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, channels), dtype=np.uint8)
+    Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def draw_mask(path: Path, size: tuple[int, int]) -> Path:
+    """Writes a mask: white in the left half, black in the right."""
+    from PIL import Image
+
+    mask = Image.new("L", size, 0)
+    mask.paste(255, (0, 0, size[0] // 2, size[1]))
+    mask.save(path)
+    return path

@@ -1,0 +1,306 @@
+"""`prep encode`: what is encoded again and what is not, and that the rows are what the models make of the pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import draw
+from diffusers import AutoencoderKL, StableDiffusionPipeline
+from PIL import Image
+
+from prep import manifest as manifests
+from prep.cache.reader import Reader
+from prep.cache.store import Cache
+from prep.cache.tables import SAMPLES, SHARDS, read_table
+
+SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu")
+
+
+@pytest.fixture
+def encode(prep, photos, tiny_model, tmp_path):
+    """`encode(*options)` encodes the photos into cache and m.json; the report must be a success."""
+
+    def go(*options, cache="cache", manifest="m.json", code=0):
+        result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / cache, "-o", tmp_path / manifest,
+                      *SMALL, "--json", *options)
+        assert result.code == code, result.err
+        return result.json if code == 0 else result
+
+    return go
+
+
+def rows_of(manifest: Path):
+    """Each sample's name with its arrays as float32, and its table row."""
+    opened = manifests.read(manifest)
+    cache = Cache(root=opened.cache_root)
+    shards = [digest.hex() for digest in read_table(cache, opened.document["tables"]["shards"], SHARDS)["digest"].to_pylist()]
+    reader = Reader(cache.root)
+    found = {}
+    for sample in read_table(cache, opened.document["tables"]["samples"], SAMPLES).to_pylist():
+        view, text = sample["views"][0], sample["texts"][0]
+        arrays = {"latent": read(reader, shards[view["latent_shard"]], "latent", view["latent_row"]),
+                  "hidden": read(reader, shards[text["shard"]], "hidden", text["row"])}
+        if view["mask_shard"] >= 0:
+            arrays["mask"] = read(reader, shards[view["mask_shard"]], "mask", view["mask_row"])
+        found[sample["name"]] = (arrays, sample)
+    return found
+
+
+def read(reader: Reader, shard: str, array: str, row: int) -> np.ndarray:
+    spec, _ = reader.array_info(shard, array)
+    out = np.empty(spec.row_bytes, np.uint8)
+    reader.read_into(out, shard, array, row)
+    if spec.dtype == "bfloat16":
+        return torch.from_numpy(out.view(np.int16).copy()).view(torch.bfloat16).float().numpy().reshape(spec.shape)
+    return out.view(spec.dtype).reshape(spec.shape)
+
+
+def by_hand(path: Path, sample: dict, bucket: tuple[int, int]) -> np.ndarray:
+    """The bucket's pixels in a few lines of Pillow: float32 [1, 3, H, W] in -1..1."""
+    picture = Image.open(path)
+    if picture.mode == "RGBA":
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture)
+    view = sample["views"][0]
+    scaled = picture.convert("RGB").resize((view["scaled_width"], view["scaled_height"]), Image.Resampling.LANCZOS)
+    left, top = view["crop_x"], view["crop_y"]
+    cut = np.asarray(scaled.crop((left, top, left + bucket[0], top + bucket[1])))
+    return cut.transpose(2, 0, 1)[None].astype(np.float32) / 127.5 - 1
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2**-7)])
+def test_latents_equal_the_vae_on_pictures_prepared_by_hand(encode, photos, tiny_model, tmp_path, dtype, tolerance):
+    encode("--dtype", dtype, "--compute", "float32", "--mask", "sidecar")
+    vae = AutoencoderKL.from_pretrained(tiny_model / "vae", low_cpu_mem_usage=False)
+    buckets = manifests.read(tmp_path / "m.json").buckets
+    rows = rows_of(tmp_path / "m.json")
+    assert len(rows) == 8
+    for name, (arrays, sample) in rows.items():
+        pixels = by_hand(photos / name, sample, buckets[sample["bucket"]])
+        with torch.no_grad():
+            wanted = vae.encode(torch.from_numpy(pixels)).latent_dist.mean[0].numpy()
+        # Flattening transparency twice rounds twice: one level of 255 in a few pixels of the one picture with alpha.
+        slack = 0.02 if name == "5.png" else 0
+        np.testing.assert_allclose(arrays["latent"], wanted, rtol=tolerance, atol=tolerance + slack)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 2**-7)])
+def test_text_rows_equal_encode_prompt(encode, tiny_model, tmp_path, dtype, tolerance):
+    encode("--dtype", dtype, "--compute", "float32")
+    pipeline = StableDiffusionPipeline.from_pretrained(tiny_model, safety_checker=None, low_cpu_mem_usage=False)
+    for arrays, sample in rows_of(tmp_path / "m.json").values():
+        with torch.no_grad():
+            wanted = pipeline.encode_prompt(sample["texts"][0]["caption"], "cpu", 1, False)[0][0].numpy()
+        np.testing.assert_allclose(arrays["hidden"], wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_masks_are_area_means_at_latent_cells(encode, tmp_path):
+    encode("--mask", "sidecar")
+    rows = rows_of(tmp_path / "m.json")
+    assert {name for name, (arrays, _) in rows.items() if "mask" in arrays} == {"0.png", "2.png", "5.png"}
+    mask = rows["0.png"][0]["mask"]  # 96x96 in a bucket of its own size: no resampling
+    np.testing.assert_array_equal(mask, np.repeat([[[255] * 6 + [0] * 6]], 12, axis=1))
+    assert rows["0.png"][1]["coverage"] == pytest.approx(0.5)
+    assert rows["1.png"][1]["coverage"] is None
+
+
+def test_alpha_as_mask(encode, photos, tmp_path):
+    encode("--mask", "alpha")
+    rows = rows_of(tmp_path / "m.json")
+    assert {name for name, (arrays, _) in rows.items() if "mask" in arrays} == {"5.png"}
+    alpha = np.asarray(Image.open(photos / "5.png").getchannel("A"), dtype=float)
+    assert rows["5.png"][0]["mask"].mean() == pytest.approx(alpha[:96].mean(), abs=2)
+
+
+def test_a_second_run_encodes_nothing_and_leaves_the_same_bytes(encode, tmp_path):
+    first = encode("--mask", "sidecar", "--validation", 0.2)
+    assert first["encoded"] == {"latent": 8, "mask": 3, "text": 7}  # six captions, and the unconditional row
+    before = (tmp_path / "m.json").read_bytes(), (tmp_path / "m.json").stat().st_mtime_ns
+    again = encode("--mask", "sidecar", "--validation", 0.2)
+    assert again["encoded"] == {"latent": 0, "mask": 0, "text": 0}
+    assert again["reused"] == {"latent": 8, "mask": 3, "text": 7}
+    assert ((tmp_path / "m.json").read_bytes(), (tmp_path / "m.json").stat().st_mtime_ns) == before
+    assert not list((tmp_path / "cache" / "plans").glob("*"))
+
+
+def test_masks_switched_on_encode_no_latent(encode):
+    encode()
+    assert encode("--mask", "sidecar")["encoded"] == {"latent": 0, "mask": 3, "text": 0}
+    assert encode("--mask", "none")["encoded"] == {"latent": 0, "mask": 0, "text": 0}
+
+
+def test_one_caption_changed_encodes_one_text_row(encode, photos, tmp_path):
+    encode()
+    (photos / "3.txt").write_text("another caption")
+    assert encode()["encoded"] == {"latent": 0, "mask": 0, "text": 1}
+    assert rows_of(tmp_path / "m.json")["3.png"][1]["texts"][0]["caption"] == "another caption"
+
+
+def test_bytes_replaced_under_same_name_size_and_mtime_are_noticed(encode, photos, monkeypatch):
+    monkeypatch.setattr("prep.facts.REST_NS", 0)  # as if the files had been at rest for long
+    path = photos / "4.png"
+    other = bytearray(path.read_bytes())
+    encode()
+    stat = path.stat()
+    draw(path, (64, 144), seed=99)
+    changed = path.read_bytes()
+    padded = changed + b"\0" * (len(other) - len(changed))  # the size stays, too
+    path.write_bytes(padded[: len(other)] if len(changed) <= len(other) else changed)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_mtime_ns == stat.st_mtime_ns
+    assert encode()["encoded"]["latent"] == 1
+
+
+def test_renaming_and_copying_encode_nothing(encode, photos, tmp_path):
+    encode()
+    for suffix in (".png", ".txt"):
+        (photos / f"1{suffix}").rename(photos / f"zebra{suffix}")
+        shutil.copy(photos / f"2{suffix}", photos / f"copy{suffix}")
+    assert encode()["encoded"] == {"latent": 0, "mask": 0, "text": 0}
+    rows = rows_of(tmp_path / "m.json")
+    assert {"zebra.png", "copy.png", "2.png"} <= set(rows) and "1.png" not in rows
+    assert rows["copy.png"][1]["id"] != rows["2.png"][1]["id"]
+
+
+def test_another_resolution_dtype_or_vae_leaves_old_rows_alone(encode, prep, photos, tiny_model, tmp_path):
+    encode()
+    first = (tmp_path / "m.json").read_bytes()
+    assert encode("--resolution", 64, manifest="small.json")["encoded"]["latent"] == 8
+    assert encode("--dtype", "float16", manifest="half.json")["encoded"] == {"latent": 8, "mask": 0, "text": 7}
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    config = json.loads((other / "vae" / "config.json").read_text())
+    (other / "vae" / "config.json").write_text(json.dumps({**config, "_name_or_path": "elsewhere"}))
+    assert encode("--model", other, manifest="renamed.json")["encoded"]["latent"] == 0  # the same weights
+    perturb(other / "vae" / "diffusion_pytorch_model.safetensors")
+    assert encode("--model", other, manifest="other.json")["encoded"] == {"latent": 8, "mask": 0, "text": 0}
+    assert encode()["encoded"] == {"latent": 0, "mask": 0, "text": 0}
+    assert (tmp_path / "m.json").read_bytes() == first
+
+
+def perturb(path: Path) -> None:
+    """Changes one weight."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    tensors[name] = tensors[name] + 0.5
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_manifest_does_not_depend_on_threads_or_order(encode, tmp_path, photos):
+    encode("--jobs", 1, "--mask", "sidecar")
+    one = manifests.read(tmp_path / "m.json").document
+    encode("--jobs", 4, "--mask", "sidecar", cache="cache2", manifest="m2.json")
+    two = manifests.read(tmp_path / "m2.json").document
+    assert {**one, "cache": "", "self": ""} == {**two, "cache": "", "self": ""}
+
+
+def test_batch_size_and_threads_are_not_in_the_keys(encode):
+    encode("--batch-size", 1)
+    assert encode("--batch-size", 3, "--jobs", 3)["encoded"] == {"latent": 0, "mask": 0, "text": 0}
+
+
+def spoil(path: Path) -> None:
+    """Damages a PNG's pixels and mends the checksums, so that only decoding shows it."""
+    data = bytearray(path.read_bytes())
+    start = data.index(b"IDAT")
+    size = int.from_bytes(data[start - 4:start], "big")
+    data[start + 40:start + 60] = bytes(range(20))
+    data[start + 4 + size:start + 8 + size] = zlib.crc32(data[start:start + 4 + size]).to_bytes(4, "big")
+    path.write_bytes(data)
+
+
+def test_a_broken_picture_is_a_finding_and_is_not_tried_again(encode, photos, tmp_path, monkeypatch):
+    spoil(photos / "6.png")
+    report = encode()
+    assert [(one["path"], one["code"]) for one in report["rejected"]] == [("6.png", "corrupt-data")]
+    assert report["samples"]["train"] == 7
+    before = (tmp_path / "m.json").read_bytes()
+    monkeypatch.setattr("prep.images.decode", lambda *_, **__: pytest.fail("decoded again"))
+    again = encode()
+    assert again["encoded"]["latent"] == 0 and len(again["rejected"]) == 1
+    assert (tmp_path / "m.json").read_bytes() == before
+
+
+def test_too_many_broken_pictures_stop_the_run(encode, photos):
+    for number in range(4):
+        spoil(photos / f"{number}.png")
+    result = encode("--max-rejects", 2, code=7)
+    assert "3 rows could not be encoded, more than --max-rejects 2" in result.err
+    assert "prep scan" in result.err
+
+
+def test_dry_run_writes_nothing(encode, tmp_path):
+    report = encode("--dry-run")
+    assert report["encoded"] == {"latent": 8, "mask": 0, "text": 7} and report["bytes"] > 0
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "m.json").exists()
+
+
+def test_missing_captions_stop_with_names(encode, photos):
+    (photos / "2.txt").unlink()
+    result = encode(code=3)
+    assert "1 pictures have no caption: 2.png" in result.err and "--missing-caption" in result.err
+    assert encode("--missing-caption", "filename")["samples"]["train"] == 8
+
+
+def test_prompts_become_rows(encode, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("# two of them\na red dog\n\na blue cat --n ugly\n")
+    assert encode("--prompts", prompts)["encoded"]["text"] == 7 + 3
+    document = manifests.read(tmp_path / "m.json").document["prompts"]
+    assert document["file"] == "prompts.txt"
+    assert [(one["prompt"], one["negative"]) for one in document["samples"]] == [("a red dog", None), ("a blue cat", "ugly")]
+    assert document["samples"][0]["negative_row"] == document["unconditional"]
+    prompts.write_text("a red dog\na green bird\n")
+    assert encode("--prompts", prompts)["encoded"] == {"latent": 0, "mask": 0, "text": 1}
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(encode, tmp_path, monkeypatch):
+    encode("--mask", "sidecar", cache="whole", manifest="whole.json")
+    from prep.engine import local
+
+    finish, calls = local._finish, []
+
+    def interrupted(*args):
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(args)
+        finish(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "_finish", interrupted)
+        result = encode("--mask", "sidecar", code=130)
+    assert "goes on from there" in result.err and not (tmp_path / "m.json").exists()
+    rest = encode("--mask", "sidecar")
+    assert sum(rest["reused"].values()) > 0 and sum(rest["encoded"].values()) > 0
+    one, two = (manifests.read(tmp_path / name).document for name in ("whole.json", "m.json"))
+    assert {**one, "cache": "", "self": ""} == {**two, "cache": "", "self": ""}
+
+
+def test_a_value_that_is_not_finite_is_computed_again_in_float32(tiny_model, monkeypatch):
+    from prep.models.vae import VaeEncoder
+
+    encoder = VaeEncoder(tiny_model, device="cpu", compute="bfloat16", dtype="float32")
+    forward, seen = encoder._forward, []
+
+    def sometimes(pixels, dtype):
+        rows = forward(pixels, dtype)
+        seen.append((len(rows), dtype))
+        if dtype != torch.float32:
+            rows[1] = float("nan")
+        return rows
+
+    monkeypatch.setattr(encoder, "_forward", sometimes)
+    rows = encoder.encode(np.zeros((3, 64, 64, 3), np.uint8))
+    assert seen == [(3, torch.bfloat16), (1, torch.float32)]
+    assert all(row is not None and np.isfinite(row).all() for row in rows)
+    monkeypatch.setattr(encoder, "_forward", lambda pixels, _: torch.full((len(pixels), 4, 8, 8), float("inf")))
+    assert encoder.encode(np.zeros((2, 64, 64, 3), np.uint8)) == [None, None]
