@@ -9,11 +9,11 @@ _UTF16 = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")  # all but tab and line ends
 MANY_WORDS = 512  # no text encoder of ours takes more tokens than this, and a word is at least one
 
-Note = tuple[str, str]  # (code of scan.CODES, what was seen)
+Note = tuple[str, str]  # (code of codes.CODES, what was seen)
 
 
 class BadCaption(Exception):
-    """A caption file cannot be used. `code` is one of scan.CODES."""
+    """A caption file cannot be used. `code` is one of codes.CODES."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -48,7 +48,7 @@ def examine_caption(data: bytes) -> tuple[tuple[str, ...], tuple[Note, ...]]:
 def _decoded(data: bytes) -> tuple[str, tuple[Note, ...]]:
     for mark, encoding in _UTF16:
         if data.startswith(mark):
-            return _strictly(data[len(mark) :], encoding), (("caption-encoding", "caption is UTF-16, expected UTF-8"),)
+            return _strictly(data[len(mark) :], encoding), (("caption-utf16", "caption is UTF-16, expected UTF-8"),)
     if data.startswith(codecs.BOM_UTF8):
         return _strictly(data[len(codecs.BOM_UTF8) :], "utf-8"), (("caption-bom", "a byte order mark was left out"),)
     return _strictly(data, "utf-8"), ()

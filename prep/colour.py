@@ -52,7 +52,7 @@ def split(picture: Image.Image, bits: int) -> tuple[Image.Image, Image.Image | N
         return _to_8_bits(picture), alpha
     if mode == "YCbCr":
         return picture.convert("RGB"), None
-    raise BadPicture("unsupported-format", f"colour mode is {mode}, expected RGB, gray, palette or CMYK")
+    raise BadPicture("odd-colours", f"colour mode is {mode}, expected RGB, gray, palette or CMYK")
 
 
 def _key_alpha(picture: Image.Image, bits: int) -> Image.Image | None:
@@ -75,10 +75,10 @@ def _to_8_bits(picture: Image.Image) -> Image.Image:
     low, high = values.min(), values.max()
     if picture.mode == "F":
         if not (np.isfinite(low) and np.isfinite(high) and low >= 0 and high <= 1):
-            raise BadPicture("unsupported-format", f"float values are from {low:g} to {high:g}, expected 0 to 1")
+            raise BadPicture("odd-colours", f"float values are from {low:g} to {high:g}, expected 0 to 1")
         return Image.fromarray(np.floor(values.astype(np.float64) * 255 + 0.5).astype(np.uint8))
     if low < 0 or high > 65535:
-        raise BadPicture("unsupported-format", f"gray values are from {low} to {high}, expected 0 to 65535")
+        raise BadPicture("odd-colours", f"gray values are from {low} to {high}, expected 0 to 65535")
     return Image.fromarray(((values.astype(np.uint32) * 2 + 257) // 514).astype(np.uint8))  # 65535 = 255·257
 
 

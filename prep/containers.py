@@ -14,11 +14,11 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-Note = tuple[str, str]  # (code of scan.CODES, what was seen)
+Note = tuple[str, str]  # (code of codes.CODES, what was seen)
 
 
 class BadPicture(Exception):
-    """A picture cannot be used; becomes a finding of severity error. `code` is one of scan.CODES."""
+    """A picture cannot be used; becomes a finding of severity error. `code` is one of codes.CODES."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)

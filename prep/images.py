@@ -44,8 +44,9 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from prep.colour import colour_of, judge, split, to_srgb
-from prep.containers import BadPicture as BadPicture  # callers know it by this module
+from prep.colour import colour_of as colour_of  # callers know these two by this module
+from prep.colour import judge, split, to_srgb
+from prep.containers import BadPicture as BadPicture
 from prep.containers import Note, Parts, unwrap
 from prep.exif import checked_orientation, orientation_of
 from prep.records import Placement, Size
@@ -96,7 +97,7 @@ def read_header(data: bytes) -> Header:
 def decode(data: bytes, *, alpha: str) -> Image.Image:
     """The first picture in `data`: mode RGB, sRGB, upright, transparency flattened onto the colour `alpha`.
 
-    `alpha` is what `colour_of` takes. Raises `BadPicture` for anything that cannot be decoded to its last pixel.
+    Raises `BadPicture` for anything that cannot be decoded to its last pixel, `ValueError` as `colour_of` does.
     """
     picture, parts, header = _load(data)
     colour, transparency = split(picture, header.bits)
@@ -118,8 +119,7 @@ def alpha_of(data: bytes) -> Image.Image:
 def decode_mask(data: bytes) -> Image.Image:
     """A mask file as mode L, upright: 255 trains, 0 does not.
 
-    Values are data, so colour profiles are ignored; colours become luma; what is transparent counts as black. Raises
-    `BadPicture`.
+    Colour profiles are ignored, colours become luma, what is transparent counts as black. Raises `BadPicture`.
     """
     picture, _, header = _load(data)
     colour, transparency = split(picture, header.bits)
@@ -142,8 +142,7 @@ def place(picture: Image.Image, placement: Placement) -> Pixels:
 def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:
     """The mask at latent cells, uint8 [h, w]: scaled and cut as its picture, then the rounded mean of each cell.
 
-    `factor` is pixels per cell. Scaled with a triangle filter: antialiased like Lanczos, without its ringing. A mask
-    of another size than its picture is stretched to the same scaled size.
+    `factor` is pixels per cell. The triangle filter is antialiased like Lanczos, without its ringing.
     """
     pixels_HW = _cut(_scale(mask, placement.scaled, Image.Resampling.BILINEAR), placement)
     high, wide = pixels_HW.shape[0] // factor, pixels_HW.shape[1] // factor
@@ -151,6 +150,11 @@ def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:
     sums_hw = pixels_HW.reshape(high, factor, wide, factor).sum(axis=(1, 3), dtype=np.int64)
     mean_hw: Pixels = ((2 * sums_hw + factor * factor) // (2 * factor * factor)).astype(np.uint8)
     return mean_hw
+
+
+def shrink_gray(pixels: Pixels, size: Size) -> Pixels:
+    """`pixels` (uint8 [H, W, 3]) in gray at `size`, each the mean of its area: uint8 [H, W]."""
+    return np.asarray(Image.fromarray(pixels).convert("L").resize(size, Image.Resampling.BOX))
 
 
 def encode_png(pixels: Pixels) -> bytes:
@@ -220,8 +224,6 @@ def _orientation(picture: ImageFile.ImageFile, parts: Parts) -> tuple[int, tuple
 def _frames(picture: ImageFile.ImageFile) -> int:
     try:
         return max(int(getattr(picture, "n_frames", 1)), 1)
-    except MemoryError:
-        raise
     except Exception:  # a broken later frame; the first is all we want
         return 2
 

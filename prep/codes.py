@@ -1,0 +1,74 @@
+"""What a finding's code means, how bad it is, and what to do about it. Codes are stable: scripts match on them."""
+
+from __future__ import annotations
+
+from prep.records import Severity
+
+# code: (severity, what it means, what to do)
+CODES: dict[str, tuple[Severity, str, str]] = {
+    # files
+    "unreadable-file": ("error", "the file cannot be read", "check its permissions and the disk"),
+    "empty-file": ("error", "the file has 0 bytes", "fetch it again"),
+    "special-file": ("error", "not a regular file", "remove it from the directory"),
+    "dangling-link": ("error", "a link to nothing", "remove the link, or bring back its target"),
+    "link-loop": ("error", "links that lead to each other", "remove them"),
+    "link-outside": ("info", "a link to a file outside the source", "nothing, when that is meant"),
+    "directory-loop": ("warning", "a link to a directory of the same source", "nothing; it is read once"),
+    "hidden-file": ("info", "a hidden picture, left out", "rename it to use it"),
+    "cache-inside": ("warning", "a latent cache among the pictures, left out", "keep caches outside the pictures"),
+    "unsupported-format": ("info", "a kind of picture that is not read", "convert it to PNG, JPEG or WebP"),
+    "wrong-extension": ("info", "the extension does not fit the content", "rename it, if other tools are to read it"),
+    # pictures that cannot be used
+    "not-an-image": ("error", "the content is no picture", "fetch it again, or remove it"),
+    "unreadable": ("error", "the picture's header cannot be understood", "open it in an editor and save it again"),
+    "truncated": ("error", "the file ends too early", "fetch it again"),
+    "corrupt-data": ("error", "the picture's data is damaged", "fetch it again"),
+    "too-many-pixels": ("error", "more pixels than can be decoded safely", "make it smaller"),
+    "odd-colours": ("error", "a colour mode or range that has no one meaning", "save it as 8-bit RGB"),
+    # pictures that can
+    "bad-checksum": ("warning", "a stored checksum does not match", "save it again, or fetch it again"),
+    "missing-eoi": ("warning", "JPEG without its end marker", "fetch it again, if you can"),
+    "trailing-data": ("info", "bytes after the picture's end", "nothing"),
+    "metadata-bomb": ("info", "a comment of absurd size, ignored", "nothing"),
+    "many-pixels": ("warning", "unusually many pixels", "make it smaller; decoding takes much memory"),
+    "not-rgb": ("info", "CMYK colours, converted", "nothing; compare the colours if they matter"),
+    "high-bit-depth": ("info", "more than 8 bits per channel, reduced", "nothing"),
+    "low-bit-depth": ("info", "fewer than 8 bits per channel", "nothing"),
+    "grayscale": ("info", "no colours", "nothing, when that is meant"),
+    "has-alpha": ("warning", "transparency, flattened onto a colour", "choose the colour: [image] alpha"),
+    "fully-transparent": ("warning", "transparent everywhere", "remove it"),
+    "blank": ("warning", "all pixels are the same", "remove it"),
+    "animated": ("warning", "several frames, the first is used", "nothing, or save the frame you want"),
+    "multi-page": ("warning", "several pages, the first is used", "nothing, or save the page you want"),
+    "exif-invalid": ("info", "invalid EXIF, taken as upright", "look whether the picture stands upright"),
+    "non-srgb-profile": ("info", "another colour space, converted to sRGB", "nothing"),
+    "invalid-profile": ("warning", "an unusable colour profile, taken as sRGB", "compare the colours if they matter"),
+    "too-small": ("warning", "below any usable resolution", "remove it"),
+    "extreme-aspect": ("warning", "longer than any bucket", "crop it"),
+    # copies
+    "exact-duplicate": ("warning", "same bytes as another file", "remove one, or use repeats"),
+    "pixel-duplicate": ("warning", "same pixels as another file", "remove one, or use repeats"),
+    "near-duplicate": ("warning", "nearly the same picture as another file", "remove one, when that is not meant"),
+    "mirrored-duplicate": ("info", "mirror image of another file", "nothing, when that is meant"),
+    "duplicates-skipped": ("info", "too many pictures to look for near-duplicates", "scan a part of them"),
+    # captions
+    "missing-caption": ("warning", "picture without a caption", "write one, or choose --missing-caption"),
+    "empty-caption": ("warning", "caption without text", "write one, or choose --missing-caption"),
+    "caption-encoding": ("error", "caption is not UTF-8", "save it as UTF-8"),
+    "caption-utf16": ("warning", "caption is UTF-16; read, though other tools do not", "save it as UTF-8"),
+    "caption-bom": ("info", "caption starts with a byte order mark, left out", "nothing"),
+    "caption-control-characters": ("error", "control characters in a caption", "save it as plain text"),
+    "caption-multiline": ("info", "several lines, joined", "nothing, when that is meant"),
+    "caption-too-long": ("warning", "longer than any text encoder takes", "shorten it"),
+    "orphan-caption": ("warning", "caption without a picture", "remove it, or look for its picture"),
+    "second-caption": ("info", "a second caption file, not used", "keep one of the two"),
+    "stem-collision": ("warning", "two pictures of one name share caption and mask", "rename one"),
+    # masks
+    "mask-size-mismatch": ("error", "mask and picture differ in shape", "make the mask again"),
+    "mask-resized": ("info", "mask and picture differ in size, not in shape", "nothing"),
+    "mask-empty": ("warning", "mask is black everywhere: nothing is trained", "paint it, or remove the picture"),
+    "mask-full": ("info", "mask is white everywhere", "nothing; it is the same as none"),
+    "mask-not-gray": ("warning", "mask has colours or transparency", "save it as gray"),
+    "orphan-mask": ("warning", "mask without a picture", "remove it, or look for its picture"),
+    "masks-unused": ("info", "masks lie beside the pictures and are not asked for", "--mask sidecar"),
+}

@@ -1,0 +1,181 @@
+"""One item, looked at in full: what is to be said of its picture, caption and mask, and what copies are known by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from prep import captions, images
+from prep.codes import CODES
+from prep.containers import Note
+from prep.digest import digest_bytes, digest_parts
+from prep.duplicates import LONG, SIDE, Thumb
+from prep.mask import fits
+from prep.records import Blob, Finding, Item, Size
+from prep.sources.blob import read_blob
+from prep.sources.folders import printable
+
+MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
+SMALL_SIDE = 64  # pixels: the smallest side of any bucket
+LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
+
+_EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
+               "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What copies of a picture are known by."""
+
+    file: str  # SHA-256 of the bytes
+    pixels: str  # SHA-256 of size and decoded pixels
+    size: Size
+    thumb: Thumb
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """One item after a look at everything in it."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    identity: Identity | None  # None: the picture cannot be decoded
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing of severity error was found."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+
+def check_item(item: Item) -> Examined:
+    """Reads and decodes everything of `item`. A pure function of its files; whatever is wrong with them is a finding."""
+    findings, identity = _check_picture(item)
+    if identity is not None or item.caption is not None:
+        findings += _check_caption(item)
+    findings += _check_mask(item, identity.size if identity else None)
+    return Examined(name=item.name, findings=tuple(findings), identity=identity)
+
+
+def finding(path: str, code: str, detail: str, *, fatal: bool = False) -> Finding:
+    """A finding as severe as its code is; `fatal` makes it an error."""
+    return Finding(path=path, code=code, severity="error" if fatal else CODES[code][0], detail=detail)
+
+
+def _unreadable(path: str, error: OSError) -> Finding:
+    return finding(path, "unreadable-file", f"cannot be read: {error.strerror or error}")
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def _check_picture(item: Item) -> tuple[list[Finding], Identity | None]:
+    try:
+        data = read_blob(item.picture)
+        header = images.read_header(data)
+        picture = images.decode(data, alpha="white")
+        alpha = np.asarray(images.alpha_of(data)) if header.has_alpha else None
+    except OSError as error:
+        return [_unreadable(item.name, error)], None
+    except images.BadPicture as error:
+        return [finding(item.name, error.code, error.detail, fatal=True)], None
+    notes = [*header.notes, *_header_notes(header, item.name)]
+    if alpha is not None and not alpha.any():
+        notes.append(("fully-transparent", "transparent everywhere; nothing of it will be seen"))
+    elif alpha is not None and alpha.min() < 255:
+        notes.append(("has-alpha", f"{float((alpha < 255).mean()):.0%} of it is transparent to some degree"))
+    elif len(picture.getcolors(1) or ()) == 1:
+        notes.append(("blank", "all pixels are the same"))
+    return [finding(item.name, *note) for note in notes], _identify(data, np.asarray(picture))
+
+
+def _identify(data: bytes, pixels: images.Pixels) -> Identity:
+    high, wide = pixels.shape[:2]
+    across = images.shrink_gray(pixels, (max(round(SIDE * wide / high), 2), SIDE))
+    down = images.shrink_gray(pixels, (SIDE, max(round(SIDE * high / wide), 2))).T
+    looks = digest_parts([f"{wide}x{high} ".encode(), pixels.tobytes()])
+    return Identity(file=digest_bytes(data), pixels=looks, size=(wide, high),
+                    thumb=Thumb(across=across[:, :LONG], down=down[:, :LONG]))
+
+
+def _header_notes(header: images.Header, name: str) -> Iterator[Note]:
+    """What the facts of a header amount to."""
+    (width, height), extension = header.size, PurePosixPath(name).suffix.lower()
+    if extension not in _EXTENSIONS[header.format]:
+        yield "wrong-extension", f"content is {header.format}, the name ends in '{extension}'"
+    if width * height > MANY_PIXELS:
+        yield "many-pixels", f"{width}x{height} pixels take much memory"
+    if header.frames > 1:
+        what = ("multi-page", "pages") if header.format == "TIFF" else ("animated", "frames")
+        yield what[0], f"{header.frames} {what[1]}; the first is used"
+    if header.bits > 8:
+        yield "high-bit-depth", f"{header.bits} bits per channel; reduced to 8"
+    if header.mode == "1":
+        yield "low-bit-depth", "1 bit per pixel"
+    if header.mode == "CMYK":
+        yield "not-rgb", "colours are CMYK; converted to sRGB"
+    if header.mode in ("1", "L", "LA", "F") or header.mode.startswith("I"):
+        yield "grayscale", "has one colour channel"
+    if min(width, height) < SMALL_SIDE:
+        yield "too-small", f"{width}x{height} pixels, expected at least {SMALL_SIDE} each way"
+    if max(width, height) > LONGEST * min(width, height):
+        yield "extreme-aspect", f"{width}x{height} pixels, expected at most {LONGEST}:1"
+
+
+# ---- its caption and mask --------------------------------------------------------------------------------------------
+
+
+def _check_caption(item: Item) -> list[Finding]:
+    if item.caption is None:
+        return [finding(item.name, "missing-caption", "no caption of this name")]
+    try:
+        _, notes = captions.examine_caption(read_blob(item.caption))
+    except OSError as error:
+        return [_unreadable(item.name, error)]
+    except captions.BadCaption as error:
+        return [finding(item.name, error.code, error.detail, fatal=True)]
+    return [finding(item.name, *note) for note in notes]
+
+
+def _check_mask(item: Item, size: Size | None) -> list[Finding]:
+    """Findings on the mask's own name; `size` of the picture, None when that cannot be decoded."""
+    if item.mask is None:
+        return []
+    where = mask_name(item, item.mask)
+    try:
+        data = read_blob(item.mask)
+        mask = np.asarray(images.decode_mask(data))
+        notes = [*_mask_colours(data), *_mask_values(mask)]
+    except OSError as error:
+        return [_unreadable(where, error)]
+    except images.BadPicture as error:
+        return [finding(where, error.code, error.detail, fatal=True)]
+    high, wide = mask.shape
+    if size is not None and (wide, high) != size:
+        code = "mask-resized" if fits((wide, high), size) else "mask-size-mismatch"
+        notes.append((code, f"mask has {wide}x{high} pixels, its picture {size[0]}x{size[1]}"))
+    return [finding(where, *note) for note in notes]
+
+
+def mask_name(item: Item, mask: Blob) -> str:
+    """The mask's name beside its picture's; its path when it lies elsewhere."""
+    if mask.path.parent != item.picture.path.parent:
+        return printable(str(mask.path))
+    return str(PurePosixPath(item.name).with_name(printable(mask.path.name)))
+
+
+def _mask_colours(data: bytes) -> Iterator[Note]:
+    if images.read_header(data).has_alpha:
+        yield "mask-not-gray", "mask has transparency, which counts as black"
+    colours = np.asarray(images.decode(data, alpha="black"))
+    if (colours != colours[:, :, :1]).any():
+        yield "mask-not-gray", "mask has colours, of which the brightness is used"
+
+
+def _mask_values(mask: images.Pixels) -> Iterator[Note]:
+    if not mask.any():
+        yield "mask-empty", "mask is black everywhere"
+    elif mask.min() == 255:
+        yield "mask-full", "mask is white everywhere"
