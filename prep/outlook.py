@@ -1,0 +1,140 @@
+"""What training will see of a bucketing: buckets, scale and crop, and by name who is left out or shown again.
+
+The names are those of epoch 0 with the seed given; other epochs leave out others, as many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prep.bucket import Bucketed, Bucketing
+from prep.keys import sample_id
+from prep.plan import Indices, StepPlan, Underfill, step_plan
+from prep.recipe import Recipe
+from prep.records import Size, Surveyed
+from prep.wants import roles_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """A sample that training shows `repeats` times an epoch."""
+
+    id: str
+    name: str
+    bucket: Size
+    repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """A bucketing and the step plan over its training samples."""
+
+    bucketing: Bucketing
+    showings: tuple[tuple[Showing, ...], ...]  # by bucket of `bucketing`, sorted by id as `train` counts them
+    plan: StepPlan
+    world: int  # ranks
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names that epoch 0 does not show, sorted, once for each showing lost."""
+        return self._names(self.plan.left_out(0))
+
+    @property
+    def repeated(self) -> list[str]:
+        """Names shown again to fill up in epoch 0, sorted, once for each extra showing."""
+        return self._names(self.plan.repeated(0))
+
+    @property
+    def idle_ranks(self) -> int:
+        """Ranks that have no micro-batch even in a full step."""
+        return max(0, self.world - self.plan.per_step)
+
+    def _names(self, by_bucket: Mapping[int, Indices]) -> list[str]:
+        found: list[str] = []
+        for bucket, occurrences in by_bucket.items():
+            members = self.showings[bucket]
+            ends = np.cumsum([member.repeats for member in members])
+            found += [members[place].name for place in np.searchsorted(ends, occurrences, side="right")]
+        return sorted(found)
+
+
+def showings_of(recipe: Recipe, items: Sequence[Surveyed], bucketing: Bucketing) -> tuple[Showing, ...]:
+    """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
+    roles, _ = roles_of(recipe, items)
+    copies: Counter[tuple[str, Size]] = Counter()
+    found = []
+    for placed in sorted(bucketing.pictures, key=lambda one: _order(items[one.index])):
+        item, bucket = items[placed.index], placed.placement.bucket
+        copy = copies[(item.picture, bucket)]
+        copies[(item.picture, bucket)] += 1
+        if roles[placed.index] != "validation":
+            found.append(Showing(id=sample_id(item.picture, bucket, copy), name=item.item.name, bucket=bucket,
+                                 repeats=recipe.sources[item.item.source].repeats))  # fmt: skip
+    return tuple(found)
+
+
+def outlook_of(
+    bucketing: Bucketing,
+    showings: Iterable[Showing],
+    *,
+    batch_size: int,
+    micro_batch: int | None = None,
+    underfill: Underfill = "partial",
+    seed: int = 0,
+    world: int = 1,
+) -> Outlook:
+    """The outlook of training on `showings`. Raises `ConfigError` for sizes that make no steps."""
+    by_bucket: dict[Size, list[Showing]] = defaultdict(list)
+    for showing in showings:
+        by_bucket[showing.bucket].append(showing)
+    members = tuple(tuple(sorted(by_bucket[bucket], key=lambda one: one.id)) for bucket in bucketing.buckets)
+    counts = [sum(member.repeats for member in inside) for inside in members]
+    plan = step_plan(counts, seed=seed, batch_size=batch_size, micro_batch=micro_batch, underfill=underfill)
+    return Outlook(bucketing=bucketing, showings=members, plan=plan, world=world)
+
+
+def as_json(outlook: Outlook) -> dict[str, Any]:
+    """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
+    plan, bucketing = outlook.plan, outlook.bucketing
+    inside: dict[Size, list[Bucketed]] = defaultdict(list)
+    for one in bucketing.pictures:
+        inside[one.placement.bucket].append(one)
+    return {
+        "format": "latentry/bucket", "version": 1,
+        "buckets": [
+            {"size": list(size), "samples": len(members), "showings": count, "batches": batches,
+             **_summary(inside[size])}
+            for size, members, count, batches
+            in zip(bucketing.buckets, outlook.showings, plan.counts, plan.batches, strict=True)
+        ],
+        "steps_per_epoch": plan.steps_per_epoch, "batch_size": plan.batch_size, "micro_batch": plan.micro_batch,
+        "underfill": plan.underfill, "world": outlook.world, "idle_ranks": outlook.idle_ranks,
+        "left_out": outlook.left_out, "repeated": outlook.repeated,
+        "merges": [{"bucket": list(merge.bucket), "into": list(merge.into), "pictures": merge.pictures}
+                   for merge in bucketing.merges],
+        "findings": [{"path": one.path, "code": one.code, "severity": one.severity, "detail": one.detail}
+                     for one in bucketing.findings],
+        "pictures": [_picture(one) for one in bucketing.pictures],
+    }  # fmt: skip
+
+
+def _summary(inside: Sequence[Bucketed]) -> dict[str, Any]:
+    losses, scales = [one.crop_loss for one in inside], [one.scale for one in inside]
+    return {"pictures": len(inside), "upscaled": sum(one.upscaled for one in inside),
+            "scale": [round(min(scales), 4), round(max(scales), 4)],
+            "crop_loss": {"mean": round(sum(losses) / len(losses), 2), "worst": round(max(losses), 2)}}  # fmt: skip
+
+
+def _picture(one: Bucketed) -> dict[str, Any]:
+    return {"name": one.name, "size": list(one.size), "bucket": list(one.placement.bucket),
+            "scaled": list(one.placement.scaled), "crop": list(one.placement.crop), "scale": round(one.scale, 4),
+            "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}  # fmt: skip
+
+
+def _order(item: Surveyed) -> tuple[int, str]:
+    return item.item.source, item.item.name

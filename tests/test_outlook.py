@@ -1,0 +1,86 @@
+"""The outlook of `prep bucket`: its counts are the step plan's, its names those that `train` will leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prep.bucket import bucketing
+from prep.outlook import Showing, as_json, outlook_of, showings_of
+from prep.recipe import Recipe, Source
+from prep.records import Blob, Item, Surveyed
+from prep.sizes import Rules
+
+RULES = Rules(resolution=512)
+
+
+def surveyed(name, size=(512, 512), *, source=0, picture=None):
+    item = Item(name=name, source=source, picture=Blob(path=Path(name)), caption=None, mask=None)
+    return Surveyed(item=item, picture=picture or name.encode().hex().ljust(64, "0"), size=size, has_alpha=False,
+                    captions=("x",), mask=None)  # fmt: skip
+
+
+def placed(items):
+    return bucketing(((item.item.name, item.size) for item in items), RULES)
+
+
+def shown(result, repeats=1):
+    return [Showing(id=str(one.index).zfill(4), name=one.name, bucket=one.placement.bucket, repeats=repeats)
+            for one in result.pictures]  # fmt: skip
+
+
+def pictures(square, wide):
+    return [surveyed(f"s{number}.png") for number in range(square)] + [
+        surveyed(f"w{number}.png", (640, 384)) for number in range(wide)]  # fmt: skip
+
+
+def test_json_has_the_promised_shape():
+    result = placed(pictures(5, 3))
+    document = as_json(outlook_of(result, shown(result), batch_size=4, micro_batch=2))
+    assert [(one["size"], one["samples"], one["batches"]) for one in document["buckets"]] == [
+        ([512, 512], 5, 3), ([640, 384], 3, 2)]  # fmt: skip
+    assert document["steps_per_epoch"] == 3
+    assert (document["left_out"], document["repeated"]) == ([], [])
+    assert document["buckets"][0]["crop_loss"] == {"mean": 0.0, "worst": 0.0}
+    assert document["buckets"][0]["scale"] == [1.0, 1.0]
+    assert document["pictures"][0] == {
+        "name": "s0.png", "size": [512, 512], "bucket": [512, 512], "scaled": [512, 512], "crop": [0, 0], "scale": 1.0,
+        "crop_loss": 0.0, "upscaled": False}  # fmt: skip
+
+
+def test_drop_names_everybody_it_leaves_out():
+    result = placed(pictures(5, 3))
+    document = as_json(outlook_of(result, shown(result), batch_size=4, underfill="drop"))
+    assert document["steps_per_epoch"] == 1
+    assert len(document["left_out"]) == 4
+    assert {"w0.png", "w1.png", "w2.png"} < set(document["left_out"])
+
+
+def test_repeat_names_everybody_it_shows_again():
+    result = placed(pictures(0, 1))
+    document = as_json(outlook_of(result, shown(result), batch_size=4, underfill="repeat"))
+    assert document["repeated"] == ["w0.png"] * 3
+
+
+def test_repeats_count():
+    result = placed(pictures(2, 0))
+    document = as_json(outlook_of(result, shown(result, repeats=3), batch_size=4, underfill="drop"))
+    assert document["buckets"][0]["showings"] == 6
+    assert len(document["left_out"]) == 2
+
+
+@pytest.mark.parametrize(("world", "idle"), [(1, 0), (2, 0), (4, 2)])
+def test_ranks_with_nothing_to_do(world, idle):
+    result = placed(pictures(5, 3))
+    outlook = outlook_of(result, shown(result), batch_size=4, micro_batch=2, world=world)
+    assert as_json(outlook)["idle_ranks"] == idle
+
+
+def test_showings_have_the_ids_that_encode_gives():
+    items = [surveyed("b.png", picture="aa"), surveyed("a.png", picture="aa"), surveyed("c.png", source=1),
+             surveyed("tiny.png", (9, 9))]  # fmt: skip
+    recipe = Recipe(sources=(Source(path=Path("p"), repeats=2), Source(path=Path("q"), role="validation")))
+    found = showings_of(recipe, items, placed(items))
+    assert [(one.name, one.repeats) for one in found] == [("a.png", 2), ("b.png", 2)]
+    assert len({one.id for one in found}) == 2
