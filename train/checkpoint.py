@@ -80,6 +80,17 @@ def write_folder(folder: Path, parts: Iterable[Part]) -> None:
         files.remove_tree(staged)
 
 
+def write_file(path: Path, part: Part) -> None:
+    """`path` has the part's content and is on the disk; an older file gives way in one step."""
+    staged = files.beside(path)
+    try:
+        write_part(staged, part)
+        files.rename(staged, path)
+    finally:
+        files.remove(staged)
+    files.sync_dir(path.parent)
+
+
 def write_part(path: Path, part: Part) -> None:
     """Creates the file and syncs it."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ Unknown keys are errors with a suggestion; a value out of range names its key, w
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -128,9 +129,13 @@ _SECTIONS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The settings in the file at `path`, changed by `overrides` (`{"lora.rank": 8}`). Raises `ConfigError`."""
-    table = {} if path is None else _read(path)
+def load(path: Path | None, overrides: Mapping[str, Any] | None = None, start: Mapping[str, Any] | None = None,
+         ) -> Config:
+    """The settings in the file at `path`, or of `start`, changed by `overrides` (`{"lora.rank": 8}`).
+
+    Raises `ConfigError`.
+    """
+    table = copy.deepcopy(dict(start or {})) if path is None else _read(path)
     for name, value in (overrides or {}).items():
         _put(table, name, value)
         if name in _INSTEAD and _INSTEAD[name] not in (overrides or {}):

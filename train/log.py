@@ -23,6 +23,7 @@ class Log:
     def __init__(self, path: Path, watch: Watch) -> None:
         self._file = path.open("a", encoding="utf-8")
         self._watch = watch
+        self.last: Event = {}
 
     def __call__(self, event: str, step: int, **values: Any) -> None:
         """Writes one event; numbers that JSON cannot spell become null."""
@@ -30,6 +31,7 @@ class Log:
         self._file.write(json.dumps(body) + "\n")
         self._file.flush()
         self._watch(body)
+        self.last = body
 
     def __enter__(self) -> Log:
         return self

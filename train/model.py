@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
         unet.enable_gradient_checkpointing()
     place(unet, device)
     alphas = noise_schedule(model)
-    if config.method == "full" or config.lora.dropout:
-        unet.train(adapt)
+    unet.train(adapt)
     return Denoiser(unet=unet, alphas=move(alphas, device), prediction=prediction, device=device, dtype=dtype,
                     parameters={name: value for name, value in unet.named_parameters() if name in trained})
 
@@ -69,6 +69,17 @@ def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, text_BL
         wanted = denoiser.dtype if denoiser.dtype != torch.float32 else text_BLD.dtype
         answer: Tensor = denoiser.unet(noised_BChw.to(wanted), timestep_B, text_BLD.to(wanted)).sample
     return answer
+
+
+@contextmanager
+def evaluating(denoiser: Denoiser) -> Iterator[None]:
+    """Within it dropout is off; afterwards the model is as it was."""
+    before = denoiser.unet.training
+    denoiser.unet.eval()
+    try:
+        yield
+    finally:
+        denoiser.unet.train(before)
 
 
 def noise_schedule(model: Path) -> Tensor:

@@ -1,0 +1,204 @@
+"""The training loop: one straight line, no trainer class.
+
+A step is one or more micro-batches whose gradients are summed and divided once. State is one integer beside the
+tensors: every draw is keyed, so step k of a resumed run is step k of one that never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from prep.cache.files import make_dirs, write_whole
+from prep.draw import draw_key
+from prep.errors import ConfigError, Problem
+from train import checkpoint, draws, ema
+from train.check import Setup
+from train.checkpoint import State
+from train.config import as_table
+from train.data import Batch, Rows, batches
+from train.device import move
+from train.forward import answer, latents_of, share
+from train.grid import grid_png
+from train.log import Log
+from train.prompts import current
+from train.sample import pictures
+from train.trainee import Trainee, averaged, begin, parts, restore, update, weight_parts
+from train.validate import validate
+
+
+def train(setup: Setup, run: Path, device: torch.device, log: Log, *, resume: bool) -> None:
+    """Trains to the last step, from the newest checkpoint of `run` where `resume` finds one, and writes the result.
+
+    On Ctrl-C (or SIGTERM) the step is finished, a checkpoint kept, and `KeyboardInterrupt` raised.
+    """
+    trainee, rows = begin(setup, device), Rows(setup.index)
+    first = _go_on(trainee, setup, run) if resume else 0
+    log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(device),
+        parameters=sum(value.numel() for value in trainee.denoiser.parameters.values()))
+    if first == 0:
+        _look(trainee, rows, setup, run, log, 0)
+    with _stopping() as stop:
+        for step in _steps(trainee, rows, setup, log, first):
+            _look(trainee, rows, setup, run, log, step)
+            if stop.is_set() or step == setup.steps or _due(setup.config.checkpoint.every, step):
+                _keep(trainee, setup, run, log, step)
+            if stop.is_set() and step < setup.steps:
+                raise KeyboardInterrupt
+    _finish(trainee, setup, run, max(first, setup.steps))
+    log("end", max(first, setup.steps), result=_result(setup))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gathered:
+    """What the micro-batches of a step summed up to; their gradients are in the parameters."""
+
+    error: Tensor
+    weight: Tensor
+    samples: int
+    waited: float  # seconds for data
+
+
+def _steps(trainee: Trainee, rows: Rows, setup: Setup, log: Log, first: int) -> Iterator[int]:
+    """Makes one optimizer step after another; yields how many are done."""
+    config, timesteps = setup.config, trainee.denoiser.timesteps
+    requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
+                              timesteps=timesteps)
+    pinned = trainee.denoiser.device.type == "cuda"
+    with batches(rows, requests, masked=config.loss.masked, pinned=pinned) as feed:
+        for step in range(first, setup.steps):
+            begun = time.perf_counter()
+            _seed(config.seed, step)
+            gathered = _gather(trainee, setup, feed)
+            loss = float(gathered.error) / max(float(gathered.weight), 1e-12)
+            norm, rate = update(trainee, setup, step, gathered.weight)
+            seconds = time.perf_counter() - begun
+            log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=gathered.samples, seconds=seconds,
+                wait=gathered.waited, samples_per_second=gathered.samples / seconds)
+            _check_finite(loss, norm, step + 1)
+            yield step + 1
+
+
+def _gather(trainee: Trainee, setup: Setup, feed: Iterator[Batch]) -> _Gathered:
+    """Forward and backward of every micro-batch of one step."""
+    denoiser, settings, latents = trainee.denoiser, setup.config.loss, latents_of(setup.manifest)
+    error = move(torch.zeros(()), denoiser.device)
+    weight, samples, waited, last = torch.zeros_like(error), 0, 0.0, False
+    while not last:
+        asked = time.perf_counter()
+        batch = next(feed)
+        waited += time.perf_counter() - asked
+        sums = share(answer(denoiser, batch.to(denoiser.device), latents, settings), settings)
+        sums.error.backward()  # type: ignore[no-untyped-call]
+        error, weight = error + sums.error.detach(), weight + sums.weight
+        samples, last = samples + len(batch.shots), batch.last
+    return _Gathered(error=error, weight=weight, samples=samples, waited=waited)
+
+
+def _seed(seed: int, step: int) -> None:
+    """LoRA's dropout draws from torch's own generator: it too is a function of the step alone."""
+    torch.manual_seed(draw_key(seed, step, b"", 0, "dropout-mask")[0])
+
+
+def _check_finite(loss: float, norm: float, step: int) -> None:
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise ConfigError(f"loss is {loss} and the gradient's norm {norm} in step {step}, expected finite numbers",
+                          hint="a smaller optimizer.lr; --resume goes on from the last checkpoint")
+
+
+def _look(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
+    """Validates and samples when it is time, with the moving average where there is one."""
+    config = setup.config
+    with ema.swapped_in(trainee.shadow, trainee.denoiser.parameters):
+        if config.validation.every and (_due(config.validation.every, step) or step in (0, setup.steps)):
+            found = validate(trainee.denoiser, rows, setup)
+            if found is not None:
+                log("validation", step, loss=found.loss, timesteps=found.timesteps, losses=found.losses,
+                    samples=found.samples)
+        if config.sample.every and (_due(config.sample.every, step) or step in (0, setup.steps)):
+            _sample(trainee, rows, setup, run, log, step)
+
+
+def _sample(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
+    """Pictures of the prompts as they are now; whatever is wrong with them is a warning, and training goes on."""
+    try:
+        found = current(rows.index)
+        for warning in found.warnings:
+            log("warning", step, text=warning)
+        if not found.prompts:
+            return
+        made = pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
+    except (Problem, torch.OutOfMemoryError) as problem:
+        log("warning", step, text=f"no sample pictures: {problem}")
+        return
+    path = run / "samples" / f"step-{step:06d}.png"
+    make_dirs(path.parent)
+    labels = [prompt.prompt for prompt in found.prompts]
+    write_whole(path, grid_png(made, labels, math.ceil(math.sqrt(len(made)))))
+    log("sample", step, picture=path.relative_to(run).as_posix())
+
+
+def _keep(trainee: Trainee, setup: Setup, run: Path, log: Log, step: int) -> None:
+    state = State(step=step, manifest=setup.manifest.digest, config=as_table(setup.config))
+    folder = checkpoint.save(run, state, parts(trainee, setup, step), setup.config.checkpoint.keep)
+    log("checkpoint", step, folder=folder.relative_to(run).as_posix())
+
+
+def _go_on(trainee: Trainee, setup: Setup, run: Path) -> int:
+    """Restores the newest whole checkpoint, which `rundir.claim` has compared, and returns its step; 0 without one."""
+    folders = checkpoint.found(run)
+    if not folders:
+        return 0
+    state = checkpoint.read_state(folders[-1])
+    restore(trainee, setup, folders[-1])
+    return state.step
+
+
+def _finish(trainee: Trainee, setup: Setup, run: Path, step: int) -> None:
+    """Writes what the run is for: RUN/lora.safetensors, or RUN/unet/ as diffusers has it."""
+    values = averaged(trainee)
+    if setup.config.method == "lora":
+        for part in weight_parts(trainee.denoiser, values, setup, step, _result(setup)):
+            checkpoint.write_file(run / part.name, part)
+        return
+    name = "diffusion_pytorch_model.safetensors"
+    checkpoint.write_folder(run / _result(setup), weight_parts(trainee.denoiser, values, setup, step, name))
+
+
+def _result(setup: Setup) -> str:
+    return "lora.safetensors" if setup.config.method == "lora" else "unet"
+
+
+def _due(every: int, step: int) -> bool:
+    return every > 0 and step > 0 and step % every == 0
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; the second one ends the program at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only it may handle signals
+        yield stop
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

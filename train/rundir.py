@@ -1,0 +1,98 @@
+"""A run's directory: what it is called, what is in run.json, and when a path may become one.
+
+    RUN/run.json              which manifest and model, with which settings
+    RUN/log.jsonl             what happened
+    RUN/checkpoints/ samples/
+    RUN/lora.safetensors | unet/    the result
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from prep.cache.files import make_dirs, write_whole
+from prep.errors import PathError
+from prep.paths import Place, check_apart
+from train import checkpoint
+from train.check import Asked, Setup
+from train.config import Config, as_table, parse
+
+FORMAT = "latentry/run"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What run.json says."""
+
+    folder: Path
+    asked: Asked
+    config: Config
+    table: Mapping[str, Any]  # the settings as they stand there
+
+
+def claim(folder: Path, setup: Setup, asked: Asked, *, resume: bool) -> None:
+    """Makes `folder` the run's directory and writes run.json.
+
+    Raises `PathError`; with `resume`, `CacheError` and `ConfigError` where its newest checkpoint does not fit `setup`.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise PathError(f"{folder} is a file, expected a directory for the run", hint="name another with -o")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / "run.json").is_file():
+            raise PathError(f"{folder} is not empty and is no run of train", hint="name another directory with -o")
+        if not resume:
+            raise PathError(f"{folder} holds a run already", hint=f"--resume goes on with it; or name another with "
+                            f"-o, like {folder.name}-2")
+    sources = [Place(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
+    for other in (Place(role="cache", path=setup.manifest.cache_root), *sources):
+        if other.path.exists():
+            check_apart([Place(role="run", path=folder, may_hold=("cache", "pictures")), other])
+    for newest in checkpoint.found(folder)[-1:]:
+        checkpoint.check_same(checkpoint.read_state(newest), setup.manifest.digest, as_table(setup.config))
+    make_dirs(folder)
+    write_whole(folder / "run.json", json.dumps(_document(folder, setup, asked), indent=1).encode() + b"\n")
+
+
+def read(folder: Path) -> Run:
+    """The run in `folder`. Raises `PathError` when there is none, `ConfigError` for settings that are not ours."""
+    path = folder / "run.json"
+    try:
+        body = json.loads(path.read_bytes())
+        if body.get("format") != FORMAT or body.get("version") != VERSION:
+            raise PathError(f"{path} has format {body.get('format')!r} version {body.get('version')!r}, "
+                            f"this program reads '{FORMAT}' version {VERSION}")
+        asked = Asked(manifest=folder / PurePosixPath(body["manifest"]), model=_model(folder, body["model"]),
+                      other_encoders=bool(body["other_encoders"]))
+        table = dict(body["config"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PathError(f"{folder} is no run of train: cannot read {path.name}: {error}",
+                        hint="name the directory that train run wrote (-o)") from None
+    return Run(folder=folder, asked=asked, config=parse(table, str(path)), table=table)
+
+
+def _document(folder: Path, setup: Setup, asked: Asked) -> dict[str, Any]:
+    """Paths are relative to the run, so that both can move together."""
+    model = asked.model
+    if model is not None and Path(model).is_dir():
+        model = os.path.relpath(Path(model).resolve(), folder.resolve())
+        return {**_facts(folder, setup, asked), "model": {"path": Path(model).as_posix()}}
+    return {**_facts(folder, setup, asked), "model": None if model is None else {"hub": model}}
+
+
+def _facts(folder: Path, setup: Setup, asked: Asked) -> dict[str, Any]:
+    place = os.path.relpath(asked.manifest.resolve(), folder.resolve())
+    return {"format": FORMAT, "version": VERSION, "manifest": Path(place).as_posix(),
+            "manifest_digest": setup.manifest.digest, "other_encoders": bool(setup.others) or asked.other_encoders,
+            "config": as_table(setup.config)}
+
+
+def _model(folder: Path, named: Mapping[str, str] | None) -> str | None:
+    if named is None:
+        return None
+    return str(folder / PurePosixPath(named["path"])) if "path" in named else str(named["hub"])

@@ -1,0 +1,51 @@
+"""The loss on samples that are never trained on, with noise and timesteps that never change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from train import draws, loss
+from train.check import Setup
+from train.data import Rows, batches
+from train.device import back
+from train.forward import answer, latents_of
+from train.model import Denoiser, evaluating
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validated:
+    """The mean over all validation samples, and by timestep."""
+
+    loss: float
+    timesteps: tuple[int, ...]
+    losses: tuple[float, ...]  # by timestep
+    samples: int
+
+
+def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
+    """The denoiser's loss as it is now, or `None` without validation samples. Leaves no trace in the denoiser.
+
+    Masks count as in training; sample weights and min-SNR do not, so that runs with other weights compare.
+    """
+    config = setup.config
+    wanted = draws.spread(config.validation.timesteps, denoiser.timesteps)
+    requests = draws.validation(rows.index, config.micro_batch, count=config.validation.timesteps,
+                                timesteps=denoiser.timesteps)
+    sums, counts = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0)
+    latents = latents_of(setup.manifest)
+    with (evaluating(denoiser), torch.no_grad(),
+          batches(rows, requests, masked=config.loss.masked, pinned=denoiser.device.type == "cuda") as feed):
+        for batch in feed:
+            given = answer(denoiser, batch.to(denoiser.device), latents, config.loss)
+            each = loss.per_sample(given.predicted_BChw, given.target_BChw, given.weight_B1hw)
+            for shot, value in zip(batch.shots, back(each).tolist(), strict=True):
+                sums[shot.timestep] += value
+                counts[shot.timestep] += 1
+    samples = counts[wanted[0]]
+    if not samples:
+        return None
+    losses = tuple(sums[at] / counts[at] for at in wanted)
+    return Validated(loss=sum(sums.values()) / sum(counts.values()), timesteps=tuple(wanted), losses=losses,
+                     samples=samples)
