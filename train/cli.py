@@ -44,8 +44,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="nothing on stderr but warn
 
 @app.command()
 def check(
-    manifest: ManifestArg, config: Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory of the run (default: runs/NAME)")]
-ConfigOpt = None, model: ModelOpt = None, method: Method = None, steps: Steps = None,
+    manifest: ManifestArg, config: ConfigOpt = None, model: ModelOpt = None, method: Method = None, steps: Steps = None,
     epochs: Epochs = None, batch_size: BatchSize = None, micro_batch: MicroBatch = None, underfill: Underfill = None,
     seed: Seed = None, precision: Precision = None, lr: Lr = None, rank: Rank = None, masked: Masked = None,
     settings: Set = None, allow_other_encoders: Others = False, download: Download = False, as_json: AsJson = False,
@@ -65,8 +64,7 @@ ConfigOpt = None, model: ModelOpt = None, method: Method = None, steps: Steps = 
 
 @app.command(name="run")
 def run_(
-    manifest: ManifestArg, config: Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory of the run (default: runs/NAME)")]
-ConfigOpt = None, model: ModelOpt = None,
+    manifest: ManifestArg, config: ConfigOpt = None, model: ModelOpt = None,
     output: Output = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint of the run")] = False,
     method: Method = None, steps: Steps = None, epochs: Epochs = None, batch_size: BatchSize = None,

@@ -53,10 +53,10 @@ def _pair(each: Check) -> Check:
 
 
 def _size(value: Any, where: str) -> tuple[Any, ...]:
-    """(width, height) in pixels; multiples of 64 fit every model of factor 8 that halves three times."""
-    size: tuple[Any, ...] = _pair(whole(64, 8192))(value, where)
-    if any(side % 64 for side in size):
-        raise Unparsed(f"{where} is {list(size)}, expected [width, height] in multiples of 64")
+    """(width, height) in pixels; 8 of them make a latent cell."""
+    size: tuple[Any, ...] = _pair(whole(8, 8192))(value, where)
+    if any(side % 8 for side in size):
+        raise Unparsed(f"{where} is {list(size)}, expected [width, height] in multiples of 8")
     return size
 
 
