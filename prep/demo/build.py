@@ -87,9 +87,13 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
         save_file(weights, path, metadata={"format": "pt"})
 
 
-def load_vae(folder: Path) -> Any:
-    """The VAE that was saved in `folder`."""
-    return _untyped.AutoencoderKL.from_pretrained(folder, low_cpu_mem_usage=False)
+def load_parts(folder: Path) -> Parts:
+    """The networks of a written pipeline, in float32."""
+    return Parts(
+        vae=_untyped.AutoencoderKL.from_pretrained(folder / "vae", low_cpu_mem_usage=False),
+        text=CLIPTextModel.from_pretrained(folder / "text_encoder"),
+        unet=_untyped.UNet2DConditionModel.from_pretrained(folder / "unet", low_cpu_mem_usage=False),
+    )
 
 
 def scheduler() -> Any:

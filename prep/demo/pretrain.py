@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from transformers import CLIPTokenizer
 
-from prep.demo.build import TINY, Parts, load_vae, make_parts, scheduler, write_pipeline
+from prep.demo.build import TINY, Parts, load_parts, make_parts, scheduler, write_pipeline
 from prep.demo.pretrain_vae import SIZES, Labels, draw_batch, encode, train_vae
 from prep.demo.steps import Average, advance, learning_rate, progress
 from prep.demo.words import MAX_TOKENS, caption, write_tokenizer
@@ -44,12 +44,9 @@ def main() -> None:
     options = _options()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(options.threads)
-    parts = make_parts(TINY, seed=options.seed)
-    if options.vae:
-        parts = Parts(vae=load_vae(options.vae), text=parts.text, unet=parts.unet)
-    else:
+    parts = load_parts(options.start) if options.start else make_parts(TINY, seed=options.seed)
+    if options.vae_minutes:
         train_vae(parts.vae, minutes=options.vae_minutes, seed=options.seed)
-        parts.vae.save_pretrained(options.out / "vae")
     rng = np.random.default_rng((options.seed, 2))
     data = [encode_drawn(parts.vae, size, rng) for size in SIZES]
     train_unet(parts, data, tokenizer=load_tokenizer(options.out), minutes=options.minutes, rng=rng)
@@ -113,7 +110,7 @@ def load_tokenizer(out: Path) -> Any:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory of the pipeline to write")
-    parser.add_argument("--vae", type=Path, help="a VAE that is trained already")
+    parser.add_argument("--start", type=Path, help="pipeline to go on from; default: random weights")
     parser.add_argument("--vae-minutes", type=float, default=10)
     parser.add_argument("--minutes", type=float, default=25, help="for UNet and text encoder")
     parser.add_argument("--threads", type=int, default=2)
