@@ -15,9 +15,86 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
                   help="Turns pictures, captions and masks into a verified cache and one manifest.json.")
 
 
-@app.callback()
-def _prep() -> None:
-    """Here so that typer keeps command names even while there is one command."""
+@app.command()
+def scan(
+    source: opt.SourceArg,
+    mask: Annotated[str, typer.Option(help="where masks are: none, sidecar, alpha, or a directory")] = "sidecar",
+    strict: Annotated[bool, typer.Option("--strict", help="exit 1 for warnings, too")] = False,
+    jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Decode every picture, read every caption and mask, and say what is wrong with them. Exit 1 for errors."""
+    from prep.report.terminal import findings_table
+    from prep.scan import as_json as document
+    from prep.scan import scan as scan_all
+    from prep.survey import walk_all
+
+    images_quiet()
+    recipe = opt.recipe_of(source, mask=mask if source.suffix != ".toml" else None)
+    with progress("scanning", None, unit="pictures", shown=not quiet) as tick:
+        report = scan_all(walk_all(recipe), jobs=jobs, tick=tick)
+    if as_json:
+        put_json(document(report))
+    else:
+        put(findings_table(report.findings, pictures=report.pictures, usable=report.samples))
+    if report.count("error") or (strict and report.count("warning")):
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+@app.command()
+def bucket(
+    source: opt.SourceArg,
+    batch_size: Annotated[int, typer.Option(help="samples per optimizer step, over all ranks", min=1)] = 4,
+    micro_batch: Annotated[int | None, typer.Option(help="samples per forward pass (default: batch size)")] = None,
+    underfill: Annotated[str, typer.Option(help="of a bucket's last micro-batch: drop, partial or repeat")] = "partial",
+    world: Annotated[int, typer.Option(help="ranks that share a step", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="of the epoch whose names are listed")] = 0,
+    resolution: opt.Resolution = None, step: opt.Step = None, buckets: opt.Buckets = None,
+    min_bucket: opt.MinBucket = None, upscale: opt.Upscale = None, validation: opt.Validation = None,
+    jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Show buckets and step plan: scale, crop loss, and by name each picture that is left out or repeated."""
+    from prep import outlook
+    from prep.encode import buckets_for
+    from prep.facts import Facts
+    from prep.report.terminal import outlook_tables
+    from prep.survey import survey
+
+    images_quiet()
+    recipe = opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, min_bucket=min_bucket,
+                           upscale=upscale, validation=validation, missing_caption="empty")
+    with progress("reading", None, unit="pictures", shown=not quiet) as tick:
+        surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick)
+    bucketing = buckets_for(recipe, surveyed)
+    view = outlook.outlook_of(bucketing, outlook.showings_of(recipe, surveyed.items, bucketing), batch_size=batch_size,
+                              micro_batch=micro_batch, underfill=parse_underfill(underfill), seed=seed, world=world)
+    if as_json:
+        put_json(outlook.as_json(view))
+    else:
+        put(outlook_tables(view))
+
+
+@app.command()
+def mask(
+    source: opt.SourceArg,
+    method: Annotated[str, typer.Option("--with", help="alpha, or color: what differs from --colour trains")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="directory for the masks, apart from the pictures")],
+    colour: Annotated[str, typer.Option(help="background colour of --with color")] = "white",
+    tolerance: Annotated[int, typer.Option(help="how far a channel may be from it, 0 to 255", min=0, max=255)] = 16,
+    force: Annotated[bool, typer.Option("--force", help="make masks anew that are there already")] = False,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Write mask pictures, NAME-masklabel.png, to look at, edit, and encode with --mask DIR."""
+    from prep.command_mask import as_text, mask_all
+    from prep.command_mask import as_json as document
+
+    images_quiet()
+    recipe = opt.recipe_of(source)
+    with progress("masking", None, unit="pictures", shown=not quiet) as tick:
+        made = mask_all(recipe, method=method, output=output, colour=colour, tolerance=tolerance, force=force, tick=tick)
+    if as_json:
+        put_json(document(made, output))
+    else:
+        put(as_text(made, output))
 
 
 @app.command()
@@ -60,6 +137,53 @@ def encode(
         put_json(report.as_json(time.monotonic() - begun))
     else:
         put(report.as_text(time.monotonic() - begun))
+
+
+@app.command()
+def inspect(
+    manifest: opt.ManifestArg,
+    sample: Annotated[str | None, typer.Option(help="show all about the sample of this name")] = None,
+    html: Annotated[Path | None, typer.Option(help="write one self-contained page with plots and a gallery")] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Show what a manifest holds: fields, dtypes, shapes, buckets, sizes, models, rejects."""
+    from prep import audit, report
+    from prep.manifest import read
+
+    images_quiet()
+    opened = read(manifest)
+    if html is not None:
+        from prep.report.page import write_page
+
+        write_page(opened, html)
+        say(f"wrote {html}")
+    document = audit.inspect(opened) if sample is None else audit.sample(opened, sample)
+    if as_json:
+        put_json(document)
+    elif html is None or sample is not None:
+        put(report.terminal.inspect_tables(document) if sample is None else report.terminal.sample_text(document))
+
+
+@app.command()
+def verify(
+    manifest: opt.ManifestArg,
+    quick: Annotated[bool, typer.Option("--quick", help="sizes and indexes only, no checksums of rows")] = False,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
+    from prep import audit
+    from prep.manifest import read
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty directory", show_default=False)],
+) -> None:
+    """Write a small drawn dataset, a tiny trained model and recipes, so that everything runs with no download."""
+    from prep.demo import write_demo
+
+    write_demo(directory)
+    put(f"wrote pictures, prompts and recipes to {directory}, and a tiny model to {directory / 'model'}")
 
 
 def main() -> NoReturn:

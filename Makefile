@@ -1,0 +1,37 @@
+# Two commands for a new machine with Python 3.11 or later: `make demo`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+DEMO ?= demo
+
+.PHONY: venv demo test test-all lint bench clean
+
+venv: $(STAMP)
+
+# torch first and by its exact version: a plain "torch" fetches gigabytes of CUDA libraries on Linux.
+$(STAMP): pyproject.toml .ci/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: venv
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh manifests/demo.sh $(DEMO)
+
+test: venv
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+test-all: venv
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'slow or not slow'
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: venv
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf $(VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis latentry.egg-info

@@ -1,0 +1,110 @@
+"""Remembered file facts: trusted only where the stamps can be, and disposable."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+
+import pytest
+
+from prep import facts
+from prep.facts import Facts
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"one")
+    return path
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "facts.sqlite"
+
+
+def ask(known: Facts, file) -> tuple[str, int]:
+    """What is said of the file, and how many files had to be read."""
+    value = known.of(file, "text", lambda data: {"text": data.decode()})
+    return value["text"], known.read
+
+
+def test_an_unchanged_file_is_not_read_again(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    first = Facts(store)
+    assert ask(first, file) == ("one", 1)
+    first.save()
+    assert ask(Facts(store), file) == ("one", 0)
+    assert ask(Facts(store, trust=False), file) == ("one", 1)
+    file.rename(file.with_name("b"))
+    assert ask(Facts(store), file.with_name("b"))[0] == "one"
+
+
+def test_a_file_written_just_now_is_not_trusted(file, store):
+    first = Facts(store)
+    ask(first, file)
+    first.save()
+    assert ask(Facts(store), file) == ("one", 1)
+
+
+def test_same_size_and_mtime_but_other_bytes(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    first = Facts(store)
+    ask(first, file)
+    first.save()
+    stat = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert ask(Facts(store), file) == ("two", 1)
+
+
+def test_where_ctime_is_creation_nothing_is_remembered(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "ctime_is_change", lambda: False)
+    first = Facts(store)
+    ask(first, file)
+    first.save()
+    assert not store.exists()
+    assert ask(Facts(store), file) == ("one", 1)
+
+
+def test_kinds_are_apart(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    known = Facts(store)
+    ask(known, file)
+    known.save()
+    assert Facts(store).of(file, "size", lambda data: {"size": len(data)}) == {"size": 3}
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a database at all, but long enough to be looked at" * 40])
+def test_a_damaged_table_is_made_again(file, store, monkeypatch, damage):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    store.write_bytes(damage)
+    first = Facts(store)
+    assert ask(first, file) == ("one", 1)
+    first.save()
+    assert ask(Facts(store), file) == ("one", 0)
+
+
+def test_another_version_is_thrown_away(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    first = Facts(store)
+    ask(first, file)
+    first.save()
+    connection = sqlite3.connect(store)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    assert ask(Facts(store), file) == ("one", 1)
+
+
+def test_without_a_store_nothing_is_kept(file):
+    known = Facts(None)
+    assert ask(known, file) == ("one", 1)
+    known.save()
+
+
+def test_an_unwritable_store_is_no_fault(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    known = Facts(tmp_path / "no" / "such" / "directory" / "facts.sqlite")
+    assert ask(known, file) == ("one", 1)
+    known.save()

@@ -1,0 +1,120 @@
+"""Keys: golden vectors that must never change by accident, and what a key depends on.
+
+A vector here changes only together with a `meaning`: caches in the field are named by these digests.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prep import keys
+from prep.digest import canonical, digest_json, digest_parts, seal
+from prep.parse import Unparsed, sealed_json
+from prep.records import Placement
+
+PLACEMENT = Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96))
+LATENT = keys.latent_context(image={"meaning": 1, "resize": "lanczos", "mask_cell": "mean"}, vae="ab" * 32,
+                             posterior="mean", compute="float32", stored="bfloat16")
+MASK = keys.mask_context(image={"meaning": 1, "resize": "lanczos", "mask_cell": "mean"}, origin="file", factor=8)
+TEXT = keys.text_context(text="cd" * 32, max_length=77, layout="full", compute="float32", stored="bfloat16")
+PICTURE = "01" * 32
+
+GOLDEN = {
+    "latent": (keys.latent_key(PICTURE, PLACEMENT, None, LATENT),
+               "debb3f5ca05d577795fa295b1bf529d3b6c459e38b8227949ddce806b00bd43d"),
+    "latent with alpha": (keys.latent_key(PICTURE, PLACEMENT, "white", LATENT),
+                          "ab726f44a3402b8623f222786a6fa0d3565be13c88c602e91c8579b11326bfac"),
+    "mask": (keys.mask_key(PICTURE, PLACEMENT, MASK),
+             "da4b9c854c2f7ce26901d94e7b4481a8f1584e3e7c876b0d7b11c41968abdcb4"),
+    "text": (keys.text_key("a red dog", TEXT),
+             "1ea7cf897472e8592d5fdf602249ecc626726e0f47349a6b3edbd56d85508974"),
+    "text, not ASCII": (keys.text_key("ein roter Hünd 犬 🐕", TEXT),
+                        "9ed05797d3af7b6034ea360bf9efb46698bb098826abfe565e4e224fad837200"),
+    "unconditional": (keys.unconditional_key(TEXT),
+                      "19993ecfe3090a176fcddc4b42200dbe8c700038d586e1838069683ea0b0c01a"),
+    "sample": (keys.sample_id(PICTURE, (96, 96), 0),
+               "be21b04e40213c194f9ec64cb44e1315374a2961c86f808b47eefb4982ba6766"),
+}
+
+
+@pytest.mark.parametrize(("key", "wanted"), GOLDEN.values(), ids=GOLDEN.keys())
+def test_golden_vectors(key, wanted):
+    assert key == wanted
+
+
+def test_canonical_json_is_what_the_standard_library_sorts():
+    value = {"b": [1, "ü", None, True], "a": {"z": -5, "": "\ud83d"}}
+    assert canonical(value) == b'{"a":{"":"\\ud83d","z":-5},"b":[1,"\\u00fc",null,true]}'
+
+
+@pytest.mark.parametrize("value", [1.5, {"a": [0.1]}, {1: 2}, {"a": float("nan")}])
+def test_canonical_json_refuses_floats_and_odd_keys(value):
+    with pytest.raises(TypeError):
+        canonical(value)
+
+
+json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                           lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+
+
+@given(json_values)
+def test_canonical_bytes_round_trip_and_are_one_spelling(value):
+    spelled = canonical(value)
+    assert json.loads(spelled) == value
+    assert canonical(json.loads(spelled)) == spelled
+
+
+@given(st.lists(st.binary()))
+def test_digest_of_parts_is_the_digest_of_their_sum(parts):
+    import hashlib
+
+    assert digest_parts(parts) == hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+CHANGES = {
+    "picture": lambda: keys.latent_key("02" * 32, PLACEMENT, None, LATENT),
+    "scaled": lambda: keys.latent_key(PICTURE, Placement(scaled=(101, 96), crop=(2, 0), bucket=(96, 96)), None, LATENT),
+    "crop": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(3, 0), bucket=(96, 96)), None, LATENT),
+    "bucket": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 88)), None, LATENT),
+    "flip": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96), flip=True), None,
+                                    LATENT),
+    "alpha": lambda: keys.latent_key(PICTURE, PLACEMENT, "black", LATENT),
+    **{name: (lambda name=name: keys.latent_key(PICTURE, PLACEMENT, None, {**LATENT, name: "other"})) for name in LATENT},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_each_input_that_decides_a_latent_changes_its_key(change):
+    assert change() != keys.latent_key(PICTURE, PLACEMENT, None, LATENT)
+
+
+def test_mask_and_latent_policies_do_not_touch_each_other():
+    assert "mask_cell" not in LATENT["image"] and "resize" in LATENT["image"]
+    assert "mask_cell" in MASK["image"] and "resize" not in MASK["image"]
+
+
+def test_no_prompt_is_not_the_empty_caption():
+    assert keys.unconditional_key(TEXT) != keys.text_key("", TEXT)
+
+
+def test_copies_of_a_picture_are_samples_of_their_own():
+    assert keys.sample_id(PICTURE, (96, 96), 0) != keys.sample_id(PICTURE, (96, 96), 1)
+
+
+def test_a_sealed_document_reads_back_and_any_edit_shows():
+    data = canonical(seal({"format": "x", "rows": 3}))
+    assert sealed_json(data, "x")["rows"] == 3
+    for spoiled in (data.replace(b"3", b"4"), data + b" ", data.replace(b'"format"', b'"Format"'), b"[]", b"\xff", b"{",
+                    json.dumps(json.loads(data), indent=1).encode()):
+        with pytest.raises(Unparsed):
+            sealed_json(spoiled, "x")
+
+
+def test_digest_of_json_is_sha256_of_canonical_bytes():
+    import hashlib
+
+    assert digest_json({"b": 1, "a": "x"}) == hashlib.sha256(b'{"a":"x","b":1}').hexdigest()

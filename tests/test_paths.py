@@ -1,0 +1,116 @@
+"""Paths that overlap are refused, whatever hides that they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prep import paths
+from prep.errors import PathError
+from prep.paths import Place, check_apart, check_not_cache, check_source
+
+
+def places(photos: Path, cache: Path) -> list[Place]:
+    return [Place(role="pictures", path=photos), Place(role="cache", path=cache)]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    path = tmp_path / "photos"
+    path.mkdir()
+    return path
+
+
+def test_places_side_by_side_are_fine(photos, tmp_path):
+    check_apart(places(photos, tmp_path / "photos2"))
+    check_apart([*places(photos, tmp_path / "cache"), Place(role="manifest", path=tmp_path / "m.json")])
+
+
+def test_equal(photos):
+    with pytest.raises(PathError, match="are the same place") as error:
+        check_apart(places(photos, photos / ".." / "photos"))
+    assert error.value.exit_code == 5 and "choose a cache path" in error.value.hint
+
+
+def test_cache_inside_pictures_even_where_nothing_exists_yet(photos):
+    with pytest.raises(PathError, match=r"cache '.*photos/a/b' lies inside pictures '.*photos'"):
+        check_apart(places(photos, photos / "a" / "b"))
+
+
+def test_pictures_inside_cache(photos, tmp_path):
+    with pytest.raises(PathError, match="pictures .* lies inside cache"):
+        check_apart(places(photos, tmp_path))
+
+
+def test_through_a_link(photos, tmp_path):
+    link = tmp_path / "elsewhere"
+    link.symlink_to(photos, target_is_directory=True)
+    with pytest.raises(PathError, match=r"lies inside pictures") as error:
+        check_apart(places(photos, link / "cache"))
+    assert f"(that is {photos / 'cache'})" in error.value.message
+    with pytest.raises(PathError, match="are the same place"):
+        check_apart(places(link, photos))
+
+
+def test_relative_paths_are_resolved_against_the_current_directory(photos, monkeypatch):
+    monkeypatch.chdir(photos)
+    with pytest.raises(PathError, match="lies inside"):
+        check_apart(places(photos, Path("cache")))
+
+
+@pytest.mark.parametrize("cache", ["PHOTOS", "Photos/cache", "./pHOTOS/../PHOTOS/x"])
+def test_by_letter_case_on_a_disk_that_ignores_it(photos, tmp_path, monkeypatch, cache):
+    check_apart(places(photos, tmp_path / cache))  # this disk tells them apart
+    monkeypatch.setattr(paths, "_folds_case", lambda _: True)
+    with pytest.raises(PathError):
+        check_apart(places(photos, tmp_path / cache))
+
+
+def test_the_disk_is_asked_whether_it_ignores_case(photos, tmp_path):
+    twin = tmp_path / "PHOTOS"
+    assert paths._folds_case(photos) is False
+    twin.symlink_to(photos)  # the same folder under the other spelling, as such a disk would show it
+    assert paths._folds_case(photos) is True
+
+
+def test_a_loop_of_links(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(PathError, match="cannot resolve"):
+        check_apart(places(tmp_path / "a", tmp_path / "c"))
+
+
+def test_a_source_must_be_there_and_no_cache(photos, tmp_path):
+    check_source(photos)
+    with pytest.raises(PathError, match="does not exist"):
+        check_source(tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(PathError, match="is not a directory"):
+        check_source(tmp_path / "file")
+    (photos / "latentry.json").touch()
+    (photos / "shards").mkdir()
+    with pytest.raises(PathError, match="is or lies in the cache"):
+        check_source(photos)
+    with pytest.raises(PathError, match="is or lies in the cache"):
+        check_not_cache(photos / "shards" / "ab")
+
+
+@pytest.mark.parametrize(("cache", "output", "named"), [
+    ("photos", "m.json", "pictures"), ("photos/cache", "m.json", "cache"), (".", "../m.json", "pictures"),
+    ("cache", "photos/m.json", "manifest"), ("cache", "cache/m.json", "manifest"),
+])
+def test_encode_refuses_before_it_writes(prep, photos, tmp_path, monkeypatch, cache, output, named):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    result = prep("encode", "photos", "--model", "nowhere", "--cache", cache, "-o", output)
+    assert result.code == 5 and result.err.startswith(f"error: {named}"), result.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_masks_inside_pictures_are_refused(prep, photos, tmp_path):
+    (photos / "masks").mkdir()
+    result = prep("encode", photos, "--model", "nowhere", "--cache", tmp_path / "cache", "--mask", photos / "masks")
+    assert result.code == 5 and "masks" in result.err
+    result = prep("mask", photos, "--with", "alpha", "-o", photos / "made")
+    assert result.code == 5 and "lies inside pictures" in result.err

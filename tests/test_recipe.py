@@ -1,0 +1,116 @@
+"""Recipes: what a file and the options above it come to, and what each wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prep.errors import ConfigError, PathError
+from prep.recipe import Recipe, Source, load
+
+WHOLE = """
+[model]
+path = "models/x"
+family = "sd15"
+dtype = "float16"
+[image]
+resolution = 768
+min_bucket = 4
+alpha = "black"
+[caption]
+missing = "filename"
+[mask]
+from = "masks"
+[[source]]
+path = "photos"
+repeats = 3
+[[source]]
+path = "more"
+role = "validation"
+weight = 2
+[validation]
+fraction = 0.05
+[prompts]
+file = "prompts.txt"
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """`recipe(text, **choices)` loads the text as dataset.toml."""
+    (tmp_path / "masks").mkdir()
+
+    def go(text, **choices):
+        path = tmp_path / "dataset.toml"
+        path.write_text(text)
+        return load(path, choices=choices)
+
+    return go
+
+
+def test_a_whole_recipe(recipe, tmp_path):
+    found = recipe(WHOLE)
+    assert found.sources == (Source(path=tmp_path / "photos", repeats=3),
+                             Source(path=tmp_path / "more", role="validation", weight=2.0))
+    assert (found.model.path, found.model.dtype, found.model.family) == ("models/x", "float16", "sd15")
+    assert (found.image.resolution, found.image.min_bucket, found.image.alpha) == (768, 4, "black")
+    assert (found.mask, found.prompts) == (tmp_path / "masks", tmp_path / "prompts.txt")
+    assert (found.validation, found.caption.missing) == (0.05, "filename")
+
+
+def test_a_directory_is_a_recipe_of_defaults(tmp_path):
+    assert load(tmp_path, choices={"image.resolution": None}) == Recipe(sources=(Source(path=tmp_path),))
+
+
+def test_options_stand_above_the_file(recipe):
+    found = recipe(WHOLE, **{"image.resolution": 512, "mask": "none", "validation": 0.2, "caption.missing": "stop"})
+    assert (found.image.resolution, found.mask, found.validation, found.caption.missing) == (512, "none", 0.2, "stop")
+
+
+def test_a_local_model_is_relative_to_the_recipe(recipe, tmp_path):
+    (tmp_path / "models" / "x").mkdir(parents=True)
+    assert recipe(WHOLE).model.path == str(tmp_path / "models" / "x")
+
+
+WRONG = {
+    "no source": ("", "the recipe has no [[source]]"),
+    "source without path": ("[[source]]\nrepeats = 2", "source[0] has no 'path'"),
+    "unknown section": ("[imag]\n[[source]]\npath='p'", "unknown key 'imag' in the recipe; did you mean 'image'?"),
+    "unknown key": ("[image]\nresolutoin=5\n[[source]]\npath='p'", "did you mean 'resolution'?"),
+    "string for number": ("[image]\nresolution='5'\n[[source]]\npath='p'",
+                          "image.resolution is '5', expected a whole number"),
+    "bool for number": ("[image]\nresolution=true\n[[source]]\npath='p'", "is True, expected a whole number"),
+    "choice": ("[caption]\nmissing='skip'\n[[source]]\npath='p'", "caption.missing is 'skip', expected one of: stop"),
+    "dtype": ("[model]\ndtype='bf16'\n[[source]]\npath='p'", "model.dtype is 'bf16', expected one of: bfloat16"),
+    "family": ("[model]\nfamily='sd2'\n[[source]]\npath='p'", "model.family is 'sd2', expected one of: sd15"),
+    "range": ("[validation]\nfraction=1.5\n[[source]]\npath='p'", "validation.fraction is 1.5, expected a number from"),
+    "mask": ("[mask]\nfrom='nowhere'\n[[source]]\npath='p'", "mask.from is"),
+    "role": ("[[source]]\npath='p'\nrole='test'", "source.role is 'test', expected one of: train"),
+    "not TOML": ("[image", "is not TOML"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_is_said(recipe, text, message):
+    with pytest.raises(ConfigError) as error:
+        recipe(text)
+    assert message in error.value.message and error.value.exit_code == 3
+
+
+def test_a_source_that_is_not_there(tmp_path):
+    (tmp_path / "file.jpg").touch()
+    for path in ("nothing", "file.jpg", "nothing.toml"):
+        with pytest.raises(PathError) as error:
+            load(tmp_path / path, choices={})
+        assert error.value.exit_code == 5 and path in error.value.message
+
+
+def test_a_step_that_no_latent_grid_has(prep, photos):
+    result = prep("bucket", photos, "--step", 20, "--resolution", 100)
+    assert result.code == 3 and "image.step is 20, expected a multiple of 8" in result.err
+
+
+def test_the_recipes_in_manifests_are_read():
+    for path in sorted((Path(__file__).parent.parent / "manifests").glob("dataset*.toml")):
+        assert load(path, choices={"mask": "none"}).sources
