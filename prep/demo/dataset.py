@@ -47,8 +47,10 @@ file = "prompts.txt"
 TRAIN_TOML = """\
 # What `train run` reads: a LoRA that teaches the tiny model red hearts, about a minute on two CPU cores.
 method = "lora"
-steps = 400
+steps = 1200
 batch_size = 8          # samples per optimizer step
+micro_batch = 8         # samples per forward pass
+caption_dropout = 0.1   # so that guidance goes on working
 seed = 0
 
 [lora]
@@ -57,20 +59,24 @@ alpha = 16
 
 [optimizer]
 name = "adamw"
-lr = 2e-3               # high, because the model is tiny; 1e-4 for real ones
+lr = 1e-3               # high, because the model is tiny; 1e-4 for real ones
+
+[schedule]
+name = "cosine"
 
 [loss]
 masked = true
 unmasked_weight = 0.3
 
 [validation]
-every = 100
+every = 200
 
 [sample]
-every = 200
+every = 400
+guidance = 4.0
 
 [checkpoint]
-every = 200
+every = 400
 """
 
 PROMPTS = f"""\
