@@ -1,4 +1,4 @@
-"""Plans: the tasks of an unfinished encoding job, one Arrow file named by the digest of all wanted keys.
+"""Plans: the tasks of an unfinished encoding job, one Arrow stream named by the digest of all wanted keys.
 
 Create-if-absent: whoever comes later with the same wants follows the stored plan, so the cuts never shift. A plan is
 disposable; a damaged one is made again.
@@ -17,7 +17,7 @@ from prep.records import Task
 
 DIGEST = pa.binary(32)
 SCHEMA = pa.schema({"task": DIGEST, "field": pa.string(), "rows": pa.list_(DIGEST)})
-SEAL = b"latentry.tasks"  # schema metadata: the digest of the tasks, since a plan is not named by its bytes
+TRAILER = 32  # the SHA-256 of all before it, since a plan is not named by its bytes; Arrow streams may be followed by any
 
 
 def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, ...]:
@@ -37,16 +37,18 @@ def read_plan(cache: Cache, wanted: str) -> tuple[Task, ...] | None:
     """The stored plan, or None when there is none or a damaged one."""
     try:
         data = cache.plan(wanted).read_bytes()
-        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    except (FileNotFoundError, pa.ArrowInvalid, OSError):
+    except FileNotFoundError:
         return None
+    body, trailer = data[:-TRAILER], data[-TRAILER:]
+    if hashlib.sha256(body).digest() != trailer:  # before Arrow sees it: its reader trusts offsets
+        return None
+    table = pa.ipc.open_stream(body).read_all()
     if not table.schema.equals(SCHEMA):
         return None
-    tasks = tuple(
+    return tuple(
         Task(key=row["task"].hex(), field=row["field"], rows=tuple(key.hex() for key in row["rows"]))
         for row in table.to_pylist()
     )
-    return tasks if (table.schema.metadata or {}).get(SEAL) == _seal(tasks) else None
 
 
 def remove_plan(cache: Cache, wanted: str) -> None:
@@ -54,21 +56,13 @@ def remove_plan(cache: Cache, wanted: str) -> None:
     files.remove(cache.plan(wanted))
 
 
-def _encode(tasks: Iterable[Task]) -> pa.Buffer:
+def _encode(tasks: Iterable[Task]) -> bytes:
     rows = [
         {"task": bytes.fromhex(task.key), "field": task.field, "rows": [bytes.fromhex(key) for key in task.rows]}
         for task in tasks
     ]
-    schema = SCHEMA.with_metadata({SEAL: _seal(tasks)})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    return sink.getvalue()
-
-
-def _seal(tasks: Iterable[Task]) -> bytes:
-    running = hashlib.sha256()
-    for task in tasks:
-        running.update(f"{task.key} {task.field} {len(task.rows)}\n".encode())
-        running.update("".join(task.rows).encode())
-    return running.hexdigest().encode()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+    body = sink.getvalue().to_pybytes()
+    return body + hashlib.sha256(body).digest()

@@ -132,7 +132,8 @@ class Reader:
         return opened
 
     def _reopen(self, shard: str, array: str) -> OpenArray:
-        layout.checked_name(array, "array")
+        if not layout.NAME.fullmatch(array):
+            raise CacheError(f"array is {array!r}, expected lower-case letters, digits and underscores")
         root = self._cache.shard(shard)
         sound = self._sound.get((shard, array))
         try:

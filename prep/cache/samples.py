@@ -58,7 +58,7 @@ def build_samples(
     `coverage` has the mean of a sample's mask by sample id; a sample without a mask is not in it.
     """
     numbers = {bucket: number for number, bucket in enumerate(buckets)}
-    ordered = iter(sorted(samples, key=lambda sample: sample.id))
+    ordered = iter(sorted(samples, key=lambda sample: (sample.id, sample.name)))
 
     def place(key: str | None) -> tuple[int, int]:
         return (-1, -1) if key is None else (shard_index[refs[key].shard], refs[key].row)

@@ -1,7 +1,7 @@
 """The room of zarr: bfloat16 for zarr-python, and a shard as a Zarr group. Nothing on the hot path comes through here.
 
-zarr-python finds `BFloat16` through the entry point group `zarr.data_type` wherever Latentry is installed; tensorstore
-and zarrs read bfloat16 by themselves.
+tensorstore and zarrs read bfloat16 by themselves. zarr-python needs `register()` once a process: it lists the entry
+points of group `zarr.data_type`, where this type is named too, but up to 3.1.6 at least never loads them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from zarr.dtype import ZDType, data_type_registry
 from prep.cache.store import Cache
 
 
+def register() -> None:
+    """zarr-python reads and writes `bfloat16` from now on, everywhere in this process."""
+    data_type_registry.register("bfloat16", BFloat16)
+
+
 def open_shard(cache: Cache, digest: str) -> Any:
     """A shard as a read-only `zarr.Group`: `group["latent"][3]`. Slow (1 ms a row), for looking and for other tools."""
-    data_type_registry.register("bfloat16", BFloat16)
+    register()
     return zarr.open_group(str(cache.shard(digest)), mode="r", zarr_format=3)
 
 

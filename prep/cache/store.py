@@ -98,13 +98,22 @@ def open_cache(path: Path, *, create: bool) -> Cache:
 
 
 def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
-    """Moves a staged and synced shard to its name. A whole one already there stays; a damaged one is replaced."""
+    """Moves a staged and synced shard to its name. A whole one already there stays; a damaged one is replaced.
+
+    What was remembered of damage is forgotten either way.
+    """
+    _move_in(cache, staged, digest)
+    files.remove(cache.damaged(digest))
+    return cache.shard(digest)
+
+
+def _move_in(cache: Cache, staged: Path, digest: str) -> None:
     target = cache.shard(digest)
     files.make_dirs(target.parent)
     if target.exists():
         if _is_whole(target, digest):
             files.remove_tree(staged)
-            return target
+            return
         aside = cache.stage()
         files.rename(target, aside / digest)
         files.remove_tree(aside)
@@ -115,7 +124,6 @@ def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
             raise
         files.remove_tree(staged)
     files.sync_dir(target.parent)
-    return target
 
 
 def publish_table(cache: Cache, data: files.Buffer) -> str:

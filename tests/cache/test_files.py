@@ -1,0 +1,142 @@
+"""Whole files or none, and what happens where a system lacks links, directory syncs, or rights."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from prep.cache import files
+
+
+def names(path: Path) -> list[str]:
+    return sorted(inner.name for inner in path.iterdir())
+
+
+def test_write_whole_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    target = tmp_path / "a.json"
+    files.write_whole(target, b"old")
+    files.write_whole(target, b"new")
+    assert target.read_bytes() == b"new"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_write_whole_can_replace_what_it_protected(tmp_path: Path) -> None:
+    target = tmp_path / "a.json"
+    files.write_whole(target, b"old", read_only=True)
+    assert not target.stat().st_mode & 0o222
+    files.write_whole(target, b"new", read_only=True)
+    assert target.read_bytes() == b"new"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "a.json"
+    files.write_whole(target, b"old")
+
+    def full(handle: object, data: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(files, "write", full)
+    with pytest.raises(OSError, match="no space left"):
+        files.write_whole(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_modes_follow_the_umask(tmp_path: Path) -> None:
+    """A cache shared by a group stays shared: nothing is made as private as mkstemp makes it."""
+    before = os.umask(0o002)
+    try:
+        files.write_whole(tmp_path / "a", b"")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o664
+
+
+def test_write_new_keeps_the_first(tmp_path: Path) -> None:
+    assert files.write_new(tmp_path / "a", b"first")
+    assert not files.write_new(tmp_path / "a", b"second")
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_write_new_has_one_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", lacking_links)
+    won: list[bytes] = []
+    start = threading.Barrier(4)
+
+    def race(data: bytes) -> None:
+        start.wait()
+        if files.write_new(tmp_path / "a", data):
+            won.append(data)
+
+    threads = [threading.Thread(target=race, args=(bytes([number]) * 100,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "a").read_bytes() in won
+    assert len(won) == 1 or not links
+    assert names(tmp_path) == ["a"]
+
+
+def lacking_links(self: Path, target: Path) -> None:
+    raise OSError(errno.EPERM, "no links on this file system")
+
+
+def test_write_new_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "hardlink_to", lacking_links)
+    assert files.write_new(tmp_path / "a", b"first")
+    assert not files.write_new(tmp_path / "a", b"second")
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL])
+def test_directories_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Windows does not open directories (EACCES); some network file systems do not sync them (EINVAL)."""
+    plain_open, plain_sync = os.open, os.fsync
+
+    def open_no_directory(path: Path, flags: int, *rest: int) -> int:
+        if number == errno.EACCES and Path(path).is_dir():
+            raise OSError(number, "no")
+        return plain_open(path, flags, *rest)
+
+    def sync_no_directory(descriptor: int) -> None:
+        if number == errno.EINVAL and stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, "no")
+        plain_sync(descriptor)
+
+    monkeypatch.setattr(os, "open", open_no_directory)
+    monkeypatch.setattr(os, "fsync", sync_no_directory)
+    files.write_whole(tmp_path / "a", b"x")
+    assert files.write_new(tmp_path / "b", b"x")
+
+
+def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="input/output error"):
+        files.sync_dir(tmp_path)
+
+
+def test_remove_tree_takes_read_only_files(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "inner").mkdir(parents=True)
+    (tmp_path / "tree" / "inner" / "a").write_bytes(b"x")
+    files.protect(tmp_path / "tree" / "inner" / "a")
+    files.remove_tree(tmp_path / "tree")
+    files.remove_tree(tmp_path / "tree")
+    assert names(tmp_path) == []
+
+
+def test_make_dirs_makes_parents_and_is_content_with_what_is_there(tmp_path: Path) -> None:
+    files.make_dirs(tmp_path / "a" / "b" / "c")
+    files.make_dirs(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()

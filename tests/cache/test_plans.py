@@ -1,0 +1,69 @@
+"""A plan is followed by whoever comes later; a damaged one is made again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prep.cache import plans
+from prep.cache.store import Cache, open_cache
+from prep.records import Task
+
+WANTED = "ef" * 32
+TASKS = (
+    Task(key="ab" * 32, field="latent", rows=("01" * 32, "02" * 32)),
+    Task(key="cd" * 32, field="text", rows=("03" * 32,)),
+)
+
+
+def test_the_first_plan_is_followed(cache: Cache) -> None:
+    assert plans.read_plan(cache, WANTED) is None
+    assert plans.write_plan(cache, WANTED, TASKS) == TASKS
+    assert plans.write_plan(cache, WANTED, TASKS[:1]) == TASKS
+    assert plans.read_plan(cache, WANTED) == TASKS
+    plans.remove_plan(cache, WANTED)
+    plans.remove_plan(cache, WANTED)
+    assert plans.read_plan(cache, WANTED) is None
+
+
+def test_an_empty_plan(cache: Cache) -> None:
+    assert plans.write_plan(cache, WANTED, []) == ()
+    assert plans.read_plan(cache, WANTED) == ()
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:40], lambda data: b"", lambda data: bytes(len(data))])
+def test_a_torn_plan_is_made_again(cache: Cache, change: Callable[[bytes], bytes]) -> None:
+    plans.write_plan(cache, WANTED, TASKS)
+    cache.plan(WANTED).write_bytes(change(cache.plan(WANTED).read_bytes()))
+    assert plans.read_plan(cache, WANTED) is None
+    assert plans.write_plan(cache, WANTED, TASKS[:1]) == TASKS[:1]
+    assert plans.read_plan(cache, WANTED) == TASKS[:1]
+
+
+def test_another_table_is_no_plan(cache: Cache) -> None:
+    plans.write_plan(cache, WANTED, TASKS)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema({"a": pa.int32()})):
+        pass
+    body = sink.getvalue().to_pybytes()
+    cache.plan(WANTED).write_bytes(body + hashlib.sha256(body).digest())
+    assert plans.read_plan(cache, WANTED) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(place=st.integers(0, 1 << 30), bit=st.integers(0, 7))
+def test_a_flipped_bit_never_makes_another_plan(
+    tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
+) -> None:
+    cache = open_cache(tmp_path_factory.getbasetemp() / "plans", create=True)
+    plans.remove_plan(cache, WANTED)
+    plans.write_plan(cache, WANTED, TASKS)
+    data = bytearray(cache.plan(WANTED).read_bytes())
+    data[place % len(data)] ^= 1 << bit
+    cache.plan(WANTED).write_bytes(data)
+    assert plans.read_plan(cache, WANTED) in (None, TASKS)

@@ -1,0 +1,109 @@
+"""Where things lie, what a cache is, and how objects are put in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prep.cache import files, store
+from prep.cache.store import Cache, open_cache
+from prep.digest import canonical, digest_bytes, seal
+from prep.errors import CacheError, PathError
+
+A = "ab" * 32
+
+
+def test_a_new_cache_can_be_opened_again(tmp_path: Path) -> None:
+    made = open_cache(tmp_path / "deep" / "cache", create=True)
+    assert open_cache(tmp_path / "deep" / "cache", create=False) == made
+    assert open_cache(tmp_path / "deep" / "cache", create=True) == made
+
+
+def test_an_empty_directory_becomes_a_cache_also_after_a_crash(tmp_path: Path) -> None:
+    (tmp_path / f".{store.MARKER}.0123.partial").write_bytes(b"half")
+    open_cache(tmp_path, create=True)
+
+
+def test_pictures_are_never_made_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"x")
+    with pytest.raises(PathError, match=r"is not empty and not a cache: it has no latentry.json") as caught:
+        open_cache(tmp_path, create=True)
+    assert caught.value.hint == "name a new or empty directory with --cache"
+
+
+def test_no_cache(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"is not a cache: it has no latentry.json") as caught:
+        open_cache(tmp_path, create=False)
+    assert caught.value.hint == "prep encode SOURCE --cache DIR makes one"
+
+
+def test_a_file_is_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(PathError, match="is a file, expected a cache directory"):
+        open_cache(tmp_path / "a", create=True)
+
+
+def test_another_version(tmp_path: Path) -> None:
+    (tmp_path / store.MARKER).write_bytes(canonical(seal({"format": "latentry/cache", "version": 2})))
+    with pytest.raises(CacheError, match=r"is 'latentry/cache' version 2, expected 'latentry/cache' version 1"):
+        open_cache(tmp_path, create=True)
+
+
+def test_a_torn_marker(tmp_path: Path) -> None:
+    (tmp_path / store.MARKER).write_bytes(b'{"format":')
+    with pytest.raises(CacheError, match="cannot be read: .* is not JSON"):
+        open_cache(tmp_path, create=True)
+
+
+def test_places() -> None:
+    cache = Cache(root=Path("C"))
+    assert cache.shard(A) == Path("C/shards/ab") / A
+    assert cache.table(A) == Path("C/tables/ab") / f"{A}.arrow"
+    assert cache.commit(A) == Path("C/commits/ab") / f"{A}.json"
+    assert cache.plan(A) == Path("C/plans") / f"{A}.arrow"
+    assert cache.damaged(A) == Path("C/damaged") / f"{A}.json"
+
+
+@pytest.mark.parametrize("name", ["", "..", "/etc/passwd", "AB" * 32, "ab" * 31, "ab" * 33, "ab" * 31 + "/x", 5, None])
+def test_only_digests_become_paths(name: object) -> None:
+    cache = Cache(root=Path("C"))
+    for place in (cache.shard, cache.table, cache.commit, cache.plan, cache.damaged):
+        with pytest.raises(CacheError, match="expected 64 lower-case hex digits"):
+            place(name)  # type: ignore[arg-type]
+
+
+def test_names_pass_over_what_is_not_ours(cache: Cache) -> None:
+    (cache.root / "commits" / "ab").mkdir(parents=True)
+    for name in (f"{A}.json", "notes.json", f"{A}.txt", f".{A}.json.12.partial"):
+        (cache.root / "commits" / "ab" / name).write_bytes(b"")
+    assert list(cache.names("commits")) == [A]
+    assert list(cache.names("plans")) == []
+
+
+def test_publishing_a_table_twice_and_over_a_damaged_one(cache: Cache) -> None:
+    digest = store.publish_table(cache, b"rows")
+    assert digest == digest_bytes(b"rows")
+    assert store.publish_table(cache, b"rows") == digest
+    cache.table(digest).chmod(0o644)
+    cache.table(digest).write_bytes(b"rots")
+    store.publish_table(cache, b"rows")
+    assert cache.table(digest).read_bytes() == b"rows"
+    assert not cache.table(digest).stat().st_mode & 0o222
+
+
+def test_retire_takes_the_damage_record_along(cache: Cache, shard: object) -> None:
+    (digest,) = cache.shards()
+    files.make_dirs(cache.damaged(digest).parent)
+    cache.damaged(digest).write_bytes(b"")
+    store.retire_shard(cache, digest)
+    store.retire_shard(cache, digest)
+    assert list(cache.shards()) == []
+    assert not cache.damaged(digest).exists()
+    assert list((cache.root / "tmp").iterdir()) == []
+
+
+def test_clear_staging(cache: Cache) -> None:
+    (cache.stage() / "a").write_bytes(b"")
+    store.clear_staging(cache)
+    assert not (cache.root / "tmp").exists()

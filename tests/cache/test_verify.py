@@ -1,0 +1,185 @@
+"""Verify finds every change of a shard, says where when it can, and remembers; repair keeps what is good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prep.cache import damage, layout, ledger, repair, store, verify
+from prep.cache.layout import Shard
+from prep.cache.reader import Reader
+from prep.cache.store import Cache, open_cache
+from prep.records import ArraySpec, Task
+
+A = "ab" * 32
+DATA = "latent/c.0.0.0.0"
+Edit = Callable[..., None]
+
+
+def test_a_sound_shard(cache: Cache, shard: Shard) -> None:
+    assert verify.verify_shard(cache, shard.digest) == []
+    assert not cache.damaged(shard.digest).exists()
+
+
+def test_damaged_rows_are_named_and_remembered(cache: Cache, shard: Shard, edit: Edit) -> None:
+    for row in (1, 5):
+        edit(cache.shard(shard.digest) / DATA, lambda data, at=row * 52: data.__setitem__(at, data[at] ^ 1))
+    found = verify.verify_shard(cache, shard.digest)
+    assert [(bad.field, bad.array, bad.row) for bad in found] == [("latent", "latent", 1), ("latent", "latent", 5)]
+    assert set(damage.recorded(cache, shard.digest)) >= set(found)
+
+
+def test_a_shard_made_sound_again_is_forgotten(cache: Cache, shard: Shard, edit: Edit) -> None:
+    flip = lambda data: data.__setitem__(0, data[0] ^ 1)  # noqa: E731
+    edit(cache.shard(shard.digest) / DATA, flip)
+    assert verify.verify_shard(cache, shard.digest) != []
+    edit(cache.shard(shard.digest) / DATA, flip)
+    assert verify.verify_shard(cache, shard.digest) == []
+    assert not cache.damaged(shard.digest).exists()
+
+
+def test_a_missing_shard(cache: Cache) -> None:
+    (found,) = verify.verify_shard(cache, A)
+    assert (found.field, found.row, found.what) == (None, None, "the shard is missing")
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "key/zarr.json", "key/c.0.0", "latent/zarr.json", DATA])
+def test_a_lost_file_costs_the_shard(cache: Cache, shard: Shard, name: str) -> None:
+    (cache.shard(shard.digest) / name).unlink()
+    (found,) = verify.verify_shard(cache, shard.digest)
+    assert found.row is None
+    assert "missing" in found.what or "No such file" in found.what
+
+
+def test_a_file_too_many(cache: Cache, shard: Shard) -> None:
+    (cache.shard(shard.digest) / "notes.txt").write_text("mine")
+    (found,) = verify.verify_shard(cache, shard.digest)
+    assert found.row is None
+    assert found.what == (
+        "the digest does not fit, and every row's checksum does: files were added, removed or replaced"
+    )
+
+
+def test_rows_with_checksums_of_their_own_do_not_pass(
+    cache: Cache, shard: Shard, draw: Any, put: Any, latent: ArraySpec, edit: Edit
+) -> None:
+    """A whole file of another shard, every checksum right: only the digest notices."""
+    other = put(cache, "latent", [latent], draw([latent], 7, 1))
+    edit(cache.shard(shard.digest) / DATA, lambda data: (cache.shard(other.digest) / DATA).read_bytes())
+    (found,) = verify.verify_shard(cache, shard.digest)
+    assert found.row is None
+
+
+def test_another_number_of_rows(
+    cache: Cache, shard: Shard, draw: Any, put: Any, latent: ArraySpec, edit: Edit
+) -> None:
+    other = put(cache, "latent", [latent], draw([latent], 8, 1))
+    for name in (DATA, "latent/zarr.json"):
+        edit(cache.shard(shard.digest) / name, lambda data, name=name: (cache.shard(other.digest) / name).read_bytes())
+    (found,) = verify.verify_shard(cache, shard.digest)
+    assert found.what == f"shard {shard.digest}, array 'latent': 8 rows, expected 7 as there are keys"
+
+
+def test_what_cannot_be_read_is_told_and_not_remembered(
+    cache: Cache, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(root: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(layout, "tree_digest", refuse)
+    (found,) = verify.verify_shard(cache, shard.digest)
+    assert found.what == "cannot be read: [Errno 13] Permission denied"
+    assert not cache.damaged(shard.digest).exists()
+
+
+@pytest.fixture(scope="module")
+def open_shard_files(tmp_path_factory: pytest.TempPathFactory, draw: Any, put: Any) -> tuple[Cache, Shard]:
+    """A shard of two arrays whose files may be written."""
+    cache = open_cache(tmp_path_factory.mktemp("verify") / "cache", create=True)
+    specs = [ArraySpec(name="hidden", dtype="float16", shape=(2, 3)), ArraySpec(name="pooled", dtype="uint8", shape=(3,))]
+    shard = put(cache, "text", specs, draw(specs, 3))
+    for path in cache.shard(shard.digest).rglob("*.*"):
+        path.chmod(0o644)
+    return cache, shard
+
+
+@settings(max_examples=150, deadline=None)
+@given(file=st.integers(0, 6), place=st.integers(0, 1 << 30), bit=st.integers(0, 7))
+def test_every_flipped_bit_of_every_file_is_found(
+    open_shard_files: tuple[Cache, Shard], file: int, place: int, bit: int
+) -> None:
+    cache, shard = open_shard_files
+    files = sorted(path for path in cache.shard(shard.digest).rglob("*") if path.is_file())
+    assert len(files) == 7
+    whole = files[file].read_bytes()
+    changed = bytearray(whole)
+    changed[place % len(whole)] ^= 1 << bit
+    files[file].write_bytes(changed)
+    try:
+        assert verify.verify_shard(cache, shard.digest) != []
+    finally:
+        files[file].write_bytes(whole)
+    assert verify.verify_shard(cache, shard.digest) == []
+
+
+def committed(cache: Cache, shard: Shard, rows: Any) -> None:
+    ledger.commit(cache, Task(key=A, field="latent", rows=tuple(rows)), shard, [], {})
+
+
+def test_repair_copies_good_rows_and_retires_the_shard(cache: Cache, shard: Shard, rows: Any, edit: Edit) -> None:
+    committed(cache, shard, rows)
+    edit(cache.shard(shard.digest) / DATA, lambda data: data.__setitem__(2 * 52, data[2 * 52] ^ 1))
+    verify.verify_shard(cache, shard.digest)
+    assert repair.damaged_shards(cache) == [shard.digest]
+    new = repair.salvage(cache, shard.digest)
+    assert new is not None
+    assert new.rows == 6
+    assert list(cache.shards()) == [new.digest]
+    assert repair.damaged_shards(cache) == []
+    assert layout.tree_digest(cache.shard(new.digest)) == new.digest
+    places = ledger.load(cache).resolve(rows)
+    lost = list(rows)[2]
+    assert sorted(places) == sorted(set(rows) - {lost})
+    out = bytearray(48)
+    for key, ref in places.items():
+        Reader(cache.root).read_into(memoryview(out), ref.shard, "latent", ref.row)
+        assert out == rows[key]["latent"].tobytes()
+
+
+def test_repair_finds_rows_that_went_bad_since(cache: Cache, shard: Shard, rows: Any, edit: Edit) -> None:
+    committed(cache, shard, rows)
+    damage.record(cache, [damage.Damage(shard=shard.digest, field="latent", array="latent", row=0, what="bits")])
+    edit(cache.shard(shard.digest) / DATA, lambda data: data.__setitem__(2 * 52, data[2 * 52] ^ 1))
+    new = repair.salvage(cache, shard.digest)
+    assert new is not None
+    assert new.rows == 5
+
+
+def lose_header(cache: Cache, digest: str, edit: Edit) -> None:
+    (cache.shard(digest) / "zarr.json").unlink()
+
+
+def flip_every_row(cache: Cache, digest: str, edit: Edit) -> None:
+    edit(cache.shard(digest) / DATA, lambda data: bytes(byte ^ (place < 7 * 52) for place, byte in enumerate(data)))
+
+
+def lose_all(cache: Cache, digest: str, edit: Edit) -> None:
+    store.retire_shard(cache, digest)
+
+
+def condemn(cache: Cache, digest: str, edit: Edit) -> None:
+    damage.record(cache, [damage.Damage(shard=digest, field=None, array=None, row=None, what="gone")])
+
+
+@pytest.mark.parametrize("harm", [lose_header, flip_every_row, lose_all, condemn])
+def test_nothing_to_save(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm: Any) -> None:
+    committed(cache, shard, rows)
+    harm(cache, shard.digest, edit)
+    assert repair.salvage(cache, shard.digest) is None
+    assert list(cache.shards()) == []
+    assert list(cache.names("commits")) == []
+    assert list((cache.root / "tmp").iterdir()) == []
