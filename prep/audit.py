@@ -35,7 +35,7 @@ class Audit:
         """Rows of the SHARDS table: digest (hex), field, rows, bytes, shapes and dtypes by array."""
         table = read_table(self.cache, self.manifest.document["tables"]["shards"], SHARDS)
         return [{**row, "digest": row["digest"].hex(), "shapes": json.loads(row["shapes"]),
-                 "dtypes": json.loads(row["dtypes"])} for row in table.to_pylist()]  # fmt: skip
+                 "dtypes": json.loads(row["dtypes"])} for row in table.to_pylist()]
 
     @cached_property
     def samples(self) -> SampleColumns:
@@ -71,10 +71,10 @@ def inspect(audit: Audit) -> dict[str, Any]:
         "masks": _masks(audit.samples),
         "rejected": document["rejected"],
         "findings": audit.findings,
-    }  # fmt: skip
+    }
 
 
-def look_up(audit: Audit, name: str) -> dict[str, Any]:
+def sample(audit: Audit, name: str) -> dict[str, Any]:
     """Everything about the samples called `name` (or whose file name is that), and findings of that path.
 
     Raises `UsageError` when there is none, `CacheError` when a table is damaged.
@@ -88,10 +88,10 @@ def look_up(audit: Audit, name: str) -> dict[str, Any]:
     if not numbers and not findings:
         near = suggest(name, column.to_pylist()) if len(column) <= SUGGEST_AMONG else ""
         raise UsageError(f"manifest has no sample '{name}', expected one of its {len(column)} names{near}",
-                         hint="prep inspect MANIFEST --json lists the pictures that were rejected")  # fmt: skip
+                         hint="prep inspect MANIFEST --json lists the pictures that were rejected")
     keys = Keys(audit)
     return {"format": "latentry/sample", "version": 1, "findings": findings,
-            "samples": [describe(audit, number, keys) for number in numbers]}  # fmt: skip
+            "samples": [describe(audit, number, keys) for number in numbers]}
 
 
 def describe(audit: Audit, number: int, keys: Keys | None = None) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def describe(audit: Audit, number: int, keys: Keys | None = None) -> dict[str, A
              "row": _place(audit, text["shard"], text["row"], keys)}
             for text in row["texts"]
         ],
-    }  # fmt: skip
+    }
 
 
 class Keys:
@@ -138,7 +138,7 @@ def _field(audit: Audit, name: str) -> dict[str, Any]:
     mine = [shard["shapes"] for shard in audit.shards if shard["field"] == name]
     shapes = {array: sorted({tuple(one[array]) for one in mine if array in one}) for array in field.arrays}
     arrays = {array: {**described, "shapes": [list(shape) for shape in shapes[array]]}
-              for array, described in field.arrays.items()}  # fmt: skip
+              for array, described in field.arrays.items()}
     return {"rows": field.rows, "shards": field.shards, "bytes": field.bytes, "arrays": arrays}
 
 
@@ -146,7 +146,7 @@ def _masks(samples: SampleColumns) -> dict[str, Any]:
     """How many samples have a mask, and what part of the picture masks train on average."""
     mean = pc.mean(samples.table["coverage"]).as_py()
     return {"samples": len(samples) - samples.table["coverage"].null_count,
-            "coverage": None if mean is None else round(mean, 4)}  # fmt: skip
+            "coverage": None if mean is None else round(mean, 4)}
 
 
 def _place(audit: Audit, shard: int, row: int, keys: Keys | None) -> Mapping[str, Any] | None:

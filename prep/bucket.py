@@ -153,7 +153,7 @@ def merge_small(members: dict[Size, Crowd], rules: Rules) -> tuple[dict[Size, Si
         bucket = min(small, key=lambda one: (left[one][0], one))
         count, least = left[bucket]
         targets = [one for one in left if one != bucket and 2 * one[0] * one[1] >= bucket[0] * bucket[1]
-                   and (rules.upscale or not enlarges(least, one))]  # fmt: skip
+                   and (rules.upscale or not enlarges(least, one))]
         if not targets:
             stuck.add(bucket)
             continue
@@ -192,4 +192,4 @@ def _still_small(placed: Sequence[Bucketed], rules: Rules) -> list[Finding]:
     return [Finding(path=one.name, code="small-bucket", severity="warning",
                     detail=f"bucket {one.placement.bucket[0]}x{one.placement.bucket[1]} has "
                            f"{counts[one.placement.bucket]} of at least {rules.min_bucket} pictures wanted, and no "
-                           "other bucket can take them") for one in small]  # fmt: skip
+                           "other bucket can take them") for one in small]

@@ -69,7 +69,7 @@ def plan_key(what: str, seed: int, epoch: int, *where: int) -> bytes:
 def draw_key(seed: int, epoch: int, sample_id: bytes, occurrence: int, purpose: str) -> tuple[int, int]:
     """The Philox key, two numbers of 64 bits, for one draw of one showing of a sample."""
     document = {"kind": "draw", "meaning": MEANING, "seed": seed, "epoch": epoch, "sample": sample_id.hex(),
-                "occurrence": occurrence, "purpose": purpose}  # fmt: skip
+                "occurrence": occurrence, "purpose": purpose}
     digest = hashlib.sha256(canonical(document)).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
 

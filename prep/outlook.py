@@ -74,7 +74,7 @@ def showings_of(recipe: Recipe, items: Sequence[Surveyed], bucketing: Bucketing)
         copies[(item.picture, bucket)] += 1
         if roles[placed.index] != "validation":
             found.append(Showing(id=sample_id(item.picture, bucket, copy), name=item.item.name, bucket=bucket,
-                                 repeats=recipe.sources[item.item.source].repeats))  # fmt: skip
+                                 repeats=recipe.sources[item.item.source].repeats))
     return tuple(found)
 
 
@@ -120,20 +120,20 @@ def as_json(outlook: Outlook) -> dict[str, Any]:
         "findings": [{"path": one.path, "code": one.code, "severity": one.severity, "detail": one.detail}
                      for one in bucketing.findings],
         "pictures": [_picture(one) for one in bucketing.pictures],
-    }  # fmt: skip
+    }
 
 
 def _summary(inside: Sequence[Bucketed]) -> dict[str, Any]:
     losses, scales = [one.crop_loss for one in inside], [one.scale for one in inside]
     return {"pictures": len(inside), "upscaled": sum(one.upscaled for one in inside),
             "scale": [round(min(scales), 4), round(max(scales), 4)],
-            "crop_loss": {"mean": round(sum(losses) / len(losses), 2), "worst": round(max(losses), 2)}}  # fmt: skip
+            "crop_loss": {"mean": round(sum(losses) / len(losses), 2), "worst": round(max(losses), 2)}}
 
 
 def _picture(one: Bucketed) -> dict[str, Any]:
     return {"name": one.name, "size": list(one.size), "bucket": list(one.placement.bucket),
             "scaled": list(one.placement.scaled), "crop": list(one.placement.crop), "scale": round(one.scale, 4),
-            "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}  # fmt: skip
+            "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}
 
 
 def _order(item: Surveyed) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from prep.records import Size
 
 # What is drawn is asked for here, beside the plan it belongs to.
 __all__ = ["MicroBatch", "StepPlan", "Underfill", "choose_validation", "deal", "draw_key", "is_validation", "permute",
-           "philox", "require_steps", "rounds", "step_plan"]  # fmt: skip
+           "philox", "require_steps", "rounds", "step_plan"]
 
 Underfill = Literal["drop", "partial", "repeat"]
 Indices = NDArray[np.int64]
@@ -132,7 +132,7 @@ class StepPlan:
         buckets = np.searchsorted(self._starts, order, side="right") - 1
         numbers = order - self._starts[buckets]
         return tuple(self._micro_batch(epoch, int(bucket), int(number), int(lap))
-                     for bucket, number, lap in zip(buckets, numbers, laps, strict=True))  # fmt: skip
+                     for bucket, number, lap in zip(buckets, numbers, laps, strict=True))
 
     def _micro_batch(self, epoch: int, bucket: int, number: int, lap: int) -> MicroBatch:
         """Micro-batch `number` of `bucket`, on its `lap`-th showing in the epoch."""
@@ -142,7 +142,7 @@ class StepPlan:
         places = np.arange(number * self.micro_batch, end)
         turns_a_lap = -(-self.batches[bucket] * self.micro_batch // count)  # so that no two showings share a turn
         return MicroBatch(bucket=bucket, turns=places // count + lap * turns_a_lap,
-                          occurrences=permute(places % count, count, self._bucket_key(epoch, bucket)))  # fmt: skip
+                          occurrences=permute(places % count, count, self._bucket_key(epoch, bucket)))
 
     def _bucket_key(self, epoch: int, bucket: int) -> bytes:
         return plan_key("bucket", self.seed, epoch, bucket)
@@ -163,11 +163,11 @@ def step_plan(
             raise ConfigError(f"{name} is {value}, expected at least 1")
     if batch_size % micro:
         raise ConfigError(f"batch_size is {batch_size}, expected a multiple of micro_batch, {micro}",
-                          hint=f"batch_size = {-(-batch_size // micro) * micro}")  # fmt: skip
+                          hint=f"batch_size = {-(-batch_size // micro) * micro}")
     if underfill not in ("drop", "partial", "repeat"):
         raise ConfigError(f"underfill is '{underfill}', expected one of: drop, partial, repeat")
     return StepPlan(counts=tuple(int(count) for count in counts), seed=seed, batch_size=batch_size, micro_batch=micro,
-                    underfill=underfill)  # fmt: skip
+                    underfill=underfill)
 
 
 def deal(step: Sequence[MicroBatch], rank: int, world: int) -> tuple[MicroBatch, ...]:
@@ -186,7 +186,7 @@ def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = 
         return
     if not sum(plan.counts):
         raise EmptyPlanError("there is no training sample, expected at least 1",
-                             hint="see why with: prep scan SOURCE, or lower validation.fraction")  # fmt: skip
+                             hint="see why with: prep scan SOURCE, or lower validation.fraction")
     buckets = [f"{width}x{height}: {count}" for (width, height), count in zip(sizes, plan.counts, strict=True) if count]
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     who = f" ({', '.join(names[:10])}{more})" if names else ""

@@ -17,7 +17,7 @@ Kind = Literal["step", "sdxl-40", "ratio", "list", "single"]
 _SDXL: Mapping[int, tuple[int, ...]] = {
     512: (1856, 1920, 1984, 2048), 576: (1664, 1728, 1792), 640: (1536, 1600), 704: (1408, 1472),
     768: (1280, 1344), 832: (1152, 1216), 896: (1088, 1152), 960: (1024, 1088), 1024: (1024,),
-}  # fmt: skip
+}
 _SDXL_WIDE_ONLY: Size = (1344, 704)  # ... of which the paper has this one in landscape alone
 
 # Aspect ratios of the `ratio` buckets, those OneTrainer users know; each also upright.
@@ -65,7 +65,7 @@ def buckets_of(rules: Rules) -> tuple[Size, ...]:
         if width % rules.step or height % rules.step or min(width, height) < 1:
             wanted = f"expected sides that are multiples of {rules.step}"
             raise ConfigError(f"bucket {width}x{height} of kind '{rules.kind}' does not fit: {wanted}",
-                              hint="change image.resolution or image.step")  # fmt: skip
+                              hint="change image.resolution or image.step")
     return found
 
 
@@ -134,7 +134,7 @@ def _check(rules: Rules) -> None:
         raise ConfigError(f"image.shortest is {shortest}, {wanted}")
     if rules.kind == "sdxl-40" and rules.resolution != 1024:
         raise ConfigError(f"image.buckets is 'sdxl-40' and image.resolution {rules.resolution}, expected 1024",
-                          hint="use image.buckets = 'step' for other resolutions")  # fmt: skip
+                          hint="use image.buckets = 'step' for other resolutions")
     if rules.kind == "list" and not rules.sizes:
         raise ConfigError("image.buckets is 'list' and there are no sizes, expected at least one",
-                          hint="name them: image.sizes = [[1024, 1024], [832, 1216]]")  # fmt: skip
+                          hint="name them: image.sizes = [[1024, 1024], [832, 1216]]")

@@ -52,7 +52,7 @@ def verify(audit: Audit, *, quick: bool = False, tick: Callable[[int], object] =
         tick(1)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged,
-            "repair": {field: rows for field, rows in cost.items() if rows}}  # fmt: skip
+            "repair": {field: rows for field, rows in cost.items() if rows}}
 
 
 def _damaged_tables(audit: Audit) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def _damaged_tables(audit: Audit) -> list[dict[str, Any]]:
             getattr(audit, name)
         except CacheError as error:
             found.append({"shard": None, "field": f"{name} table", "row": None, "sample": None, "samples": [],
-                          "what": error.message})  # fmt: skip
+                          "what": error.message})
     return found
 
 
@@ -86,7 +86,7 @@ def _named(damage: Damage, field: str, mine: dict[int, list[Use]]) -> dict[str, 
     rows = mine if damage.row is None else {damage.row: mine.get(damage.row, [])}
     who = sorted({use.who for uses in rows.values() for use in uses})
     return {"shard": damage.shard, "field": field, "row": damage.row, "sample": who[0] if who else None,
-            "samples": who, "what": damage.what}  # fmt: skip
+            "samples": who, "what": damage.what}
 
 
 def _rows_lost(found: list[Damage], mine: dict[int, list[Use]]) -> int:
@@ -105,7 +105,7 @@ def _wrong_rows(audit: Audit, shard: dict[str, Any], mine: dict[int, list[Use]])
         who = sorted({use.who for use in uses if stored is None or use.key not in (None, stored)})
         if who:
             found.append({"shard": shard["digest"], "field": shard["field"], "row": row, "sample": who[0],
-                          "samples": who, "what": WRONG_ROW})  # fmt: skip
+                          "samples": who, "what": WRONG_ROW})
     return found
 
 

@@ -47,7 +47,7 @@ def rules(**overrides: object) -> Rules:
 @pytest.mark.parametrize(("resolution", "ends", "wanted", "count"), [
     (1024, (256, 2048), KOHYA_1024, 41),
     (512, (256, 1024), KOHYA_512, 17),
-])  # fmt: skip
+])
 def test_step_buckets_are_the_ones_people_know(resolution, ends, wanted, count):
     found = step_buckets(resolution, 64, *ends)
     assert set(found) == mirrored(wanted)
@@ -92,7 +92,7 @@ def test_single_and_list():
     ({"kind": "list"}, "image.buckets is 'list' and there are no sizes, expected at least one"),
     ({"kind": "single", "resolution": 500}, "bucket 500x500 of kind 'single' does not fit: expected sides that are "
                                             "multiples of 64"),
-])  # fmt: skip
+])
 def test_rules_that_make_no_sense(overrides, message):
     with pytest.raises(ConfigError) as caught:
         buckets_of(rules(**overrides))
@@ -151,9 +151,9 @@ def test_no_picture_is_enlarged_unless_asked(size, kind, step):
 def test_small_pictures_get_a_bucket_of_their_own_area():
     buckets = buckets_of(rules(resolution=1024))
     own = {size: assign(size, buckets, rules(resolution=1024)) for size in
-           [(1020, 1020), (700, 500), (1000, 127), (4000, 200), (64, 64)]}  # fmt: skip
+           [(1020, 1020), (700, 500), (1000, 127), (4000, 200), (64, 64)]}
     assert own == {(1020, 1020): (960, 960), (700, 500): (640, 448), (1000, 127): (512, 64), (4000, 200): (2048, 128),
-                   (64, 64): (64, 64)}  # fmt: skip
+                   (64, 64): (64, 64)}
 
 
 @given(SIZE)
@@ -177,7 +177,7 @@ def test_upscaling_when_asked():
     (rules(min_side=300), (900, 299), "picture is 900x299, expected at least 300 pixels on the short side"),
     (rules(kind="single"), (600, 500),
      "picture is 600x500, expected one that needs no enlarging for a bucket of kind 'single'"),
-])  # fmt: skip
+])
 def test_too_small_is_a_finding(asked, size, detail):
     result = bucketing([("a.png", size)], asked)
     assert not result.pictures
@@ -211,9 +211,9 @@ def test_a_small_bucket_that_nothing_can_take_stays_and_is_said():
     result = bucketing([("big", (512, 512)), ("thumb", (64, 64))], rules(min_bucket=2))
     assert result.buckets == ((64, 64), (512, 512))
     assert [(one.path, one.code, one.severity) for one in result.findings] == [
-        ("big", "small-bucket", "warning"), ("thumb", "small-bucket", "warning")]  # fmt: skip
+        ("big", "small-bucket", "warning"), ("thumb", "small-bucket", "warning")]
     assert result.findings[0].detail == ("bucket 512x512 has 1 of at least 2 pictures wanted, and no other bucket can "
-                                         "take them")  # fmt: skip
+                                         "take them")
 
 
 def test_with_upscaling_the_thumbnail_goes_along():

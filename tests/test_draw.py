@@ -75,7 +75,7 @@ def test_no_indices():
 
 def test_draw_keys_differ_in_every_part():
     parts = [(0, 0, b"a", 0, "noise"), (1, 0, b"a", 0, "noise"), (0, 1, b"a", 0, "noise"), (0, 0, b"b", 0, "noise"),
-             (0, 0, b"a", 1, "noise"), (0, 0, b"a", 0, "timestep")]  # fmt: skip
+             (0, 0, b"a", 1, "noise"), (0, 0, b"a", 0, "timestep")]
     assert len({draw_key(*part) for part in parts}) == len(parts)
 
 

@@ -18,7 +18,7 @@ RULES = Rules(resolution=512)
 def surveyed(name, size=(512, 512), *, source=0, picture=None):
     item = Item(name=name, source=source, picture=Blob(path=Path(name)), caption=None, mask=None)
     return Surveyed(item=item, picture=picture or name.encode().hex().ljust(64, "0"), size=size, has_alpha=False,
-                    captions=("x",), mask=None)  # fmt: skip
+                    captions=("x",), mask=None)
 
 
 def placed(items):
@@ -27,26 +27,26 @@ def placed(items):
 
 def shown(result, repeats=1):
     return [Showing(id=str(one.index).zfill(4), name=one.name, bucket=one.placement.bucket, repeats=repeats)
-            for one in result.pictures]  # fmt: skip
+            for one in result.pictures]
 
 
 def pictures(square, wide):
     return [surveyed(f"s{number}.png") for number in range(square)] + [
-        surveyed(f"w{number}.png", (640, 384)) for number in range(wide)]  # fmt: skip
+        surveyed(f"w{number}.png", (640, 384)) for number in range(wide)]
 
 
 def test_json_has_the_promised_shape():
     result = placed(pictures(5, 3))
     document = as_json(outlook_of(result, shown(result), batch_size=4, micro_batch=2))
     assert [(one["size"], one["samples"], one["batches"]) for one in document["buckets"]] == [
-        ([512, 512], 5, 3), ([640, 384], 3, 2)]  # fmt: skip
+        ([512, 512], 5, 3), ([640, 384], 3, 2)]
     assert document["steps_per_epoch"] == 3
     assert (document["left_out"], document["repeated"]) == ([], [])
     assert document["buckets"][0]["crop_loss"] == {"mean": 0.0, "worst": 0.0}
     assert document["buckets"][0]["scale"] == [1.0, 1.0]
     assert document["pictures"][0] == {
         "name": "s0.png", "size": [512, 512], "bucket": [512, 512], "scaled": [512, 512], "crop": [0, 0], "scale": 1.0,
-        "crop_loss": 0.0, "upscaled": False}  # fmt: skip
+        "crop_loss": 0.0, "upscaled": False}
 
 
 def test_drop_names_everybody_it_leaves_out():
@@ -79,7 +79,7 @@ def test_ranks_with_nothing_to_do(world, idle):
 
 def test_showings_have_the_ids_that_encode_gives():
     items = [surveyed("b.png", picture="aa"), surveyed("a.png", picture="aa"), surveyed("c.png", source=1),
-             surveyed("tiny.png", (9, 9))]  # fmt: skip
+             surveyed("tiny.png", (9, 9))]
     recipe = Recipe(sources=(Source(path=Path("p"), repeats=2), Source(path=Path("q"), role="validation")))
     found = showings_of(recipe, items, placed(items))
     assert [(one.name, one.repeats) for one in found] == [("a.png", 2), ("b.png", 2)]

@@ -26,7 +26,7 @@ def plan_of(counts, **overrides):
 def shown(plan, epoch):
     """Counter of (bucket, occurrence), fillers apart."""
     return Counter((batch.bucket, int(one)) for batch in plan.micro_batches(epoch)
-                   for one in batch.occurrences[~batch.repeated])  # fmt: skip
+                   for one in batch.occurrences[~batch.repeated])
 
 
 def listed(by_bucket):
@@ -46,7 +46,7 @@ def test_every_occurrence_once_an_epoch_or_listed_as_left_out(counts, batches, p
 def test_repeated_lists_every_filler(counts, batches, policy, epoch):
     plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
     fillers = Counter((batch.bucket, int(one)) for batch in plan.micro_batches(epoch)
-                      for one in batch.occurrences[batch.repeated])  # fmt: skip
+                      for one in batch.occurrences[batch.repeated])
     assert listed(plan.repeated(epoch)) == fillers
     assert policy == "repeat" or not fillers
 
@@ -71,7 +71,7 @@ def test_sizes_of_steps_and_micro_batches(counts, batches, policy):
 def test_fillers_never_share_a_turn(counts, batches):
     plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill="repeat")
     seen = [(batch.bucket, int(one), int(turn)) for batch in plan.micro_batches(0)
-            for one, turn in zip(batch.occurrences, batch.turns, strict=True)]  # fmt: skip
+            for one, turn in zip(batch.occurrences, batch.turns, strict=True)]
     assert len(seen) == len(set(seen))
 
 
@@ -126,7 +126,7 @@ def test_what_is_dropped_changes_with_the_epoch():
     ({"batch_size": 6, "micro_batch": 4}, "batch_size is 6, expected a multiple of micro_batch, 4", "batch_size = 8"),
     ({"batch_size": 2, "micro_batch": 4}, "batch_size is 2, expected a multiple of micro_batch, 4", "batch_size = 4"),
     ({"underfill": "pad"}, "underfill is 'pad', expected one of: drop, partial, repeat", ""),
-])  # fmt: skip
+])
 def test_bad_settings(overrides, message, hint):
     with pytest.raises(ConfigError) as caught:
         plan_of([4], **overrides)
@@ -170,7 +170,7 @@ def test_a_step_of_a_million_samples_costs_no_epoch():
 
 def slow_key(what, seed, epoch, *where):
     text = json.dumps({"kind": "plan", "meaning": 1, "what": what, "seed": seed, "epoch": epoch, "where": where},
-                      sort_keys=True, separators=(",", ":"))  # fmt: skip
+                      sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -44,7 +44,7 @@ def key_of(word):
 def latent(name, placement):
     width, height = placement.bucket
     return Row(key_of(f"latent {name}"), "latent", "latent", "bfloat16",
-               np.full((4, height // 8, width // 8), 7, np.uint16))  # fmt: skip
+               np.full((4, height // 8, width // 8), 7, np.uint16))
 
 
 def text(key):
@@ -62,7 +62,7 @@ def write_small(root: Path) -> Path:
     nothing = unconditional_key(CONTEXT)
     words = {text_key(caption, CONTEXT) for caption in [*CAPTIONS.values(), "a prompt"]}
     rows = [MASK, *(latent(name, placement) for name, placement in PLACED.items()),
-            *(text(key) for key in words | {nothing})]  # fmt: skip
+            *(text(key) for key in words | {nothing})]
     refs, facts = write_shards(cache, rows)
     shards = build_shards(facts)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(shards["digest"])}
@@ -81,7 +81,7 @@ def write_small(root: Path) -> Path:
                       "shards": sum(fact["field"] == field for fact in facts),
                       "bytes": sum(fact["bytes"] for fact in facts if fact["field"] == field),
                       "arrays": {row.array: {"dtype": row.dtype, "dims": arrays[row.array]} for row in rows
-                                 if row.field == field}} for field in ("latent", "mask", "text")}  # fmt: skip
+                                 if row.field == field}} for field in ("latent", "mask", "text")}
     finding = Finding(path="bad.png", code="truncated", severity="error", detail="ends <early>")
     path = root / "manifest.json"
     manifests.write(path, {
@@ -97,7 +97,7 @@ def write_small(root: Path) -> Path:
         "tables": {"samples": write_table(cache, build_samples(samples, buckets, refs, numbers, coverage)),
                    "shards": write_table(cache, shards), "findings": write_table(cache, build_findings([finding]))},
         "rejected": 1,
-    })  # fmt: skip
+    })
     return path
 
 
@@ -113,7 +113,7 @@ def write_shards(cache, rows):
         refs |= {row.key: RowRef(shard=shard.digest, row=number) for number, row in enumerate(mine)}
         facts.append({"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
                       "shapes": canonical({mine[0].array: list(shape)}).decode(),
-                      "dtypes": canonical({mine[0].array: mine[0].dtype}).decode()})  # fmt: skip
+                      "dtypes": canonical({mine[0].array: mine[0].dtype}).decode()})
     return refs, facts
 
 
@@ -123,7 +123,7 @@ def sample_of(name):
     size = (128, 144) if placement is SQUARE else (96, 64)
     return Sample(id=key_of(f"sample {name}"), name=name, source=0, picture=key_of(f"picture {name}"), size=size,
                   role="validation" if name == "c.png" else "train", bucket=placement.bucket, views=(view,),
-                  texts=(Text(caption=caption, weight=1.0, key=text_key(caption, CONTEXT)),))  # fmt: skip
+                  texts=(Text(caption=caption, weight=1.0, key=text_key(caption, CONTEXT)),))
 
 
 @pytest.fixture

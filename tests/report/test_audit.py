@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from prep.audit import inspect, look_up, open_audit
+from prep import audit
+from prep.audit import inspect, open_audit
 from prep.errors import CacheError, UsageError
 from prep.keys import text_key
 
@@ -18,7 +19,7 @@ def test_the_document_has_the_promised_shape(small):
     assert document["fields"]["latent"] == {
         "rows": 3, "shards": 2, "bytes": document["fields"]["latent"]["bytes"],
         "arrays": {"latent": {"dtype": "bfloat16", "dims": ["c", "h", "w"], "shapes": [[4, 8, 8], [4, 8, 12]]}},
-    }  # fmt: skip
+    }
     assert document["buckets"][0] == {"size": [64, 64], "train": 2, "validation": 0, "prior": 0}
     assert set(document["models"]) == {"vae", "text"}
     assert document["rejected"] == 1
@@ -32,30 +33,30 @@ def test_no_path_of_this_machine_is_said(small, tmp_path):
 
 
 def test_everything_about_a_sample(small):
-    (sample,) = look_up(small, "a.png")["samples"]
+    (sample,) = audit.sample(small, "a.png")["samples"]
     assert (sample["size"], sample["bucket"], sample["coverage"]) == ([128, 144], [64, 64], 0.5)
     (view,), (text,) = sample["views"], sample["texts"]
     assert (view["scaled"], view["crop"], view["flip"]) == ([64, 72], [0, 4], False)
     assert text["row"]["key"] == text_key(text["caption"], {"meaning": 1})
     assert view["mask"]["row"] == 0
-    (without,) = look_up(small, "c.png")["samples"]
+    (without,) = audit.sample(small, "c.png")["samples"]
     assert without["views"][0]["mask"] is None
     assert without["coverage"] is None
 
 
 def test_a_sample_by_its_file_name(small):
-    assert look_up(small, "b.png")["samples"][0]["name"] == "sub/b.png"
+    assert audit.sample(small, "b.png")["samples"][0]["name"] == "sub/b.png"
 
 
 def test_a_rejected_picture_has_its_findings(small):
-    found = look_up(small, "bad.png")
+    found = audit.sample(small, "bad.png")
     assert found["samples"] == []
     assert found["findings"][0]["code"] == "truncated"
 
 
 def test_an_unknown_name(small):
     with pytest.raises(UsageError) as caught:
-        look_up(small, "a.pmg")
+        audit.sample(small, "a.pmg")
     assert caught.value.message == (
         "manifest has no sample 'a.pmg', expected one of its 3 names; did you mean 'a.png'?"
     )
@@ -66,7 +67,7 @@ def test_keys_that_cannot_be_read_are_none(small):
     for path in (small.cache.root / "shards").rglob("key/c*"):
         path.chmod(0o600)
         path.write_bytes(b"")
-    (sample,) = look_up(small, "a.png")["samples"]
+    (sample,) = audit.sample(small, "a.png")["samples"]
     assert sample["views"][0]["latent"]["key"] is None
 
 

@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
+from prep import audit
 from prep import manifest as manifests
-from prep.audit import look_up, open_audit
+from prep.audit import open_audit
 from prep.verify import WRONG_ROW, verify
 
 
@@ -34,7 +35,7 @@ def test_all_is_well(small, quick):
     document = verify(small, quick=quick, tick=ticks.append)
     size = sum(shard["bytes"] for shard in small.shards)
     assert document == {"format": "latentry/verify", "version": 1, "ok": True, "quick": quick, "shards": 4,
-                        "bytes": size, "damaged": [], "repair": {}}  # fmt: skip
+                        "bytes": size, "damaged": [], "repair": {}}
     assert ticks == [1] * 4
 
 
@@ -43,10 +44,10 @@ def test_a_damaged_row_is_named_with_its_sample_and_its_cost(small):
     flip(data_of(small, digest, "latent"), 0)
     document = verify(small)
     (first,) = [name for name in ("a.png", "sub/b.png")
-                if look_up(small, name)["samples"][0]["views"][0]["latent"]["row"] == 0]  # fmt: skip
+                if audit.sample(small, name)["samples"][0]["views"][0]["latent"]["row"] == 0]
     (damaged,) = document["damaged"]
     assert {name: damaged[name] for name in ("shard", "field", "row", "sample", "samples")} == {
-        "shard": digest, "field": "latent", "row": 0, "sample": first, "samples": [first]}  # fmt: skip
+        "shard": digest, "field": "latent", "row": 0, "sample": first, "samples": [first]}
     assert document["repair"] == {"latent": 1}
     assert not document["ok"]
 
@@ -59,7 +60,7 @@ def test_a_text_row_names_everybody_who_shares_it(small):
     document = verify(small)
     assert {tuple(one["samples"]) for one in document["damaged"]} == {
         ("(prompt) a prompt", "(unconditional)"), ("(prompt) a prompt",), ("a.png",), ("c.png", "sub/b.png"),
-    }  # fmt: skip
+    }
     assert document["repair"] == {"text": 4}
 
 

@@ -1,0 +1,190 @@
+"""Reports as text for a terminal: tables that read well without colour; the only room of rich beside the progress bar.
+
+Names and captions come from files, so whatever a terminal would obey in them is shown escaped.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from prep.outlook import Outlook, as_json
+from prep.records import Finding
+
+LISTED = 30  # names; --json has them all
+NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which it is worth a line
+
+
+def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int) -> str:
+    """What `prep scan` says: a line for each finding, and the sums."""
+    rows = [(one.severity, one.code, one.path, one.detail) for one in findings]
+    severities = ("error", "warning", "info")
+    counts = ", ".join(f"{sum(one.severity == kind for one in findings)} {kind}" for kind in severities)
+    return _page(_table(("", "code", "file", "what"), rows), f"{usable} of {pictures} pictures are usable; {counts}")
+
+
+def outlook_tables(outlook: Outlook) -> str:
+    """What `prep bucket` says: buckets, steps, and by name whoever is left out, repeated, cut or enlarged."""
+    document = as_json(outlook)
+    rows = [
+        (size_of(one["size"]), str(one["pictures"]), str(one["samples"]), str(one["showings"]), str(one["batches"]),
+         "-".join(f"{scale:.2f}" for scale in one["scale"]), f"{one['crop_loss']['mean']:.1f}",
+         f"{one['crop_loss']['worst']:.1f}", str(one["upscaled"]))
+        for one in document["buckets"]
+    ]
+    heads = ("bucket", "pictures", "to train", "an epoch", "micro-batches", "scale", "cut %", "worst", "enlarged")
+    return _page(_table(heads, rows, right=range(1, 9)), *_step_lines(document), *_picture_lines(document))
+
+
+def inspect_tables(document: Mapping[str, Any]) -> str:
+    """What `prep inspect` says of a manifest."""
+    model = document["model"].get("path") or document["model"].get("hub")
+    facts = [("family", f"{document['family']}, {document['prediction']}"), ("model", str(model)),
+             *((f"{name} fingerprint", digest[:16]) for name, digest in document["models"].items()),
+             ("samples", ", ".join(f"{count} {role}" for role, count in document["samples"].items())),
+             ("masks", _mask_line(document["masks"])), ("sample prompts", str(len(document["prompts"]))),
+             ("rejected", str(document["rejected"])), ("manifest", document["digest"][:16])]
+    fields = [(name, array, described["dtype"], " ".join(described["dims"]), _shapes(described["shapes"]),
+               str(field["rows"]), str(field["shards"]), bytes_of(field["bytes"]))
+              for name, field in document["fields"].items() for array, described in field["arrays"].items()]
+    buckets = [(size_of(one["size"]), *(str(one[role]) for role in ("train", "validation", "prior")))
+               for one in document["buckets"]]
+    return _page(
+        _table(("", ""), facts), _table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), fields,
+                                        right=(5, 6, 7)),
+        _table(("bucket", "train", "validation", "prior"), buckets, right=(1, 2, 3)),
+        _table(("", "code", "file", "what"), _finding_rows(document["findings"])),
+    )
+
+
+def sample_text(document: Mapping[str, Any]) -> str:
+    """What `prep inspect --sample` says: all about the samples of one name."""
+    parts: list[Table | str] = []
+    for sample in document["samples"]:
+        rows = [(name, str(sample[name])) for name in ("name", "id", "role", "picture", "source", "repeats", "weight")]
+        rows += [("size", size_of(sample["size"])), ("bucket", size_of(sample["bucket"])),
+                 ("mask coverage", "no mask" if sample["coverage"] is None else f"{sample['coverage']:.1%}")]
+        for view in sample["views"]:
+            flipped = ", mirrored" if view["flip"] else ""
+            rows.append(("view", f"scaled to {size_of(view['scaled'])}, cut at {tuple(view['crop'])}{flipped}"))
+            rows += [(f"  {field}", place_of(view[field])) for field in ("latent", "mask")]
+        for text in sample["texts"]:
+            rows += [("caption", text["caption"]), ("  text", place_of(text["row"]))]
+        parts.append(_table(("", ""), rows))
+    return _page(*parts, _table(("", "code", "file", "what"), _finding_rows(document["findings"])))
+
+
+def verify_tables(document: Mapping[str, Any]) -> str:
+    """What `prep verify` says: a line for each damaged row, and what repair costs."""
+    rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
+             _names(one["samples"], 3), one["what"]) for one in document["damaged"]]
+    how = "sizes" if document["quick"] else "every byte"
+    if document["ok"]:
+        return _page(f"{document['shards']} shards, {bytes_of(document['bytes'])}: {how} as it should be")
+    lost = ", ".join(f"{count} {field}" for field, count in document["repair"].items()) or "no"
+    return _page(_table(("shard", "field", "row", "samples", "what"), rows, right=(2,)),
+                 f"prep encode, run again, repairs this: {lost} rows to be made")
+
+
+def safe(text: str) -> str:
+    """`text` with everything that is not plainly printable (escape sequences, bidi marks, newlines) spelled out."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode()
+                   for one in text)
+
+
+def size_of(size: Sequence[int]) -> str:
+    """512x768, width first."""
+    return f"{size[0]}x{size[1]}"
+
+
+def bytes_of(count: int) -> str:
+    """Bytes with a unit: 1.5 MiB."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.1f} {unit}"
+    return f"{count} bytes"
+
+
+def place_of(place: Mapping[str, Any] | None) -> str:
+    """Shard, row and key of a row, or that there is none."""
+    if place is None:
+        return "none"
+    return f"shard {place['shard'][:12]} row {place['row']}, key {(place.get('key') or 'unreadable')[:12]}"
+
+
+def _step_lines(document: Mapping[str, Any]) -> list[str]:
+    per_step = document["batch_size"] // document["micro_batch"]
+    lines = [f"{document['steps_per_epoch']} steps an epoch, each of up to {document['batch_size']} samples in "
+             f"{per_step} micro-batches of {document['micro_batch']}; underfill {document['underfill']}"]
+    if document["idle_ranks"]:
+        lines.append(f"{document['idle_ranks']} of {document['world']} ranks have nothing to do: a step has {per_step} "
+                     f"micro-batches; make micro-batches smaller")
+    for key, words in (("left_out", "left out in epoch 0"), ("repeated", "shown again in epoch 0")):
+        if document[key]:
+            lines.append(f"{words} ({len(document[key])}): {_names(document[key], LISTED)}")
+    return lines
+
+
+def _picture_lines(document: Mapping[str, Any]) -> list[str]:
+    said = document["findings"]
+    cut = sorted((one for one in document["pictures"] if one["crop_loss"] >= NOTABLE_LOSS),
+                 key=lambda one: (-one["crop_loss"], one["name"]))
+    groups = [
+        (f"cut by {NOTABLE_LOSS:.0f} % or more", [f"{one['name']} ({one['crop_loss']:.0f} %)" for one in cut]),
+        ("enlarged", [f"{one['name']} (x{one['scale']:.2f})" for one in document["pictures"] if one["upscaled"]]),
+        ("cannot be used", [f"{one['path']} ({one['detail']})" for one in said if one["code"] == "too-small"]),
+        ("in a bucket below min_bucket", [one["path"] for one in said if one["code"] == "small-bucket"]),
+    ]
+    lines = [f"{words} ({len(names)}): {_names(names, LISTED)}" for words, names in groups if names]
+    return lines + [f"merged: {size_of(one['bucket'])} into {size_of(one['into'])} ({one['pictures']} pictures)"
+                    for one in document["merges"]]
+
+
+def _finding_rows(findings: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:
+    return [(one["severity"], one["code"], one["path"], one["detail"]) for one in findings]
+
+
+def _mask_line(masks: Mapping[str, Any]) -> str:
+    return f"{masks['samples']} samples" + (
+        "" if masks["coverage"] is None else f", training {masks['coverage']:.1%} of the picture on average")
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> str:
+    """Up to three shapes, then how many more."""
+    more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+    return " ".join(str(list(shape)) for shape in shapes[:3]) + more
+
+
+def _names(names: Sequence[str], limit: int) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> Table:
+    """Columns without a box; cells are text, never markup, and fold rather than lose a letter."""
+    table = Table(box=None, show_header=any(heads) and bool(rows), pad_edge=False)
+    for number, head in enumerate(heads):
+        table.add_column(Text(head), justify="right" if number in set(right) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(safe(cell)) for cell in row))
+    return table
+
+
+def _page(*parts: Table | str) -> str:
+    """The parts as text, a blank line between tables; as wide as the terminal, or 120 columns."""
+    width = shutil.get_terminal_size(fallback=(120, 24)).columns
+    blocks = []
+    for part in parts:
+        if isinstance(part, Table) and not part.row_count:
+            continue
+        out = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+        out.print(Text(safe(part)) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+        text = "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())  # type: ignore[attr-defined]
+        blocks.append(text if isinstance(part, str) else text + "\n")
+    return "\n".join(blocks).rstrip("\n")
