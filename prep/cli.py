@@ -10,6 +10,7 @@ import typer
 
 from prep import options as opt
 from prep.console import progress, put, put_json, run, say
+from prep.errors import EXIT_FINDINGS, CacheError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Turns pictures, captions and masks into a verified cache and one manifest.json.")
@@ -28,7 +29,7 @@ def scan(
     from prep.scan import scan as scan_all
     from prep.survey import walk_all
 
-    images_quiet()
+    _quiet_pillow()
     recipe = opt.recipe_of(source, mask=mask if source.suffix != ".toml" else None)
     with progress("scanning", None, unit="pictures", shown=not quiet) as tick:
         report = scan_all(walk_all(recipe), jobs=jobs, tick=tick)
@@ -59,14 +60,15 @@ def bucket(
     from prep.report.terminal import outlook_tables
     from prep.survey import survey
 
-    images_quiet()
+    _quiet_pillow()
     recipe = opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, min_bucket=min_bucket,
                            upscale=upscale, validation=validation, missing_caption="empty")
     with progress("reading", None, unit="pictures", shown=not quiet) as tick:
         surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick)
     bucketing = buckets_for(recipe, surveyed)
     view = outlook.outlook_of(bucketing, outlook.showings_of(recipe, surveyed.items, bucketing), batch_size=batch_size,
-                              micro_batch=micro_batch, underfill=parse_underfill(underfill), seed=seed, world=world)
+                              micro_batch=micro_batch, seed=seed, world=world,
+                              underfill=underfill)  # type: ignore[arg-type]  # checked there
     if as_json:
         put_json(outlook.as_json(view))
     else:
@@ -84,13 +86,14 @@ def mask(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Write mask pictures, NAME-masklabel.png, to look at, edit, and encode with --mask DIR."""
-    from prep.command_mask import as_text, mask_all
     from prep.command_mask import as_json as document
+    from prep.command_mask import as_text, mask_all
 
-    images_quiet()
+    _quiet_pillow()
     recipe = opt.recipe_of(source)
     with progress("masking", None, unit="pictures", shown=not quiet) as tick:
-        made = mask_all(recipe, method=method, output=output, colour=colour, tolerance=tolerance, force=force, tick=tick)
+        made = mask_all(recipe, method=method, output=output, colour=colour, tolerance=tolerance, force=force,
+                        tick=tick)
     if as_json:
         put_json(document(made, output))
     else:
@@ -122,6 +125,7 @@ def encode(
     """Encode masks, latents and text into CACHE and write the manifest; what is there already is not computed again."""
     from prep.command_encode import Encoding, encode_all
 
+    _quiet_pillow()
     recipe = opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, min_bucket=min_bucket,
                            upscale=upscale, alpha=alpha, missing_caption=missing_caption, mask=mask,
                            validation=validation, model=model, dtype=dtype, compute=compute, prompts=prompts)
@@ -147,21 +151,22 @@ def inspect(
     as_json: opt.AsJson = False,
 ) -> None:
     """Show what a manifest holds: fields, dtypes, shapes, buckets, sizes, models, rejects."""
-    from prep import audit, report
+    from prep import audit
     from prep.manifest import read
+    from prep.report import terminal
 
-    images_quiet()
-    opened = read(manifest)
+    opened = audit.open_audit(read(manifest))
     if html is not None:
         from prep.report.page import write_page
 
+        _quiet_pillow()
         write_page(opened, html)
         say(f"wrote {html}")
-    document = audit.inspect(opened) if sample is None else audit.sample(opened, sample)
+    document = audit.inspect(opened) if sample is None else audit.look_up(opened, sample)
     if as_json:
         put_json(document)
     elif html is None or sample is not None:
-        put(report.terminal.inspect_tables(document) if sample is None else report.terminal.sample_text(document))
+        put(terminal.inspect_tables(document) if sample is None else terminal.sample_text(document))
 
 
 @app.command()
@@ -171,8 +176,20 @@ def verify(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
-    from prep import audit
+    from prep.audit import open_audit
     from prep.manifest import read
+    from prep.report.terminal import verify_tables
+    from prep.verify import verify as verify_all
+
+    opened = open_audit(read(manifest))
+    with progress("verifying", None, unit="shards", shown=not quiet) as tick:
+        document = verify_all(opened, quick=quick, tick=tick)
+    if as_json:
+        put_json(document)
+    else:
+        put(verify_tables(document))
+    if not document["ok"]:
+        raise typer.Exit(CacheError.exit_code)
 
 
 @app.command()
@@ -184,6 +201,12 @@ def demo(
 
     write_demo(directory)
     put(f"wrote pictures, prompts and recipes to {directory}, and a tiny model to {directory / 'model'}")
+
+
+def _quiet_pillow() -> None:
+    from prep.images import quiet
+
+    quiet()
 
 
 def main() -> NoReturn:

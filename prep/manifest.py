@@ -7,6 +7,7 @@ format is described in manifests/README.md and manifests/manifest.schema.json.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,12 +16,14 @@ from typing import Any
 from prep.cache.files import write_whole
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
+from prep.models.family import FAMILIES
 from prep.parse import Unparsed, digest_of, expect, known_keys, list_of, one_of, sealed_json
 from prep.records import ITEM_BYTES, Size
 
 FORMAT = "latentry/manifest"
 VERSION = 1
 LIMIT = 1 << 20  # bytes; a manifest is below this for any dataset, so anything larger is not one
+_NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?")
 KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
         "samples", "sources", "recipe", "prompts", "tables", "rejected", "self")
 
@@ -164,6 +167,7 @@ def _check_small(document: dict[str, Any]) -> None:
         _count(latents.get(name), f"latents.{name}")
     for name in ("scaling_factor", "shift_factor"):
         _decimal(latents.get(name), f"latents.{name}")
+    one_of(document["family"], FAMILIES, "family")
     one_of(document["prediction"], ("epsilon", "v_prediction"), "prediction")
     for group in ("models", "tables"):
         for name, value in expect(document[group], dict, group).items():
@@ -210,10 +214,8 @@ def _counts(value: Any, where: str) -> None:
 
 
 def _decimal(value: Any, where: str) -> None:
-    try:
-        float(expect(value, str, where))
-    except ValueError:
-        raise Unparsed(f"{where} is {value!r}, expected a decimal number as a string") from None
+    if not _NUMBER.fullmatch(expect(value, str, where)):
+        raise Unparsed(f"{where} is {value[:80]!r}, expected a decimal number as a string")
 
 
 def _field(value: Any, where: str) -> Field:
@@ -230,5 +232,7 @@ def _field(value: Any, where: str) -> Field:
 def _bucket(value: Any, where: str) -> Size:
     table = expect(value, dict, where)
     _counts(table, where)
-    width, height = list_of(table.get("size"), _count, f"{where}.size")
-    return width, height
+    size = list_of(table.get("size"), _count, f"{where}.size")
+    if len(size) != 2:
+        raise Unparsed(f"{where}.size is {size}, expected width and height")
+    return size[0], size[1]
