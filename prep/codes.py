@@ -10,6 +10,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "unreadable-file": ("error", "the file cannot be read", "check its permissions and the disk"),
     "empty-file": ("error", "the file has 0 bytes", "fetch it again"),
     "special-file": ("error", "not a regular file", "remove it from the directory"),
+    "name-too-long": ("error", "a name that leaves no room for its mask's", "rename the picture"),
     "dangling-link": ("error", "a link to nothing", "remove the link, or bring back its target"),
     "link-loop": ("error", "links that lead to each other", "remove them"),
     "link-outside": ("info", "a link to a file outside the source", "nothing, when that is meant"),

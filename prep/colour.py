@@ -16,7 +16,7 @@ from prep.containers import BadPicture, Note
 _INTENT, _FLAGS = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION
 _SAME = 2  # levels of 255: a profile that moves no colour of the probe further is sRGB under some name
 _SPACES = {"RGB": ("RGB",), "L": ("GRAY", "RGB"), "CMYK": ("CMYK",)}  # gray is often saved with an RGB profile
-_KEY_SCALE = {1: 255, 2: 85, 4: 17}  # Pillow stretches small gray depths to 0-255, but not their transparent value
+_KEY_SCALE = {2: 85, 4: 17}  # Pillow stretches small gray depths to 0-255, but not their transparent value
 
 COLOURS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128), "grey": (128, 128, 128)}
 
@@ -64,8 +64,10 @@ def _key_alpha(picture: Image.Image, bits: int) -> Image.Image | None:
     if picture.mode == "RGB":
         wanted = np.asarray(key) >> (8 if bits == 16 else 0)  # Pillow keeps the high byte of 16-bit colour
         opaque = (values != wanted).any(axis=-1)
+    elif picture.mode == "1":
+        opaque = values != (int(key) > 0)
     else:
-        opaque = values.astype(np.int64) != int(key) * (1 if picture.mode == "1" else _KEY_SCALE.get(bits, 1))
+        opaque = values.astype(np.int64) != int(key) * _KEY_SCALE.get(bits, 1)
     return Image.fromarray(opaque.astype(np.uint8) * 255)
 
 
@@ -117,7 +119,7 @@ def _probe(mode: str) -> Image.Image:
     if mode == "L":
         return Image.fromarray(steps[None])
     grid = np.stack(np.meshgrid(*[steps] * len(mode), indexing="ij"), axis=-1)
-    return Image.fromarray(grid.reshape(17, -1, len(mode)), mode=None if mode == "RGB" else mode)
+    return Image.frombytes(mode, (grid.size // 17 // len(mode), 17), grid.tobytes())
 
 
 def _convert(colour: Image.Image, profile: bytes) -> Image.Image:

@@ -19,7 +19,7 @@ from prep.sources.blob import read_blob
 from prep.sources.folders import printable
 
 MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
-SMALL_SIDE = 64  # pixels: the smallest side of any bucket
+SMALL_SIDE = 32  # pixels: an icon; scaled up, there is nothing in it to learn
 LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
 
 _EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
@@ -51,7 +51,7 @@ class Examined:
 
 
 def check_item(item: Item) -> Examined:
-    """Reads and decodes everything of `item`. A pure function of its files; whatever is wrong with them is a finding."""
+    """Reads and decodes everything of `item`. A pure function of its files; what is wrong with them is a finding."""
     findings, identity = _check_picture(item)
     if identity is not None or item.caption is not None:
         findings += _check_caption(item)

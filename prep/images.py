@@ -73,7 +73,6 @@ _ORIENTATION = 0x0112
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
     """What a file says of itself before its pixels are decoded."""
-
     format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF
     mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
     size: Size  # pixels, after EXIF orientation

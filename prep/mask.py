@@ -16,13 +16,16 @@ from typing import Literal
 import numpy as np
 
 from prep import images
+from prep.cache.files import write_whole
 from prep.errors import PathError, UsageError
 from prep.records import Finding, Item, Size
 from prep.sources.blob import read_blob
 from prep.sources.folders import MASK
 
 Method = Literal["alpha", "color"]
+Outcome = Literal["written", "kept", "skipped"]
 METHODS: dict[Method, str] = {"alpha": "opaque parts train", "color": "what differs from the background colour trains"}
+LONGEST_NAME = 255  # bytes; ext4, XFS, APFS and NTFS (there: characters)
 ASPECT = 0.01  # relative: how far a mask's aspect may be off before it is another picture's mask
 
 
@@ -51,17 +54,20 @@ def make_masks(items: Iterable[Item], *, method: Method, out: Path, colour: str 
     cannot be written.
     """
     _check(method, colour, tolerance)
-    counts, findings = {"written": 0, "kept": 0, "skipped": 0}, []
+    counts: dict[Outcome, int] = {"written": 0, "kept": 0, "skipped": 0}
+    findings: list[Finding] = []
+    done: set[Path] = set()
     for item in items:
         target = out / mask_path(item.name)
-        if target.exists() and not force:
-            counts["kept"] += 1
+        if target in done:  # two pictures of one stem share the first one's mask
+            outcome: Outcome | Finding = "kept"
         else:
-            outcome = _make_one(item, method, colour, tolerance, target)
-            if isinstance(outcome, Finding):
-                findings.append(outcome)
-            else:
-                counts["written" if outcome else "skipped"] += 1
+            outcome = _make_one(item, method, colour, tolerance, target, force)
+        if isinstance(outcome, Finding):
+            findings.append(outcome)
+        else:
+            counts[outcome] += 1
+            done.update([target] if outcome == "written" else [])
         tick(1)
     return Made(**counts, findings=tuple(findings))
 
@@ -96,8 +102,13 @@ def _check(method: str, colour: str, tolerance: int) -> None:
         raise UsageError(str(error), hint="prep mask SOURCE --with color --color '#00ff00' -o DIR") from None
 
 
-def _make_one(item: Item, method: Method, colour: str, tolerance: int, target: Path) -> bool | Finding:
-    """Whether a mask was written; not when it would be white everywhere."""
+def _make_one(item: Item, method: Method, colour: str, tolerance: int, target: Path, force: bool) -> Outcome | Finding:
+    """Writes one mask, unless it is there or would be white everywhere."""
+    if len(os.fsencode(target.name)) > LONGEST_NAME:
+        return Finding(path=item.name, code="name-too-long", severity="error",
+                       detail=f"its mask's name would be longer than the {LONGEST_NAME} bytes that file systems allow")
+    if target.exists() and not force:
+        return "kept"
     try:
         data = read_blob(item.picture)
         mask = alpha_mask(data) if method == "alpha" else colour_mask(data, colour=colour, tolerance=tolerance)
@@ -107,19 +118,16 @@ def _make_one(item: Item, method: Method, colour: str, tolerance: int, target: P
     except images.BadPicture as error:
         return Finding(path=item.name, code=error.code, severity="error", detail=error.detail)
     if mask.min() == 255:
-        return False
-    _write_whole(target, images.encode_png(mask))
-    return True
+        return "skipped"
+    _write(target, images.encode_png(mask))
+    return "written"
 
 
-def _write_whole(target: Path, data: bytes) -> None:
+def _write(target: Path, data: bytes) -> None:
     """Writes `target` whole or not at all. Raises `PathError`."""
-    staged = target.with_name(f".{os.getpid()}.partial")  # hidden, so never taken for a picture or a mask
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_bytes(data)
-        staged.replace(target)
+        write_whole(target, data)
     except OSError as error:
-        staged.unlink(missing_ok=True)
         raise PathError(f"cannot write mask {target}: {error.strerror or error}",
                         hint="choose another directory: -o DIR") from None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from prep.codes import CODES as CODES  # a scan's codes
 from prep.duplicates import LIMIT, Near, near_duplicates
@@ -50,6 +51,14 @@ def scan(items: Iterable[Item | Finding], *, jobs: int, tick: Tick = lambda _: N
     findings.extend(copies(identities))
     ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
     return Report(pictures=pictures, samples=samples, findings=tuple(ordered))
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The document of `prep scan --json`."""
+    findings = [{"path": one.path, "code": one.code, "severity": one.severity, "detail": one.detail}
+                for one in report.findings]
+    return {"format": "latentry/scan", "version": 1, "pictures": report.pictures, "samples": report.samples,
+            "findings": findings}
 
 
 def _examined(items: Iterable[Item | Finding], jobs: int) -> Iterator[Examined | Finding]:

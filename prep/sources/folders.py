@@ -138,6 +138,8 @@ def _add_file(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
 
 def _is_usable(folder: Folder, entry: os.DirEntry[str], inside: Path) -> bool:
     """Whether the name leads to a regular file; says so when not, and when it leads out of the source."""
+    if entry.is_file(follow_symlinks=False):  # known from the listing itself
+        return True
     try:
         kind = stat.S_IFMT(entry.stat().st_mode)
         target = Path(entry.path).resolve() if entry.is_symlink() else None

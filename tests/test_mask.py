@@ -1,0 +1,147 @@
+"""Mask pictures: what they hold, where they go, and that they are whole or absent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from prep.errors import PathError, UsageError
+from prep.mask import make_masks, mask_path
+from prep.records import Item
+from prep.sources.directory import walk
+
+ALPHA = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
+RGB = np.full((30, 40, 3), (0, 255, 0), np.uint8)
+RGB[5:15, 10:20] = 200, 30, 40
+RGB[0, 0] = 10, 250, 5
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """`in/` with a transparent picture, a green-screen one, one without either, and one that is broken."""
+    root = tmp_path / "in"
+    (root / "sub").mkdir(parents=True)
+    Image.fromarray(np.dstack([RGB, ALPHA])).save(root / "clear.png")
+    Image.fromarray(RGB).save(root / "sub" / "green.png")
+    Image.fromarray(RGB[5:15, 10:20]).save(root / "plain.png")
+    (root / "broken.jpg").write_bytes(b"")
+    return root
+
+
+def items(root):
+    return [one for one in walk(root, source=0, mask_from="none") if isinstance(one, Item)]
+
+
+def read(path):
+    with Image.open(path) as picture:
+        assert picture.mode == "L"
+        return np.asarray(picture)
+
+
+def names(out):
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+def test_alpha(pictures, tmp_path):
+    out, ticks = tmp_path / "masks", []
+    made = make_masks(items(pictures), method="alpha", out=out, tick=ticks.append)
+    assert (made.written, made.kept, made.skipped) == (1, 0, 2)
+    assert [(one.path, one.code) for one in made.findings] == [("broken.jpg", "empty-file")]
+    assert names(out) == ["clear-masklabel.png"]
+    assert (read(out / "clear-masklabel.png") == ALPHA).all()
+    assert len(ticks) == 4
+
+
+def test_colour(pictures, tmp_path):
+    out = tmp_path / "masks"
+    made = make_masks(items(pictures), method="color", colour="#00ff00", tolerance=16, out=out)
+    assert made.written == 2
+    wanted = np.zeros((30, 40), np.uint8)
+    wanted[5:15, 10:20] = 255
+    assert (read(out / "sub" / "green-masklabel.png") == wanted).all()
+    strict = make_masks(items(pictures), method="color", colour="#00ff00", tolerance=9, out=out, force=True)
+    assert strict.written == 2
+    assert read(out / "sub" / "green-masklabel.png")[0, 0] == 255
+
+
+def test_masks_that_are_there_are_kept(pictures, tmp_path):
+    out = tmp_path / "masks"
+    make_masks(items(pictures), method="alpha", out=out)
+    edited = out / "clear-masklabel.png"
+    edited.write_bytes(b"edited by hand")
+    assert make_masks(items(pictures), method="alpha", out=out).kept == 1
+    assert edited.read_bytes() == b"edited by hand"
+    assert make_masks(items(pictures), method="alpha", out=out, force=True).written == 1
+    assert (read(edited) == ALPHA).all()
+
+
+def test_masks_pair_with_their_pictures(pictures, tmp_path):
+    out = tmp_path / "masks"
+    make_masks(items(pictures), method="color", colour="#00ff00", out=out)
+    paired = {one.name for one in walk(pictures, source=0, mask_from=out) if isinstance(one, Item) and one.mask}
+    assert paired == {"clear.png", "sub/green.png"}
+
+
+def test_nothing_half_written_stays(pictures, tmp_path):
+    out = tmp_path / "masks"
+    out.write_bytes(b"a file where the directory should be")
+    with pytest.raises(PathError, match=r"cannot write mask .*clear-masklabel\.png") as caught:
+        make_masks(items(pictures), method="alpha", out=out)
+    assert "choose another directory" in caught.value.hint
+
+
+def test_a_failed_write_leaves_nothing(pictures, tmp_path):
+    out = tmp_path / "masks"
+    (out / "clear-masklabel.png").mkdir(parents=True)
+    with pytest.raises(PathError):
+        make_masks(items(pictures), method="alpha", out=out, force=True)
+    assert names(out) == []
+
+
+def test_two_pictures_of_one_stem_share_the_first_ones_mask(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name, level in (("a.png", 10), ("a.webp", 200)):
+        Image.new("LA", (8, 8), (0, level)).save(tmp_path / "in" / name, lossless=True)
+    made = make_masks(items(tmp_path / "in"), method="alpha", out=tmp_path / "masks", force=True)
+    assert (made.written, made.kept) == (1, 1)
+    assert (read(tmp_path / "masks" / "a-masklabel.png") == 10).all()
+
+
+def test_names_without_room_for_a_mask(tmp_path):
+    (tmp_path / "in").mkdir()
+    name = "x" * 250 + ".png"
+    Image.new("LA", (8, 8), (0, 10)).save(tmp_path / "in" / name)
+    (finding,) = make_masks(items(tmp_path / "in"), method="alpha", out=tmp_path / "masks").findings
+    assert (finding.path, finding.code) == (name, "name-too-long")
+    assert finding.detail == "its mask's name would be longer than the 255 bytes that file systems allow"
+
+
+def test_files_that_are_gone(pictures, tmp_path):
+    (gone,) = [one for one in items(pictures) if one.name == "clear.png"]
+    gone.picture.path.unlink()
+    (finding,) = make_masks([gone], method="alpha", out=tmp_path / "masks").findings
+    assert (finding.code, finding.detail) == ("unreadable-file", "cannot be read: No such file or directory")
+
+
+def test_the_originals_are_not_touched(pictures, tmp_path):
+    before = {path: path.read_bytes() for path in pictures.rglob("*") if path.is_file()}
+    make_masks(items(pictures), method="color", colour="#00ff00", out=tmp_path / "masks")
+    assert {path: path.read_bytes() for path in pictures.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"method": "magic"}, "mask method is 'magic', expected one of: alpha, color"),
+     ({"method": "color", "tolerance": 255}, "tolerance is 255, expected a number from 0 to 254"),
+     ({"method": "color", "colour": "greenish"}, "colour is 'greenish', expected #rrggbb")],
+)  # fmt: skip
+def test_bad_options(tmp_path, options, says):
+    with pytest.raises(UsageError, match=says):
+        make_masks([], out=tmp_path, **options)
+
+
+def test_mask_paths():
+    assert str(mask_path("cat/cat.v2.jpg")) == "cat/cat.v2-masklabel.png"
+    with pytest.raises(AssertionError, match="leads out of its source"):
+        mask_path("../cat.jpg")

@@ -1,0 +1,234 @@
+"""A small source with one of each fault, written here; every code that a picture, caption or mask can get."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from prep.codes import CODES
+from prep.examine import check_item
+from prep.mask import fits
+from prep.records import Blob, Finding, Item
+from prep.scan import as_json, scan
+from prep.sources.directory import walk
+
+RNG = np.random.default_rng(5)
+
+
+def photo(seed: int = 0, size=(96, 80)) -> Image.Image:
+    small = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+def saved(picture: Image.Image, kind: str = "PNG", **options) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def codes(tmp_path, picture: bytes, name="a.png", caption=b"a cat", mask=None) -> dict[str, Finding]:
+    """What is said of one item, by code."""
+    (tmp_path / name).write_bytes(picture)
+    blobs = {}
+    for kind, data in (("caption", caption), ("mask", mask)):
+        if data is not None:
+            (tmp_path / kind).write_bytes(data)
+        blobs[kind] = None if data is None else Blob(path=tmp_path / kind)
+    item = Item(name=f"in/{name}", source=0, picture=Blob(path=tmp_path / name), **blobs)
+    found = check_item(item)
+    assert found.usable == all(one.severity != "error" for one in found.findings)
+    return {one.code: one for one in found.findings}
+
+
+def gray(values: np.ndarray) -> bytes:
+    return saved(Image.fromarray(values.astype(np.uint8)))
+
+
+def rgba(alpha: np.ndarray) -> bytes:
+    return saved(Image.merge("RGBA", [*photo().split(), Image.fromarray(alpha.astype(np.uint8))]))
+
+
+PICTURES = {
+    "nothing": (saved(photo()), "a.png", {}),
+    "wrong extension": (saved(photo(), "JPEG"), "a.png",
+                        {"wrong-extension": "content is JPEG, the name ends in '.png'"}),
+    "upper case": (saved(photo(), "JPEG"), "A.JPEG", {}),
+    "alpha": (rgba(np.where(np.arange(96) < 24, 0, 255) * np.ones((80, 1))), "a.png",
+              {"has-alpha": "25% of it is transparent to some degree"}),
+    "opaque alpha": (rgba(np.full((80, 96), 255)), "a.png", {}),
+    "no alpha left": (rgba(np.zeros((80, 96))), "a.png",
+                      {"fully-transparent": "transparent everywhere; nothing of it will be seen"}),
+    "blank": (saved(Image.new("RGB", (80, 80), "navy")), "a.png", {"blank": "all pixels are the same"}),
+    "small": (saved(photo(size=(80, 31))), "a.png", {"too-small": "80x31 pixels, expected at least 32 each way"}),
+    "long": (saved(photo(size=(330, 80))), "a.png", {"extreme-aspect": "330x80 pixels, expected at most 4:1"}),
+    "gray": (saved(photo().convert("L")), "a.png", {"grayscale": "has one colour channel"}),
+    "one bit": (saved(photo().convert("1")), "a.png",
+                {"grayscale": "has one colour channel", "low-bit-depth": "1 bit per pixel"}),
+    "16 bit": (saved(Image.fromarray(RNG.integers(0, 65536, (80, 80), np.uint16))), "a.png",
+               {"grayscale": "has one colour channel", "high-bit-depth": "16 bits per channel; reduced to 8"}),
+    "cmyk": (saved(photo().convert("CMYK"), "JPEG"), "a.jpg", {"not-rgb": "colours are CMYK; converted to sRGB"}),
+    "frames": (saved(photo(), "GIF", save_all=True, append_images=[photo(1)]), "a.gif",
+               {"animated": "2 frames; the first is used"}),
+    "pages": (saved(photo(), "TIFF", save_all=True, append_images=[photo(1)]), "a.tif",
+              {"multi-page": "2 pages; the first is used"}),
+    "cut": (saved(photo(), "JPEG")[:900], "a.jpg", {"truncated": "cannot be decoded: image file is truncated"}),
+    "empty": (b"", "a.jpg", {"empty-file": "file has 0 bytes"}),
+    "text": (b"not found", "a.jpg", {"not-an-image": "file starts with b'not foun'"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PICTURES)
+def test_pictures(tmp_path, case):
+    data, name, wanted = PICTURES[case]
+    found = codes(tmp_path, data, name)
+    assert set(found) == set(wanted)
+    for code, detail in wanted.items():
+        assert found[code].detail.startswith(detail)
+        assert found[code].severity == CODES[code][0]
+        assert found[code].path == f"in/{name}"
+
+
+def test_many_pixels(tmp_path):
+    found = codes(tmp_path, saved(Image.new("1", (9000, 8000))))
+    assert found["many-pixels"].detail == "9000x8000 pixels take much memory"
+
+
+def test_a_checksum_is_an_error_only_where_it_matters(tmp_path):
+    data = bytearray(saved(photo()))
+    data[30] ^= 1  # of the header
+    assert codes(tmp_path, bytes(data))["bad-checksum"].severity == "error"
+
+
+@pytest.mark.parametrize(
+    ("caption", "code", "severity"),
+    [(None, "missing-caption", "warning"), (b" \n", "empty-caption", "warning"), (b"\xe9", "caption-encoding", "error"),
+     ("x".encode("utf-16"), "caption-utf16", "warning"), (b"a\0", "caption-control-characters", "error"),
+     (b"a\nb", "caption-multiline", "info"), (b"w " * 999, "caption-too-long", "warning")],
+)  # fmt: skip
+def test_captions(tmp_path, caption, code, severity):
+    found = codes(tmp_path, saved(photo()), caption=caption)
+    assert {one.code: one.severity for one in found.values()} == {code: severity}
+
+
+def test_no_word_on_the_missing_caption_of_a_broken_picture(tmp_path):
+    assert set(codes(tmp_path, b"", caption=None)) == {"empty-file"}
+
+
+HALF = np.where(np.arange(96) < 48, 0, 255) * np.ones((80, 1))
+
+
+@pytest.mark.parametrize(
+    ("mask", "code", "detail"),
+    [(gray(HALF), None, ""), (gray(HALF * 0), "mask-empty", "mask is black everywhere"),
+     (gray(HALF * 0 + 255), "mask-full", "mask is white everywhere"),
+     (gray(HALF[::2, ::2]), "mask-resized", "mask has 48x40 pixels, its picture 96x80"),
+     (gray(HALF[:40]), "mask-size-mismatch", "mask has 96x40 pixels, its picture 96x80"),
+     (saved(photo()), "mask-not-gray", "mask has colours, of which the brightness is used"),
+     (saved(Image.merge("LA", [Image.new("L", (96, 80), 255), Image.fromarray(HALF.astype(np.uint8))])),
+      "mask-not-gray", "mask has transparency, which counts as black"),
+     (gray(HALF)[:60], "truncated", "PNG ends before its last chunk, after 60 bytes")],
+)  # fmt: skip
+def test_masks(tmp_path, mask, code, detail):
+    found = codes(tmp_path, saved(photo()), mask=mask)
+    assert set(found) == ({code} if code else set())
+    if code:
+        assert found[code].detail == detail
+        assert found[code].path == "in/mask"
+
+
+def test_gray_masks_of_three_channels_are_fine(tmp_path):
+    three = saved(Image.fromarray(HALF.astype(np.uint8)).convert("RGB"))
+    assert codes(tmp_path, saved(photo()), mask=three) == {}
+
+
+def test_files_that_are_gone(tmp_path):
+    gone = Blob(path=tmp_path / "gone")
+    (tmp_path / "a.png").write_bytes(saved(photo()))
+    here = Blob(path=tmp_path / "a.png")
+    for blobs in ({"picture": gone, "caption": None, "mask": None}, {"picture": here, "caption": gone, "mask": None},
+                  {"picture": here, "caption": None, "mask": gone}):  # fmt: skip
+        found = check_item(Item(name="a.png", source=0, **blobs)).findings
+        assert "cannot be read: No such file or directory" in [one.detail for one in found]
+        assert not check_item(Item(name="a.png", source=0, **blobs)).usable
+
+
+@pytest.mark.parametrize(
+    ("mask", "picture", "fit"),
+    [((100, 100), (100, 100), True), ((50, 50), (100, 100), True), ((333, 250), (1333, 1000), True),
+     ((64, 43), (1536, 1024), True), ((100, 50), (100, 100), False), ((256, 100), (256, 256), False),
+     ((110, 100), (100, 100), False), ((1, 1), (3, 2), True), ((7, 512), (14, 1024), True)],
+)  # fmt: skip
+def test_fits(mask, picture, fit):
+    assert fits(mask, picture) is fit
+
+
+# ---- whole sources ---------------------------------------------------------------------------------------------------
+
+
+def source(tmp_path):
+    picture = photo(1)
+    files = {"cat.jpg": saved(picture, "JPEG", quality=95), "cat copy.jpg": saved(picture, "JPEG", quality=95),
+             "cat.txt": b"a cat", "cat copy.txt": b"a cat", "dog.png": saved(photo(2)), "dog.txt": b"a dog",
+             "broken.png": b"?", "broken.txt": b"a thing"}
+    files["cat pixels.png"] = saved(Image.open(io.BytesIO(files["cat.jpg"])))
+    files["cat small.png"] = saved(picture.resize((72, 64)))
+    files["dog flipped.png"] = saved(photo(2).transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+def test_a_whole_source(tmp_path):
+    ticks = []
+    report = scan(walk(source(tmp_path), source=0, mask_from="none"), jobs=2, tick=ticks.append)
+    assert (report.pictures, report.samples) == (7, 6)
+    assert ticks == [1] * 7
+    told = {(one.path, one.code): one.detail for one in report.findings if one.code != "missing-caption"}
+    assert told == {
+        ("broken.png", "not-an-image"): told[("broken.png", "not-an-image")],
+        ("cat copy.jpg", "exact-duplicate"): "same bytes as cat.jpg",
+        ("cat pixels.png", "pixel-duplicate"): "same pixels as cat.jpg",
+        ("cat small.png", "near-duplicate"): told[("cat small.png", "near-duplicate")],
+        ("dog flipped.png", "mirrored-duplicate"): told[("dog flipped.png", "mirrored-duplicate")],
+    }
+    assert told[("cat small.png", "near-duplicate")].startswith("nearly the same picture as cat.jpg (0.9")
+    assert told[("dog flipped.png", "mirrored-duplicate")].startswith("the mirror image of dog.png (")
+    assert list(report.findings) == sorted(report.findings, key=lambda one: (one.path, one.code))
+    assert (report.count("error"), report.count("info")) == (1, 1)
+
+
+def test_jobs_do_not_change_the_report(tmp_path):
+    source(tmp_path)
+    one, four = (scan(walk(tmp_path, source=0, mask_from="none"), jobs=jobs) for jobs in (1, 4))
+    assert one == four
+
+
+def test_as_json(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    assert as_json(scan(walk(tmp_path, source=0, mask_from="none"), jobs=1)) == {
+        "format": "latentry/scan", "version": 1, "pictures": 1, "samples": 0,
+        "findings": [{"path": "a.png", "code": "empty-file", "severity": "error", "detail": "file has 0 bytes"}]}
+
+
+def test_nothing_to_scan(tmp_path):
+    report = scan(walk(tmp_path, source=0, mask_from="none"), jobs=1)
+    assert (report.pictures, report.samples, report.findings) == (0, 0, ())
+
+
+def test_too_many_to_compare(tmp_path, monkeypatch):
+    monkeypatch.setattr("prep.scan.LIMIT", 2)
+    report = scan(walk(source(tmp_path), source=0, mask_from="none"), jobs=1)
+    (told,) = [one for one in report.findings if one.code == "duplicates-skipped"]
+    assert told.detail == "4 pictures; copies that are not exact are looked for among up to 2"
+
+
+def test_codes_are_complete_sentences_of_three():
+    for code, (severity, meaning, advice) in CODES.items():
+        assert code == code.lower()
+        assert " " not in code
+        assert severity in ("error", "warning", "info")
+        assert meaning
+        assert advice
