@@ -16,6 +16,7 @@ from rich.text import Text
 
 from prep.outlook import Outlook, as_json
 from prep.records import Finding
+from prep.report.words import bytes_of, names_of, safe, size_of
 
 LISTED = 30  # names; --json has them all
 NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which it is worth a line
@@ -83,32 +84,13 @@ def sample_text(document: Mapping[str, Any]) -> str:
 def verify_tables(document: Mapping[str, Any]) -> str:
     """What `prep verify` says: a line for each damaged row, and what repair costs."""
     rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
-             _names(one["samples"], 3), one["what"]) for one in document["damaged"]]
+             names_of(one["samples"], 3), one["what"]) for one in document["damaged"]]
     how = "sizes" if document["quick"] else "every byte"
     if document["ok"]:
         return _page(f"{document['shards']} shards, {bytes_of(document['bytes'])}: {how} as it should be")
     lost = ", ".join(f"{count} {field}" for field, count in document["repair"].items()) or "no"
     return _page(_table(("shard", "field", "row", "samples", "what"), rows, right=(2,)),
                  f"prep encode, run again, repairs this: {lost} rows to be made")
-
-
-def safe(text: str) -> str:
-    """`text` with everything that is not plainly printable (escape sequences, bidi marks, newlines) spelled out."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode()
-                   for one in text)
-
-
-def size_of(size: Sequence[int]) -> str:
-    """512x768, width first."""
-    return f"{size[0]}x{size[1]}"
-
-
-def bytes_of(count: int) -> str:
-    """Bytes with a unit: 1.5 MiB."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << power:
-            return f"{count / (1 << power):.1f} {unit}"
-    return f"{count} bytes"
 
 
 def place_of(place: Mapping[str, Any] | None) -> str:
@@ -127,7 +109,7 @@ def _step_lines(document: Mapping[str, Any]) -> list[str]:
                      f"micro-batches; make micro-batches smaller")
     for key, words in (("left_out", "left out in epoch 0"), ("repeated", "shown again in epoch 0")):
         if document[key]:
-            lines.append(f"{words} ({len(document[key])}): {_names(document[key], LISTED)}")
+            lines.append(f"{words} ({len(document[key])}): {names_of(document[key], LISTED)}")
     return lines
 
 
@@ -141,7 +123,7 @@ def _picture_lines(document: Mapping[str, Any]) -> list[str]:
         ("cannot be used", [f"{one['path']} ({one['detail']})" for one in said if one["code"] == "too-small"]),
         ("in a bucket below min_bucket", [one["path"] for one in said if one["code"] == "small-bucket"]),
     ]
-    lines = [f"{words} ({len(names)}): {_names(names, LISTED)}" for words, names in groups if names]
+    lines = [f"{words} ({len(names)}): {names_of(names, LISTED)}" for words, names in groups if names]
     return lines + [f"merged: {size_of(one['bucket'])} into {size_of(one['into'])} ({one['pictures']} pictures)"
                     for one in document["merges"]]
 
@@ -159,11 +141,6 @@ def _shapes(shapes: Sequence[Sequence[int]]) -> str:
     """Up to three shapes, then how many more."""
     more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
     return " ".join(str(list(shape)) for shape in shapes[:3]) + more
-
-
-def _names(names: Sequence[str], limit: int) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> Table:

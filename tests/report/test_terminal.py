@@ -8,15 +8,8 @@ from prep import audit
 from prep.bucket import bucketing
 from prep.outlook import Showing, outlook_of
 from prep.records import Finding
-from prep.report.terminal import (
-    bytes_of,
-    findings_table,
-    inspect_tables,
-    outlook_tables,
-    safe,
-    sample_text,
-    verify_tables,
-)
+from prep.report.terminal import findings_table, inspect_tables, outlook_tables, sample_text, verify_tables
+from prep.report.words import bytes_of, safe
 from prep.sizes import Rules
 from prep.verify import verify
 

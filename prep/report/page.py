@@ -1,0 +1,121 @@
+"""`prep inspect --html`: one page that needs nothing else: no script, no font, no address, light and dark.
+
+Every name, caption and detail is escaped, and the page's own policy forbids scripts and loading anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prep.audit import Audit, inspect
+from prep.cache.files import write_whole
+from prep.records import Size
+from prep.report.gallery import Thumbnail, from_sources, gallery
+from prep.report.plot import bucket_plot
+from prep.report.words import bytes_of, safe, size_of
+
+CARDS = 120  # in the gallery
+FINDINGS = 500  # rows; `prep inspect --json` has them all
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def write_page(audit: Audit, path: Path, *, cards: int = CARDS, thumbnail: Thumbnail | None = None) -> None:
+    """Writes the page to `path`, whole or not at all; thumbnails are the sources' own unless given.
+
+    Raises `CacheError` when a table of the manifest is missing or damaged.
+    """
+    text = page(audit, cards=cards, thumbnail=thumbnail or from_sources(audit))
+    write_whole(path, text.encode("utf-8"))
+
+
+def page(audit: Audit, *, cards: int, thumbnail: Thumbnail) -> str:
+    """The page: what the manifest holds, sizes against buckets, a gallery, findings."""
+    document = inspect(audit)
+    sections = [
+        ("Fields", _fields(document)),
+        ("Buckets", f"{_buckets(audit, document)}\n{_plot(audit)}"),
+        ("Samples", gallery(audit, limit=cards, thumbnail=thumbnail)),
+        ("Findings", _findings(document["findings"])),
+    ]
+    body = "\n".join(f"<section><h2>{title}</h2>\n{inner}\n</section>" for title, inner in sections)
+    name = _words(document["manifest"])
+    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{name}</title>\n'
+            f"<style>\n{_css()}</style></head>\n<body>\n<h1>{name}</h1>\n{_facts(document)}\n{body}\n</body></html>\n")
+
+
+def _css() -> str:
+    return files("prep.report").joinpath("page.css").read_text(encoding="utf-8")
+
+
+def _facts(document: Mapping[str, Any]) -> str:
+    model = document["model"].get("path") or document["model"].get("hub")
+    counts = ", ".join(f"{count} {role}" for role, count in document["samples"].items())
+    prints = [(f"{name} fingerprint", digest) for name, digest in document["models"].items()]
+    what = f"{model} ({document['family']}, {document['prediction']})"
+    return _table(("", ""), [("samples", counts), ("model", what), *prints, ("manifest", document["digest"])])
+
+
+def _fields(document: Mapping[str, Any]) -> str:
+    rows = [(name, array, described["dtype"], " ".join(described["dims"]),
+             ", ".join(str(shape) for shape in described["shapes"]), str(field["rows"]), str(field["shards"]),
+             bytes_of(field["bytes"]))
+            for name, field in document["fields"].items() for array, described in field["arrays"].items()]
+    return _table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), rows, numbers=(5, 6, 7))
+
+
+def _buckets(audit: Audit, document: Mapping[str, Any]) -> str:
+    losses = _crop_losses(audit)
+    rows = [(size_of(one["size"]), *(str(one[role]) for role in ("train", "validation", "prior")), f"{loss:.1f} %")
+            for one, loss in zip(document["buckets"], losses, strict=True)]
+    return _table(("bucket", "train", "validation", "prior", "cut on average"), rows, numbers=(1, 2, 3, 4))
+
+
+def _crop_losses(audit: Audit) -> list[float]:
+    """Mean percent of a scaled picture's area that its views leave out, by bucket."""
+    samples = audit.samples
+    areas = np.array([width * height for width, height in audit.manifest.buckets], dtype=np.float64)
+    buckets = np.repeat(samples.bucket, np.diff(samples.view_offsets))
+    whole = samples.views["scaled_width"].astype(np.float64) * samples.views["scaled_height"]
+    lost = 100 * (1 - areas[buckets] / whole)
+    seen = np.bincount(buckets, minlength=len(areas))
+    return [float(one) for one in np.bincount(buckets, weights=lost, minlength=len(areas)) / np.maximum(seen, 1)]
+
+
+def _plot(audit: Audit) -> str:
+    samples = audit.samples
+    sizes, counts = np.unique(np.stack([samples.width, samples.height], axis=1), axis=0, return_counts=True)
+    pictures: dict[Size, int] = {(width, height): count for (width, height), count
+                                 in zip(sizes.tolist(), counts.tolist(), strict=True)}
+    inside = np.bincount(samples.bucket, minlength=len(audit.manifest.buckets)).tolist()
+    return bucket_plot(pictures, dict(zip(audit.manifest.buckets, inside, strict=True)))
+
+
+def _findings(findings: Sequence[Mapping[str, str]]) -> str:
+    if not findings:
+        return "<p>none</p>"
+    more = f"<p>and {len(findings) - FINDINGS} more</p>" if len(findings) > FINDINGS else ""
+    rows = [(one["severity"], one["code"], one["path"], one["detail"]) for one in findings[:FINDINGS]]
+    return _table(("severity", "code", "file", "what"), rows) + more
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """An HTML table of escaped cells; columns in `numbers` are flush right."""
+    def cells(tag: str, row: Sequence[str]) -> str:
+        kinds = (' class="number"' if number in numbers else "" for number in range(len(row)))
+        return "".join(f"<{tag}{kind}>{_words(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+
+    head = f"<thead><tr>{cells('th', heads)}</tr></thead>" if any(heads) else ""
+    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table>{head}<tbody>\n{body}\n</tbody></table>"
+
+
+def _words(text: str) -> str:
+    return escape(safe(text))

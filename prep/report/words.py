@@ -1,0 +1,30 @@
+"""Sizes, bytes and names as words, the same in a terminal and on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def safe(text: str) -> str:
+    """`text` with everything that is not plainly printable (escape sequences, bidi marks, newlines) spelled out."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode()
+                   for one in text)
+
+
+def size_of(size: Sequence[int]) -> str:
+    """512x768, width first."""
+    return f"{size[0]}x{size[1]}"
+
+
+def bytes_of(count: int) -> str:
+    """Bytes with a unit: 1.5 MiB."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.1f} {unit}"
+    return f"{count} bytes"
+
+
+def names_of(names: Sequence[str], limit: int) -> str:
+    """The first `limit` names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
