@@ -34,7 +34,7 @@ def record(cache: Cache, found: Iterable[Damage]) -> None:
         files.make_dirs(target.parent)
         rows = sorted((_as_json(damage) for damage in damages), key=canonical)
         document = {"format": "latentry/damage", "version": 1, "shard": shard, "damages": rows}
-        files.write_whole(target, canonical(seal(document)))
+        files.write_whole(target, canonical(seal(document)), staging=cache.staging())
 
 
 def record_if_writable(cache: Cache, found: Iterable[Damage]) -> None:

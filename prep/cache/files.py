@@ -93,9 +93,9 @@ def protect(path: Path) -> None:
     path.chmod(path.stat().st_mode & ~0o222)
 
 
-def beside(path: Path) -> Path:
-    """A fresh hidden name in the directory of `path`, for staging; the umask decides its mode, unlike mkstemp's."""
-    return path.parent / f".{path.name}.{secrets.token_hex(8)}.partial"
+def beside(path: Path, staging: Path | None = None) -> Path:
+    """A fresh hidden name in the directory of `path`, or in `staging`; the umask decides its mode, unlike mkstemp's."""
+    return (staging or path.parent) / f".{path.name}.{secrets.token_hex(8)}.partial"
 
 
 def write_synced(path: Path, data: Buffer) -> None:
@@ -105,9 +105,12 @@ def write_synced(path: Path, data: Buffer) -> None:
         sync(handle)
 
 
-def write_whole(path: Path, data: Buffer, *, read_only: bool = False) -> None:
-    """`path` has `data`, on the disk. Whoever looks meanwhile, or after a crash, sees all of the old or the new."""
-    staged = beside(path)
+def write_whole(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None) -> None:
+    """`path` has `data`, on the disk. Whoever looks meanwhile, or after a crash, sees all of the old or the new.
+
+    `staging` is a directory of the same file system, for what a crash leaves; without it that lies beside `path`.
+    """
+    staged = beside(path, staging)
     try:
         write_synced(staged, data)
         if read_only:
@@ -118,11 +121,11 @@ def write_whole(path: Path, data: Buffer, *, read_only: bool = False) -> None:
     sync_dir(path.parent)
 
 
-def write_new(path: Path, data: Buffer) -> bool:
+def write_new(path: Path, data: Buffer, *, staging: Path | None = None) -> bool:
     """True when this call created `path` with `data`; False, and nothing written, when it was there already."""
     if path.exists():
         return False
-    staged = beside(path)
+    staged = beside(path, staging)
     try:
         write_synced(staged, data)
         link(staged, path)

@@ -131,11 +131,11 @@ def commit(
     })
     target = cache.commit(task.key)
     files.make_dirs(target.parent)
-    if files.write_new(target, canonical(document)):
+    if files.write_new(target, canonical(document), staging=cache.staging()):
         return True
     if is_finished(cache, task.key):
         return False
-    files.write_whole(target, canonical(document))
+    files.write_whole(target, canonical(document), staging=cache.staging())
     return True
 
 

@@ -17,18 +17,18 @@ from prep.records import Task
 
 DIGEST = pa.binary(32)
 SCHEMA = pa.schema({"task": DIGEST, "field": pa.string(), "rows": pa.list_(DIGEST)})
-TRAILER = 32  # the SHA-256 of all before it, since a plan is not named by its bytes; Arrow streams may be followed by any
+TRAILER = 32  # bytes of SHA-256 after the stream, since a plan is not named by its bytes
 
 
 def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, ...]:
     """The plan to follow for the keys digested as `wanted`: the one already stored, or else `tasks`."""
     target = cache.plan(wanted)
     files.make_dirs(target.parent)
-    if files.write_new(target, _encode(tasks)):
+    if files.write_new(target, _encode(tasks), staging=cache.staging()):
         return tuple(tasks)
     stored = read_plan(cache, wanted)
     if stored is None:
-        files.write_whole(target, _encode(tasks))
+        files.write_whole(target, _encode(tasks), staging=cache.staging())
         return tuple(tasks)
     return stored
 
@@ -64,5 +64,5 @@ def _encode(tasks: Iterable[Task]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
-    body = sink.getvalue().to_pybytes()
+    body: bytes = sink.getvalue().to_pybytes()
     return body + hashlib.sha256(body).digest()

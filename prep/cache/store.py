@@ -63,10 +63,14 @@ class Cache:
 
     def stage(self) -> Path:
         """A fresh directory in tmp/."""
-        path = self.root / "tmp" / secrets.token_hex(16)
-        files.make_dirs(path.parent)
+        path = self.staging() / secrets.token_hex(16)
         path.mkdir()
         return path
+
+    def staging(self) -> Path:
+        """The directory tmp/: whatever is in it after a crash is rubbish."""
+        files.make_dirs(self.root / "tmp")
+        return self.root / "tmp"
 
     def names(self, kind: Kind) -> Iterator[str]:
         """The digests of every file of a kind, sorted; other files are not ours and are passed over."""
@@ -132,7 +136,7 @@ def publish_table(cache: Cache, data: files.Buffer) -> str:
     target = cache.table(digest)
     files.make_dirs(target.parent)
     if not target.exists() or file_digest(target) != digest:
-        files.write_whole(target, data, read_only=True)
+        files.write_whole(target, data, read_only=True, staging=cache.staging())
     return digest
 
 

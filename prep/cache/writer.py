@@ -6,6 +6,7 @@ documents need N, so they come last.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,9 @@ class ShardWriter:
             raise ValueError(f"arrays are {[spec.name for spec in arrays]}, expected at least one, each name once")
         self._keys = bytearray()
         self._staged = cache.stage()
-        self._files = {layout.data_path(spec): _Growing(self._staged, layout.data_path(spec)) for spec in self.arrays}
+        self._files: dict[str, _Growing] = {}
+        for spec in self.arrays:
+            self._grow(layout.data_path(spec))
 
     @property
     def rows(self) -> int:
@@ -79,7 +82,8 @@ class ShardWriter:
     def abort(self) -> None:
         """Removes what was staged; harmless after `finish`."""
         for growing in self._files.values():
-            growing.handle.close()
+            with contextlib.suppress(OSError):  # a full disk, again
+                growing.handle.close()
         files.remove_tree(self._staged)
 
     def __enter__(self) -> ShardWriter:
@@ -96,9 +100,13 @@ class ShardWriter:
         return growing.end()
 
     def _write(self, path: str, data: bytes) -> dict[str, Any]:
-        growing = _Growing(self._staged, path)
+        growing = self._grow(path)
         growing.append(data)
         return growing.end()
+
+    def _grow(self, path: str) -> _Growing:
+        self._files[path] = _Growing(self._staged, path)
+        return self._files[path]
 
 
 class _Growing:

@@ -52,7 +52,7 @@ def test_a_damaged_record_counts_against_the_whole_shard(cache: Cache, data: byt
 
 
 def test_a_cache_that_cannot_be_written_is_no_fault_of_the_reader(cache: Cache, monkeypatch: Any) -> None:
-    def refuse(*rest: Any) -> None:
+    def refuse(*rest: Any, **named: Any) -> None:
         raise PermissionError("read-only")
 
     monkeypatch.setattr(damage.files, "write_whole", refuse)

@@ -176,7 +176,10 @@ def test_the_shard_with_more_wanted_rows_is_taken_then_the_smaller_digest(
     assert {ref.shard for ref in loaded.resolve(keys[1:3]).values()} == {smaller}
 
 
-@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True), max_size=6), st.sets(st.integers(0, 40)))
+@given(
+    parts=st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True), max_size=6),
+    wanted=st.sets(st.integers(0, 40)),
+)
 def test_resolve_agrees_with_the_rule_said_plainly(parts: list[list[int]], wanted: set[int]) -> None:
     names = {number: digest_bytes(str(number).encode()) for number in range(41)}
     shards = [Shard(digest=f"{place:064x}", rows=len(part), bytes=1) for place, part in enumerate(parts)]

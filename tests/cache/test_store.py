@@ -52,7 +52,7 @@ def test_another_version(tmp_path: Path) -> None:
 
 def test_a_torn_marker(tmp_path: Path) -> None:
     (tmp_path / store.MARKER).write_bytes(b'{"format":')
-    with pytest.raises(CacheError, match="cannot be read: .* is not JSON"):
+    with pytest.raises(CacheError, match=r"cannot be read: .* is not JSON"):
         open_cache(tmp_path, create=True)
 
 

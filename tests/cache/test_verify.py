@@ -100,7 +100,8 @@ def test_what_cannot_be_read_is_told_and_not_remembered(
 def open_shard_files(tmp_path_factory: pytest.TempPathFactory, draw: Any, put: Any) -> tuple[Cache, Shard]:
     """A shard of two arrays whose files may be written."""
     cache = open_cache(tmp_path_factory.mktemp("verify") / "cache", create=True)
-    specs = [ArraySpec(name="hidden", dtype="float16", shape=(2, 3)), ArraySpec(name="pooled", dtype="uint8", shape=(3,))]
+    hidden = ArraySpec(name="hidden", dtype="float16", shape=(2, 3))
+    specs = [hidden, ArraySpec(name="pooled", dtype="uint8", shape=(3,))]
     shard = put(cache, "text", specs, draw(specs, 3))
     for path in cache.shard(shard.digest).rglob("*.*"):
         path.chmod(0o644)

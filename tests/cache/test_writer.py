@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from prep.cache import layout
 from prep.cache.layout import Shard
-from prep.cache.store import Cache, open_cache
+from prep.cache.store import Cache, open_cache, retire_shard
 from prep.cache.writer import ShardWriter
 from prep.records import ArraySpec
 
@@ -118,7 +119,7 @@ def test_arrays_are_named_once(cache: Cache, latent: ArraySpec) -> None:
 
 
 def test_an_empty_shard_is_none(cache: Cache, latent: ArraySpec) -> None:
-    with ShardWriter(cache, "latent", [latent]) as shard, pytest.raises(ValueError, match="shard has 0 rows, expected 1"):
+    with ShardWriter(cache, "latent", [latent]) as shard, pytest.raises(ValueError, match="0 rows, expected 1 to"):
         shard.finish()
     assert list((cache.root / "tmp").iterdir()) == []
 
@@ -129,3 +130,28 @@ def test_leaving_early_leaves_nothing(cache: Cache, latent: ArraySpec) -> None:
         raise KeyboardInterrupt
     assert list((cache.root / "tmp").iterdir()) == []
     assert list(cache.shards()) == []
+
+
+def test_processes_that_make_the_same_shard_at_once(
+    cache: Cache, shard: Shard, rows: Any, put: Callable[..., Shard], latent: ArraySpec
+) -> None:
+    """Whoever comes second finds the place taken by the same bytes."""
+    retire_shard(cache, shard.digest)
+    start = threading.Barrier(4)
+    made: list[Any] = []
+
+    def race() -> None:
+        start.wait()
+        try:
+            made.append(put(cache, "latent", [latent], rows))
+        except BaseException as error:
+            made.append(error)
+
+    threads = [threading.Thread(target=race) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [shard] * 4
+    assert layout.tree_digest(cache.shard(shard.digest)) == shard.digest
+    assert list((cache.root / "tmp").iterdir()) == []

@@ -1,0 +1,165 @@
+"""The power goes at each write, sync, rename, link and removal in turn; running the same again ends in the same cache.
+
+`Crashed` is no `Exception`, and once it was raised every later change of the disk raises it too, so that no clean-up
+of ours runs: what is left is what a dead process leaves. (What the kernel still held back is not simulated; that
+each file is synced before its name appears is checked by the order of the calls.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prep.cache import files, ledger, plans, repair, tables, verify
+from prep.cache.store import Cache, clear_staging, open_cache
+from prep.records import ArraySpec, Task
+
+PRIMITIVES = ("write", "sync", "sync_dir", "rename", "link", "remove", "remove_tree", "protect")
+SPEC = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
+WANTED = "ef" * 32
+Put = Callable[..., Any]
+
+
+class Crashed(BaseException):
+    """The process is dead."""
+
+
+class Disk:
+    """Counts the changes of the disk and stops at one of them; torn writes leave half of their bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 1 << 30
+        self.seen: list[tuple[str, str]] = []
+        for name in PRIMITIVES:
+            monkeypatch.setattr(files, name, self._wrapped(name, getattr(files, name)))
+
+    def _wrapped(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def step(first: Any, *rest: Any) -> Any:
+            if self.left == 0:
+                if name == "write":
+                    first.write(bytes(rest[0])[: len(bytes(rest[0])) // 2])
+                    first.flush()
+                self.left = -1
+            if self.left < 0:
+                raise Crashed
+            self.left -= 1
+            self.seen.append((name, str(first if isinstance(first, Path) else first.name)))
+            return plain(first, *rest)
+
+        return step
+
+
+def job(root: Path, draw: Any, put: Put) -> Cache:
+    """All that an encode does to a cache: two tasks, tables, and the plan's end."""
+    cache = open_cache(root, create=True)
+    parts = [draw([SPEC], 3, seed) for seed in range(2)]
+    wanted = [Task(key=f"{place:064x}", field="latent", rows=tuple(part)) for place, part in enumerate(parts)]
+    for task, part in zip(plans.write_plan(cache, WANTED, wanted), parts, strict=True):
+        if not ledger.is_finished(cache, task.key):
+            ledger.commit(cache, task, put(cache, "latent", [SPEC], part), [], {})
+    tables.write_table(cache, tables.build_findings([]))
+    plans.remove_plan(cache, WANTED)
+    return cache
+
+
+def state(root: Path) -> dict[str, bytes]:
+    """Every file but staging's leftovers."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and path.relative_to(root).parts[0] != "tmp" and not path.name.startswith(".latentry.json")
+    }
+
+
+def sound(cache: Cache) -> None:
+    """Whatever has a name is whole, at any time."""
+    for digest in cache.shards():
+        assert verify.verify_shard(cache, digest) == []
+    for task in cache.names("commits"):
+        assert ledger.is_finished(cache, task)
+
+
+def count(disk: Disk, work: Callable[[], Any]) -> int:
+    """The changes of the disk that `work` makes."""
+    disk.left = 1 << 30
+    work()
+    return (1 << 30) - disk.left
+
+
+def test_a_crash_anywhere_leaves_rubbish_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Any, put: Put
+) -> None:
+    disk = Disk(monkeypatch)
+    steps = count(disk, lambda: job(tmp_path / "whole", draw, put))
+    wanted = state(tmp_path / "whole")
+    assert steps > 60
+    for point in range(steps):
+        root = tmp_path / str(point)
+        disk.left = point
+        with pytest.raises(Crashed):
+            job(root, draw, put)
+        disk.left = 1 << 30
+        if (root / "latentry.json").exists():
+            sound(open_cache(root, create=False))
+        cache = job(root, draw, put)
+        sound(cache)
+        assert state(root) == wanted, f"crash before step {point}: {disk.seen[point]}"
+        clear_staging(cache)
+
+
+def test_a_crash_in_a_repair_loses_no_good_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Any, put: Put, edit: Callable[..., None]
+) -> None:
+    disk = Disk(monkeypatch)
+    rows = draw([SPEC], 3, 0)
+    bad = list(rows)[1]
+
+    def harmed(root: Path) -> tuple[Cache, str]:
+        cache = job(root, draw, put)
+        shard = next(digest for digest in cache.shards() if ledger.load(cache).resolve(rows)[bad].shard == digest)
+        edit(cache.shard(shard) / "latent" / "c.0.0.0.0", lambda data: data.__setitem__(52, data[52] ^ 1))
+        verify.verify_shard(cache, shard)
+        return cache, shard
+
+    cache, shard = harmed(tmp_path / "whole")
+    steps = count(disk, lambda: repair.salvage(cache, shard))
+    wanted = state(cache.root)
+    for point in range(steps):
+        cache, shard = harmed(tmp_path / str(point))
+        disk.left = point
+        with pytest.raises(Crashed):
+            repair.salvage(cache, shard)
+        disk.left = 1 << 30
+        assert set(ledger.load(cache).resolve(rows)) == set(rows) - {bad}
+        for left in repair.damaged_shards(cache):
+            repair.salvage(cache, left)
+        assert set(ledger.load(cache).resolve(rows)) == set(rows) - {bad}
+        assert state(cache.root) == wanted, f"crash before step {point}"
+
+
+def test_nothing_is_named_before_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Any, put: Put
+) -> None:
+    """Every file written is synced before the next rename or link; every rename is followed by a directory's sync."""
+    disk = Disk(monkeypatch)
+    job(tmp_path / "cache", draw, put)
+    dirty: set[str] = set()
+    for place, (name, path) in enumerate(disk.seen):
+        if name == "write":
+            dirty.add(path)
+        elif name == "sync":
+            dirty.discard(path)
+        elif name in ("rename", "link"):
+            assert not dirty, f"{path} was named while {dirty} was not on the disk"
+            assert "sync_dir" in [later for later, _ in disk.seen[place + 1 : place + 3]]
+
+
+def test_commits_come_after_their_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Any, put: Put) -> None:
+    disk = Disk(monkeypatch)
+    job(tmp_path / "cache", draw, put)
+    below = [(name, path.removeprefix(str(tmp_path / "cache"))) for name, path in disk.seen]
+    order = [name for name, path in below if path.startswith("/tmp/") and name in ("rename", "link")]
+    assert order == ["link", "rename", "link", "rename", "link", "rename"], "plan, (shard, commit) twice, table"
