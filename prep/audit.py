@@ -63,7 +63,7 @@ def inspect(audit: Audit) -> dict[str, Any]:
         "manifest": audit.manifest.path.name, "digest": audit.manifest.digest,
         "family": document["family"], "model": dict(document["model"]), "prediction": document["prediction"],
         "latents": dict(document["latents"]),
-        "samples": dict(document["samples"]),
+        "samples": {role: document["samples"][role] for role in ("train", "validation", "prior")},
         "fields": {name: _field(audit, name) for name in audit.manifest.fields},
         "buckets": [dict(bucket) for bucket in document["buckets"]],
         "models": dict(document["models"]),
@@ -74,7 +74,7 @@ def inspect(audit: Audit) -> dict[str, Any]:
     }
 
 
-def sample(audit: Audit, name: str) -> dict[str, Any]:
+def look_up(audit: Audit, name: str) -> dict[str, Any]:
     """Everything about the samples called `name` (or whose file name is that), and findings of that path.
 
     Raises `UsageError` when there is none, `CacheError` when a table is damaged.

@@ -33,30 +33,30 @@ def test_no_path_of_this_machine_is_said(small, tmp_path):
 
 
 def test_everything_about_a_sample(small):
-    (sample,) = audit.sample(small, "a.png")["samples"]
+    (sample,) = audit.look_up(small, "a.png")["samples"]
     assert (sample["size"], sample["bucket"], sample["coverage"]) == ([128, 144], [64, 64], 0.5)
     (view,), (text,) = sample["views"], sample["texts"]
     assert (view["scaled"], view["crop"], view["flip"]) == ([64, 72], [0, 4], False)
     assert text["row"]["key"] == text_key(text["caption"], {"meaning": 1})
     assert view["mask"]["row"] == 0
-    (without,) = audit.sample(small, "c.png")["samples"]
+    (without,) = audit.look_up(small, "c.png")["samples"]
     assert without["views"][0]["mask"] is None
     assert without["coverage"] is None
 
 
 def test_a_sample_by_its_file_name(small):
-    assert audit.sample(small, "b.png")["samples"][0]["name"] == "sub/b.png"
+    assert audit.look_up(small, "b.png")["samples"][0]["name"] == "sub/b.png"
 
 
 def test_a_rejected_picture_has_its_findings(small):
-    found = audit.sample(small, "bad.png")
+    found = audit.look_up(small, "bad.png")
     assert found["samples"] == []
     assert found["findings"][0]["code"] == "truncated"
 
 
 def test_an_unknown_name(small):
     with pytest.raises(UsageError) as caught:
-        audit.sample(small, "a.pmg")
+        audit.look_up(small, "a.pmg")
     assert caught.value.message == (
         "manifest has no sample 'a.pmg', expected one of its 3 names; did you mean 'a.png'?"
     )
@@ -67,7 +67,7 @@ def test_keys_that_cannot_be_read_are_none(small):
     for path in (small.cache.root / "shards").rglob("key/c*"):
         path.chmod(0o600)
         path.write_bytes(b"")
-    (sample,) = audit.sample(small, "a.png")["samples"]
+    (sample,) = audit.look_up(small, "a.png")["samples"]
     assert sample["views"][0]["latent"]["key"] is None
 
 

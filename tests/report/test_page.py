@@ -122,7 +122,7 @@ def photo(small):
     path = small.manifest.path.parent / "photos" / "a.png"
     path.parent.mkdir()
     path.write_bytes(data)
-    (sample,) = audit.sample(small, "a.png")["samples"]
+    (sample,) = audit.look_up(small, "a.png")["samples"]
     return path, {**sample, "picture": digest_bytes(data)}
 
 

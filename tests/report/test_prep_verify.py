@@ -44,7 +44,7 @@ def test_a_damaged_row_is_named_with_its_sample_and_its_cost(small):
     flip(data_of(small, digest, "latent"), 0)
     document = verify(small)
     (first,) = [name for name in ("a.png", "sub/b.png")
-                if audit.sample(small, name)["samples"][0]["views"][0]["latent"]["row"] == 0]
+                if audit.look_up(small, name)["samples"][0]["views"][0]["latent"]["row"] == 0]
     (damaged,) = document["damaged"]
     assert {name: damaged[name] for name in ("shard", "field", "row", "sample", "samples")} == {
         "shard": digest, "field": "latent", "row": 0, "sample": first, "samples": [first]}

@@ -79,12 +79,12 @@ def test_inspect(small):
 
 
 def test_one_sample(small):
-    text = sample_text(audit.sample(small, "a.png"))
+    text = sample_text(audit.look_up(small, "a.png"))
     assert "scaled to 64x72, cut at (0, 4)" in text
     assert "50.0%" in text
     assert "<script>alert('caption')</script> & \\x1b[31mred" in text
     assert "\x1b" not in text
-    assert "no mask" in sample_text(audit.sample(small, "c.png"))
+    assert "no mask" in sample_text(audit.look_up(small, "c.png"))
 
 
 def test_verify(small):
