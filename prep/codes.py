@@ -72,4 +72,10 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "mask-not-gray": ("warning", "mask has colours or transparency", "save it as gray"),
     "orphan-mask": ("warning", "mask without a picture", "remove it, or look for its picture"),
     "masks-unused": ("info", "masks lie beside the pictures and are not asked for", "--mask sidecar"),
+    # said by bucketing and encoding, not by a scan
+    "small-bucket": ("warning", "a bucket of fewer pictures than wanted", "add pictures, or merge buckets"),
+    "changed-meanwhile": ("error", "the file changed while it was encoded", "encode again"),
+    "not-finite": ("error", "the model gives no finite latent", "look at the picture, or encode in float32"),
+    "not-encoded": ("error", "a row could not be made", "see why in the finding, and encode again"),
+    "prompt-not-encoded": ("warning", "a sample prompt could not be encoded", "see why, and encode again"),
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import prep
 from prep.codes import CODES
 from prep.examine import check_item
 from prep.mask import fits
@@ -232,3 +235,38 @@ def test_codes_are_complete_sentences_of_three():
         assert severity in ("error", "warning", "info")
         assert meaning
         assert advice
+
+
+def literals() -> set[str]:
+    """Every string constant of prep's own modules but the table of codes itself."""
+    found: set[str] = set()
+    for path in Path(prep.__file__).parent.rglob("*.py"):
+        if path.name != "codes.py":
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found |= {node.value for node in ast.walk(tree)
+                      if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return found
+
+
+def test_every_code_is_used():
+    assert set(CODES) - literals() == set()
+
+
+def called(path: Path) -> set[str]:
+    """The codes handed to BadPicture, BadCaption, finding, say and Finding in one module."""
+    places = {"BadPicture": 0, "BadCaption": 0, "finding": 1, "say": 1}
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            arguments = [node.args[places[name]]] if name in places and len(node.args) > places[name] else []
+            arguments += [word.value for word in node.keywords if name == "Finding" and word.arg == "code"]
+            found |= {one.value for one in arguments if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return found
+
+
+def test_every_code_has_a_meaning():
+    root = Path(prep.__file__).parent
+    used = {code for path in root.rglob("*.py") for code in called(path)}
+    assert len(used) > 15
+    assert used - set(CODES) == set()
