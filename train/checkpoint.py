@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -100,7 +100,22 @@ def write_part(path: Path, part: Part) -> None:
     save_file({name: back(value).contiguous() for name, value in part.tensors.items()}, path,
               metadata={"format": "pt", **(part.metadata or {})})
     with path.open("rb+") as handle:
+        _sort_metadata(handle)
         files.sync(handle)
+
+
+def _sort_metadata(handle: BinaryIO) -> None:
+    """The same values give the same bytes: safetensors writes its metadata in an order that changes from run to run.
+
+    The header is a length in 8 bytes and that much JSON, which may end in spaces; offsets do not count it.
+    """
+    length = int.from_bytes(handle.read(8), "little")
+    header = json.loads(handle.read(length))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    spelled = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    assert len(spelled) <= length, "safetensors spells its header as compactly as we do"
+    handle.seek(8)
+    handle.write(spelled.ljust(length))
 
 
 def found(run: Path) -> list[Path]:

@@ -66,8 +66,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
 def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, text_BLD: Tensor) -> Tensor:
     """The denoiser's answer, `[B, C, h, w]`."""
     with autocast(denoiser.device, denoiser.dtype):
-        wanted = denoiser.dtype if denoiser.dtype != torch.float32 else text_BLD.dtype
-        answer: Tensor = denoiser.unet(noised_BChw.to(wanted), timestep_B, text_BLD.to(wanted)).sample
+        answer: Tensor = denoiser.unet(noised_BChw.to(denoiser.dtype), timestep_B, text_BLD.to(denoiser.dtype)).sample
     return answer
 
 

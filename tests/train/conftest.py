@@ -1,0 +1,196 @@
+"""A small manifest made by the real writers, with values a test can know: random latents, masks and text rows.
+
+Two buckets (64x64 and 80x48 pixels), a model of random weights. `make(...)` varies what a test is about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prep import manifest as manifests
+from prep.cache import ledger
+from prep.cache.samples import build_samples
+from prep.cache.store import Cache, open_cache
+from prep.cache.tables import build_findings, build_shards, write_table
+from prep.cache.writer import ShardWriter
+from prep.digest import canonical, digest_bytes, digest_json
+from prep.keys import text_key, unconditional_key
+from prep.manifest import Manifest
+from prep.models.fingerprint import text_fingerprint, vae_fingerprint
+from prep.prompts import parse_prompts
+from prep.records import ArraySpec, Placement, RowRef, Sample, Task, Text, View
+from train.check import Asked, Setup, check
+from train.config import parse
+
+torch.set_num_threads(1)  # quicker for models this small
+
+BUCKETS = ((64, 64), (80, 48))
+CONTEXT = {"meaning": 1, "text": "tiny", "max_length": 8, "layout": "full"}
+TOKENS, WIDTH = 8, 32
+PROMPTS = "a red circle\na blue square --n blurry\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A manifest and the values behind it, as float32, by key."""
+
+    manifest: Manifest
+    latents: Mapping[str, np.ndarray]
+    masks: Mapping[str, np.ndarray]  # uint8
+    texts: Mapping[str, np.ndarray]
+    samples: Sequence[Sample]  # sorted by id, as in the table
+    root: Path
+
+    @property
+    def path(self) -> Path:
+        return self.manifest.path
+
+
+@dataclass
+class Shards:
+    """Rows as they go into a cache."""
+
+    cache: Cache
+    refs: dict[str, RowRef] = field(default_factory=dict)
+    facts: list[dict[str, Any]] = field(default_factory=list)
+
+    def put(self, name: str, array: str, dtype: str, rows: Mapping[str, np.ndarray]) -> None:
+        """One shard and its commit; bfloat16 values come as float32 that bfloat16 can hold."""
+        if not rows:
+            return
+        spec = ArraySpec(name=array, dtype=dtype, shape=next(iter(rows.values())).shape)
+        keys = tuple(sorted(rows))
+        with ShardWriter(self.cache, name, [spec]) as writer:
+            for key in keys:
+                writer.add(key, {array: as_bfloat16(rows[key]) if dtype == "bfloat16" else rows[key]})
+            shard = writer.finish()
+        task = Task(key=digest_json({"rows": list(keys)}), field=name, rows=keys)
+        ledger.commit(self.cache, task, shard, [], {"host": "test"})
+        self.refs.update({key: RowRef(shard=shard.digest, row=row) for row, key in enumerate(keys)})
+        self.facts.append({"digest": shard.digest, "field": name, "rows": shard.rows, "bytes": shard.bytes,
+                           "shapes": canonical({array: list(spec.shape)}).decode(),
+                           "dtypes": canonical({array: dtype}).decode()})
+
+
+def as_bfloat16(values: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def exact(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+    """Normal values that bfloat16 holds exactly."""
+    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16).float().numpy()
+
+
+def key_of(*words: object) -> str:
+    return hashlib.sha256(repr(words).encode()).hexdigest()
+
+
+def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation: int = 2, masks: bool = True,
+          repeats: int = 1, weight: float = 1.0, texts: int = 1, views: int = 1, prediction: str = "epsilon",
+          prompts: str | None = PROMPTS, change: Callable[[dict[str, Any]], None] | None = None) -> Made:
+    """The manifest root/m.json with `counts` training samples by bucket; every third sample has no mask."""
+    rng = np.random.default_rng(0)
+    cache = open_cache(root / "cache", create=True)
+    shards, latents, mask_rows, captions = Shards(cache), {}, {}, {}
+    samples: list[Sample] = []
+    for bucket, count in zip(BUCKETS, counts, strict=True):
+        cells = (bucket[1] // 8, bucket[0] // 8)
+        here: dict[str, np.ndarray] = {}
+        masked: dict[str, np.ndarray] = {}
+        for number in range(count + (validation if bucket == BUCKETS[0] else 0)):
+            placed = []
+            for view in range(views):
+                latent, mask = key_of("latent", bucket, number, view), key_of("mask", bucket, number, view)
+                here[latent] = exact(rng, (4, *cells))
+                if masks and number % 3 != 2:
+                    masked[mask] = rng.integers(0, 256, (1, *cells), dtype=np.uint8)
+                placed.append(View(latent=latent, mask=mask if mask in masked else None,
+                                   placement=Placement(scaled=bucket, crop=(0, 0), bucket=bucket)))
+            words = [f"caption {text} of {number} in {bucket[0]}" for text in range(texts)]
+            captions.update({text_key(word, CONTEXT): exact(rng, (TOKENS, WIDTH)) for word in words})
+            samples.append(Sample(
+                id=key_of("sample", bucket, number), name=f"{bucket[0]}/{number}.png", source=0,
+                role="train" if number < count else "validation", picture=key_of("picture", bucket, number),
+                size=bucket, bucket=bucket, views=tuple(placed), repeats=repeats, weight=weight,
+                texts=tuple(Text(caption=word, weight=1.0, key=text_key(word, CONTEXT)) for word in words)))
+        shards.put("latent", "latent", "bfloat16", here)
+        shards.put("mask", "mask", "uint8", masked)
+        latents.update(here)
+        mask_rows.update(masked)
+    pairs = list(parse_prompts(prompts or ""))
+    for words in [caption for pair in pairs for caption in pair if caption is not None]:
+        captions[text_key(words, CONTEXT)] = exact(rng, (TOKENS, WIDTH))
+    captions[unconditional_key(CONTEXT)] = exact(rng, (TOKENS, WIDTH))
+    shards.put("text", "hidden", "bfloat16", captions)
+    manifest = seal(root, model, shards, samples, pairs, prompts, masks=masks, prediction=prediction, change=change)
+    return Made(manifest=manifest, latents=latents, masks=mask_rows, texts=captions, root=root,
+                samples=sorted(samples, key=lambda sample: sample.id))
+
+
+def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], pairs, prompts: str | None, *, masks: bool,
+         prediction: str, change: Callable[[dict[str, Any]], None] | None) -> Manifest:
+    """Tables, prompt file and document."""
+    table = build_shards(shards.facts)
+    numbers = {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}
+
+    def row(key: str) -> dict[str, int]:
+        return {"shard": numbers[shards.refs[key].shard], "row": shards.refs[key].row}
+
+    unconditional = unconditional_key(CONTEXT)
+    if prompts is not None:
+        (root / "prompts.txt").write_text(prompts)
+    arrays = {"latent": {"latent": {"dtype": "bfloat16", "dims": ["c", "h", "w"]}},
+              "mask": {"mask": {"dtype": "uint8", "dims": ["1", "h", "w"]}},
+              "text": {"hidden": {"dtype": "bfloat16", "dims": ["token", "channel"]}}}
+    fields = {name: {"context": CONTEXT if name == "text" else {}, "arrays": arrays[name], "rows": 1, "shards": 1,
+                     "bytes": 1} for name in arrays if masks or name != "mask"}
+    document = {
+        "format": manifests.FORMAT, "version": manifests.VERSION, "cache": "cache", "family": "sd15",
+        "model": {"path": manifests.relative_to_manifest(model, root / "m.json")},
+        "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.5", "shift_factor": "0.125"},
+        "prediction": prediction, "models": {"vae": vae_fingerprint(model), "text": text_fingerprint(model)},
+        "fields": fields, "sources": ["photos"], "recipe": None, "rejected": 0,
+        "buckets": [{"size": list(size), **roles(samples, size)} for size in BUCKETS], "samples": roles(samples, None),
+        "prompts": {"file": None if prompts is None else "prompts.txt", "unconditional": row(unconditional),
+                    "digest": None if prompts is None else digest_bytes(prompts.encode()),
+                    "samples": [{"prompt": prompt, "negative": negative, "positive": row(text_key(prompt, CONTEXT)),
+                                 "negative_row": row(unconditional if negative is None else
+                                                     text_key(negative, CONTEXT))} for prompt, negative in pairs]},
+        "tables": {"samples": write_table(shards.cache, build_samples(samples, BUCKETS, shards.refs, numbers, {})),
+                   "shards": write_table(shards.cache, table),
+                   "findings": write_table(shards.cache, build_findings([]))},
+    }
+    if change is not None:
+        change(document)
+    return manifests.write(root / "m.json", document)
+
+
+def roles(samples: Sequence[Sample], size: tuple[int, int] | None) -> dict[str, int]:
+    return {role: sum(sample.role == role and size in (None, sample.bucket) for sample in samples)
+            for role in ("train", "validation", "prior")}
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_model: Path) -> Callable[..., Made]:
+    """`make(**what_differs)`: a manifest in the test's directory, its model of random weights."""
+    return lambda **differs: build(tmp_path, differs.pop("model", tiny_model), **differs)
+
+
+@pytest.fixture
+def setup_of() -> Callable[..., Setup]:
+    """`setup_of(made, **settings)`: a run that may begin; settings as in train.toml."""
+
+    def go(made: Made, **settings: Any) -> Setup:
+        report = check(Asked(manifest=made.path), parse({"precision": "fp32", **settings}, "test"))
+        assert report.setup is not None, [fault.message for fault in report.faults]
+        return report.setup
+
+    return go

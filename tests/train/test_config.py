@@ -1,0 +1,85 @@
+"""Settings: defaults, files, options, and a message for everything that can be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from prep.errors import ConfigError
+from train.config import Config, Lora, as_table, load, option, parse
+
+
+def test_every_setting_has_a_default():
+    config = parse({}, "train.toml")
+    assert (config.method, config.steps, config.batch_size, config.lora.rank) == ("lora", 2000, 4, 16)
+    assert config.loss.unmasked_weight == 0.1
+
+
+def test_a_file_is_read_and_options_are_above_it(tmp_path):
+    path = tmp_path / "train.toml"
+    path.write_text('steps = 10\nbatch_size = 8\n[lora]\nrank = 4\ntargets = ["to_q"]\n')
+    config = load(path, {"lora.rank": 2, "optimizer.lr": 1})
+    assert config.lora == Lora(rank=2, targets=("to_q",))
+    assert (config.steps, config.batch_size, config.micro_batch) == (10, 8, 8)
+    assert config.optimizer.lr == 1.0
+
+
+def test_an_option_that_counts_the_other_way_replaces_the_file_s(tmp_path):
+    path = tmp_path / "train.toml"
+    path.write_text("epochs = 3\n")
+    assert load(path, {"steps": 5}).epochs is None
+    assert load(path, {"steps": 5}).steps == 5
+    assert load(path).steps is None
+
+
+def test_settings_survive_as_a_table():
+    config = parse({"epochs": 2, "sample": {"size": [64, 96]}, "lora": {"targets": ["to_q", "to_k"]}}, "x")
+    assert parse(as_table(config), "x") == config
+    assert parse(as_table(Config(steps=1)), "x") == Config(steps=1)
+
+
+WRONG = [
+    ({"lerning_rate": 1}, "unknown key 'lerning_rate' in train.toml"),
+    ({"stesp": 1}, "unknown key 'stesp' in train.toml; did you mean 'steps'?"),
+    ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'?"),
+    ({"lora": 3}, "[lora] of train.toml is 3, expected a table"),
+    ({"method": "lorra"}, "method is 'lorra', expected one of: lora, full; did you mean 'lora'?"),
+    ({"steps": 0}, "steps is 0, expected a number from 1 to 1099511627776"),
+    ({"steps": 1.5}, "steps is 1.5, expected a whole number"),
+    ({"steps": 3, "epochs": 1}, "steps is 3 and epochs is 1, expected one of them"),
+    ({"batch_size": 6, "micro_batch": 4}, "batch_size is 6, expected a multiple of micro_batch 4"),
+    ({"optimizer": {"lr": "fast"}}, "optimizer.lr is 'fast', expected a number"),
+    ({"optimizer": {"lr": float("nan")}}, "optimizer.lr is nan, expected a number from 0 to 100"),
+    ({"optimizer": {"betas": [0.9]}}, "optimizer.betas has 1 values, expected 2"),
+    ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas[1] is 1.0, expected a number from 0 to 0.999999"),
+    ({"loss": {"masked": 1}}, "loss.masked is 1, expected true or false"),
+    ({"caption_dropout": 1.1}, "caption_dropout is 1.1, expected a number from 0 to 1"),
+    ({"sample": {"size": [100, 64]}}, "sample.size is [100, 64], expected [width, height] in multiples of 8"),
+    ({"lora": {"targets": []}}, "lora.targets is [], expected module names like 'to_q', or 'attention'"),
+    ({"lora": {"targets": "atention"}}, "lora.targets is 'atention', expected one of: attention, all-linear; did you "
+     "mean 'attention'?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "message"), WRONG, ids=[str(table) for table, _ in WRONG])
+def test_what_is_wrong_is_said(table, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(table, "train.toml")
+    assert caught.value.message.startswith(message)
+    assert caught.value.exit_code == 3 and "train run --help" in caught.value.hint
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*gone.toml: No such file"):
+        load(tmp_path / "gone.toml")
+    (tmp_path / "bad.toml").write_text("steps = = 3")
+    with pytest.raises(ConfigError, match=r"bad.toml is not TOML: .*line 1"):
+        load(tmp_path / "bad.toml")
+
+
+def test_set_takes_toml_values_and_bare_words():
+    assert option("lora.alpha=8") == ("lora.alpha", 8)
+    assert option("loss.masked=true") == ("loss.masked", True)
+    assert option("method=full") == ("method", "full")
+    assert option("sample.size=[64, 64]") == ("sample.size", [64, 64])
+    with pytest.raises(ConfigError, match=r"--set is 'lora.alpha', expected NAME=VALUE"):
+        option("lora.alpha")

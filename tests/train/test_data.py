@@ -1,0 +1,130 @@
+"""Batches: the right rows in the right places, buffers reused, faults of the thread told in the loop."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from prep.draw import philox
+from prep.errors import CacheError
+from prep.keys import unconditional_key
+from prep.plan import step_plan
+from train import data
+from train.data import Rows, Slot, batches
+from train.draws import NO_TEXT, training
+from train.index import open_index
+
+CONTEXT = {"meaning": 1, "text": "tiny", "max_length": 8, "layout": "full"}
+
+
+@pytest.fixture
+def feed(make):
+    """`feed(steps, masked=…)`: what was made, and a context of its batches."""
+
+    def go(steps=6, *, masked=True, dropout=0.0, **differs):
+        made = make(**differs)
+        index = open_index(made.manifest)
+        plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=2)
+        requests = training(index, plan, 0, steps, dropout=dropout, timesteps=1000)
+        return made, batches(Rows(index), requests, masked=masked, pinned=False)
+
+    return go
+
+
+def sample_of(made, shot):
+    return made.samples[shot.sample]
+
+
+def test_rows_arrive_bit_by_bit(feed):
+    made, opened = feed()
+    with opened as some:
+        for batch in some:
+            for number, shot in enumerate(batch.shots):
+                sample = sample_of(made, shot)
+                assert np.array_equal(batch.latent_BChw[number].float().numpy(), made.latents[sample.views[0].latent])
+                assert np.array_equal(batch.text_BLD[number].float().numpy(), made.texts[sample.texts[0].key])
+                mask = sample.views[0].mask
+                wanted = made.masks[mask] if mask else np.full_like(batch.mask_B1hw[number].numpy(), 255)
+                assert np.array_equal(batch.mask_B1hw[number].numpy(), wanted)
+
+
+def test_noise_is_the_key_s_and_normal(feed):
+    _, opened = feed()
+    with opened as some:
+        batch = next(some)
+        again = philox(batch.shots[0].noise).standard_normal(batch.noise_BChw.shape[1:], dtype=np.float32)
+        assert np.array_equal(batch.noise_BChw[0].numpy(), again)
+        assert batch.timestep_B.tolist() == [shot.timestep for shot in batch.shots]
+
+
+def test_dropped_captions_read_the_unconditional_row(feed):
+    made, opened = feed(dropout=1.0)
+    with opened as some:
+        batch = next(some)
+        assert {shot.text for shot in batch.shots} == {NO_TEXT}
+        for row in batch.text_BLD.float().numpy():
+            assert np.array_equal(row, made.texts[unconditional_key(CONTEXT)])
+
+
+def test_masks_are_not_read_unless_asked_for(feed):
+    _, opened = feed(masked=False)
+    with opened as some:
+        assert next(some).mask_B1hw is None
+
+
+def test_every_batch_has_one_shape_and_buffers_come_round(feed):
+    _, opened = feed(steps=30)
+    seen = set()
+    with opened as some:
+        for batch in some:
+            assert batch.latent_BChw.shape[1:] in ((4, 8, 8), (4, 6, 10))
+            assert batch.latent_BChw.dtype == torch.bfloat16
+            seen.add(id(batch.slot))
+    assert len(seen) <= data.SLOTS
+
+
+def test_leaving_early_ends_the_thread(feed):
+    _, opened = feed(steps=10000)
+    with opened as some:
+        next(some)
+    assert not any(thread.name == "batches" for thread in threading.enumerate())
+
+
+def test_a_damaged_row_is_told_with_shard_row_and_samples(feed):
+    made, opened = feed(steps=20)
+    for path in (made.root / "cache" / "shards").glob("*/*/latent/c.*"):
+        path.chmod(0o644)
+        path.write_bytes(b"\0" * 64 + path.read_bytes()[64:])
+    with pytest.raises(CacheError, match=r"array 'latent', row 0.*checksum.*\(needed for '\d+/\d.png'") as caught, \
+            opened as some:
+        for _ in some:
+            pass
+    assert "prep verify" in caught.value.hint
+
+
+def test_rows_of_another_shape_are_refused(make):
+    rows = Rows(open_index(make().manifest))
+    latent = next(shard for shard in rows.index.shards if shard.field == "latent")
+    with pytest.raises(CacheError, match=r"array 'latent' has rows \[4, \d+, \d+\] bfloat16, expected latent rows "
+                                         r"\[4, 5, 5\] bfloat16"):
+        rows.fill(torch.empty(1, 4, 5, 5, dtype=torch.bfloat16), "latent", "latent", [rows.index.ref(
+            rows.index.shards.index(latent), 0)])
+
+
+def test_a_buffer_grows_and_is_kept():
+    slot = Slot(False)
+    small = slot.take("x", (2, 3), torch.float32)
+    large = slot.take("x", (4, 3), torch.float32)
+    assert small.shape == (2, 3) and large.shape == (4, 3)
+    assert slot.take("x", (1, 3), torch.bfloat16).untyped_storage().data_ptr() == large.untyped_storage().data_ptr()
+
+
+def test_a_batch_moves_as_a_whole(feed):
+    _, opened = feed()
+    with opened as some:
+        moved = next(some).to(torch.device("meta"))
+    tensors = (moved.latent_BChw, moved.mask_B1hw, moved.text_BLD, moved.noise_BChw, moved.timestep_B, moved.weight_B)
+    assert {tensor.device.type for tensor in tensors} == {"meta"}

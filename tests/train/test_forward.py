@@ -1,0 +1,70 @@
+"""The whole step: equal to the usual way of computing it, and blind to how it is cut into micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import DDPMScheduler, UNet2DConditionModel
+
+from train import draws
+from train.data import Rows, batches
+from train.forward import answer, latents_of, share
+from train.loop import _gather
+from train.trainee import begin
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, prediction):
+    """diffusers' scheduler, `F.mse_loss`, the same noise and timesteps: float32, 1e-5."""
+    made = make(prediction=prediction)
+    setup = setup_of(made, batch_size=3)
+    trainee = begin(setup, CPU)
+    scheduler = DDPMScheduler.from_pretrained(tiny_model / "scheduler", prediction_type=prediction)
+    unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
+    requests = draws.training(setup.index, setup.plan, 0, 3, dropout=0.0, timesteps=1000)
+    with batches(Rows(setup.index), requests, masked=False, pinned=False) as feed, torch.no_grad():
+        for batch in feed:
+            ours = share(answer(trainee.denoiser, batch, latents_of(made.manifest), setup.config.loss),
+                         setup.config.loss)
+            latent = (torch.stack([torch.from_numpy(made.latents[made.samples[shot.sample].views[0].latent])
+                                   for shot in batch.shots]) - 0.125) * 0.5
+            text = torch.stack([torch.from_numpy(made.texts[made.samples[shot.sample].texts[0].key])
+                                for shot in batch.shots])
+            noised = scheduler.add_noise(latent, batch.noise_BChw, batch.timestep_B)
+            wanted = batch.noise_BChw if prediction == "epsilon" else scheduler.get_velocity(
+                latent, batch.noise_BChw, batch.timestep_B)
+            usual = torch.nn.functional.mse_loss(unet(noised, batch.timestep_B, text).sample, wanted)
+            assert float(ours.error / ours.weight) == pytest.approx(float(usual), abs=1e-5)
+
+
+def gradients(setup, shots, cut, settings):
+    """Gradients of one step of `shots`, cut into micro-batches of `cut`."""
+    trainee, denoiser = begin(setup, CPU), None
+    denoiser = trainee.denoiser
+    with torch.no_grad():
+        for name, value in denoiser.parameters.items():  # lora_B is 0 at first, and lora_A then has no gradient
+            if "lora_B" in name:
+                value.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
+    parts = [shots[start : start + cut] for start in range(0, len(shots), cut)]
+    requests = (draws.Request(bucket=0, shots=tuple(part), last=number == len(parts) - 1)
+                for number, part in enumerate(parts))
+    with batches(Rows(setup.index), requests, masked=settings["masked"], pinned=False) as feed:
+        gathered = _gather(trainee, setup, feed)
+    return {name: value.grad / gathered.weight for name, value in denoiser.parameters.items()}, gathered
+
+
+@pytest.mark.parametrize("settings", [{"masked": False}, {"masked": True}, {"masked": True, "normalize_area": True}],
+                         ids=["plain", "masked", "area"])
+def test_gradients_do_not_depend_on_the_cut(make, setup_of, settings):
+    setup = setup_of(make(counts=(4, 3)), batch_size=4, loss=settings)
+    request = next(request for request in draws.training(setup.index, setup.plan, 0, 2, dropout=0, timesteps=1000)
+                   if len(request.shots) == 4)
+    whole, summed = gradients(setup, request.shots, 4, settings)
+    for cut in (1, 2):
+        cut_up, other = gradients(setup, request.shots, cut, settings)
+        assert float(other.weight) == pytest.approx(float(summed.weight), rel=1e-6)
+        assert float(other.error) == pytest.approx(float(summed.error), rel=1e-4)
+        for name, value in whole.items():
+            assert float((value - cut_up[name]).norm()) <= 1e-4 * float(value.norm()), name

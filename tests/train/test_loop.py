@@ -1,0 +1,149 @@
+"""The whole run: resumed bit by bit, interrupted with a checkpoint, its result and its log."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from safetensors import safe_open
+
+from prep.errors import ConfigError
+from train import rundir
+from train.check import Asked
+from train.log import Log
+from train.loop import train
+
+CPU = torch.device("cpu")
+QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 12}
+
+
+def go(made, setup, run, *, resume=False, watch=lambda event: None):
+    rundir.claim(run, setup, Asked(manifest=made.path), resume=resume)
+    with Log(run / "log.jsonl", watch) as log:
+        train(setup, run, CPU, log, resume=resume)
+
+
+def events(run):
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def interrupt_after(step):
+    """A watcher that sends what Ctrl-C sends."""
+
+    def watch(event):
+        if event["event"] == "step" and event["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    return watch
+
+
+@pytest.mark.parametrize("settings", [
+    {"caption_dropout": 0.3, "lora": {"rank": 4, "dropout": 0.2}, "ema": {"decay": 0.9}, "loss": {"masked": True}},
+    {"method": "full", "schedule": {"name": "cosine", "warmup": 3}, "optimizer": {"lr": 1e-3}},
+], ids=["lora", "full"])
+def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings):
+    made = make(texts=2, views=2)
+    setup = setup_of(made, **QUICK, **settings)
+    go(made, setup, tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        go(made, setup, tmp_path / "broken", watch=interrupt_after(6))
+    assert [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir()] == ["step-000006"]
+    go(made, setup, tmp_path / "broken", resume=True)
+    names = [path.relative_to(tmp_path / "straight") for path in (tmp_path / "straight").rglob("*.safetensors")]
+    assert len(names) >= 3
+    for name in names:
+        assert (tmp_path / "straight" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes(), name
+    losses = [[event["loss"] for event in events(tmp_path / run) if event["event"] == "step"]
+              for run in ("straight", "broken")]
+    assert losses[0] == losses[1] and len(losses[0]) == 12
+
+
+def test_training_lowers_the_loss(make, setup_of, tmp_path):
+    made = make(counts=(4, 0), validation=0)
+    setup = setup_of(made, **{**QUICK, "steps": 60}, method="full", optimizer={"lr": 3e-3})
+    go(made, setup, tmp_path / "run")
+    losses = [event["loss"] for event in events(tmp_path / "run") if event["event"] == "step"]
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+
+
+def test_the_log_has_an_event_a_line(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 2}, lora={"rank": 2})
+    go(made, setup, tmp_path / "run")
+    found = events(tmp_path / "run")
+    assert [event["event"] for event in found] == ["start", "step", "step", "checkpoint", "end"]
+    assert set(found[1]) == {"event", "step", "loss", "lr", "grad_norm", "samples", "seconds", "wait",
+                             "samples_per_second"}
+    assert found[0]["steps_per_epoch"] == setup.plan.steps_per_epoch
+
+
+def test_a_look_changes_no_weight(make, setup_of, tmp_path):
+    """Validation and sample pictures, with the moving average swapped in, leave training as it was."""
+    made = make()
+    plain = {**QUICK, "steps": 4, "lora": {"rank": 2, "dropout": 0.1}, "ema": {"decay": 0.9}}
+    go(made, setup_of(made, **plain), tmp_path / "plain")
+    looks = {**plain, "validation": {"every": 1, "timesteps": 2}, "sample": {"every": 2, "steps": 2, "size": [64, 64]}}
+    go(made, setup_of(made, **looks), tmp_path / "looks")
+    for name in ("lora.safetensors", "checkpoints/step-000004/lora.safetensors"):
+        assert tensors(tmp_path / "plain" / name) == tensors(tmp_path / "looks" / name)
+    found = events(tmp_path / "looks")
+    assert [event["step"] for event in found if event["event"] == "validation"] == [0, 1, 2, 3, 4]
+    pictures = [event["picture"] for event in found if event["event"] == "sample"]
+    assert pictures == [f"samples/step-{step:06d}.png" for step in (0, 2, 4)]
+    assert all((tmp_path / "looks" / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+
+def tensors(path):
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name).tolist() for name in file.keys()}  # noqa: SIM118
+
+
+def test_the_result_is_the_moving_average_and_says_where_it_comes_from(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 3}, lora={"rank": 2}, ema={"decay": 0.5})
+    go(made, setup, tmp_path / "run")
+    last = tmp_path / "run" / "checkpoints" / "step-000003"
+    assert tensors(tmp_path / "run" / "lora.safetensors") == tensors(last / "ema.safetensors")
+    assert tensors(tmp_path / "run" / "lora.safetensors") != tensors(last / "lora.safetensors")
+    with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
+        facts = file.metadata()
+    assert facts["latentry.manifest"] == made.manifest.digest and facts["latentry.step"] == "3"
+    assert json.loads(facts["latentry.config"])["lora"]["rank"] == 2
+    assert json.loads(facts["latentry.models"]) == made.manifest.document["models"]
+
+
+def test_full_fine_tuning_writes_a_directory_that_diffusers_loads(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 2}, method="full")
+    go(made, setup, tmp_path / "run")
+    unet = UNet2DConditionModel.from_pretrained(tmp_path / "run" / "unet", low_cpu_mem_usage=False)
+    kept = tensors(tmp_path / "run" / "checkpoints" / "step-000002" / "unet" / "diffusion_pytorch_model.safetensors")
+    assert {name: value.tolist() for name, value in unet.named_parameters()} == kept
+    assert str(tmp_path) not in (tmp_path / "run" / "unet" / "config.json").read_text()
+
+
+def test_a_loss_that_is_no_number_ends_the_run(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **QUICK, method="full", optimizer={"lr": 100.0, "clip": 0.0})
+    with pytest.raises(ConfigError, match=r"loss is .* in step \d+, expected finite numbers") as caught:
+        go(made, setup, tmp_path / "run")
+    assert "a smaller optimizer.lr" in caught.value.hint
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(make, setup_of, tmp_path):
+    made = make()
+    go(made, setup_of(made, **{**QUICK, "steps": 4}, lora={"rank": 2}), tmp_path / "long")
+    go(made, setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2}), tmp_path / "long", resume=True)
+    go(made, setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2}), tmp_path / "straight")
+    assert tensors(tmp_path / "long" / "lora.safetensors") == tensors(tmp_path / "straight" / "lora.safetensors")
+
+
+def test_bfloat16_trains_beside_a_frozen_base_of_half_the_memory(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 2}, precision="bf16", lora={"rank": 2})
+    go(made, setup, tmp_path / "run")
+    with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118

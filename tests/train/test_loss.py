@@ -1,0 +1,80 @@
+"""The loss against diffusers' way of computing it, and the masked one against a formula written in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDPMScheduler
+
+from train import loss
+
+
+def schedule(kind: str) -> DDPMScheduler:
+    return DDPMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, prediction_type=kind)
+
+
+@pytest.fixture
+def drawn():
+    torch.manual_seed(0)
+    return torch.randn(3, 4, 5, 6), torch.randn(3, 4, 5, 6), torch.tensor([0, 500, 999])
+
+
+def test_noised_is_what_diffusers_adds(drawn):
+    latent, noise, timestep = drawn
+    scheduler = schedule("epsilon")
+    ours = loss.noised(latent, noise, scheduler.alphas_cumprod[timestep])
+    assert torch.allclose(ours, scheduler.add_noise(latent, noise, timestep), atol=1e-6)
+
+
+def test_velocity_is_what_diffusers_computes(drawn):
+    latent, noise, timestep = drawn
+    scheduler = schedule("v_prediction")
+    ours = loss.target("v_prediction", latent, noise, scheduler.alphas_cumprod[timestep])
+    assert torch.allclose(ours, scheduler.get_velocity(latent, noise, timestep), atol=1e-6)
+    assert loss.target("epsilon", latent, noise, scheduler.alphas_cumprod[timestep]) is noise
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_masked_sums_equal_a_formula_in_numpy(drawn, normalize):
+    said, wanted, _ = drawn
+    mask = np.random.default_rng(0).random((3, 1, 5, 6), dtype=np.float32)
+    weight = np.array([1.0, 0.5, 2.0], dtype=np.float32)
+    cells = loss.cell_weight(torch.from_numpy(mask), 0.1)
+    found = loss.sums(said, wanted, weight_B1hw=cells, weight_B=torch.from_numpy(weight), normalize_area=normalize)
+    error = area = 0.0
+    for b in range(3):
+        for c in range(4):
+            for y in range(5):
+                for x in range(6):
+                    cell = mask[b, 0, y, x] * 1.0 + (1 - mask[b, 0, y, x]) * 0.1
+                    error += weight[b] * cell * float(said[b, c, y, x] - wanted[b, c, y, x]) ** 2
+                    area += cell if normalize else 1
+    assert float(found.error) == pytest.approx(error, rel=1e-5)
+    assert float(found.weight) == pytest.approx(area, rel=1e-5)
+
+
+def test_without_mask_the_quotient_is_the_mean(drawn):
+    said, wanted, _ = drawn
+    found = loss.sums(said, wanted, weight_B1hw=None, weight_B=torch.ones(3), normalize_area=False)
+    mean = torch.nn.functional.mse_loss(said, wanted)
+    assert float(found.error / found.weight) == pytest.approx(float(mean), rel=1e-5)
+    assert torch.allclose(loss.per_sample(said, wanted, None).mean(), mean)
+
+
+def test_all_masked_out_has_no_weight_and_no_error(drawn):
+    said, wanted, _ = drawn
+    found = loss.sums(said, wanted, weight_B1hw=loss.cell_weight(torch.zeros(3, 1, 5, 6), 0.0),
+                      weight_B=torch.ones(3), normalize_area=True)
+    assert float(found.error) == float(found.weight) == 0.0
+
+
+def test_min_snr_follows_the_paper():
+    """Equation 6 of Hang et al.: min(snr, gamma) / snr for the noise, / (snr + 1) for the velocity."""
+    alpha = torch.tensor([0.99, 0.5, 0.01])
+    snr = np.array([99.0, 1.0, 0.01 / 0.99])
+    epsilon = loss.min_snr_weight("epsilon", alpha, 5.0).numpy()
+    velocity = loss.min_snr_weight("v_prediction", alpha, 5.0).numpy()
+    assert epsilon == pytest.approx(np.minimum(snr, 5) / snr, rel=1e-4)
+    assert velocity == pytest.approx(np.minimum(snr, 5) / (snr + 1), rel=1e-4)
+    assert loss.min_snr_weight("epsilon", alpha, 0.0).tolist() == [1, 1, 1]
