@@ -1,0 +1,104 @@
+"""CPU seconds of `prep encode` over the floor: decoding the same pictures and the VAE's forward, nothing else.
+
+    python tests/benchmarks/bench_encode.py [--pictures 24] [--pairs 9]
+
+Both sides run in this process, one after the other in each pair, with the same threads, batch size and allocator. Ours
+does everything a new cache needs: walk, SHA-256 of every file, fingerprints, loading the models, latents and text,
+checksums, fsync, tables, manifest. The floor has its VAE loaded beforehand. Target: 1.05 or less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from PIL import Image
+
+from prep.command_encode import Encoding, encode_all
+from prep.console import progress
+from prep.demo.build import build_random
+from prep.models.quiet import quiet_libraries
+from prep.recipe import load
+
+SIDE, BATCH, THREADS = 512, 4, 2
+
+
+def write_pictures(root: Path, count: int) -> list[Path]:
+    """JPEG photographs, in effect: smooth colours with noise, 900x900."""
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).resize((900, 900), Image.BICUBIC)
+        grain = rng.integers(-12, 13, (900, 900, 3))
+        pixels = np.clip(np.asarray(coarse) + grain, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(root / f"{number:03}.jpg", quality=92)
+        (root / f"{number:03}.txt").write_text(f"picture {number}")
+    return sorted(root.glob("*.jpg"))
+
+
+def write_model(root: Path) -> None:
+    """A pipeline whose VAE has the published shape of SD1.5's, at a quarter of its width."""
+    build_random(root)
+    vae = AutoencoderKL(block_out_channels=(32, 64, 128, 128), layers_per_block=2, norm_num_groups=8, latent_channels=4,
+                        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4)
+    vae.save_pretrained(root / "vae")
+
+
+def floor(vae: AutoencoderKL, pictures: list[Path]) -> None:
+    def pixels(path: Path) -> np.ndarray:
+        return np.asarray(Image.open(path).convert("RGB").resize((SIDE, SIDE), Image.LANCZOS))
+
+    with ThreadPoolExecutor(THREADS) as pool, torch.inference_mode():
+        decoded = pool.map(pixels, pictures)
+        for start in range(0, len(pictures), BATCH):
+            batch = np.stack([next(decoded) for _ in pictures[start:start + BATCH]])
+            image = torch.from_numpy(batch).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+            vae.encode(image).latent_dist.mean.bfloat16()
+
+
+def ours(root: Path, cache: Path) -> None:
+    recipe = load(root / "photos", choices={"model.path": str(root / "model"), "image.resolution": SIDE,
+                                            "model.compute": "float32"})
+    encode_all(Encoding(recipe=recipe, cache=cache, output=cache.with_suffix(".json"), device="cpu", batch_size=BATCH,
+                        jobs=THREADS, shard_bytes=256 << 20, max_rejects=None, rehash=False, download=False,
+                        dry_run=False, progress=lambda title, total, unit: progress(title, total, shown=False)))
+
+
+def cpu(call, *args) -> float:
+    begun = time.process_time()
+    call(*args)
+    return time.process_time() - begun
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=int, default=24)
+    parser.add_argument("--pairs", type=int, default=9)
+    options = parser.parse_args()
+    quiet_libraries()
+    torch.set_num_threads(THREADS)
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        write_model(root / "model")
+        pictures = write_pictures(root / "photos", options.pictures)
+        vae = AutoencoderKL.from_pretrained(root / "model" / "vae", low_cpu_mem_usage=False).eval()
+        floor(vae, pictures[:BATCH])
+        ours(root, root / "warm")  # imports, first-use costs of libraries
+        pairs = [(cpu(ours, root, root / f"cache{number}"), cpu(floor, vae, pictures))
+                 for number in range(options.pairs)]
+    ratios = sorted(mine / least for mine, least in pairs)
+    for name, seconds in zip(("prep encode", "floor"), zip(*pairs, strict=True), strict=True):
+        print(f"{name:12} median {statistics.median(seconds):7.2f} CPU s for {options.pictures} pictures")
+    print(f"{'ratio':12} median {statistics.median(ratios):7.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}, "
+          f"{options.pairs} pairs")
+
+
+if __name__ == "__main__":
+    main()
