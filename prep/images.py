@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +99,9 @@ def decode(data: bytes, *, alpha: str) -> Image.Image:
 
     Raises `BadPicture` for anything that cannot be decoded to its last pixel, `ValueError` as `colour_of` does.
     """
-    picture, parts, header = _load(data)
-    colour, transparency = split(picture, header.bits)
-    pixels = to_srgb(colour, _profile(picture, parts))
+    colour, transparency, profile, header = _load(data)
+    with _blaming("corrupt-data"):
+        pixels = to_srgb(colour, profile)
     if transparency is not None:
         canvas = Image.new("RGB", pixels.size, colour_of(alpha))
         canvas.paste(pixels, mask=transparency)
@@ -110,9 +111,8 @@ def decode(data: bytes, *, alpha: str) -> Image.Image:
 
 def alpha_of(data: bytes) -> Image.Image:
     """The transparency of a picture as mode L, upright: 0 transparent, 255 opaque everywhere when it has none."""
-    picture, _, header = _load(data)
-    transparency = split(picture, header.bits)[1]
-    return _upright(transparency or Image.new("L", picture.size, 255), header)
+    colour, transparency, _, header = _load(data)
+    return _upright(transparency or Image.new("L", colour.size, 255), header)
 
 
 def decode_mask(data: bytes) -> Image.Image:
@@ -120,8 +120,7 @@ def decode_mask(data: bytes) -> Image.Image:
 
     Colour profiles are ignored, colours become luma, what is transparent counts as black. Raises `BadPicture`.
     """
-    picture, _, header = _load(data)
-    colour, transparency = split(picture, header.bits)
+    colour, transparency, _, header = _load(data)
     gray = (colour.convert("RGB") if colour.mode == "CMYK" else colour).convert("L")
     if transparency is not None:
         canvas = Image.new("L", gray.size, 0)
@@ -177,13 +176,9 @@ def _cut(scaled: Image.Image, placement: Placement) -> Pixels:
 
 def _open(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
     parts = unwrap(data)
-    try:
+    with _blaming("unreadable"):
         picture = _OPENERS[parts.format](io.BytesIO(parts.body))
-    except MemoryError:
-        raise
-    except Exception as error:  # on hostile bytes the plugins raise whatever they stumble over
-        raise _blame(error, "unreadable") from None
-    return picture, parts, _header(picture, parts)
+        return picture, parts, _header(picture, parts)
 
 
 def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
@@ -227,22 +222,27 @@ def _frames(picture: ImageFile.ImageFile) -> int:
         return 2
 
 
-def _load(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
+def _load(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
+    """(colours, transparency, profile, header), decoded as they are stored."""
     picture, parts, header = _open(data)
-    try:
+    with _blaming("corrupt-data"):
         picture.load()
-    except MemoryError:
+        return *split(picture, header.bits), _profile(picture, parts), header
+
+
+@contextmanager
+def _blaming(code: str) -> Iterator[None]:
+    """Makes a `BadPicture` of whatever Pillow raises: on hostile bytes that can be anything."""
+    try:
+        yield
+    except (BadPicture, MemoryError):
         raise
-    except Exception as error:  # as in _open
-        raise _blame(error, "corrupt-data") from None
-    return picture, parts, header
-
-
-def _blame(error: Exception, otherwise: str) -> BadPicture:
-    if isinstance(error, Image.DecompressionBombError):
-        return BadPicture("too-many-pixels", str(error))
-    words = str(error) or type(error).__name__
-    return BadPicture("truncated" if "truncated" in words.lower() else otherwise, f"cannot be decoded: {words}")
+    except Image.DecompressionBombError as error:
+        raise BadPicture("too-many-pixels", str(error)) from None
+    except Exception as error:
+        words = str(error) or type(error).__name__
+        code = "truncated" if "truncated" in words.lower() else code
+        raise BadPicture(code, f"cannot be decoded: {words}") from None
 
 
 def _upright(picture: Image.Image, header: Header) -> Image.Image:

@@ -8,9 +8,12 @@ import zlib
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from prep.containers import BadPicture, sniff, unwrap
+from prep.exif import orientation_of
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8))
 
@@ -131,3 +134,26 @@ def test_png_profile_that_does_not_unpack():
         assert parts.profile is None
         assert parts.notes == (
             ("invalid-profile", "the embedded colour profile cannot be unpacked; taken as sRGB"),)
+
+
+SEEDS = [saved("JPEG"), saved("PNG"), saved("JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0" + bytes(16))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.sampled_from(SEEDS), cut=st.integers(0, 3000), junk=st.binary(max_size=60), place=st.integers(0, 700))
+def test_any_bytes_are_parts_or_a_reason(seed, cut, junk, place):
+    data = seed[:place] + junk + seed[place + len(junk) : len(seed) - cut]
+    try:
+        parts = unwrap(data)
+    except BadPicture as error:
+        assert error.code
+        return
+    assert len(parts.body) <= len(data)
+    assert orientation_of(parts.exif)[0] in range(1, 9)
+
+
+@given(st.binary(max_size=80), st.sampled_from([b"", b"II*\0", b"MM\0*", b"Exif\0\0II*\0\x08\0\0\0"]))
+def test_any_exif_has_an_orientation(block, start):
+    orientation, notes = orientation_of(start + block)
+    assert orientation in range(1, 9)
+    assert all(code == "exif-invalid" for code, _ in notes)

@@ -347,6 +347,11 @@ def test_too_many_pixels_are_refused_from_the_header():
         images.read_header(data)
 
 
+def test_palette_without_colours_is_refused():
+    with pytest.raises(BadPicture, match="cannot be decoded: AssertionError"):
+        images.read_header(raw_png(4, 1, 8, 3, b"\0\0\1\2\3", b""))
+
+
 def test_missing_end_of_jpeg_is_a_note():
     data = saved(Image.fromarray(RGB), "JPEG")
     assert (decoded(data[:-2]) == decoded(data)).all()
