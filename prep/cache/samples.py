@@ -81,7 +81,7 @@ def build_samples(
 
 
 def open_samples(table: pa.Table) -> SampleColumns:
-    """The columns of a SAMPLES table. Numbers are copied out once (122 bytes a sample, 0.07 µs); strings stay mapped."""
+    """The columns of a SAMPLES table. Numbers are copied out once (122 bytes a sample); strings stay mapped."""
     views, view_offsets = _flat(table["views"], VIEW)
     texts, text_offsets = _flat(table["texts"], {name: kind for name, kind in TEXT.items() if name != "caption"})
     roles = pc.index_in(table["role"], value_set=pa.array(ROLES))
