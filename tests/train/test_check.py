@@ -1,0 +1,181 @@
+"""What is found before anything is loaded: each fault by its message, its hint, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from train.check import Asked, check
+from train.config import parse
+
+
+@pytest.fixture
+def faults():
+    """`faults(made, asked options…, settings)`: what check finds."""
+
+    def go(made, settings=None, **asked):
+        return check(Asked(manifest=made.path, **asked), parse(settings or {}, "test")).faults
+
+    return go
+
+
+@pytest.fixture
+def other_model(tiny_model, tmp_path):
+    """A copy of the model, to be changed."""
+    return shutil.copytree(tiny_model, tmp_path / "other")
+
+
+def edit(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_a_sound_manifest_has_no_fault_and_a_plan(make):
+    made = make()
+    report = check(Asked(manifest=made.path), parse({"batch_size": 2}, "test"))
+    assert report.faults == () and report.setup is not None and report.plan.steps_per_epoch == 4
+    assert report.setup.prediction == "epsilon" and report.setup.others == {}
+
+
+def test_masked_loss_without_masks_names_the_field_and_the_command(make, faults, monkeypatch):
+    made = make(masks=False)
+    monkeypatch.chdir(made.root)
+    (fault,) = faults(made, {"loss": {"masked": True}})
+    assert fault.message == "manifest has no field 'mask', and the settings ask for masked loss"
+    assert fault.hint.startswith("prep encode photos --model ") and fault.exit_code == 7
+    assert fault.hint.endswith(" --mask sidecar --cache cache -o m.json")
+    assert faults(made) == ()
+
+
+def test_the_hint_names_the_recipe_where_there_is_one(make, faults, monkeypatch):
+    made = make(masks=False, change=lambda document: document.update(recipe="dataset.toml"))
+    monkeypatch.chdir(made.root)
+    (fault,) = faults(made, {"loss": {"masked": True}})
+    assert fault.hint == "prep encode dataset.toml --mask sidecar --cache cache -o m.json"
+
+
+def test_a_missing_text_field_is_told(make, faults):
+    made = make(change=lambda document: document["fields"].pop("text"))
+    assert "manifest has no field 'text', and training needs it" in [fault.message for fault in faults(made)]
+
+
+def test_a_family_that_is_not_known_is_told(make, faults, monkeypatch):
+    monkeypatch.setattr("train.check.FAMILIES", ("sd99",))
+    assert [fault.message for fault in faults(make())] == ["the manifest is of family 'sd15', expected one of: sd99"]
+
+
+def test_a_model_of_another_family_is_told(make, faults, monkeypatch, tiny_model):
+    monkeypatch.setattr("train.check.infer_family", lambda model: "sd99")
+    (fault,) = faults(make())
+    assert fault.message.endswith("tiny is of family 'sd99', and the manifest of 'sd15'") and fault.exit_code == 6
+
+
+def test_a_missing_manifest_is_the_only_fault(tmp_path):
+    report = check(Asked(manifest=tmp_path / "gone.json"), parse({}, "test"))
+    assert [fault.exit_code for fault in report.faults] == [4] and report.plan is None
+
+
+def test_a_missing_cache_is_told(make, faults):
+    made = make()
+    shutil.rmtree(made.root / "cache")
+    (fault,) = faults(made)
+    assert "which does not exist" in fault.message and fault.exit_code == 7
+    assert fault.hint.startswith("move a manifest together with its cache")
+
+
+def test_a_missing_shard_and_a_short_one_are_told(make, faults):
+    made = make()
+    shard = sorted((made.root / "cache" / "shards").glob("*/*"))[0]
+    data = next(path for path in shard.glob("*/c.*"))
+    data.chmod(0o644)
+    data.write_bytes(data.read_bytes()[:-1])
+    (fault,) = faults(made)
+    assert fault.message.startswith(f"shard {shard.name} (") and "bytes, expected" in fault.message
+    shutil.rmtree(shard)
+    (fault,) = faults(made)
+    assert fault.message.endswith("rows) is missing") and fault.hint.startswith("prep encode ")
+
+
+def test_no_step_is_told_with_names(make, faults):
+    (fault,) = faults(make(), {"batch_size": 64, "underfill": "drop"})
+    assert fault.exit_code == 8 and "64/0.png" in fault.message and "--underfill partial" in fault.hint
+
+
+def test_nobody_to_train_on_is_told(make, faults):
+    (fault,) = faults(make(counts=(0, 0)))
+    assert fault.exit_code == 8 and fault.message == "there is no training sample, expected at least 1"
+
+
+def test_who_is_left_out_and_who_is_repeated_is_named(make):
+    made = make(counts=(4, 3))
+    dropping = check(Asked(manifest=made.path), parse({"batch_size": 2, "underfill": "drop"}, "test"))
+    assert len(dropping.left_out) == 1 and dropping.left_out[0].startswith("80/")
+    repeating = check(Asked(manifest=made.path), parse({"batch_size": 2, "underfill": "repeat"}, "test"))
+    assert repeating.left_out == () and len(repeating.repeated) == 1
+
+
+def test_a_missing_model_is_told(make, faults):
+    (fault,) = faults(make(), model="/nowhere/at all")
+    assert fault.exit_code == 6 and "/nowhere/at all" in fault.message
+
+
+def test_another_vae_is_refused_unless_allowed(make, faults, other_model):
+    made = make()
+    edit(other_model / "vae" / "config.json", scaling_factor=0.5)
+    (fault,) = faults(made, model=str(other_model))
+    assert fault.message.startswith(f"the VAE of {other_model} did not make this cache: VAE is ")
+    assert fault.exit_code == 6 and "--allow-other-encoders" in fault.hint
+    report = check(Asked(manifest=made.path, model=str(other_model), other_encoders=True), parse({}, "test"))
+    assert report.faults == () and set(report.setup.others) == {"vae"}
+
+
+def test_another_text_encoder_and_tokenizer_are_refused(make, faults, other_model):
+    edit(other_model / "text_encoder" / "config.json", hidden_act="gelu")
+    (fault,) = faults(make(), model=str(other_model))
+    assert "the text encoder of " in fault.message
+
+
+@pytest.mark.parametrize(("name", "value"), [("in_channels", 9), ("cross_attention_dim", 768)])
+def test_a_denoiser_of_other_shapes_is_refused(make, faults, other_model, name, value):
+    edit(other_model / "unet" / "config.json", **{name: value})
+    (fault,) = faults(make(), model=str(other_model))
+    assert f"has {name} {value}, and the cache's rows have" in fault.message and fault.exit_code == 6
+
+
+def test_a_denoiser_without_safetensors_is_refused(make, faults, other_model):
+    (other_model / "unet" / "diffusion_pytorch_model.safetensors").unlink()
+    (fault,) = faults(make(), model=str(other_model))
+    assert "has no diffusion_pytorch_model.safetensors" in fault.message
+
+
+def test_rows_of_another_bucket_s_shape_are_refused(make, faults):
+    def swap(document):
+        document["buckets"].reverse()
+
+    (fault,) = faults(make(change=swap))
+    assert fault.exit_code == 7 and "has its latent in shard" in fault.message
+    assert "which holds latent latent:[4, 6, 10] latent:bfloat16, expected latent latent:[4, 8, 8] " in fault.message
+
+
+def test_a_prompt_row_that_is_no_text_row_is_refused(make, faults):
+    (fault,) = faults(make(change=lambda document: document["prompts"]["unconditional"].update(row=99)))
+    assert "the manifest has a prompt in row 99 of shard number" in fault.message
+
+
+def test_every_fault_is_told_at_once(make, faults, other_model):
+    edit(other_model / "vae" / "config.json", scaling_factor=0.5)
+    found = faults(make(masks=False), {"loss": {"masked": True}, "batch_size": 64, "underfill": "drop"},
+                   model=str(other_model))
+    assert [fault.exit_code for fault in found] == [7, 8, 6]
+
+
+def test_checking_imports_no_torch(make):
+    made = make()
+    code = ("import sys; from pathlib import Path; from train.check import Asked, check;"
+            f"from train.config import parse; asked = Asked(manifest=Path({str(made.path)!r}));"
+            "assert not check(asked, parse({}, 'x')).faults;"
+            "assert not {'torch', 'diffusers', 'peft', 'transformers'} & set(sys.modules)")
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,107 @@
+"""A run's directory: claimed once, resumed when it fits, never inside pictures or cache; it moves with its manifest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from prep.errors import CacheError, ConfigError, PathError
+from train import checkpoint, rundir
+from train.check import Asked
+from train.checkpoint import State
+from train.config import as_table
+
+
+@pytest.fixture
+def claim(make, setup_of):
+    """What was made, and `claim(folder, resume=…, **settings)`."""
+    made = make()
+
+    def go(folder, *, resume=False, model=None, **settings):
+        setup = setup_of(made, **settings)
+        rundir.claim(folder, setup, Asked(manifest=made.path, model=model), resume=resume)
+        return setup
+
+    return made, go
+
+
+def test_a_claimed_run_is_read_back(claim, tmp_path):
+    made, go = claim
+    setup = go(tmp_path / "run", steps=3)
+    run = rundir.read(tmp_path / "run")
+    assert run.config == setup.config and run.asked.manifest.resolve() == made.path.resolve()
+    assert run.asked.model is None and not run.asked.other_encoders
+
+
+def test_run_and_manifest_move_together(claim, tmp_path_factory):
+    made, go = claim
+    go(made.root / "run")
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "all"
+    shutil.copytree(made.root, elsewhere)
+    assert rundir.read(elsewhere / "run").asked.manifest.samefile(elsewhere / "m.json")
+
+
+def test_a_model_of_one_s_own_is_remembered_relative_or_by_its_hub_id(claim, tmp_path, tiny_model):
+    _, go = claim
+    go(tmp_path / "a", model=str(tiny_model))
+    assert not json.loads((tmp_path / "a" / "run.json").read_text())["model"]["path"].startswith("/")
+    assert tiny_model.samefile(rundir.read(tmp_path / "a").asked.model)
+    go(tmp_path / "b", model="owner/name")
+    assert rundir.read(tmp_path / "b").asked.model == "owner/name"
+
+
+def test_a_run_is_not_begun_twice(claim, tmp_path):
+    _, go = claim
+    go(tmp_path / "run")
+    with pytest.raises(PathError, match="holds a run already") as caught:
+        go(tmp_path / "run")
+    assert caught.value.hint.startswith("--resume goes on with it") and caught.value.exit_code == 5
+    go(tmp_path / "run", resume=True)
+
+
+def test_other_people_s_directories_are_left_alone(claim, tmp_path):
+    _, go = claim
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("x")
+    with pytest.raises(PathError, match="is not empty and is no run of train"):
+        go(tmp_path / "full", resume=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(PathError, match="is a file, expected a directory for the run"):
+        go(tmp_path / "file")
+
+
+@pytest.mark.parametrize("place", ["cache/run", "photos/run", "cache", "photos"])
+def test_a_run_lies_apart_from_pictures_and_cache(claim, tmp_path, place):
+    made, go = claim
+    (made.root / "photos").mkdir()
+    with pytest.raises(PathError):
+        go(made.root / place)
+    assert not (made.root / place / "run.json").exists()
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_before_run_json_changes(claim, tmp_path):
+    made, go = claim
+    setup = go(tmp_path / "run", steps=4)
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    table = as_table(setup.config)
+    checkpoint.save(tmp_path / "run", State(step=2, manifest=made.manifest.digest, config=table), [], 0)
+    with pytest.raises(ConfigError, match="batch_size is 2, and the checkpoint was trained with 4"):
+        go(tmp_path / "run", resume=True, batch_size=2)
+    checkpoint.save(tmp_path / "run", State(step=3, manifest="0" * 64, config=table), [], 0)
+    with pytest.raises(CacheError, match="made from manifest 000000000000"):
+        go(tmp_path / "run", resume=True, steps=4)
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    with pytest.raises(PathError, match=r"is no run of train: cannot read run.json") as caught:
+        rundir.read(tmp_path)
+    assert "-o" in caught.value.hint
+    (tmp_path / "run.json").write_text('{"format": "latentry/run", "version": 2}')
+    with pytest.raises(PathError, match="version 2, this program reads 'latentry/run' version 1"):
+        rundir.read(tmp_path)
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(PathError, match="is no run of train"):
+        rundir.read(tmp_path)

@@ -1,0 +1,95 @@
+"""Pictures: equal to the diffusers pipeline's own, keyed noise, and what `train sample` shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline
+from PIL import Image
+
+from train.config import Sampling
+from train.data import Rows
+from train.grid import grid_png
+from train.index import open_index
+from train.model import load, quiet
+from train.prompts import cached
+from train.sample import pictures, usual_size
+
+CPU = torch.device("cpu")
+QUICK = Sampling(steps=4, guidance=3.0, seed=1, size=(64, 48))
+
+
+@pytest.fixture
+def asked(make, setup_of):
+    """A base model, its rows and prompts."""
+    made = make()
+    setup = setup_of(made)
+    denoiser = load(setup.model, setup.config, setup.prediction, CPU, adapt=False)
+    return made, setup, denoiser, Rows(setup.index), cached(setup.index)
+
+
+def test_pictures_are_the_pipeline_s(asked, tiny_model, monkeypatch):
+    """diffusers' own pipeline, given our text rows and our noise, makes the same pixels."""
+    made, setup, denoiser, rows, prompts = asked
+    ours = pictures(denoiser, rows, tiny_model, prompts, QUICK)
+    quiet()
+    pipeline = StableDiffusionPipeline.from_pretrained(tiny_model, low_cpu_mem_usage=False, safety_checker=None)
+    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+    pipeline.vae.register_to_config(scaling_factor=0.5, shift_factor=0.125)  # the manifest's
+    pipeline.set_progress_bar_config(disable=True)
+    from train.sample import _noise
+
+    for prompt, picture in zip(prompts, ours, strict=True):
+        positive, negative = rows.text([prompt.positive]).float(), rows.text([prompt.negative]).float()
+        latent = pipeline(prompt_embeds=positive, negative_prompt_embeds=negative, num_inference_steps=4,
+                          guidance_scale=3.0, output_type="latent", height=48, width=64,
+                          latents=torch.from_numpy(_noise(prompt.prompt, (4, 6, 8), 1))[None]).images
+        with torch.no_grad():
+            decoded = pipeline.vae.decode(latent / 0.5 + 0.125).sample[0]
+        usual = ((decoded / 2 + 0.5).clamp(0, 1) * 255).round().permute(1, 2, 0).numpy()
+        assert np.abs(usual - picture).max() <= 1
+    assert made.manifest.document["latents"]["shift_factor"] == "0.125" and setup.others == {}
+
+
+def test_guidance_one_asks_once(asked, tiny_model):
+    _, _, denoiser, rows, prompts = asked
+    sizes = []
+    denoiser.unet.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+    pictures(denoiser, rows, tiny_model, prompts[:1], Sampling(steps=2, guidance=1.0, size=(64, 64)))
+    pictures(denoiser, rows, tiny_model, prompts[:1], Sampling(steps=2, guidance=2.0, size=(64, 64)))
+    assert sizes == [1, 1, 2, 2]
+
+
+def test_seed_and_prompt_decide_the_noise(asked, tiny_model):
+    _, _, denoiser, rows, prompts = asked
+
+    def one(number, seed):
+        return pictures(denoiser, rows, tiny_model, prompts[number : number + 1],
+                        Sampling(steps=2, seed=seed, size=(64, 64)))[0]
+
+    assert np.array_equal(one(0, 1), one(0, 1))
+    assert not np.array_equal(one(0, 1), one(0, 2)) and not np.array_equal(one(0, 1), one(1, 1))
+
+
+def test_the_vae_is_loaded_to_decode_and_freed(asked, tiny_model):
+    import gc
+
+    _, _, denoiser, rows, prompts = asked
+    made = pictures(denoiser, rows, tiny_model, prompts, QUICK)
+    assert made[0].shape == (48, 64, 3) and made[0].dtype == np.uint8
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is AutoencoderKL]
+
+
+def test_the_usual_size_is_the_fullest_bucket_s(make):
+    assert usual_size(open_index(make(counts=(2, 5)).manifest)) == (80, 48)
+
+
+def test_a_grid_has_a_label_above_each_picture(tmp_path):
+    red, blue = np.full((20, 30, 3), (255, 0, 0), np.uint8), np.full((20, 30, 3), (0, 0, 255), np.uint8)
+    (tmp_path / "g.png").write_bytes(grid_png([red, blue, red], ["a long label of 火 words", "b", "c"], 2))
+    grid = np.asarray(Image.open(tmp_path / "g.png"))
+    assert grid.shape == (2 * 34, 60, 3)
+    assert (grid[14:34, :30] == (255, 0, 0)).all() and (grid[14:34, 30:] == (0, 0, 255)).all()
+    assert (grid[:14, :30] < 128).any() and (grid[48:, 30:] == 255).all()

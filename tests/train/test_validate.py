@@ -1,0 +1,67 @@
+"""Validation: its loss against diffusers' way, and that neither seed nor training state changes what it sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import DDPMScheduler, UNet2DConditionModel
+
+from prep.draw import draw_key, philox
+from train.data import Rows
+from train.trainee import begin
+from train.validate import validate
+
+CPU = torch.device("cpu")
+
+
+def run(setup, trainee=None):
+    return validate((trainee or begin(setup, CPU)).denoiser, Rows(setup.index), setup)
+
+
+def test_its_loss_is_the_usual_one_over_fixed_noise_and_timesteps(make, setup_of, tiny_model):
+    made = make()
+    found = run(setup_of(made, validation={"timesteps": 2}))
+    scheduler = DDPMScheduler.from_pretrained(tiny_model / "scheduler")
+    unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
+    losses = {250: [], 750: []}
+    for sample in made.samples:
+        if sample.role == "validation":
+            latent = (torch.from_numpy(made.latents[sample.views[0].latent])[None] - 0.125) * 0.5
+            text = torch.from_numpy(made.texts[sample.texts[0].key])[None]
+            for at, each in losses.items():
+                key = draw_key(0, 0, bytes.fromhex(sample.id), at, "validation")
+                noise = torch.from_numpy(philox(key).standard_normal(latent.shape[1:], dtype="float32"))[None]
+                timestep = torch.tensor([at])
+                with torch.no_grad():
+                    said = unet(scheduler.add_noise(latent, noise, timestep), timestep, text).sample
+                each.append(float(torch.nn.functional.mse_loss(said, noise)))
+    assert found.samples == 2 and found.timesteps == (250, 750)
+    assert found.losses == pytest.approx([sum(each) / 2 for each in losses.values()], abs=1e-5)
+    assert found.loss == pytest.approx(sum(sum(each) for each in losses.values()) / 4, abs=1e-5)
+
+
+def test_the_seed_and_the_micro_batch_change_nothing(make, setup_of):
+    made = make()
+    one, other = run(setup_of(made, seed=1)), run(setup_of(made, seed=2, batch_size=3))
+    assert one.loss == pytest.approx(other.loss, rel=1e-5)
+    assert one == run(setup_of(made, seed=5, optimizer={"lr": 1.0}))
+
+
+def test_masks_count_as_in_training(make, setup_of):
+    made = make()
+    assert run(setup_of(made, loss={"masked": True, "unmasked_weight": 0.0})).loss < run(setup_of(made)).loss
+
+
+def test_dropout_is_off_meanwhile_and_on_afterwards(make, setup_of):
+    made = make()
+    setup = setup_of(made, lora={"dropout": 0.9})
+    trainee = begin(setup, CPU)
+    with torch.no_grad():
+        for value in trainee.denoiser.parameters.values():
+            value.normal_(std=0.3)
+    assert run(setup, trainee) == run(setup, trainee)
+    assert trainee.denoiser.unet.training
+
+
+def test_without_validation_samples_there_is_none(make, setup_of):
+    assert run(setup_of(make(validation=0))) is None

@@ -1,0 +1,80 @@
+"""What one sees of a run."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from train import watch
+from train.watch import Progress, line, watching
+
+START = {"event": "start", "step": 0, "steps": 10, "steps_per_epoch": 5, "device": "cpu", "parameters": 7}
+
+
+def step(number, loss=1.0):
+    return {"event": "step", "step": number, "loss": loss, "samples_per_second": 8.0, "wait": 0.25, "seconds": 1.0}
+
+
+def test_progress_smooths_the_loss_and_guesses_the_end(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    progress = Progress()
+    progress.take(START)
+    assert progress.left() == "?"
+    now[0] = 20.0
+    progress.take(step(1, 1.0))
+    progress.take(step(2, 2.0))
+    assert progress.cells() == {"step": "2/10", "loss": "1.1000", "validation": "-", "samples/s": "8.0",
+                                "waiting": "25%", "left": "0:01:20"}
+    progress.take({"event": "validation", "step": 2, "loss": 0.5})
+    assert progress.cells()["validation"] == "0.5000"
+
+
+def test_a_loss_that_is_no_number_is_passed_over():
+    progress = Progress()
+    progress.take(step(1, None))
+    assert progress.cells()["loss"] == "-"
+
+
+@pytest.mark.parametrize(("event", "said"), [
+    (START, "10 steps, 5 an epoch, 7 trained parameters on cpu"),
+    ({"event": "validation", "step": 4, "loss": 0.25}, "step 4: validation loss 0.25"),
+    ({"event": "sample", "step": 4, "picture": "samples/x.png"}, "step 4: samples/x.png"),
+    ({"event": "checkpoint", "step": 4, "folder": "checkpoints/x"}, "step 4: checkpoints/x"),
+    ({"event": "warning", "step": 4, "text": "look [red]out[/]"}, "warning: look [red]out[/]"),
+    ({"event": "end", "step": 4, "result": "lora.safetensors"}, "done: lora.safetensors"),
+    (step(1), None),
+])
+def test_every_event_has_its_line(event, said):
+    assert line(Progress(), event) == said
+
+
+def test_where_there_is_no_terminal_steps_come_every_ten_seconds(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    with watching(quiet=False) as show:
+        show(START)
+        for number in range(1, 5):
+            now[0] += 6
+            show(step(number))
+    captured = capsys.readouterr()
+    assert captured.out == "" and [text.split("  ")[0] for text in captured.err.splitlines()] == [
+        "10 steps, 5 an epoch, 7 trained parameters on cpu", "step 1/10", "step 3/10"]
+
+
+def test_a_terminal_shows_a_live_table(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(watch, "Console", lambda **_: watch_console(screen))
+    with watching(quiet=False) as show:
+        show(START)
+        show({"event": "warning", "step": 0, "text": "mind [the] gap"})
+        show(step(1))
+    text = screen.getvalue()
+    assert "warning: mind [the] gap" in text and "samples/s" in text and "1/10" in text
+
+
+def watch_console(screen):
+    from rich.console import Console
+
+    return Console(file=screen, force_terminal=True, width=100)
