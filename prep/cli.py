@@ -57,6 +57,7 @@ def bucket(
     from prep import outlook
     from prep.encode import buckets_for
     from prep.facts import Facts
+    from prep.plan import require_steps
     from prep.report.terminal import outlook_tables
     from prep.survey import survey
 
@@ -73,14 +74,15 @@ def bucket(
         put_json(outlook.as_json(view))
     else:
         put(outlook_tables(view))
+    require_steps(view.plan, bucketing.buckets, view.left_out)
 
 
 @app.command()
 def mask(
     source: opt.SourceArg,
-    method: Annotated[str, typer.Option("--with", help="alpha, or color: what differs from --colour trains")],
+    method: Annotated[str, typer.Option("--with", help="alpha, or color: what differs from --color trains")],
     output: Annotated[Path, typer.Option("-o", "--output", help="directory for the masks, apart from the pictures")],
-    colour: Annotated[str, typer.Option(help="background colour of --with color")] = "white",
+    colour: Annotated[str, typer.Option("--color", help="background colour of --with color")] = "white",
     tolerance: Annotated[int, typer.Option(help="how far a channel may be from it, 0 to 255", min=0, max=255)] = 16,
     force: Annotated[bool, typer.Option("--force", help="make masks anew that are there already")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
@@ -90,7 +92,7 @@ def mask(
     from prep.command_mask import as_text, mask_all
 
     _quiet_pillow()
-    recipe = opt.recipe_of(source)
+    recipe = opt.recipe_of(source, mask="sidecar")  # masks that are there are taken over
     with progress("masking", None, unit="pictures", shown=not quiet) as tick:
         made = mask_all(recipe, method=method, output=output, colour=colour, tolerance=tolerance, force=force,
                         tick=tick)

@@ -45,9 +45,15 @@ def fits(mask: Size, picture: Size) -> bool:
     return abs(mask[0] - wanted) <= max(ASPECT * wanted, 1.0, picture[0] / picture[1])
 
 
+def fits_scaled(mask: Size, scaled: Size) -> bool:
+    """The same, where of the picture only its scaled size is known: whole pixels there may hide a little of its shape."""
+    (width, height), (wide, high) = mask, scaled
+    return fits(mask, scaled) or abs(width * high - wide * height) <= max(width, height)
+
+
 def make_masks(items: Iterable[Item], *, method: Method, out: Path, colour: str = "white", tolerance: int = 16,
                force: bool = False, tick: Callable[[int], object] = lambda _: None) -> Made:
-    """Writes the masks of `items` below `out`, the only place it writes to.
+    """Writes the masks of `items` below `out`, the only place it writes to; an item's own mask is taken over.
 
     `color`: a pixel trains when one of its channels is further than `tolerance` (0-255) from `colour`. `force` writes
     masks anew that are there. Raises `UsageError` for a colour or tolerance that is none, `PathError` where `out`
@@ -110,8 +116,7 @@ def _make_one(item: Item, method: Method, colour: str, tolerance: int, target: P
     if target.exists() and not force:
         return "kept"
     try:
-        data = read_blob(item.picture)
-        mask = alpha_mask(data) if method == "alpha" else colour_mask(data, colour=colour, tolerance=tolerance)
+        mask = _pixels(item, method, colour, tolerance)
     except OSError as error:
         return Finding(path=item.name, code="unreadable-file", severity="error",
                        detail=f"cannot be read: {error.strerror or error}")
@@ -121,6 +126,14 @@ def _make_one(item: Item, method: Method, colour: str, tolerance: int, target: P
         return "skipped"
     _write(target, images.encode_png(mask))
     return "written"
+
+
+def _pixels(item: Item, method: Method, colour: str, tolerance: int) -> images.Pixels:
+    """The mask that the item has, or else the one that `method` makes. Raises `OSError`, `BadPicture`."""
+    if item.mask is not None:
+        return np.asarray(images.decode_mask(read_blob(item.mask)))
+    data = read_blob(item.picture)
+    return alpha_mask(data) if method == "alpha" else colour_mask(data, colour=colour, tolerance=tolerance)
 
 
 def _write(target: Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import draw
+from conftest import draw, draw_mask
 from diffusers import AutoencoderKL, StableDiffusionPipeline
 from PIL import Image
 
@@ -40,7 +40,8 @@ def rows_of(manifest: Path):
     """Each sample's name with its arrays as float32, and its table row."""
     opened = manifests.read(manifest)
     cache = Cache(root=opened.cache_root)
-    shards = [digest.hex() for digest in read_table(cache, opened.document["tables"]["shards"], SHARDS)["digest"].to_pylist()]
+    table = read_table(cache, opened.document["tables"]["shards"], SHARDS)
+    shards = [digest.hex() for digest in table["digest"].to_pylist()]
     reader = Reader(cache.root)
     found = {}
     for sample in read_table(cache, opened.document["tables"]["samples"], SAMPLES).to_pylist():
@@ -117,6 +118,14 @@ def test_alpha_as_mask(encode, photos, tmp_path):
     assert {name for name, (arrays, _) in rows.items() if "mask" in arrays} == {"5.png"}
     alpha = np.asarray(Image.open(photos / "5.png").getchannel("A"), dtype=float)
     assert rows["5.png"][0]["mask"].mean() == pytest.approx(alpha[:96].mean(), abs=2)
+
+
+def test_a_mask_of_another_shape_is_refused_and_one_of_another_size_is_stretched(encode, photos, tmp_path):
+    draw_mask(photos / "0-masklabel.png", (96, 48))
+    draw_mask(photos / "2-masklabel.png", (288, 128))
+    report = encode("--mask", "sidecar")
+    assert [(one["path"], one["code"]) for one in report["rejected"]] == [("0.png", "mask-size-mismatch")]
+    assert rows_of(tmp_path / "m.json")["2.png"][1]["coverage"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_second_run_encodes_nothing_and_leaves_the_same_bytes(encode, tmp_path):
@@ -257,7 +266,8 @@ def test_prompts_become_rows(encode, tmp_path):
     assert encode("--prompts", prompts)["encoded"]["text"] == 7 + 3
     document = manifests.read(tmp_path / "m.json").document["prompts"]
     assert document["file"] == "prompts.txt"
-    assert [(one["prompt"], one["negative"]) for one in document["samples"]] == [("a red dog", None), ("a blue cat", "ugly")]
+    pairs = [(one["prompt"], one["negative"]) for one in document["samples"]]
+    assert pairs == [("a red dog", None), ("a blue cat", "ugly")]
     assert document["samples"][0]["negative_row"] == document["unconditional"]
     prompts.write_text("a red dog\na green bird\n")
     assert encode("--prompts", prompts)["encoded"] == {"latent": 0, "mask": 0, "text": 1}

@@ -23,6 +23,7 @@ from prep.cache.writer import ShardWriter
 from prep.digest import digest_bytes
 from prep.engine.job import Job, Outcome, Tick
 from prep.errors import CacheError
+from prep.mask import fits_scaled
 from prep.records import Finding, Reject, Task
 from prep.sources.blob import read_blob
 from prep.wants import PictureWork
@@ -130,7 +131,15 @@ def _pixels(job: Job, work: PictureWork) -> np.ndarray[Any, Any] | Reject | Find
 
 def _mask(job: Job, work: PictureWork) -> Made:
     read = images.alpha_of if job.origin == "alpha" else images.decode_mask
-    made = _from_file(work, lambda data: images.place_mask(read(data), work.placement, job.specs.family.factor))
+
+    def make(data: bytes) -> np.ndarray[Any, Any]:
+        mask = read(data)
+        if not fits_scaled(mask.size, work.placement.scaled):
+            width, height = mask.size
+            raise images.BadPicture("mask-size-mismatch", f"mask has {width}x{height} pixels, not its picture's shape")
+        return images.place_mask(mask, work.placement, job.specs.family.factor)
+
+    made = _from_file(work, make)
     return {"mask": made[None]} if isinstance(made, np.ndarray) else made
 
 
