@@ -46,7 +46,7 @@ def fits(mask: Size, picture: Size) -> bool:
 
 
 def fits_scaled(mask: Size, scaled: Size) -> bool:
-    """The same, where of the picture only its scaled size is known: whole pixels there may hide a little of its shape."""
+    """The same, where only the picture's scaled size is known: whole pixels there may hide a little of its shape."""
     (width, height), (wide, high) = mask, scaled
     return fits(mask, scaled) or abs(width * high - wide * height) <= max(width, height)
 
