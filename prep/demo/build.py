@@ -76,6 +76,7 @@ def write_pipeline(out: Path, parts: Parts, *, dtype: torch.dtype) -> None:
     for name, part in (("vae", parts.vae), ("text_encoder", parts.text), ("unet", parts.unet)):
         part.save_pretrained(out / name)
         _store_as(out / name, dtype)
+        _forget_origin(out / name / "config.json")
     index = {"_class_name": "StableDiffusionPipeline", "_diffusers_version": diffusers.__version__, **_COMPONENTS}
     (out / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
@@ -85,6 +86,13 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
     for path in folder.glob("*.safetensors"):
         weights = {name: value.to(dtype) for name, value in load_file(path).items()}
         save_file(weights, path, metadata={"format": "pt"})
+
+
+def _forget_origin(config: Path) -> None:
+    """Takes the directory that the network was loaded from out of its config: it says where someone worked."""
+    values = {key: value for key, value in json.loads(config.read_text(encoding="utf-8")).items()
+              if key != "_name_or_path"}  # fmt: skip
+    config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def load_parts(folder: Path) -> Parts:

@@ -6,7 +6,7 @@ from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionMod
 from safetensors import safe_open
 from transformers import AutoTokenizer, CLIPTextModel
 
-from prep.demo.build import build_random
+from prep.demo.build import build_random, load_parts, write_pipeline
 from prep.demo.model import SHIPPED, write_model
 from prep.demo.words import MAX_TOKENS, caption, vocabulary
 
@@ -40,6 +40,12 @@ def test_the_same_seed_makes_the_same_files(random, tmp_path):
     weights = "unet/diffusion_pytorch_model.safetensors"
     assert (tmp_path / "same" / weights).read_bytes() == (random / weights).read_bytes()
     assert (tmp_path / "other" / weights).read_bytes() != (random / weights).read_bytes()
+
+
+def test_a_pipeline_written_again_is_the_same_and_names_no_directory(random, tmp_path):
+    write_pipeline(tmp_path, load_parts(random), dtype=torch.float32)
+    for path in (path for path in random.rglob("*") if path.is_file()):
+        assert (tmp_path / path.relative_to(random)).read_bytes() == path.read_bytes()
 
 
 def test_building_leaves_the_random_state_alone(tmp_path):
