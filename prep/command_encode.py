@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from prep import encode, seal
+from prep.cache.lock import hold
+from prep.cache.repair import damaged_shards, salvage
 from prep.cache.store import Cache, open_cache
 from prep.console import Ticker
 from prep.encode import Planned, Wanted
@@ -90,10 +92,13 @@ def encode_all(call: Encoding) -> Report:
     if cache is None or call.dry_run:
         return _dry(call, wanted, cache)
     facts.save()
-    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes)
-    outcome = _run(call, wanted, planned, cache, model)
-    sealed = seal.seal(wanted, cache, call.output, prompt_bytes=prompt_bytes, transient=outcome.transient)
-    encode.finish(cache, planned)
+    with hold(cache, alone=False):  # shared with other encoders; gc holds it alone
+        for damaged in damaged_shards(cache):
+            salvage(cache, damaged)
+        planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes)
+        outcome = _run(call, wanted, planned, cache, model)
+        sealed = seal.seal(wanted, cache, call.output, prompt_bytes=prompt_bytes, transient=outcome.transient)
+        encode.finish(cache, planned)
     return _report(call, wanted, planned, outcome, sealed)
 
 

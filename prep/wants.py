@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prep.bucket import Bucketing
-from prep.keys import latent_key, mask_key, sample_id, text_key, unconditional_key
 from prep.draw import choose_validation
+from prep.keys import latent_key, mask_key, sample_id, text_key, unconditional_key
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import Blob, Finding, Placement, Role, Sample, Size, Surveyed, Text, View

@@ -1,0 +1,141 @@
+"""Damage is found, named and mended: only the rows that are lost are encoded again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prep import manifest as manifests
+
+SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar")
+
+
+@pytest.fixture
+def encode(prep, photos, tiny_model, tmp_path):
+    def go(manifest="m.json", cache="cache"):
+        result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / cache, "-o", tmp_path / manifest,
+                      *SMALL, "--json")
+        assert result.code == 0, result.err
+        return result.json
+
+    return go
+
+
+def payload(cache: Path, array: str) -> Path:
+    """The largest data file of an array in the cache."""
+    found = [path for path in cache.glob(f"shards/*/*/{array}/*") if path.name != "zarr.json"]
+    return max(found, key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path, place: int) -> None:
+    """Flips a bit, past the write protection of shards."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_costs_one_row(prep, encode, tmp_path):
+    encode()
+    flip(payload(tmp_path / "cache", "latent"), 100)
+    result = prep("verify", tmp_path / "m.json", "--json")
+    assert result.code == 7 and not result.json["ok"]
+    (damage,) = result.json["damaged"]
+    assert (damage["field"], damage["row"]) == ("latent", 0) and damage["sample"]
+    assert encode()["encoded"] == {"latent": 1, "mask": 0, "text": 0}
+    assert prep("verify", tmp_path / "m.json").code == 0
+    assert encode()["encoded"] == {"latent": 0, "mask": 0, "text": 0}
+
+
+@pytest.mark.parametrize("spoil", ["truncate", "empty", "delete file", "delete shard"])
+def test_a_lost_shard_is_made_again(prep, encode, tmp_path, spoil):
+    encode()
+    before = manifests.read(tmp_path / "m.json").digest
+    path = payload(tmp_path / "cache", "latent")
+    path.chmod(0o644)
+    if spoil == "delete shard":
+        shutil.rmtree(path.parent.parent)
+    elif spoil == "delete file":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if spoil == "empty" else path.read_bytes()[:-9])
+    assert prep("verify", tmp_path / "m.json").code == 7
+    assert prep("verify", tmp_path / "m.json", "--quick").code == 7
+    again = encode()
+    assert again["encoded"]["latent"] > 0 and again["encoded"]["text"] == 0
+    assert prep("verify", tmp_path / "m.json").code == 0
+    assert manifests.read(tmp_path / "m.json").digest == before  # the same rows in the same shards
+
+
+def test_training_on_a_damaged_row_stops_with_its_name_and_encode_mends_it(prep, train, encode, tmp_path):
+    encode()
+    for place in (100, 40000):
+        for path in (tmp_path / "cache").glob("shards/*/*/hidden/*"):
+            if path.name != "zarr.json":
+                flip(path, place)
+    run = ("--steps", 8, "--device", "cpu", "--quiet", "--set", "sample.every=0", "--set", "validation.every=0")
+    result = train("run", tmp_path / "m.json", "-o", tmp_path / "run", *run)
+    assert result.code == 7, result.err
+    assert "does not match" in result.err or "do not match" in result.err
+    assert "hint: prep" in result.err
+    prep("verify", tmp_path / "m.json")
+    assert encode()["encoded"]["text"] == 2
+    assert train("run", tmp_path / "m.json", "-o", tmp_path / "run2", *run).code == 0
+
+
+def test_a_damaged_table_is_named_and_written_again(prep, encode, tmp_path):
+    encode()
+    digest = manifests.read(tmp_path / "m.json").document["tables"]["samples"]
+    table = tmp_path / "cache" / "tables" / digest[:2] / f"{digest}.arrow"
+    flip(table, 700)
+    result = prep("inspect", tmp_path / "m.json")
+    assert result.code == 7 and f"table {digest} is damaged" in result.err
+    encode()
+    assert prep("inspect", tmp_path / "m.json").code == 0
+
+
+def test_a_cache_that_is_not_there(prep, encode, tmp_path):
+    encode()
+    shutil.rmtree(tmp_path / "cache")
+    result = prep("inspect", tmp_path / "m.json")
+    assert result.code == 7 and "is not a cache" in result.err and "prep encode" in result.err
+
+
+def command(photos, model, home: Path) -> list[str]:
+    return [sys.executable, "-c", "from prep.cli import main; main()", "encode", str(photos), "--model", str(model),
+            "--cache", str(home / "cache"), "-o", str(home / "m.json"), *map(str, SMALL)]
+
+
+def killed_and_mended(photos, model, home: Path, delay: float) -> bytes:
+    """The manifest's bytes after a kill -9 at some moment and a run to the end."""
+    home.mkdir()
+    process = subprocess.Popen(command(photos, model, home), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    subprocess.run(command(photos, model, home), check=True, capture_output=True)
+    return (home / "m.json").read_bytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
+def test_kill_9_at_any_moment_and_a_second_run_give_the_undisturbed_manifest(prep, photos, tiny_model, tmp_path, kills):
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    begun = time.monotonic()
+    subprocess.run(command(photos, tiny_model, whole), check=True, capture_output=True)
+    seconds = time.monotonic() - begun
+    wanted = (whole / "m.json").read_bytes()
+    draw = random.Random(kills)
+    for number in range(kills):
+        home = tmp_path / f"kill{number}"
+        assert killed_and_mended(photos, tiny_model, home, draw.uniform(0.3, 1) * seconds) == wanted
+        assert prep("verify", home / "m.json").code == 0
