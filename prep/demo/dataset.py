@@ -75,6 +75,7 @@ every = 200
 [sample]
 every = 400
 guidance = 4.0
+size = [96, 96]         # pixels
 
 [checkpoint]
 every = 400
@@ -143,17 +144,20 @@ def _write_photo(folder: Path, photo: Photo) -> None:
 
 
 def _write_broken(folder: Path, seed: int) -> None:
-    """Six pictures that `prep scan` must name, each with its own fault, and all but two of them with a caption."""
-    picture, mask = draw_picture(shape="ring", colour="blue", ground="checked", size=(112, 112), seed=seed)
-    png, jpg = as_file(picture, ".png"), as_file(picture, ".jpg")
+    """Six pictures that `prep scan` must name, each with its own fault, and all but one of them with a caption."""
     words = caption("blue", "ring", "checked").encode()
+    (cut, _), (uncaptioned, _), (untitled, _), (masked, mask) = (
+        draw_picture(shape="ring", colour="blue", ground="checked", size=(112, 112), seed=seed + index)
+        for index in range(4)
+    )
+    jpg = as_file(cut, ".jpg")
     for name, data, text in (
         ("truncated.jpg", jpg[: len(jpg) // 2], words),
         ("not-a-picture.png", b"This is text, whatever its name says.\n", words),
         ("zero-bytes.png", b"", words),
-        ("empty-caption.png", png, b"\n"),
-        ("no-caption.png", png, None),
-        ("other-mask.png", png, words),
+        ("empty-caption.png", as_file(untitled, ".png"), b"\n"),
+        ("no-caption.png", as_file(uncaptioned, ".png"), None),
+        ("other-mask.png", as_file(masked, ".png"), words),
     ):
         _write(folder / name, data)
         if text is not None:
