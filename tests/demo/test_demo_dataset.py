@@ -1,5 +1,7 @@
 """The demo's dataset is what its recipe and its README claim, and its broken files are broken."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,15 @@ def test_a_directory_with_files_is_refused(tmp_path):
     assert caught.value.exit_code == 5
     assert caught.value.hint.startswith("prep demo ")
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+def test_the_demo_is_written_without_torch(tmp_path):
+    code = "import sys, pathlib, prep.demo; assert 'PIL' not in sys.modules; "
+    code += "prep.demo.write_demo(pathlib.Path(sys.argv[1])); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "demo")], check=True)
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {
+        "dataset.toml", "model", "photos", "prompts.txt", "train.toml",
+    }  # fmt: skip
 
 
 def test_a_file_is_refused(tmp_path):
