@@ -5,7 +5,7 @@ The names are those of epoch 0 with the seed given; other epochs leave out other
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from prep.bucket import Bucketed, Bucketing
-from prep.keys import sample_id
 from prep.plan import Indices, StepPlan, Underfill, step_plan
 from prep.recipe import Recipe
 from prep.records import Size, Surveyed
-from prep.wants import roles_of
+from prep.wants import roles_of, seats_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,17 +64,10 @@ class Outlook:
 
 def showings_of(recipe: Recipe, items: Sequence[Surveyed], bucketing: Bucketing) -> tuple[Showing, ...]:
     """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
-    roles, _ = roles_of(recipe, items)
-    copies: Counter[tuple[str, Size]] = Counter()
-    found = []
-    for placed in sorted(bucketing.pictures, key=lambda one: _order(items[one.index])):
-        item, bucket = items[placed.index], placed.placement.bucket
-        copy = copies[(item.picture, bucket)]
-        copies[(item.picture, bucket)] += 1
-        if roles[placed.index] != "validation":
-            found.append(Showing(id=sample_id(item.picture, bucket, copy), name=item.item.name, bucket=bucket,
-                                 repeats=recipe.sources[item.item.source].repeats))
-    return tuple(found)
+    seats = seats_of(items, roles_of(recipe, items)[0], bucketing)
+    return tuple(Showing(id=seat.id, name=seat.item.item.name, bucket=seat.placement.bucket,
+                         repeats=recipe.sources[seat.item.item.source].repeats)
+                 for seat in seats if seat.role != "validation")  # fmt: skip
 
 
 def outlook_of(
@@ -135,6 +127,3 @@ def _picture(one: Bucketed) -> dict[str, Any]:
             "scaled": list(one.placement.scaled), "crop": list(one.placement.crop), "scale": round(one.scale, 4),
             "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}
 
-
-def _order(item: Surveyed) -> tuple[int, str]:
-    return item.item.source, item.item.name

@@ -6,7 +6,7 @@ Pure: from surveyed items, buckets and contexts; no file is touched.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,18 +96,13 @@ def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Con
     samples: list[Sample] = []
     latents: dict[str, PictureWork] = {}
     masks: dict[str, PictureWork] = {}
-    copies: Counter[tuple[str, tuple[int, int]]] = Counter()
-    for placed in sorted(bucketing.pictures, key=lambda one: _order(survey.items[one.index])):
-        item, placement = survey.items[placed.index], placed.placement
-        latent = _latent_work(item, placement, recipe.image.alpha, contexts)
-        mask = _mask_work(item, placement, contexts)
+    for seat in seats_of(survey.items, roles, bucketing):
+        latent, mask = _latent_work(seat, recipe.image.alpha, contexts), _mask_work(seat, contexts)
         latents.setdefault(latent.key, latent)
         if mask is not None:
             masks.setdefault(mask.key, mask)
-        copy = copies[(item.picture, placement.bucket)]
-        copies[(item.picture, placement.bucket)] += 1
-        views = (View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key),)
-        samples.append(_sample(item, recipe, roles[placed.index], views, contexts, copy))
+        view = View(placement=seat.placement, latent=latent.key, mask=None if mask is None else mask.key)
+        samples.append(_sample(seat, recipe, (view,), contexts))
     rows = tuple(_prompt(prompt, negative, contexts.text) for prompt, negative in prompts)
     unconditional = unconditional_key(contexts.text)
     return Wants(samples=tuple(samples), prompts=rows, unconditional=unconditional, latents=latents, masks=masks,
@@ -127,17 +122,40 @@ def roles_of(recipe: Recipe, items: Sequence[Surveyed]) -> tuple[list[Role], tup
     return moved, () if notice is None else (notice,)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """A surveyed item in its bucket: a sample but for its rows."""
+
+    id: str
+    item: Surveyed
+    role: Role
+    placement: Placement
+
+
+def seats_of(items: Sequence[Surveyed], roles: Sequence[Role], bucketing: Bucketing) -> Iterator[Seat]:
+    """The seats of a bucketing of `items` with these `roles`, in the order of source and name."""
+    copies: Counter[tuple[str, Size]] = Counter()
+    for placed in sorted(bucketing.pictures, key=lambda one: _order(items[one.index])):
+        item, placement = items[placed.index], placed.placement
+        same = (item.picture, placement.bucket)
+        yield Seat(id=sample_id(*same, copies[same]), item=item, role=roles[placed.index], placement=placement)
+        copies[same] += 1
+
+
 def _order(item: Surveyed) -> tuple[int, str]:
     return item.item.source, item.item.name
 
 
-def _latent_work(item: Surveyed, placement: Placement, alpha: str, contexts: Contexts) -> PictureWork:
-    key = latent_key(item.picture, placement, alpha if item.has_alpha else None, contexts.latent)
-    return PictureWork(key=key, name=item.item.name, blob=item.item.picture, digest=item.picture, placement=placement)
+def _latent_work(seat: Seat, alpha: str, contexts: Contexts) -> PictureWork:
+    item = seat.item
+    key = latent_key(item.picture, seat.placement, alpha if item.has_alpha else None, contexts.latent)
+    return PictureWork(key=key, name=item.item.name, blob=item.item.picture, digest=item.picture,
+                       placement=seat.placement)
 
 
-def _mask_work(item: Surveyed, placement: Placement, contexts: Contexts) -> PictureWork | None:
+def _mask_work(seat: Seat, contexts: Contexts) -> PictureWork | None:
     """The mask's work; `None` for a picture without one, which reads as all ones."""
+    item = seat.item
     if contexts.mask is None:
         return None
     if contexts.mask["origin"] == "alpha":
@@ -148,17 +166,17 @@ def _mask_work(item: Surveyed, placement: Placement, contexts: Contexts) -> Pict
         return None
     else:
         blob, digest = item.item.mask, item.mask
-    key = mask_key(digest, placement, contexts.mask)
-    return PictureWork(key=key, name=item.item.name, blob=blob, digest=digest, placement=placement)
+    key = mask_key(digest, seat.placement, contexts.mask)
+    return PictureWork(key=key, name=item.item.name, blob=blob, digest=digest, placement=seat.placement)
 
 
-def _sample(item: Surveyed, recipe: Recipe, role: Role, views: tuple[View, ...], contexts: Contexts,
-            copy: int) -> Sample:
-    source, bucket = recipe.sources[item.item.source], views[0].placement.bucket
+def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], contexts: Contexts) -> Sample:
+    item = seat.item
+    source = recipe.sources[item.item.source]
     texts = tuple(Text(caption=caption, weight=1.0, key=text_key(caption, contexts.text)) for caption in item.captions)
-    return Sample(id=sample_id(item.picture, bucket, copy), name=item.item.name, source=item.item.source, role=role,
-                  picture=item.picture, size=item.size, bucket=bucket, views=views, texts=texts,
-                  repeats=source.repeats, weight=source.weight)
+    return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
+                  size=item.size, bucket=seat.placement.bucket, views=views, texts=texts, repeats=source.repeats,
+                  weight=source.weight)
 
 
 def _prompt(prompt: str, negative: str | None, context: Mapping[str, Any]) -> Prompt:
