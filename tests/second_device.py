@@ -1,27 +1,24 @@
 """A second device made of host memory: tensors on it may not meet tensors that are not, as with a GPU.
 
-`Mode` plays it: within the mode `torch.device("there")` is a device like any other (factories, `.to`, autograd,
-optimizers), and an operator that sees both kinds raises what CUDA raises. Unlike tags on tensors this goes through
-PyTorch's own device machinery, so a tensor made with `device=x.device` is where x is, and one made without is not.
+Within `playing()` the device `meta`, which PyTorch has on every machine and which normally holds no values, holds some
+and computes: factories, `.to`, autograd and optimizers take it for a device like any other, and an operator that sees
+tensors of both raises what CUDA raises. As this goes through PyTorch's own device machinery, a tensor made with
+`device=x.device` is where x is, and one made without is not; tags on tensors could not tell them apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+THERE = torch.device("meta")
 _HOST = torch.device("cpu")
 _aten = torch.ops.aten
-
-
-def register() -> torch.device:
-    """The device `there:0`. For the whole process and for good, so tests do it in a process of their own."""
-    _setup_privateuseone_for_python_backend("there")
-    return torch.device("there", 0)
 
 
 class There(torch.Tensor):
@@ -33,7 +30,7 @@ class There(torch.Tensor):
     def __new__(cls, inner: torch.Tensor, requires_grad: bool = False) -> There:
         shell = torch.Tensor._make_wrapper_subclass(
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
-            layout=inner.layout, device=torch.device("there", 0), requires_grad=requires_grad)
+            layout=inner.layout, device=THERE, requires_grad=requires_grad)
         shell.inner = inner
         return shell
 
@@ -52,6 +49,13 @@ class Mode(TorchDispatchMode):
         return play(operator, args, kwargs or {})
 
 
+@contextmanager
+def playing() -> Iterator[torch.device]:
+    """Within it the second device, which it yields, is there."""
+    with Mode():
+        yield THERE
+
+
 def play(operator: Any, args: Any, kwargs: Any) -> Any:
     """Runs `operator` in host memory. Raises `RuntimeError` when it sees tensors of both devices.
 
@@ -65,9 +69,9 @@ def play(operator: Any, args: Any, kwargs: Any) -> Any:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     there = [tensor for tensor in tensors if isinstance(tensor, There)]
     if there and any(not isinstance(tensor, There) and tensor.dim() > 0 for tensor in tensors):
-        raise RuntimeError(f"Expected all tensors to be on the same device, but {operator} got there:0 and cpu")
+        raise RuntimeError(f"Expected all tensors to be on the same device, but {operator} got both devices")
     wanted = kwargs.get("device")
-    goes_there = bool(there) if wanted is None else torch.device(wanted).type == "there"
+    goes_there = bool(there) if wanted is None else torch.device(wanted) == THERE
     if wanted is not None:
         kwargs = {**kwargs, "device": _HOST}
     inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
@@ -75,14 +79,14 @@ def play(operator: Any, args: Any, kwargs: Any) -> Any:
     if not goes_there:
         return out
     shells = {id(tensor.inner): tensor for tensor in there}  # what was changed in place stays the same tensor
-    return tree_map(lambda value: shells.get(id(value)) or _shell(value), out)
+    return tree_map(lambda value: shells[id(value)] if id(value) in shells else _shell(value), out)
 
 
 def _copy(source: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
     wanted = kwargs.get("device")
     target = source.device if wanted is None else torch.device(wanted)
     out = _aten._to_copy.default(_inner(source), **{**kwargs, "device": _HOST, "non_blocking": False})
-    return There(out) if target.type == "there" else out
+    return There(out) if target == THERE else out
 
 
 def _inner(value: Any) -> Any:

@@ -1,0 +1,90 @@
+"""Training, validation and sampling keep to one device: played with a second one, and every planted slip is caught."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from second_device import playing
+
+from train import data, model, rundir, sample, validate
+from train.check import Asked
+from train.log import Log
+from train.loop import train
+
+SETTINGS = {"steps": 3, "batch_size": 4, "micro_batch": 2, "ema": {"decay": 0.5}, "caption_dropout": 0.5,
+            "loss": {"masked": True, "min_snr": 5.0}, "validation": {"every": 1, "timesteps": 2},
+            "sample": {"every": 2, "steps": 2, "size": [64, 64]}}
+LORA = {"lora": {"rank": 2, "dropout": 0.1}}
+
+
+@pytest.fixture
+def elsewhere(make, setup_of, tmp_path):
+    """`elsewhere(**settings)`: a whole run on the second device, and its events."""
+    made = make()
+
+    def go(**settings):
+        setup = setup_of(made, **{**SETTINGS, **LORA, **settings})
+        rundir.claim(tmp_path / "run", setup, Asked(manifest=made.path), resume=True)
+        with playing() as there, Log(tmp_path / "run" / "log.jsonl", lambda event: None) as log:
+            train(setup, tmp_path / "run", there, log, resume=True)
+        return [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+
+    return go
+
+
+def count(events, kind):
+    return sum(event["event"] == kind for event in events)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_whole_run_keeps_to_its_device(elsewhere, tmp_path, method):
+    """Steps, validation, pictures, a checkpoint, and two more steps after a resume."""
+    elsewhere(method=method)
+    events = elsewhere(method=method, steps=5)
+    assert count(events, "step") == 5 and count(events, "validation") == 6 and count(events, "warning") == 0
+    assert count(events, "sample") == 5
+    result = tmp_path / "run" / ("lora.safetensors" if method == "lora" else "unet/diffusion_pytorch_model.safetensors")
+    assert all(value.isfinite().all() for value in load_file(result).values())
+
+
+def stay(tensor, device):
+    """A move that was forgotten."""
+    return tensor
+
+
+def forget_validation(monkeypatch):
+    """Only validation's text stays behind: the mixture that users of another trainer met."""
+    answer = validate.answer
+    monkeypatch.setattr(validate, "answer", lambda denoiser, batch, *rest: answer(
+        denoiser, dataclasses.replace(batch, text_BLD=batch.text_BLD.to("cpu")), *rest))
+
+
+@pytest.mark.parametrize("plant", [
+    lambda patch: patch.setattr(data, "move", stay),
+    lambda patch: patch.setattr(sample, "move", stay),
+    lambda patch: patch.setattr(model, "move", stay),
+    lambda patch: patch.setattr(sample, "place", stay),
+    forget_validation,
+], ids=["batch", "prompt", "schedule", "vae", "validation"])
+def test_a_forgotten_move_is_caught(elsewhere, monkeypatch, plant):
+    plant(monkeypatch)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        elsewhere()
+
+
+def test_the_play_itself():
+    """It computes, knows where things are made, lets copies cross, and refuses mixtures."""
+    with playing() as there:
+        layer = torch.nn.Linear(3, 2).to(there)
+        values = torch.ones(4, 3).to(there)
+        layer(values).sum().backward()
+        assert layer.weight.device == layer.weight.grad.device == there
+        assert layer.weight.grad.to("cpu").tolist() == [[4.0] * 3] * 2
+        assert (torch.arange(3, device=values.device) + values).device == there
+        assert (values * torch.tensor(2.0)).to("cpu").tolist() == [[2.0] * 3] * 4
+        with pytest.raises(RuntimeError, match="same device"):
+            values + torch.arange(3)
