@@ -76,6 +76,7 @@ every = 200
 every = 400
 guidance = 4.0
 size = [96, 96]         # pixels
+seed = 2
 
 [checkpoint]
 every = 400
