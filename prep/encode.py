@@ -19,11 +19,11 @@ from prep.cache.ledger import Ledger
 from prep.cache.plans import read_plan, remove_plan, write_plan
 from prep.cache.store import Cache
 from prep.digest import digest_json
-from prep.errors import ConfigError
+from prep.errors import ConfigError, ModelError
 from prep.facts import Facts
 from prep.keys import latent_context, mask_context, text_context
 from prep.models.family import FAMILIES
-from prep.models.fingerprint import digest_file, infer_family, text_fingerprint, vae_fingerprint
+from prep.models.fingerprint import digest_file, infer_family, read_config, text_fingerprint, vae_fingerprint
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import Task
@@ -45,6 +45,7 @@ class Wanted:
     model: Path
     family: str
     specs: Specs
+    prediction: str  # what the denoiser predicts
     contexts: Contexts
     survey: Survey
     bucketing: Bucketing
@@ -68,12 +69,20 @@ def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair
     """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
     family = recipe.model.family or infer_family(model)
     specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
-    contexts = contexts_of(recipe, model, specs, facts)
+    prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
     surveyed = survey(recipe, facts, jobs=jobs, tick=tick)
     buckets = buckets_for(recipe, surveyed)
     wants = wants_of(recipe, surveyed, buckets, contexts, prompts)
-    return Wanted(recipe=recipe, model=model, family=family, specs=specs, contexts=contexts, survey=surveyed,
-                  bucketing=buckets, wants=wants)
+    return Wanted(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction, contexts=contexts,
+                  survey=surveyed, bucketing=buckets, wants=wants)
+
+
+def prediction_of(model: Path) -> str:
+    """What the pipeline's denoiser predicts, from its scheduler's config. Raises `ModelError`."""
+    kind = read_config(model / "scheduler" / "scheduler_config.json").get("prediction_type", "epsilon")
+    if kind not in ("epsilon", "v_prediction"):
+        raise ModelError(f"{model} predicts {kind!r}, expected epsilon or v_prediction")
+    return str(kind)
 
 
 def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:

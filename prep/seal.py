@@ -19,7 +19,7 @@ from prep.cache.store import Cache
 from prep.cache.tables import FINDINGS, build_findings, build_shards, read_table, write_table
 from prep.digest import canonical, digest_bytes
 from prep.encode import Wanted
-from prep.errors import CacheError, ModelError, PathError
+from prep.errors import CacheError, PathError
 from prep.models.fingerprint import read_config
 from prep.records import Finding, RowRef, Sample
 from prep.wants import Prompt
@@ -150,7 +150,7 @@ def _fixed(wanted: Wanted, cache: Cache, path: Path) -> dict[str, Any]:
         "latents": {"channels": family.latent_channels, "factor": family.factor,
                     "scaling_factor": _decimal(vae.get("scaling_factor"), family.scaling_factor),
                     "shift_factor": _decimal(vae.get("shift_factor"), family.shift_factor)},
-        "prediction": _prediction(wanted),
+        "prediction": wanted.prediction,
         "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
         "sources": [manifests.relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
         "recipe": None if wanted.recipe.file is None else manifests.relative_to_manifest(wanted.recipe.file, path),
@@ -170,14 +170,6 @@ def _model(wanted: Wanted, path: Path) -> dict[str, str]:
 def _decimal(value: Any, otherwise: str) -> str:
     """A number of the VAE's config as the shortest decimal string that reads back the same."""
     return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else otherwise
-
-
-def _prediction(wanted: Wanted) -> str:
-    config = read_config(wanted.model / "scheduler" / "scheduler_config.json")
-    kind = config.get("prediction_type", "epsilon")
-    if kind not in ("epsilon", "v_prediction"):
-        raise ModelError(f"{wanted.model} predicts {kind!r}, expected epsilon or v_prediction")
-    return str(kind)
 
 
 def _fields(wanted: Wanted, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
