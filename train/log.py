@@ -1,7 +1,8 @@
 """What happened, one JSON object a line, in RUN/log.jsonl; and on stderr for whoever watches.
 
 Events: `start`, `step` (loss, lr, grad_norm, samples, samples_per_second, wait, seconds), `validation` (loss,
-timesteps, losses), `sample` (picture), `checkpoint` (folder), `warning` (text), `end`. Each has the step it came after.
+timesteps, losses), `sample` (picture), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result). Each has
+the step that it came after.
 """
 
 from __future__ import annotations
@@ -43,4 +44,4 @@ class Log:
 def _spellable(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    return [_spellable(inner) for inner in value] if isinstance(value, tuple) else value

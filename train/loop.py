@@ -33,7 +33,7 @@ from train.grid import grid_png
 from train.log import Log
 from train.prompts import current
 from train.sample import pictures
-from train.trainee import Trainee, averaged, begin, parts, restore, update, weight_parts
+from train.trainee import Trainee, begin, parts, restore, result, update
 from train.validate import validate
 
 
@@ -54,6 +54,7 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, *, resume: bo
             if stop.is_set() or step == setup.steps or _due(setup.config.checkpoint.every, step):
                 _keep(trainee, setup, run, log, step)
             if stop.is_set() and step < setup.steps:
+                log("stopped", step)
                 raise KeyboardInterrupt
     _finish(trainee, setup, run, max(first, setup.steps))
     log("end", max(first, setup.steps), result=_result(setup))
@@ -166,13 +167,12 @@ def _go_on(trainee: Trainee, setup: Setup, run: Path) -> int:
 
 def _finish(trainee: Trainee, setup: Setup, run: Path, step: int) -> None:
     """Writes what the run is for: RUN/lora.safetensors, or RUN/unet/ as diffusers has it."""
-    values = averaged(trainee)
     if setup.config.method == "lora":
-        for part in weight_parts(trainee.denoiser, values, setup, step, _result(setup)):
+        for part in result(trainee, setup, step, _result(setup)):
             checkpoint.write_file(run / part.name, part)
-        return
-    name = "diffusion_pytorch_model.safetensors"
-    checkpoint.write_folder(run / _result(setup), weight_parts(trainee.denoiser, values, setup, step, name))
+    else:
+        whole = result(trainee, setup, step, "diffusion_pytorch_model.safetensors")
+        checkpoint.write_folder(run / _result(setup), whole)
 
 
 def _result(setup: Setup) -> str:

@@ -15,11 +15,13 @@ from train import ema, lora, schedule
 from train.check import Setup
 from train.checkpoint import Part, put_back, read_tensors
 from train.config import as_table
-from train.device import back, move
+from train.device import move
 from train.ema import Shadow
 from train.model import Denoiser, load
 
 WEIGHTS = {"lora": "lora.safetensors", "full": "unet/diffusion_pytorch_model.safetensors"}
+
+AVERAGED = {"latentry.weights": "moving average"}  # in the metadata of a file that has it instead of the last weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,8 @@ def update(trainee: Trainee, setup: Setup, step: int, weight: Tensor) -> tuple[f
 def parts(trainee: Trainee, setup: Setup, step: int) -> Iterator[Part]:
     """The files of a checkpoint."""
     parameters = trainee.denoiser.parameters
-    yield from weight_parts(trainee.denoiser, parameters, setup, step, WEIGHTS[setup.config.method])
+    told = metadata(setup, step, parameters)
+    yield from weight_parts(trainee.denoiser, parameters, setup, told, WEIGHTS[setup.config.method])
     moments = {f"{kind}/{name}": value for name, parameter in parameters.items()
                for kind, value in trainee.optimizer.state[parameter].items()}
     yield Part(name="optimizer.safetensors", tensors=moments)
@@ -74,16 +77,16 @@ def parts(trainee: Trainee, setup: Setup, step: int) -> Iterator[Part]:
         averaged = dict(trainee.shadow)
         if setup.config.method == "lora":
             averaged = lora.pack(trainee.shadow, setup.config.lora)
-        yield Part(name="ema.safetensors", tensors=averaged, metadata=metadata(setup, step, parameters))
+        yield Part(name="ema.safetensors", tensors=averaged, metadata={**told, **AVERAGED})
 
 
-def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup, step: int,
+def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup, told: Mapping[str, str],
                  name: str) -> Iterator[Part]:
     """What is trained, as others load it: a LoRA file, or a diffusers directory's weights and config."""
     if setup.config.method == "lora":
-        yield Part(name=name, tensors=lora.pack(values, setup.config.lora), metadata=metadata(setup, step, values))
+        yield Part(name=name, tensors=lora.pack(values, setup.config.lora), metadata=told)
         return
-    yield Part(name=name, tensors=values, metadata=metadata(setup, step, values))
+    yield Part(name=name, tensors=values, metadata=told)
     config = json.loads(denoiser.unet.to_json_string())
     config.pop("_name_or_path", None)  # a path of this machine
     yield Part(name=str(Path(name).with_name("config.json")), data=json.dumps(config, indent=2).encode() + b"\n")
@@ -123,7 +126,9 @@ def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str
     return facts
 
 
-def averaged(trainee: Trainee) -> dict[str, Tensor]:
-    """What the run hands out: the moving average when there is one, else the weights."""
-    source = trainee.denoiser.parameters if trainee.shadow is None else trainee.shadow
-    return {name: back(value) for name, value in source.items()}
+def result(trainee: Trainee, setup: Setup, step: int, name: str) -> Iterator[Part]:
+    """What the run hands out: the moving average when there is one (its metadata say so), else the weights."""
+    parameters = trainee.denoiser.parameters
+    told = {**metadata(setup, step, parameters), **({} if trainee.shadow is None else AVERAGED)}
+    source: Mapping[str, Tensor] = parameters if trainee.shadow is None else trainee.shadow
+    yield from weight_parts(trainee.denoiser, source, setup, told, name)

@@ -59,7 +59,8 @@ def line(progress: Progress, event: Event) -> str | None:
     """What is said of an event in a line; `None` for a step."""
     texts = {"start": "{steps} steps, {steps_per_epoch} an epoch, {parameters} trained parameters on {device}",
              "validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
-             "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}"}
+             "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
+             "stopped": "stopped after step {step}; the same command with --resume goes on from there"}
     text = texts.get(event["event"])
     return None if text is None else text.format(**event)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from diffusers import UNet2DConditionModel
 from safetensors import safe_open
 
-from prep.errors import ConfigError
+from prep.errors import ConfigError, ModelError
 from train import rundir
-from train.check import Asked
+from train.check import Asked, check
+from train.config import parse
 from train.log import Log
 from train.loop import train
 
@@ -110,6 +112,7 @@ def test_the_result_is_the_moving_average_and_says_where_it_comes_from(make, set
     assert tensors(tmp_path / "run" / "lora.safetensors") != tensors(last / "lora.safetensors")
     with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
         facts = file.metadata()
+    assert facts["latentry.weights"] == "moving average"
     assert facts["latentry.manifest"] == made.manifest.digest and facts["latentry.step"] == "3"
     assert json.loads(facts["latentry.config"])["lora"]["rank"] == 2
     assert json.loads(facts["latentry.models"]) == made.manifest.document["models"]
@@ -123,6 +126,51 @@ def test_full_fine_tuning_writes_a_directory_that_diffusers_loads(make, setup_of
     kept = tensors(tmp_path / "run" / "checkpoints" / "step-000002" / "unet" / "diffusion_pytorch_model.safetensors")
     assert {name: value.tolist() for name, value in unet.named_parameters()} == kept
     assert str(tmp_path) not in (tmp_path / "run" / "unet" / "config.json").read_text()
+
+
+def test_a_model_with_other_encoders_says_so_in_the_result(make, tiny_model, tmp_path):
+    """`--allow-other-encoders` is no secret."""
+    made = make()
+    other = shutil.copytree(tiny_model, tmp_path / "other")
+    config = json.loads((other / "vae" / "config.json").read_text())
+    (other / "vae" / "config.json").write_text(json.dumps({**config, "scaling_factor": 0.5}))
+    asked = Asked(manifest=made.path, model=str(other), other_encoders=True)
+    setup = check(asked, parse({**QUICK, "steps": 1, "precision": "fp32"}, "x")).setup
+    go(made, setup, tmp_path / "run")
+    with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["latentry.other_encoders"]) == dict(setup.others)
+        assert "latentry.weights" not in file.metadata()
+
+
+def test_pictures_that_cannot_be_made_are_a_warning(make, setup_of, tmp_path, tiny_model):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    made = make(model=model)
+    setup = setup_of(made, **{**QUICK, "steps": 2, "sample": {"every": 1, "steps": 2}})
+    (model / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"torn")
+    go(made, setup, tmp_path / "run")
+    texts = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
+    assert len(texts) == 3 and all(text.startswith("no sample pictures: cannot load the VAE from ") for text in texts)
+
+
+def test_a_denoiser_that_cannot_be_read_is_said(make, setup_of, tmp_path, tiny_model):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    made = make(model=model)
+    setup = setup_of(made, **QUICK)
+    (model / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match="cannot load the denoiser from ") as caught:
+        go(made, setup, tmp_path / "run")
+    assert caught.value.exit_code == 6
+
+
+def test_gradient_checkpointing_changes_no_weight(make, setup_of, tmp_path):
+    made = make()
+    for name, switch in (("off", False), ("on", True)):
+        setup = setup_of(made, **{**QUICK, "steps": 3}, lora={"rank": 2}, gradient_checkpointing=switch)
+        go(made, setup, tmp_path / name)
+    one, other = (tensors(tmp_path / name / "lora.safetensors") for name in ("off", "on"))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.allclose(torch.tensor(value), torch.tensor(other[name]), atol=1e-5)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(make, setup_of, tmp_path):

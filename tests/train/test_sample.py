@@ -87,9 +87,9 @@ def test_the_usual_size_is_the_fullest_bucket_s(make):
 
 
 def test_a_grid_has_a_label_above_each_picture(tmp_path):
-    red, blue = np.full((20, 30, 3), (255, 0, 0), np.uint8), np.full((20, 30, 3), (0, 0, 255), np.uint8)
+    red, blue = np.full((20, 100, 3), (255, 0, 0), np.uint8), np.full((20, 100, 3), (0, 0, 255), np.uint8)
     (tmp_path / "g.png").write_bytes(grid_png([red, blue, red], ["a long label of 火 words", "b", "c"], 2))
     grid = np.asarray(Image.open(tmp_path / "g.png"))
-    assert grid.shape == (2 * 34, 60, 3)
-    assert (grid[14:34, :30] == (255, 0, 0)).all() and (grid[14:34, 30:] == (0, 0, 255)).all()
-    assert (grid[:14, :30] < 128).any() and (grid[48:, 30:] == 255).all()
+    assert grid.shape == (2 * 54, 400, 3)  # twice as large, so that the words can be read
+    assert (grid[14:54, :200] == (255, 0, 0)).all() and (grid[14:54, 200:] == (0, 0, 255)).all()
+    assert (grid[:14, :200] < 128).any() and (grid[68:, 200:] == 255).all()

@@ -44,6 +44,7 @@ def test_a_loss_that_is_no_number_is_passed_over():
     ({"event": "checkpoint", "step": 4, "folder": "checkpoints/x"}, "step 4: checkpoints/x"),
     ({"event": "warning", "step": 4, "text": "look [red]out[/]"}, "warning: look [red]out[/]"),
     ({"event": "end", "step": 4, "result": "lora.safetensors"}, "done: lora.safetensors"),
+    ({"event": "stopped", "step": 4}, "stopped after step 4; the same command with --resume goes on from there"),
     (step(1), None),
 ])
 def test_every_event_has_its_line(event, said):

@@ -1,0 +1,68 @@
+"""The index refuses tables that contradict the manifest, each with a message that names the sample."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from prep.errors import CacheError
+from train.index import Index, _check_places, open_index
+
+
+@pytest.fixture
+def index(make):
+    return open_index(make(repeats=2, weight=0.5).manifest)
+
+
+def changed(index: Index, **columns) -> Index:
+    return Index(manifest=index.manifest, cache=index.cache, shards=index.shards,
+                 samples=dataclasses.replace(index.samples, **columns))
+
+
+def refused(index: Index, message: str) -> None:
+    with pytest.raises(CacheError, match=message) as caught:
+        _check_places(index)
+    assert caught.value.hint.startswith("prep encode, run again")
+
+
+def test_an_occurrence_is_a_sample_and_one_of_its_repeats(index):
+    shown = [index.showing(0, occurrence) for occurrence in range(index.counts[0])]
+    members = index.training[0].tolist()
+    assert shown == [(sample, repeat) for sample in members for repeat in (0, 1)]
+    assert index.names({0: np.array([0, 1, 2])}) == sorted(index.samples.name(sample) for sample in members[:2])
+    assert set(index.samples.weight.tolist()) == {0.5}
+
+
+def test_shapes_follow_bucket_and_factor(index):
+    assert index.shape("latent", 1) == {"latent": (4, 6, 10)} and index.shape("mask", 0) == {"mask": (1, 8, 8)}
+    assert index.shape("text", 0) == {"hidden": (8, 32)}
+
+
+def test_a_bucket_that_is_not_there(index):
+    refused(changed(index, bucket=index.samples.bucket + 5), "names a bucket that the manifest does not have")
+
+
+def test_a_sample_without_a_text(index):
+    offsets = index.samples.text_offsets.copy()
+    offsets[1] = offsets[2]
+    offsets[1:3] = offsets[1]
+    refused(changed(index, text_offsets=offsets), "has a sample without a view or without a text")
+
+
+@pytest.mark.parametrize(("column", "value"), [("latent_row", 999), ("latent_row", -1), ("latent_shard", 77),
+                                               ("mask_row", 999)])
+def test_a_place_that_is_nowhere(index, column, value):
+    views = {**index.samples.views, column: index.samples.views[column].copy()}
+    at = int(np.flatnonzero(views["mask_shard"] >= 0)[0])
+    views[column][at] = value
+    field = column.partition("_")[0]
+    refused(changed(index, views=views), rf"sample '{index.samples.name(at)}' has its {field} in row -?\d+ of shard "
+                                         r"number \d+, which the manifest's shard table does not have")
+
+
+def test_a_row_of_another_field(index):
+    views = {**index.samples.views, "latent_shard": index.samples.texts["shard"].copy(),
+             "latent_row": index.samples.texts["row"].copy()}
+    refused(changed(index, views=views), r"which holds text hidden:\[8, 32\] hidden:bfloat16, expected latent")
