@@ -109,7 +109,7 @@ def test_prompts_edited_while_text_is_cached(encode, train, place, monkeypatch):
     assert "prompt 'a new idea' of prompts.txt has no text row yet" in warnings[0]["text"]
     assert "out; prep encode photos --model " in warnings[0]["text"] and "--prompts prompts.txt" in warnings[0]["text"]
     pictures = [place / "run" / event["picture"] for event in events(place / "run", "sample")]
-    assert [np.asarray(Image.open(path)).shape[1] for path in pictures] == [96, 96, 192, 96]  # 1, 1, 2, 1 side by side
+    assert [np.asarray(Image.open(path)).shape[1] for path in pictures] == [192, 192, 384, 192]  # 1, 1, 2, 1 side by side
 
 
 @pytest.mark.parametrize("cache", ["photos", "photos/cache", "link", "link/cache", "."])

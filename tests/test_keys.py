@@ -83,7 +83,7 @@ CHANGES = {
     "flip": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96), flip=True), None,
                                     LATENT),
     "alpha": lambda: keys.latent_key(PICTURE, PLACEMENT, "black", LATENT),
-    **{name: (lambda name=name: keys.latent_key(PICTURE, PLACEMENT, None, {**LATENT, name: "other"})) for name in LATENT},
+    **{name: (lambda name=name: keys.latent_key(PICTURE, PLACEMENT, None, {**LATENT, name: "x"})) for name in LATENT},
 }
 
 

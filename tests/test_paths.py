@@ -39,7 +39,7 @@ def test_cache_inside_pictures_even_where_nothing_exists_yet(photos):
 
 
 def test_pictures_inside_cache(photos, tmp_path):
-    with pytest.raises(PathError, match="pictures .* lies inside cache"):
+    with pytest.raises(PathError, match=r"pictures .* lies inside cache"):
         check_apart(places(photos, tmp_path))
 
 

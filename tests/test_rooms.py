@@ -20,7 +20,8 @@ NAMES = set(MODULES.values())
 ROOMS = {
     "PIL": {"prep.images", "prep.colour", "train.grid", "prep.demo.draw", "prep.demo.*"},
     "zarr": {"prep.cache.shard"},
-    "google_crc32c": {"prep.cache.layout"},
+    "awscrt": {"prep.cache.layout"},
+    "google_crc32c": set(),
     "pyarrow": {"prep.cache.plans", "prep.cache.samples", "prep.cache.tables", "prep.audit"},
     "sqlite3": {"prep.facts"},
     "diffusers": {"prep.models.vae", "prep.models.text", "prep.models.quiet", "train.model", "train.sample",
@@ -43,8 +44,10 @@ FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", 
 
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
-LAZY = {"prep.cache.files", "prep.cache.lock", "prep.cli", "train.cli", "prep.console", "prep.command_encode", "prep.engine.local",
-        "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*"}
+LAZY = {
+    "prep.cache.files", "prep.cache.lock", "prep.cli", "train.cli", "prep.console", "prep.command_encode",
+    "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
+}
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic")
 
@@ -53,8 +56,8 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Every module that a file imports when it runs, and whether it does so inside a function."""
     tree = ast.parse(path.read_text())
     inside = {id(node) for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for node in ast.walk(outer)}
-    typing_only = {id(node) for outer in ast.walk(tree)
-                   if isinstance(outer, ast.If) and "TYPE_CHECKING" in ast.unparse(outer.test) for node in ast.walk(outer)}
+    for_types = [one for one in ast.walk(tree) if isinstance(one, ast.If) and "TYPE_CHECKING" in ast.unparse(one.test)]
+    typing_only = {id(node) for outer in for_types for node in ast.walk(outer)}
     for node in ast.walk(tree):
         if id(node) in typing_only:
             continue
