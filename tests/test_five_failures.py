@@ -86,30 +86,53 @@ def test_buckets_with_too_few_pictures(encode, train, place):
     assert repeated["ok"] and repeated["left_out"] == [] and set(repeated["repeated"]) <= set(names)
 
 
+@pytest.mark.parametrize(("underfill", "shown"), [("partial", 8), ("repeat", 16), ("drop", 0)])
+def test_eight_pictures_with_batch_16(encode, prep, train, place, underfill, shown):
+    """The same with the sizes of the report: 8 pictures of one shape, batch 16; what each policy makes of them."""
+    for number in range(8):
+        Image.new("RGB", (96, 96), (number, 50, 200)).save(place / "photos" / f"{number}.png")
+    encode()
+    sizes = ("--batch-size", 16, "--underfill", underfill)
+    foretold = prep("bucket", "photos", *SMALL[:4], *sizes, "--json")
+    result = train("run", "m.json", "-o", "run", *sizes, "--steps", 1, *QUICK)
+    names = sorted(f"{number}.png" for number in range(8))
+    if underfill == "drop":
+        assert foretold.code == result.code == 8 and "leaves out all 8 samples (0.png, " in result.err
+        assert foretold.json["left_out"] == names and not (place / "run").exists()
+        return
+    assert foretold.code == result.code == 0, result.err
+    assert foretold.json["steps_per_epoch"] == 1 and foretold.json["left_out"] == []
+    assert foretold.json["repeated"] == (names if underfill == "repeat" else [])
+    assert [step["samples"] for step in events(place / "run", "step")] == [shown]
+
+
 def test_prompts_edited_while_text_is_cached(encode, train, place, monkeypatch):
     """sd-scripts: `'NoneType' object has no attribute 'to'`. Here: noticed; new ones are shown once they have rows."""
     encode()
     sample = loop._sample
 
     def edited(trainee, rows, setup, run, log, step):
-        """Someone edits the file before step 2, encodes the new prompt before step 4, and deletes the file at 6."""
+        """Someone edits the file before step 2, encodes the new prompt before step 4, empties it, and deletes it."""
         if step == 2:
             (place / "prompts.txt").write_text("picture number 1\na new idea\n")
         if step == 4:
             encode()
         if step == 6:
+            (place / "prompts.txt").write_text("")
+        if step == 8:
             (place / "prompts.txt").unlink()
         sample(trainee, rows, setup, run, log, step)
 
     monkeypatch.setattr(loop, "_sample", edited)
-    result = train("run", "m.json", "-o", "run", "--steps", 6, "--set", "sample.every=2", *QUICK)
+    result = train("run", "m.json", "-o", "run", "--steps", 8, "--set", "sample.every=2", *QUICK)
     assert result.code == 0, result.err
     warnings = events(place / "run", "warning")
-    assert [warning["step"] for warning in warnings] == [2, 6]
+    assert [warning["step"] for warning in warnings] == [2, 6, 8]
     assert "prompt 'a new idea' of prompts.txt has no text row yet" in warnings[0]["text"]
     assert "out; prep encode photos --model " in warnings[0]["text"] and "--prompts prompts.txt" in warnings[0]["text"]
     pictures = [place / "run" / event["picture"] for event in events(place / "run", "sample")]
-    assert [np.asarray(Image.open(path)).shape[1] for path in pictures] == [192, 192, 384, 192]  # 1, 1, 2, 1 side by side
+    widths = [np.asarray(Image.open(path)).shape[1] for path in pictures]
+    assert widths == [192, 192, 384, 192, 192]  # 1, 1, 2, 1, 1 side by side, each shown at twice its size
 
 
 @pytest.mark.parametrize("cache", ["photos", "photos/cache", "link", "link/cache", "."])
@@ -123,6 +146,18 @@ def test_pictures_and_cache_in_one_place(prep, place, tiny_model, cache):
     else:
         assert result.code == 5 and "pictures" in result.err and "cache" in result.err
     assert sorted(place.rglob("*")) == before
+
+
+def test_pictures_inside_cache_and_letter_case(prep, place, tiny_model, encode, monkeypatch):
+    """The same the other way round, and on a disk that takes PHOTOS for photos."""
+    encode()
+    (place / "photos").rename(place / "cache" / "photos")
+    refused = prep("encode", "cache/photos", "--model", tiny_model, "--cache", "cache", "-o", "m.json", *SMALL)
+    assert refused.code == 5 and "pictures 'cache/photos'" in refused.err and "lies inside cache 'cache'" in refused.err
+    (place / "cache" / "photos").rename(place / "photos")
+    monkeypatch.setattr("prep.paths._folds_case", lambda _: True)
+    refused = prep("encode", "photos", "--model", tiny_model, "--cache", "PHOTOS/cache", "-o", "m.json", *SMALL)
+    assert refused.code == 5 and "lies inside pictures 'photos'" in refused.err and not (place / "PHOTOS").exists()
 
 
 def test_a_cache_is_no_source_and_no_batch_mixes_shapes(encode, prep, train, place, tiny_model):
