@@ -124,6 +124,12 @@ def found(run: Path) -> list[Path]:
                   key=lambda folder: (len(folder.name), folder.name))
 
 
+def sweep(run: Path) -> None:
+    """Removes what a crash left half written in a run's checkpoints."""
+    for left in (run / "checkpoints").glob(".*.partial"):
+        files.remove_tree(left)
+
+
 def read_state(folder: Path) -> State:
     """The state in a checkpoint's directory. Raises `CacheError` when it is damaged or of another version."""
     path = folder / "state.json"

@@ -55,6 +55,7 @@ def claim(folder: Path, setup: Setup, asked: Asked, *, resume: bool) -> None:
             check_apart([Place(role="run", path=folder, may_hold=("cache", "pictures")), other])
     for newest in checkpoint.found(folder)[-1:]:
         checkpoint.check_same(checkpoint.read_state(newest), setup.manifest.digest, as_table(setup.config))
+    checkpoint.sweep(folder)
     make_dirs(folder)
     write_whole(folder / "run.json", json.dumps(_document(folder, setup, asked), indent=1).encode() + b"\n")
 

@@ -58,6 +58,16 @@ def test_a_crash_leaves_the_old_checkpoint_and_no_half_new_one(tmp_path, monkeyp
         assert len(checkpoint.read_tensors(folder / "a.safetensors")) == 1
 
 
+def test_what_a_crash_left_is_swept_away(tmp_path):
+    whole = checkpoint.save(tmp_path, state(1), parts(), keep=0)
+    left = files.beside(whole)
+    left.mkdir()
+    (left / "state.json").write_text("{}")
+    assert checkpoint.found(tmp_path) == [whole]
+    checkpoint.sweep(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == [whole]
+
+
 def test_a_damaged_state_is_said(tmp_path):
     folder = checkpoint.save(tmp_path, state(3), parts(), keep=0)
     (folder / "state.json").write_text("{")

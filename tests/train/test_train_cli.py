@@ -116,14 +116,14 @@ def test_sample_shows_before_and_after_side_by_side(train, make):
     result = train("sample", made.root / "run", "--compare", "-o", grid, "--device", "cpu", "--quiet")
     assert result.code == 0 and result.out == f"{grid}\n", result.err
     pixels = np.asarray(Image.open(grid))
-    assert pixels.shape == (2 * (64 + 14), 128, 3)
-    before, after = pixels[14:78, :64], pixels[14:78, 64:]
+    assert pixels.shape == (2 * (192 + 14), 2 * 192, 3)  # 64 pixels shown three times as large
+    before, after = pixels[14:206, :192], pixels[14:206, 192:]
     assert not np.array_equal(before, after)
     for option, wanted in (("--base", before), ("--checkpoint=step-000006", after)):
         assert train("sample", made.root / "run", option, "-o", grid, "--device", "cpu").code == 0
-        assert np.array_equal(np.asarray(Image.open(grid))[14:78, :64], wanted)
+        assert np.array_equal(np.asarray(Image.open(grid))[14:206, :192], wanted)
     last = np.asarray(Image.open(made.root / "run" / "samples" / "step-000006.png"))
-    assert np.array_equal(last[14:78, :64], after)
+    assert np.array_equal(last[14:206, :192], after)
 
 
 def test_sample_with_prompts_of_one_s_own(train, make):
