@@ -25,7 +25,7 @@ VERSION = 1
 LIMIT = 1 << 20  # bytes; a manifest is below this for any dataset, so anything larger is not one
 _NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?")
 KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
-        "samples", "sources", "recipe", "prompts", "tables", "rejected", "self")
+        "samples", "sources", "recipe", "options", "prompts", "tables", "rejected", "self")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +69,14 @@ class Manifest:
         """Where the pictures were when they were encoded; `None` where no relative path leads there."""
         named = self.document["sources"]
         return tuple(None if place is None else self.path.parent / PurePosixPath(place) for place in named)
+
+    @property
+    def options(self) -> tuple[str | Path, ...]:
+        """The options of the command that wrote it, beside source, cache and output."""
+        words = self.document["options"]
+        places = (word if isinstance(word, str) else word["path"] for word in words)
+        return tuple(place if isinstance(word, str) else self.path.parent / PurePosixPath(place or "PATH")
+                     for word, place in zip(words, places, strict=True))
 
     @property
     def family(self) -> str:
@@ -130,10 +138,22 @@ def _checked(path: Path, document: dict[str, Any]) -> Manifest:
     for place in [*expect(document["sources"], list, "sources"), document["recipe"]]:
         if place is not None:
             _relative(expect(place, str, "sources"), "sources")
+    list_of(document["options"], _option, "options")
     raw_fields = expect(document["fields"], dict, "fields")
     fields = {name: _field(value, f"fields.{name}") for name, value in raw_fields.items()}
     buckets = tuple(list_of(document["buckets"], _bucket, "buckets"))
     return Manifest(path=path, document=document, fields=fields, buckets=buckets)
+
+
+def _option(value: Any, where: str) -> str | None:
+    """A word of the command, or the path in it; `None` for a path that cannot be said relative to the manifest."""
+    if isinstance(value, str):
+        return value
+    place = expect(value, dict, where).get("path")
+    known_keys(value, ("path",), where)
+    if place is not None:
+        _relative(expect(place, str, where), where)
+    return place
 
 
 def _check_model(model: dict[str, Any]) -> None:

@@ -77,6 +77,7 @@ class Recipe:
     validation: float = 0.0  # fraction of the pictures
     prompts: Path | None = None
     file: Path | None = None  # where it was read from
+    options: tuple[str | Path, ...] = ()  # of the command, as far as they change what file or defaults say
 
 
 def load(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
@@ -88,7 +89,7 @@ def load(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
     given = {name: value for name, value in choices.items() if value is not None}
     try:
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
-        return _checked(_override(recipe, given))
+        return _checked(replace(_override(recipe, given), options=_options(recipe, given)))
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
         raise ConfigError(f"{where}{error}") from None
@@ -178,6 +179,36 @@ def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
         else:
             recipe = replace(recipe, **{section: value})
     return recipe
+
+
+# The command option of each choice; a pair: when true, when false.
+OPTIONS: Mapping[str, str | tuple[str, str]] = {
+    "model.path": "--model", "model.dtype": "--dtype", "model.compute": "--compute",
+    "image.resolution": "--resolution", "image.step": "--step", "image.buckets": "--buckets",
+    "image.min_bucket": "--min-bucket", "image.upscale": ("--upscale", "--no-upscale"), "image.alpha": "--alpha",
+    "caption.missing": "--missing-caption", "mask": "--mask", "validation": "--validation", "prompts": "--prompts",
+}
+
+
+def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
+    """The options that lead from `base` to what was `given`, so that the command can be shown again."""
+    changed = _override(base, given)
+    words: list[str | Path] = []
+    for name, option in OPTIONS.items():
+        value = _at(changed, name)
+        if value == _at(base, name):
+            continue
+        if isinstance(option, tuple):
+            words.append(option[0] if value else option[1])
+        else:
+            is_path = isinstance(value, Path) or (name == "model.path" and Path(value).is_dir())
+            words += [option, Path(value) if is_path else str(value)]
+    return tuple(words)
+
+
+def _at(recipe: Recipe, name: str) -> Any:
+    section, _, key = name.partition(".")
+    return getattr(getattr(recipe, section), key) if key else getattr(recipe, section)
 
 
 def _checked(recipe: Recipe) -> Recipe:

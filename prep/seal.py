@@ -35,7 +35,7 @@ def seal(wanted: Wanted, cache: Cache, path: Path, *, prompt_bytes: bytes | None
     refs = ledger.resolve(wanted.wants.keys())
     samples, rejected = _split(wanted, ledger, refs, transient)
     if wanted.wants.unconditional not in refs:
-        raise CacheError("the unconditional text row could not be made", hint="see the findings above")
+        raise CacheError("the unconditional text row could not be made", hint="run the same command again")
     prompts, lost = _prompts(wanted, refs)
     used = _used(samples, prompts, wanted.wants.unconditional, refs)
     reader = Reader(cache.root)
@@ -154,6 +154,7 @@ def _fixed(wanted: Wanted, cache: Cache, path: Path) -> dict[str, Any]:
         "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
         "sources": [manifests.relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
         "recipe": None if wanted.recipe.file is None else manifests.relative_to_manifest(wanted.recipe.file, path),
+        "options": [_option(word, path) for word in wanted.recipe.options],
     }
 
 
@@ -165,6 +166,10 @@ def _model(wanted: Wanted, path: Path) -> dict[str, str]:
         raise PathError(f"manifest {path} and model {wanted.recipe.model.path} are on different drives",
                         hint="write the manifest on the model's drive")
     return {"path": place}
+
+
+def _option(word: str | Path, path: Path) -> str | dict[str, str | None]:
+    return {"path": manifests.relative_to_manifest(word, path)} if isinstance(word, Path) else word
 
 
 def _decimal(value: Any, otherwise: str) -> str:

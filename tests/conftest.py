@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pictures import draw, draw_mask
 
 # Before any library reads them: tests never reach the network, and tiny models are quicker on few threads.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -89,25 +90,3 @@ def photos(tmp_path: Path) -> Path:
         if number in (0, 2, 5):
             draw_mask(root / f"{number}-masklabel.png", size)
     return root
-
-
-def draw(path: Path, size: tuple[int, int], *, seed: int, alpha: bool = False) -> Path:
-    """Writes a picture of smooth random colours."""
-    import numpy as np
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    channels = 4 if alpha else 3
-    coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, channels), dtype=np.uint8)
-    Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(path)
-    return path
-
-
-def draw_mask(path: Path, size: tuple[int, int]) -> Path:
-    """Writes a mask: white in the left half, black in the right."""
-    from PIL import Image
-
-    mask = Image.new("L", size, 0)
-    mask.paste(255, (0, 0, size[0] // 2, size[1]))
-    mask.save(path)
-    return path

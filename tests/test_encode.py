@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import draw, draw_mask
 from diffusers import AutoencoderKL, StableDiffusionPipeline
+from pictures import draw, draw_mask
 from PIL import Image
 
 from prep import manifest as manifests
@@ -314,3 +314,13 @@ def test_a_value_that_is_not_finite_is_computed_again_in_float32(tiny_model, mon
     assert all(row is not None and np.isfinite(row).all() for row in rows)
     monkeypatch.setattr(encoder, "_forward", lambda pixels, _: torch.full((len(pixels), 4, 8, 8), float("inf")))
     assert encoder.encode(np.zeros((2, 64, 64, 3), np.uint8)) == [None, None]
+
+
+def test_the_command_is_kept_as_far_as_it_says_something(encode, tmp_path, tiny_model, photos):
+    encode("--mask", "sidecar", "--alpha", "white")  # white is the default anyway
+    found = manifests.read(tmp_path / "m.json")
+    wanted = ["--model", tiny_model, "--dtype", "float32", "--resolution", "96", "--step", "16", "--mask", "sidecar"]
+    assert [word.resolve() if isinstance(word, Path) else word for word in found.options] == wanted
+    before = (tmp_path / "m.json").read_bytes()
+    encode("--mask", "sidecar")
+    assert (tmp_path / "m.json").read_bytes() == before

@@ -30,6 +30,7 @@ DOCUMENT = {
     },
     "buckets": [{"size": [96, 64], "train": 1, "validation": 0, "prior": 0}],
     "samples": {"train": 1, "validation": 0, "prior": 0}, "sources": ["photos", None], "recipe": None,
+    "options": ["--resolution", "512", "--mask", {"path": "../masks"}],
     "prompts": {"file": "prompts.txt", "digest": D, "unconditional": ROW,
                 "samples": [{"prompt": "a", "negative": None, "positive": ROW, "negative_row": ROW}]},
     "tables": {"samples": D, "shards": D, "findings": D}, "rejected": 0,

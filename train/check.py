@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,18 +125,19 @@ def encode_command(manifest: Manifest, options: str = "") -> str:
     recipe = manifest.document["recipe"]
     sources = [place for place in manifest.sources if place is not None]
     named = manifest.path.parent / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
-    model = "" if recipe is not None else f" --model {_here(manifest.model)}"
-    return f"prep encode {_here(named)}{model}{options} --cache {_here(manifest.cache_root)} -o {_here(manifest.path)}"
+    given = "".join(f" {_here(word)}" for word in manifest.options)
+    return (f"prep encode {_here(named)}{given}{options} --cache {_here(manifest.cache_root)} "
+            f"-o {_here(manifest.path)}")
 
 
 def _here(path: Path | str) -> str:
-    """A path as seen from the working directory, when that is shorter."""
+    """A path as seen from the working directory, when that is shorter; a word as a shell takes it."""
     if isinstance(path, str):
-        return path
+        return shlex.quote(path)
     try:
-        return min(str(path), os.path.relpath(path), key=len)
+        return shlex.quote(min(str(path), os.path.relpath(path), key=len))
     except ValueError:
-        return str(path)
+        return shlex.quote(str(path))
 
 
 def _check_shards(index: Index) -> None:

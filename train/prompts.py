@@ -6,6 +6,7 @@ makes it. Training goes on.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ def look_up(index: Index, pairs: Iterable[PromptPair], path: Path) -> Found:
             lacking.append(prompt if positive is None else f"{prompt} --n {negative}")
         else:
             prompts.append(Prompt(prompt=prompt, positive=positive, negative=against))
-    command = encode_command(index.manifest, f" --prompts {path}")
+    command = encode_command(index.manifest, f" --prompts {shlex.quote(str(path))}")
     warnings = (f"prompt '{prompt}' of {path} has no text row yet, so it is left out; {command} makes it"
                 for prompt in lacking)
     return Found(prompts=tuple(prompts), warnings=tuple(warnings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -107,5 +108,5 @@ def _prompts(wanted: Wanted, setup: Setup) -> Found:
         named = wanted.prompts or Path("prompts.txt")
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
                          "the manifest has no sample prompts",
-                         hint=encode_command(setup.manifest, f" --prompts {named}"))
+                         hint=encode_command(setup.manifest, f" --prompts {shlex.quote(str(named))}"))
     return found

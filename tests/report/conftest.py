@@ -90,7 +90,7 @@ def write_small(root: Path) -> Path:
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.18215", "shift_factor": "0"},
         "models": {"vae": key_of("vae"), "text": key_of("text")}, "fields": fields,
         "buckets": [{"size": list(size), **roles([one for one in samples if one.bucket == size])} for size in buckets],
-        "samples": roles(samples), "sources": ["photos"], "recipe": None,
+        "samples": roles(samples), "sources": ["photos"], "recipe": None, "options": [],
         "prompts": {"file": None, "digest": None, "unconditional": place(nothing),
                     "samples": [{"prompt": "a prompt", "negative": None,
                                  "positive": place(text_key("a prompt", CONTEXT)), "negative_row": place(nothing)}]},

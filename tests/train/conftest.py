@@ -157,7 +157,7 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], pai
         "model": {"path": manifests.relative_to_manifest(model, root / "m.json")},
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.5", "shift_factor": "0.125"},
         "prediction": prediction, "models": {"vae": vae_fingerprint(model), "text": text_fingerprint(model)},
-        "fields": fields, "sources": ["photos"], "recipe": None, "rejected": 0,
+        "fields": fields, "sources": ["photos"], "recipe": None, "options": ["--model", {"path": "model"}], "rejected": 0,
         "buckets": [{"size": list(size), **roles(samples, size)} for size in BUCKETS], "samples": roles(samples, None),
         "prompts": {"file": None if prompts is None else "prompts.txt", "unconditional": row(unconditional),
                     "digest": None if prompts is None else digest_bytes(prompts.encode()),

@@ -54,7 +54,7 @@ def test_the_hint_names_the_recipe_where_there_is_one(make, faults, monkeypatch)
     made = make(masks=False, change=lambda document: document.update(recipe="dataset.toml"))
     monkeypatch.chdir(made.root)
     (fault,) = faults(made, {"loss": {"masked": True}})
-    assert fault.hint == "prep encode dataset.toml --mask sidecar --cache cache -o m.json"
+    assert fault.hint == "prep encode dataset.toml --model model --mask sidecar --cache cache -o m.json"
 
 
 def test_a_missing_text_field_is_told(make, faults):
