@@ -1,8 +1,13 @@
-"""How both commands talk: data on stdout, everything else on stderr, an exit code for every ending."""
+"""How both commands talk: data on stdout, everything else on stderr, an exit code for every ending.
+
+Names and captions come from strangers: what a terminal would obey in them is spelled out wherever they are printed.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 import time
 import traceback
@@ -11,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem
+from prep.report.words import safe
 
 if TYPE_CHECKING:
     import typer
@@ -31,12 +37,16 @@ def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoRet
         sys.exit(problem.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(_interrupted())
-    except BrokenPipeError:
-        sys.stderr.close()
+    except (BrokenPipeError, SystemExit) as ending:  # click makes SystemExit(1) of it, which would mean findings
+        if not isinstance(ending if isinstance(ending, OSError) else ending.__context__, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python flushes at its end
         sys.exit(0)
     except Exception as error:
         if isinstance(error, usage_error):
-            error.show()  # type: ignore[attr-defined]
+            usage = io.StringIO()
+            error.show(usage)  # type: ignore[attr-defined]
+            say(usage.getvalue().rstrip())
             sys.exit(EXIT_USAGE)
         say(traceback.format_exc().rstrip())
         say(f"error: this is a bug in {name}; the lines above say where")
@@ -53,7 +63,7 @@ def _interrupted() -> int:
 
 def say(text: str) -> None:
     """A line on stderr."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    print(harmless(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def say_problem(problem: Problem) -> None:
@@ -64,13 +74,19 @@ def say_problem(problem: Problem) -> None:
 
 
 def put(text: str) -> None:
-    """A line of data on stdout."""
-    print(text)  # noqa: T201
+    """A line of data on stdout, at once, so that a reader who went away is noticed here."""
+    print(harmless(text), flush=True)  # noqa: T201
+
+
+def harmless(text: str) -> str:
+    """`text` with control characters spelled out, but for newlines and tabs."""
+    return "\n".join("\t".join(safe(cell) for cell in line.split("\t")) for line in text.split("\n"))
 
 
 def put_json(document: Mapping[str, Any]) -> None:
     """`document` on stdout, readable and parseable; characters that a terminal would obey are escaped."""
-    put(json.dumps(document, indent=1, ensure_ascii=True))
+    spelled = json.dumps(document, indent=1, ensure_ascii=True).replace("\x7f", "\\u007f")  # which json leaves as it is
+    print(spelled, flush=True)  # noqa: T201
 
 
 class Ticker:

@@ -73,3 +73,8 @@ class EmptyPlanError(Problem):
     """The step plan has no step."""
 
     exit_code = 8
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a library says, or else what kind of error it is."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

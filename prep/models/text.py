@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from diffusers import StableDiffusionPipeline
 
-from prep.errors import ModelError
+from prep.errors import ModelError, first_line
 from prep.models.arrays import DTYPES, finite_rows, stored
 from prep.models.device import pick_device
 
@@ -67,5 +67,5 @@ def _load(model: Path) -> Any:
             model, vae=None, unet=None, safety_checker=None, feature_extractor=None, image_encoder=None,
             requires_safety_checker=False, use_safetensors=True, local_files_only=True,
             low_cpu_mem_usage=False)
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise ModelError(f"cannot load tokenizer and text encoder of {model}: {error}") from None
+    except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
+        raise ModelError(f"cannot load tokenizer and text encoder of {model}: {first_line(error)}") from None

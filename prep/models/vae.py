@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
-from prep.errors import ModelError
+from prep.errors import ModelError, first_line
 from prep.models.arrays import DTYPES, finite_rows, stored
 from prep.models.device import pick_device
 
@@ -56,5 +56,5 @@ def _load(model: Path) -> Any:
         return AutoencoderKL.from_pretrained(  # type: ignore[no-untyped-call]
             model / "vae", use_safetensors=True, local_files_only=True,
             low_cpu_mem_usage=False)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"cannot load the VAE in {model / 'vae'}: {error}") from None
+    except Exception as error:  # as for text encoders
+        raise ModelError(f"cannot load the VAE in {model / 'vae'}: {first_line(error)}") from None

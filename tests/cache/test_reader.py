@@ -263,7 +263,8 @@ def test_a_disk_error_is_told_with_its_row(cache: Cache, shard: Shard) -> None:
     def broken(descriptor: int, buffers: list[Any], offset: int) -> int:
         raise OSError(5, "Input/output error")
 
-    with pytest.raises(CacheError, match=re.escape("row 0: cannot be read: [Errno 5] Input/output error")):
+    with pytest.raises(CacheError, match=re.escape(
+            f"shard {shard.digest}, array 'latent', row 0: cannot be read: [Errno 5] Input/output error")):
         read_all(Reader(cache.root, read_at=broken), shard)
 
 

@@ -1,0 +1,165 @@
+"""How commands talk: what goes to stdout and what to stderr, every exit code, and nothing that a terminal obeys."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from prep import console
+from prep.errors import CacheError, Problem
+from prep.records import Finding
+
+NASTY = "a\x1b[31m\x07\r\x9b2J\u202e\x7f"
+SPELLED = "a\\x1b[31m\\x07\\r\\x9b2J\\u202e\\x7f"
+
+
+@pytest.fixture
+def end(capsys):
+    """`end(error)`: exit code, stdout and stderr of a command that prints "data" and raises `error`."""
+
+    def go(error=None, args=("go",)):
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+        @app.command()
+        def go(number: int = 0) -> None:
+            console.put("data")
+            if error is not None:
+                raise error
+
+        app.command()(lambda: None)
+        with pytest.raises(SystemExit) as ending:
+            console.run(app, "prep", list(args))
+        captured = capsys.readouterr()
+        return ending.value.code, captured.out, captured.err
+
+    return go
+
+
+def test_done(end):
+    assert end() == (0, "data\n", "")
+
+
+@pytest.mark.parametrize("code", [0, 1, 7])
+def test_an_exit_keeps_its_code(end, code):
+    assert end(typer.Exit(code)) == (code, "data\n", "")
+
+
+@pytest.mark.parametrize("kind", [Problem, *Problem.__subclasses__()])
+def test_a_problem_is_said_with_its_hint_and_code(end, kind):
+    assert end(kind("x is 5", hint="make it 6")) == (kind.exit_code, "data\n", "error: x is 5\nhint: make it 6\n")
+
+
+def test_a_problem_without_a_hint(end):
+    assert end(CacheError("x is 5")) == (7, "data\n", "error: x is 5\n")
+
+
+def test_our_own_bug_shows_where(end):
+    code, out, err = end(ZeroDivisionError("nothing to divide by"))
+    assert (code, out) == (70, "data\n") and err.startswith("Traceback (most recent call last):\n")
+    assert err.endswith("ZeroDivisionError: nothing to divide by\n"
+                        "error: this is a bug in prep; the lines above say where\n")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
+def test_an_interrupt(end, error):
+    assert end(error) == (130, "data\n", "interrupted; what is finished is kept, and the same command goes on from "
+                                         "there\n")
+
+
+@pytest.mark.parametrize("say", ["console.put('x')", "console.put_json({})", "[console.put('x' * 999) for _ in '12']"])
+def test_a_reader_that_went_away_is_no_failure(say):
+    """As in `prep scan photos | head`."""
+    script = ("import typer; from prep import console; app = typer.Typer();"
+              f"app.command()(lambda: {say} and None); console.run(app, 'prep', [])")
+    there, here = os.pipe()
+    os.close(there)
+    done = subprocess.run([sys.executable, "-c", script], stdout=here, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(here)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("args", "said"), [
+    (["go", "--nmber", "3"], "No such option: --nmber"),
+    (["go", "--number", "three"], "Invalid value for '--number'"),
+    (["went"], "No such command 'went'"),
+    (["go", "extra"], "unexpected extra argument"),
+    (["go", f"--{NASTY}"], "No such option"),
+])
+def test_usage_errors(end, args, said):
+    code, out, err = end(args=args)
+    assert code == 2 and out == "" and said in err and "Traceback" not in err
+    assert not set(err) & set(NASTY[1:2] + "\x07\r\x9b\u202e\x7f")
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(end, capsys):
+    assert end(CacheError(f"{NASTY} is damaged", hint=f"rm {NASTY}"))[2] == (
+        f"error: {SPELLED} is damaged\nhint: rm {SPELLED}\n")
+    assert "\x1b" not in end(ValueError(NASTY))[2]
+    console.put(f"{NASTY}\tx\ny \u00e9\u732b")
+    assert capsys.readouterr().out == f"{SPELLED}\tx\ny \u00e9\u732b\n"
+    console.say("lone \udcff")  # a byte of a file name that is no UTF-8
+    assert capsys.readouterr().err == "lone \\udcff\n"
+
+
+def test_json_stays_json(capsys):
+    document = {"name": NASTY + "\udcff\n\t"}
+    console.put_json(document)
+    out = capsys.readouterr().out
+    assert json.loads(out) == document and out.isascii() and all(one.isprintable() or one == "\n" for one in out)
+
+
+def test_names_of_files_never_reach_the_terminal_raw(prep, tmp_path):
+    folder = tmp_path / "pic\x1b[2Jtures"
+    result = prep("scan", folder)
+    assert result.code == 5 and "pic\\x1b[2Jtures does not exist" in result.err and "\x1b" not in result.err
+    folder.mkdir()
+    (folder / "evil\x1b]0;x\x07.png").write_bytes(b"no picture")
+    result = prep("scan", folder)
+    assert result.code == 1 and "\x1b" not in result.out + result.err and "evil" in result.out
+
+
+def test_rejected_names_are_spelled_out_in_the_report_of_encode(capsys):
+    from prep.command_encode import Report
+
+    finding = Finding(path=f"{NASTY}.png", code="truncated", severity="error", detail="ends early")
+    console.put(Report(manifest=finding.path, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,
+                       samples={}, dry_run=True).as_text(0))
+    assert f"rejected: {SPELLED}.png: truncated: ends early" in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "slow", "shown", "drawn"), [
+    (Terminal, 0.0, True, True),
+    (io.StringIO, 0.0, True, False),  # a file or a pipe
+    (Terminal, 0.0, False, False),  # --quiet
+    (Terminal, 60.0, True, False),  # done before anybody would wonder
+])
+def test_the_bar_is_for_people_who_wait(monkeypatch, stream, slow, shown, drawn):
+    err = stream()
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(console, "SLOW", slow)
+    monkeypatch.setenv("TERM", "xterm")
+    with console.progress("reading", 3, unit="pictures", shown=shown) as tick:
+        for _ in range(3):
+            tick(1)
+    assert ("reading" in err.getvalue()) == drawn
+    assert drawn or err.getvalue() == ""
+
+
+def test_the_bar_goes_away_when_work_fails(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(console, "SLOW", 0.0)
+    with pytest.raises(ValueError, match="stop"), console.progress("reading", None) as tick:
+        tick()
+        raise ValueError("stop")
+    assert not tick._bar.live.is_started
