@@ -7,7 +7,6 @@ format is described in manifests/README.md and manifests/manifest.schema.json.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,13 +16,24 @@ from prep.cache.files import write_whole
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
 from prep.models.family import FAMILIES
-from prep.parse import Unparsed, digest_of, expect, known_keys, list_of, one_of, sealed_json
+from prep.parse import (
+    Unparsed,
+    count,
+    decimal,
+    digest_of,
+    expect,
+    hub_id,
+    known_keys,
+    list_of,
+    one_of,
+    relative,
+    sealed_json,
+)
 from prep.records import ITEM_BYTES, Size
 
 FORMAT = "latentry/manifest"
 VERSION = 1
 LIMIT = 1 << 20  # bytes; a manifest is below this for any dataset, so anything larger is not one
-_NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?")
 KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
         "samples", "sources", "recipe", "options", "prompts", "tables", "rejected", "self")
 
@@ -132,12 +142,12 @@ def _checked(path: Path, document: dict[str, Any]) -> Manifest:
     for key in KEYS:
         if key not in document:
             raise Unparsed(f"{path} lacks '{key}'")
-    _relative(expect(document["cache"], str, "cache"), "cache")
+    relative(expect(document["cache"], str, "cache"), "cache")
     _check_model(expect(document["model"], dict, "model"))
     _check_small(document)
     for place in [*expect(document["sources"], list, "sources"), document["recipe"]]:
         if place is not None:
-            _relative(expect(place, str, "sources"), "sources")
+            relative(expect(place, str, "sources"), "sources")
     list_of(document["options"], _option, "options")
     raw_fields = expect(document["fields"], dict, "fields")
     fields = {name: _field(value, f"fields.{name}") for name, value in raw_fields.items()}
@@ -152,7 +162,7 @@ def _option(value: Any, where: str) -> str | None:
     place = expect(value, dict, where).get("path")
     known_keys(value, ("path",), where)
     if place is not None:
-        _relative(expect(place, str, where), where)
+        relative(expect(place, str, where), where)
     return place
 
 
@@ -161,32 +171,17 @@ def _check_model(model: dict[str, Any]) -> None:
     if len(model) != 1:
         raise Unparsed(f"model is {model!r}, expected one of 'path' and 'hub'")
     if "path" in model:
-        _relative(expect(model["path"], str, "model.path"), "model.path")
+        relative(expect(model["path"], str, "model.path"), "model.path")
     else:
         hub_id(expect(model["hub"], str, "model.hub"), "model.hub")
-
-
-def hub_id(text: str, where: str) -> str:
-    """`text` when it is a Hub id, `name` or `owner/name`; raises `Unparsed`."""
-    parts = text.split("/")
-    fine = all(part and part.strip(".") and all(c.isascii() and (c.isalnum() or c in "-_.") for c in part)
-               for part in parts)
-    if not fine or len(parts) > 2 or len(text) > 200:
-        raise Unparsed(f"{where} is {text[:80]!r}, expected a Hub id like 'owner/name'")
-    return text
-
-
-def _relative(text: str, where: str) -> None:
-    if not text or PurePosixPath(text).is_absolute() or "\\" in text or "\0" in text or ":" in text.split("/")[0]:
-        raise Unparsed(f"{where} is {text[:80]!r}, expected a path relative to the manifest")
 
 
 def _check_small(document: dict[str, Any]) -> None:
     latents = expect(document["latents"], dict, "latents")
     for name in ("channels", "factor"):
-        _count(latents.get(name), f"latents.{name}")
+        count(latents.get(name), f"latents.{name}")
     for name in ("scaling_factor", "shift_factor"):
-        _decimal(latents.get(name), f"latents.{name}")
+        decimal(latents.get(name), f"latents.{name}")
     one_of(document["family"], FAMILIES, "family")
     one_of(document["prediction"], ("epsilon", "v_prediction"), "prediction")
     for group in ("models", "tables"):
@@ -195,14 +190,14 @@ def _check_small(document: dict[str, Any]) -> None:
     for name in ("samples", "shards", "findings"):
         digest_of(document["tables"].get(name), f"tables.{name}")
     _counts(document["samples"], "samples")
-    _count(document["rejected"], "rejected")
+    count(document["rejected"], "rejected")
     _check_prompts(expect(document["prompts"], dict, "prompts"))
 
 
 def _check_prompts(prompts: dict[str, Any]) -> None:
     known_keys(prompts, ("file", "digest", "unconditional", "samples"), "prompts")
     if prompts.get("file") is not None:
-        _relative(expect(prompts["file"], str, "prompts.file"), "prompts.file")
+        relative(expect(prompts["file"], str, "prompts.file"), "prompts.file")
         digest_of(prompts.get("digest"), "prompts.digest")
     _row(prompts.get("unconditional"), "prompts.unconditional")
     for number, sample in enumerate(expect(prompts.get("samples"), list, "prompts.samples")):
@@ -218,24 +213,12 @@ def _check_prompts(prompts: dict[str, Any]) -> None:
 def _row(value: Any, where: str) -> None:
     table = expect(value, dict, where)
     for name in ("shard", "row"):
-        _count(table.get(name), f"{where}.{name}")
-
-
-def _count(value: Any, where: str) -> int:
-    count = expect(value, int, where)
-    if not 0 <= count < 1 << 53:
-        raise Unparsed(f"{where} is {count}, expected a count")
-    return count
+        count(table.get(name), f"{where}.{name}")
 
 
 def _counts(value: Any, where: str) -> None:
     for role in ("train", "validation", "prior"):
-        _count(expect(value, dict, where).get(role), f"{where}.{role}")
-
-
-def _decimal(value: Any, where: str) -> None:
-    if not _NUMBER.fullmatch(expect(value, str, where)):
-        raise Unparsed(f"{where} is {value[:80]!r}, expected a decimal number as a string")
+        count(expect(value, dict, where).get(role), f"{where}.{role}")
 
 
 def _field(value: Any, where: str) -> Field:
@@ -245,14 +228,14 @@ def _field(value: Any, where: str) -> Field:
     for name, array in arrays.items():
         one_of(expect(array, dict, f"{where}.arrays.{name}").get("dtype"), ITEM_BYTES, f"{where}.arrays.{name}.dtype")
         list_of(array.get("dims"), lambda dim, at: expect(dim, str, at), f"{where}.arrays.{name}.dims")
-    counts = {name: _count(table.get(name), f"{where}.{name}") for name in ("rows", "shards", "bytes")}
+    counts = {name: count(table.get(name), f"{where}.{name}") for name in ("rows", "shards", "bytes")}
     return Field(context=expect(table.get("context"), dict, f"{where}.context"), arrays=arrays, **counts)
 
 
 def _bucket(value: Any, where: str) -> Size:
     table = expect(value, dict, where)
     _counts(table, where)
-    size = list_of(table.get("size"), _count, f"{where}.size")
+    size = list_of(table.get("size"), count, f"{where}.size")
     if len(size) != 2:
         raise Unparsed(f"{where}.size is {size}, expected width and height")
     return size[0], size[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -87,3 +88,37 @@ def sealed_json(data: bytes, where: str) -> dict[str, Any]:
     if table.get("self") != digest_json(body):
         raise Unparsed(f"{where} does not match its own digest; it was edited or damaged")
     return table
+
+
+def count(value: Any, where: str) -> int:
+    """`value` when it is a whole number from 0 that JSON readers everywhere keep exact."""
+    number = expect(value, int, where)
+    if not 0 <= number < 1 << 53:
+        raise Unparsed(f"{where} is {number}, expected a count")
+    return number
+
+
+def decimal(value: Any, where: str) -> str:
+    """`value` when it is a decimal number as a string: canonical JSON has no floats."""
+    if not _NUMBER.fullmatch(expect(value, str, where)):
+        raise Unparsed(f"{where} is {value[:80]!r}, expected a decimal number as a string")
+    return str(value)
+
+
+_NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?")
+
+
+def relative(text: str, where: str) -> None:
+    """Raises unless `text` is a relative POSIX path; it may climb out with `..`."""
+    if not text or text.startswith("/") or "\\" in text or "\0" in text or ":" in text.split("/")[0]:
+        raise Unparsed(f"{where} is {text[:80]!r}, expected a path relative to the manifest")
+
+
+def hub_id(text: str, where: str) -> str:
+    """`text` when it is a Hub id, `name` or `owner/name`."""
+    parts = text.split("/")
+    fine = all(part and part.strip(".") and all(c.isascii() and (c.isalnum() or c in "-_.") for c in part)
+               for part in parts)
+    if not fine or len(parts) > 2 or len(text) > 200:
+        raise Unparsed(f"{where} is {text[:80]!r}, expected a Hub id like 'owner/name'")
+    return text

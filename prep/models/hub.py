@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from prep.errors import ModelError
-from prep.manifest import hub_id
-from prep.parse import Unparsed
+from prep.parse import Unparsed, hub_id
 
 # What a pipeline is made of, for us: configs, tokenizers and safetensors; never pickles or code.
 _PATTERNS = ("model_index.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors")
