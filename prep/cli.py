@@ -159,9 +159,10 @@ def inspect(
 
     opened = audit.open_audit(read(manifest))
     if html is not None:
-        from prep.report.page import write_page
+        from prep.report.page import check_page, write_page
 
         _quiet_pillow()
+        check_page(opened, html)
         write_page(opened, html)
         say(f"wrote {html}")
     document = audit.inspect(opened) if sample is None else audit.look_up(opened, sample)
@@ -184,7 +185,7 @@ def verify(
     from prep.verify import verify as verify_all
 
     opened = open_audit(read(manifest))
-    with progress("verifying", None, unit="shards", shown=not quiet) as tick:
+    with progress("verifying", opened.manifest.shard_count, unit="shards", shown=not quiet) as tick:
         document = verify_all(opened, quick=quick, tick=tick)
     if as_json:
         put_json(document)

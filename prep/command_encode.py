@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prep import encode, seal
+from prep import encode, manifest, seal
 from prep.cache.lock import hold
 from prep.cache.repair import damaged_shards, salvage
-from prep.cache.store import Cache, open_cache
+from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
 from prep.console import Ticker
 from prep.encode import Planned, Wanted
 from prep.engine.job import Job, Outcome
-from prep.errors import ModelError
+from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
 from prep.facts import Facts
 from prep.manifest import Manifest
 from prep.models.hub import locate
-from prep.paths import Place, check_apart
+from prep.paths import Place, check_apart, check_output, resolve
 from prep.prompts import PromptPair, read_prompts
 from prep.recipe import Recipe
 from prep.records import Finding
 
 FACTS = "facts.sqlite"  # in the cache; disposable
+PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
+PROMPT_BYTES = 1 << 18  # they stand in the manifest, which stays below 1 MiB
 Progress = Callable[[str, int | None, str], AbstractContextManager[Ticker]]
 
 
@@ -82,22 +84,25 @@ class Report:
 
 def encode_all(call: Encoding) -> Report:
     """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
-    check_places(call.recipe, call.cache, call.output)
+    output = resolve(call.output)  # a link is followed once, for the file and for the paths in it
+    check_places(call.recipe, call.cache, output)
+    check_vacant(call.cache)
     model = _model(call)
     prompt_bytes, prompts = _prompts(call.recipe)
-    cache = open_cache(call.cache, create=not call.dry_run) if call.cache.exists() or not call.dry_run else None
-    facts = Facts(None if cache is None else call.cache / FACTS, trust=not call.rehash)
+    facts = Facts(call.cache / FACTS, trust=not call.rehash)
     with call.progress("reading", None, "pictures") as tick:
         wanted = encode.want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick)
-    if cache is None or call.dry_run:
-        return _dry(call, wanted, cache)
+    frame = seal.frame_of(wanted, call.cache, output)
+    _require_samples(call, wanted)
+    if call.dry_run:
+        return _dry(call, wanted)
+    cache = open_cache(call.cache, create=True)
     facts.save()
-    with hold(cache, alone=False):  # shared with other encoders; gc holds it alone
-        for damaged in damaged_shards(cache):
-            salvage(cache, damaged)
+    _tidy(cache)
+    with hold(cache, alone=False, patience=PATIENCE):  # shared with other encoders; gc holds it alone
         planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes)
         outcome = _run(call, wanted, planned, cache, model)
-        sealed = seal.seal(wanted, cache, call.output, prompt_bytes=prompt_bytes, transient=outcome.transient)
+        sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, transient=outcome.transient)
         encode.finish(cache, planned)
     return _report(call, wanted, planned, outcome, sealed)
 
@@ -107,8 +112,34 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
     places = [Place(role="pictures", path=source.path) for source in recipe.sources]
     if isinstance(recipe.mask, Path):
         places.append(Place(role="masks", path=recipe.mask))
-    places += [Place(role="cache", path=cache), Place(role="manifest", path=output)]
-    check_apart(places)
+    written = [Place(role="cache", path=cache), Place(role="manifest", path=output)]
+    check_apart([*places, *written])
+    named = {"recipe": recipe.file, "prompts": recipe.prompts, "model": Path(recipe.model.path or "-")}
+    for role, path in named.items():
+        if path is not None and path.exists():
+            for target in written:
+                check_apart([Place(role=role, path=path), target])
+    check_output(output, "manifest", manifest.looks_like_one)
+
+
+def _require_samples(call: Encoding, wanted: Wanted) -> None:
+    if not wanted.wants.samples:
+        named = ", ".join(str(source.path) for source in call.recipe.sources)
+        found = len(_errors(wanted.wants.findings))
+        raise EmptyPlanError(f"there is no picture to encode in {named}; {found} cannot be used",
+                             hint="prep scan SOURCE says why")
+
+
+def _tidy(cache: Cache) -> None:
+    """Rubbish goes, and damaged shards are replaced by their good rows; left for later while others write here."""
+    rubbish = any((cache.root / "tmp").glob("*"))
+    damaged = damaged_shards(cache)
+    if not rubbish and not damaged:
+        return
+    with suppress(CacheError), hold(cache, alone=True):
+        clear_staging(cache)
+        for shard in damaged:
+            salvage(cache, shard)
 
 
 def _model(call: Encoding) -> Path:
@@ -119,7 +150,13 @@ def _model(call: Encoding) -> Path:
 
 
 def _prompts(recipe: Recipe) -> tuple[bytes | None, list[PromptPair]]:
-    return (None, []) if recipe.prompts is None else read_prompts(recipe.prompts)
+    if recipe.prompts is None:
+        return None, []
+    data, prompts = read_prompts(recipe.prompts)
+    if len(data) > PROMPT_BYTES:
+        raise ConfigError(f"prompt file {recipe.prompts} has {len(data)} bytes, expected at most {PROMPT_BYTES}",
+                          hint="it is for the few prompts of sample pictures; captions lie beside the pictures")
+    return data, prompts
 
 
 def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: Path) -> Outcome:
@@ -137,7 +174,8 @@ def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: 
         return local.run(job, tick)
 
 
-def _dry(call: Encoding, wanted: Wanted, cache: Cache | None) -> Report:
+def _dry(call: Encoding, wanted: Wanted) -> Report:
+    cache = open_cache(call.cache, create=False) if (call.cache / MARKER).exists() else None
     planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, store=False)
     return Report(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                   rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)

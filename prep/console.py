@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem
+from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, from_system
 from prep.report.words import safe
 
 if TYPE_CHECKING:
@@ -26,38 +26,48 @@ SLOW = 1.0  # seconds of work from which a progress bar is shown
 
 def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoReturn:
     """Runs `app` on `args` (default: the command line's) and exits, with the code that errors.py gives the ending."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that this terminal cannot spell ends nothing
+    try:
+        code = app(args, prog_name=name, standalone_mode=False)
+    except BaseException as error:
+        code = _ended(error, name)
+    sys.exit(_interrupted(name) if code == EXIT_INTERRUPTED else code if isinstance(code, int) else 0)
+
+
+def _ended(error: BaseException, name: str) -> int:
+    """The exit code for what a command raised; says what there is to say, and raises what is not an ending."""
     import typer  # here: for those who only want to say something
 
     usage_error = typer.BadParameter.__mro__[2]  # ClickException, of click or of typer's own copy of it
     assert usage_error.__name__ == "ClickException", usage_error
-    try:
-        code = app(args, prog_name=name, standalone_mode=False)
-    except Problem as problem:
-        say_problem(problem)
-        sys.exit(problem.exit_code)
-    except (typer.Abort, KeyboardInterrupt):
-        sys.exit(_interrupted())
-    except (BrokenPipeError, SystemExit) as ending:  # click makes SystemExit(1) of it, which would mean findings
-        if not isinstance(ending if isinstance(ending, OSError) else ending.__context__, BrokenPipeError):
-            raise
+    pipe = error.__context__ if isinstance(error, SystemExit) else error  # click makes SystemExit(1) of a closed pipe
+    if isinstance(pipe, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python flushes at its end
-        sys.exit(0)
-    except Exception as error:
-        if isinstance(error, usage_error):
-            usage = io.StringIO()
-            error.show(usage)  # type: ignore[attr-defined]
-            say(usage.getvalue().rstrip())
-            sys.exit(EXIT_USAGE)
-        say(traceback.format_exc().rstrip())
-        say(f"error: this is a bug in {name}; the lines above say where")
-        sys.exit(EXIT_BUG)
-    if code == EXIT_INTERRUPTED:  # what typer makes of Ctrl-C
-        sys.exit(_interrupted())
-    sys.exit(code if isinstance(code, int) else 0)
+        return 0
+    if isinstance(error, typer.Abort | KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(error, OSError):
+        error = from_system(error)
+    if isinstance(error, Problem):
+        say_problem(error)
+        return error.exit_code
+    if isinstance(error, usage_error):
+        usage = io.StringIO()
+        error.show(usage)  # type: ignore[attr-defined]
+        say(usage.getvalue().rstrip())
+        return EXIT_USAGE
+    if not isinstance(error, Exception):
+        raise error
+    say("".join(traceback.format_exception(error)).rstrip())
+    say(f"error: this is a bug in {name}; the lines above say where")
+    return EXIT_BUG
 
 
-def _interrupted() -> int:
-    say("interrupted; what is finished is kept, and the same command goes on from there")
+def _interrupted(name: str) -> int:
+    again = "with --resume, " if name == "train" else ""
+    say(f"interrupted; what is finished is kept, and {again}the same command goes on from there")
     return EXIT_INTERRUPTED
 
 

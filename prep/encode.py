@@ -136,7 +136,7 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
                for field, names in by_field.items()}
     tasks = _tasks(wanted, missing, shard_bytes)
     if store and tasks and cache is not None:
-        tasks = [task for task in write_plan(cache, digest, tasks) if not ledger.has_commit(task.key)]
+        tasks = _left_over(write_plan(cache, digest, tasks), {key for names in missing.values() for key in names})
     return Planned(
         ledger=ledger, tasks=tuple(tasks), digest=digest,
         missing={field: len(names) for field, names in missing.items()},
@@ -162,6 +162,18 @@ def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> l
             most = min(TASK_ROWS, max(1, shard_bytes // _row_bytes(wanted, field, groups[bucket][0])))
             tasks += [_task(field, rows) for rows in _cut(groups[bucket], most)]
     return tasks
+
+
+def _left_over(tasks: Sequence[Task], missing: set[str]) -> list[Task]:
+    """Of a stored plan's tasks, what is still to be made: whole tasks as they were cut, and the rest of others.
+
+    A task is begun only where some of its rows could not be made at the time, a file that could not be read, say.
+    """
+    left = []
+    for task in tasks:
+        rows = [key for key in task.rows if key in missing]
+        left += [task if len(rows) == len(task.rows) else _task(task.field, rows)] if rows else []
+    return left
 
 
 def _task(field: str, rows: Sequence[str]) -> Task:

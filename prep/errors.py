@@ -15,6 +15,8 @@ A bad picture is none of them: it is a `records.Finding`.
 
 from __future__ import annotations
 
+import errno
+
 EXIT_DONE = 0
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
@@ -73,6 +75,15 @@ class EmptyPlanError(Problem):
     """The step plan has no step."""
 
     exit_code = 8
+
+
+def from_system(error: OSError) -> Problem:
+    """What the operating system refused, as a problem: a full disk is the cache's matter, anything else the path's."""
+    where = f"{error.filename}: " if error.filename else ""
+    what = f"{where}{error.strerror or first_line(error)}"
+    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+        return CacheError(what, hint="free some space and run the same command again; what is finished is kept")
+    return PathError(what, hint="check the path, its permissions and the disk")
 
 
 def first_line(error: BaseException) -> str:

@@ -16,19 +16,8 @@ from prep.cache.files import write_whole
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
 from prep.models.family import FAMILIES
-from prep.parse import (
-    Unparsed,
-    count,
-    decimal,
-    digest_of,
-    expect,
-    hub_id,
-    known_keys,
-    list_of,
-    one_of,
-    relative,
-    sealed_json,
-)
+from prep.parse import Unparsed, count, decimal, digest_of, expect, hub_id, known_keys, list_of, one_of, relative
+from prep.parse import sealed_json as sealed
 from prep.records import ITEM_BYTES, Size
 
 FORMAT = "latentry/manifest"
@@ -89,6 +78,11 @@ class Manifest:
                      for word, place in zip(words, places, strict=True))
 
     @property
+    def shard_count(self) -> int:
+        """How many shards it uses."""
+        return sum(field.shards for field in self.fields.values())
+
+    @property
     def family(self) -> str:
         """The model family's name."""
         return str(self.document["family"])
@@ -105,8 +99,7 @@ def read(path: Path) -> Manifest:
     if len(data) > LIMIT:
         raise ManifestError(f"{path} is larger than {LIMIT} bytes, so it is not a manifest")
     try:
-        document = sealed_json(data, str(path))
-        return _checked(path, document)
+        return _checked(path, sealed(data, str(path)))
     except Unparsed as error:
         raise ManifestError(str(error), hint="run the prep encode command again: it rewrites the manifest and "
                             "computes only what is missing") from None
@@ -114,23 +107,35 @@ def read(path: Path) -> Manifest:
 
 def write(path: Path, document: Mapping[str, Any]) -> Manifest:
     """Seals and writes `document` whole or not at all; checked first as a reader would. Raises `ManifestError`."""
-    sealed = seal(document)
+    whole = seal(document)
     try:
-        manifest = _checked(path, sealed)
+        manifest = _checked(path, whole)
     except Unparsed as error:
         raise ManifestError(f"the manifest to be written is not valid: {error}") from None
-    data = canonical(sealed)
+    data = canonical(whole)
+    if len(data) > LIMIT:
+        raise ManifestError(f"the manifest would have {len(data)} bytes, expected at most {LIMIT}")
     if not path.is_file() or path.read_bytes() != data:
         write_whole(path, data)
     return manifest
 
 
 def relative_to_manifest(target: Path, manifest: Path) -> str | None:
-    """`target` as a POSIX path relative to the manifest's directory; `None` where none leads there (other drive)."""
+    """`target` as a POSIX path relative to the manifest's directory.
+
+    `None` where none leads there (another drive), or none that every system reads (a backslash in a name).
+    """
     try:
-        return Path(os.path.relpath(target.resolve(), manifest.resolve().parent)).as_posix()
+        place = Path(os.path.relpath(target.resolve(), manifest.resolve().parent)).as_posix()
     except ValueError:
         return None
+    place = f"./{place}" if ":" in place.split("/")[0] else place  # or it would read as a drive
+    return None if "\\" in place else place
+
+
+def looks_like_one(start: bytes) -> bool:
+    """Whether a file that begins so was meant to be a manifest, whole or damaged; an empty one may become one."""
+    return not start or start.startswith(b'{"buckets":[')
 
 
 def _checked(path: Path, document: dict[str, Any]) -> Manifest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -41,9 +41,9 @@ def check_apart(places: Iterable[Place]) -> None:
 def resolve(path: Path) -> Path:
     """`path` absolute, without links and `..`, whether it exists or not. Raises `PathError` for a loop of links."""
     try:
-        return path.expanduser().resolve()
+        return path.resolve()
     except (OSError, RuntimeError) as error:
-        raise PathError(f"cannot resolve path {path}: {error}") from None
+        raise PathError(f"cannot resolve path {str(path)[:200]}: {error}") from None
 
 
 def same_place(one: Path, other: Path) -> bool:
@@ -77,6 +77,25 @@ def check_not_cache(path: Path) -> None:
         if (folder / CACHE_MARK).is_file() and (folder / "shards").is_dir():
             raise PathError(f"source {path} is or lies in the cache {folder}, which holds no pictures",
                             hint="name the directory with the original pictures")
+
+
+def check_output(path: Path, what: str, ours: Callable[[bytes], bool]) -> None:
+    """Raises `PathError` unless `path` can be written and holds nothing, or what `ours` says is a file of this kind.
+
+    `ours` is given the first kilobyte of a file that is there; `what` names the kind, as in "manifest".
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise PathError(f"{what} {path} cannot be written: {folder} is no directory", hint="make the directory first")
+    if path.is_dir():
+        raise PathError(f"{what} {path} is a directory, expected a file name")
+    if not os.access(folder, os.W_OK):
+        raise PathError(f"{what} {path} cannot be written: no permission to write in {folder}")
+    if path.exists():
+        with path.open("rb") as file:
+            if not ours(file.read(1024)):
+                raise PathError(f"{path} exists and is no {what}, so it is not replaced",
+                                hint="choose another file name")
 
 
 def _check_inside(inner: Place, at: Path, outer: Place, there: Path) -> None:

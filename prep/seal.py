@@ -25,9 +25,9 @@ from prep.records import Finding, RowRef, Sample
 from prep.wants import Prompt
 
 
-def seal(wanted: Wanted, cache: Cache, path: Path, *, prompt_bytes: bytes | None,
+def seal(wanted: Wanted, cache: Cache, path: Path, *, frame: Mapping[str, Any], prompt_bytes: bytes | None,
          transient: Sequence[Finding] = ()) -> manifests.Manifest:
-    """Writes the manifest at `path` from what the cache holds now. Raises `CacheError`, `ModelError`, `PathError`.
+    """Writes the manifest at `path` from its `frame` and what the cache holds now. Raises `CacheError`.
 
     A sample with a rejected row is left out, with a finding; `transient` are findings of this run alone.
     """
@@ -45,7 +45,7 @@ def seal(wanted: Wanted, cache: Cache, path: Path, *, prompt_bytes: bytes | None
     buckets = sorted({sample.bucket for sample in samples})
     findings = [*wanted.wants.findings, *rejected, *lost]
     document = {
-        **_fixed(wanted, cache, path),
+        **frame,
         "fields": _fields(wanted, used, ledger),
         "buckets": [{"size": list(size), **_roles(one for one in samples if one.bucket == size)} for size in buckets],
         "samples": _roles(samples),
@@ -137,15 +137,15 @@ def _coverage(reader: Reader, samples: Iterable[Sample], refs: Mapping[str, RowR
     return found
 
 
-def _fixed(wanted: Wanted, cache: Cache, path: Path) -> dict[str, Any]:
-    """The parts of the document that do not depend on rows."""
+def frame_of(wanted: Wanted, cache: Path, path: Path) -> dict[str, Any]:
+    """The parts of the document that do not depend on rows, so that what is wrong with them shows before any is made.
+
+    Raises `PathError`, `ModelError`.
+    """
     family, vae = wanted.specs.family, read_config(wanted.model / "vae" / "config.json")
-    place = manifests.relative_to_manifest(cache.root, path)
-    if place is None:
-        raise PathError(f"manifest {path} and cache {cache.root} are on different drives",
-                        hint="write the manifest on the cache's drive")
     return {
-        "format": manifests.FORMAT, "version": manifests.VERSION, "cache": place, "family": wanted.family,
+        "format": manifests.FORMAT, "version": manifests.VERSION, "cache": _place("cache", cache, path),
+        "family": wanted.family,
         "model": _model(wanted, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
                     "scaling_factor": _decimal(vae.get("scaling_factor"), family.scaling_factor),
@@ -161,11 +161,15 @@ def _fixed(wanted: Wanted, cache: Cache, path: Path) -> dict[str, Any]:
 def _model(wanted: Wanted, path: Path) -> dict[str, str]:
     if not Path(wanted.recipe.model.path).is_dir():
         return {"hub": wanted.recipe.model.path}
-    place = manifests.relative_to_manifest(Path(wanted.recipe.model.path), path)
+    return {"path": _place("model", Path(wanted.recipe.model.path), path)}
+
+
+def _place(what: str, target: Path, path: Path) -> str:
+    place = manifests.relative_to_manifest(target, path)
     if place is None:
-        raise PathError(f"manifest {path} and model {wanted.recipe.model.path} are on different drives",
-                        hint="write the manifest on the model's drive")
-    return {"path": place}
+        raise PathError(f"no relative path that every system reads leads from manifest {path} to {what} {target}",
+                        hint="keep them on one drive, and backslashes out of names")
+    return place
 
 
 def _option(word: str | Path, path: Path) -> str | dict[str, str | None]:

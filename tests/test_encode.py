@@ -217,6 +217,10 @@ def test_batch_size_and_threads_are_not_in_the_keys(encode):
     assert encode("--batch-size", 3, "--jobs", 3)["encoded"] == {"latent": 0, "mask": 0, "text": 0}
 
 
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
 def spoil(path: Path) -> None:
     """Damages a PNG's pixels and mends the checksums, so that only decoding shows it."""
     data = bytearray(path.read_bytes())
@@ -239,12 +243,143 @@ def test_a_broken_picture_is_a_finding_and_is_not_tried_again(encode, photos, tm
     assert (tmp_path / "m.json").read_bytes() == before
 
 
-def test_too_many_broken_pictures_stop_the_run(encode, photos):
+def test_broken_pictures_do_not_stop_the_run_and_rows_that_fail_without_cause_do(encode, photos, monkeypatch):
     for number in range(4):
         spoil(photos / f"{number}.png")
-    result = encode("--max-rejects", 2, code=7)
+    assert len(encode("--max-rejects", 0)["rejected"]) == 4
+    monkeypatch.setattr("prep.models.vae.VaeEncoder.encode", lambda self, pixels: [None] * len(pixels))
+    result = encode("--max-rejects", 2, "--resolution", 64, code=7)
     assert "3 rows could not be encoded, more than --max-rejects 2" in result.err
     assert "prep scan" in result.err
+
+
+def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, photos, tmp_path, monkeypatch):
+    encode(cache="whole", manifest="whole.json")
+    from prep.engine import local
+
+    read = local.read_blob
+
+    def failing(blob):
+        if blob.path.name == "3.png":
+            raise OSError(5, "Input/output error")
+        return read(blob)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "read_blob", failing)
+        patch.setattr("prep.seal.seal", interrupt)
+        encode(code=130)
+    again = encode()
+    assert again["encoded"] == {"latent": 1, "mask": 0, "text": 0} and not again["rejected"]
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "read_blob", failing)
+        (photos / "3.png").write_bytes((photos / "3.png").read_bytes() + b"\0")
+        report = encode()
+        assert [(one["path"], one["code"]) for one in report["rejected"]] == [("3.png", "unreadable-file")]
+    assert encode()["encoded"]["latent"] == 1
+
+
+def test_a_task_that_another_process_finished_is_not_run_again(encode, tmp_path, monkeypatch):
+    encode("--mask", "sidecar")
+    whole = (tmp_path / "m.json").read_bytes()
+    from prep import encode as module
+    from prep.cache import ledger
+
+    monkeypatch.setattr("prep.encode.ledgers.load", lambda cache: ledger.empty())  # as if the other one ended just now
+    monkeypatch.setattr("prep.seal.ledgers.load", module.ledgers.load)
+    monkeypatch.setattr("prep.engine.local._from_file", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr("prep.models.text.TextEncoder.encode", lambda *_: pytest.fail("encoded again"))
+    result = encode("--mask", "sidecar", code=7)  # the faked ledger has nothing to seal from
+    assert "unconditional" in result.err and (tmp_path / "m.json").read_bytes() == whole
+
+
+def test_nothing_to_encode(prep, encode, photos, tiny_model, tmp_path):
+    (tmp_path / "empty").mkdir()
+    result = prep("encode", tmp_path / "empty", "--model", tiny_model, "--cache", tmp_path / "c",
+                  "-o", tmp_path / "e.json")
+    assert result.code == 8 and "there is no picture to encode in " in result.err and not (tmp_path / "c").exists()
+
+
+def test_what_is_wrong_with_the_output_shows_before_anything_is_made(encode, tmp_path):
+    (tmp_path / "adir").mkdir()
+    (tmp_path / "mine.json").write_text('{"mine": 1}')
+    for output, message in (("no/such/m.json", "is no directory"), ("adir", "is a directory, expected a file name"),
+                            ("mine.json", "exists and is no manifest, so it is not replaced"), ("x" * 300, "too long")):
+        result = encode(manifest=output, code=5)
+        assert message in result.err and not (tmp_path / "cache").exists()
+    assert (tmp_path / "mine.json").read_text() == '{"mine": 1}'
+
+
+def test_recipe_prompts_and_model_are_not_overwritten(prep, photos, tiny_model, tmp_path):
+    model, recipe, prompts = tmp_path / "model", tmp_path / "recipe.toml", tmp_path / "p.txt"
+    shutil.copytree(tiny_model, model)
+    recipe.write_text('[[source]]\npath = "photos"\n[image]\nresolution = 96\nstep = 16\n')
+    prompts.write_text("a dog\n")
+    for output in (recipe, prompts, model / "model_index.json", model / "m.json"):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        result = prep("encode", recipe, "--model", model, "--prompts", prompts, "--cache", tmp_path / "cache",
+                      "-o", output)
+        assert result.code == 5, result.err
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_output_through_a_link_goes_where_the_link_leads(prep, encode, tmp_path):
+    (tmp_path / "else").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "else" / "real.json")
+    encode(manifest="link.json")
+    assert (tmp_path / "link.json").is_symlink() and prep("verify", tmp_path / "else" / "real.json").code == 0
+
+
+def test_names_that_other_systems_read_otherwise(prep, tiny_model, tmp_path):
+    draw(tmp_path / "a:b" / "1.png", (96, 96), seed=1).with_suffix(".txt").write_text("a")
+    go = ("encode", tmp_path / "a:b", "--model", tiny_model, "--cache", tmp_path / "c:c",
+          "-o", tmp_path / "m.json", *SMALL)
+    assert prep(*go).code == 0
+    assert manifests.read(tmp_path / "m.json").document["cache"] == "./c:c"
+    assert prep("verify", tmp_path / "m.json").code == 0
+    result = prep(*go[:5], tmp_path / "back\\slash", *go[6:])
+    assert result.code == 5 and "no relative path that every system reads leads from manifest" in result.err
+
+
+def test_a_prompt_file_that_is_no_prompt_file(encode, tmp_path):
+    (tmp_path / "p.txt").write_text("a prompt of some length\n" * 20000)
+    result = encode("--prompts", tmp_path / "p.txt", code=3)
+    assert "has 480000 bytes, expected at most 262144" in result.err
+
+
+def test_a_read_only_cache_with_nothing_to_do_is_fine(encode, tmp_path, monkeypatch):
+    encode()
+    opened = Path.open
+
+    def refusing(self, mode="r", *args, **kwargs):
+        if self.name == "lock":
+            raise OSError(30, "Read-only file system", str(self))
+        return opened(self, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    assert encode()["encoded"] == {"latent": 0, "mask": 0, "text": 0}
+
+
+def test_a_full_disk_is_one_error_and_the_next_run_goes_on(encode, tmp_path, monkeypatch):
+    from prep.cache import files
+
+    write, budget = files.write, [60_000]
+
+    def small(handle, data):
+        budget[0] -= len(data)
+        if budget[0] < 0:
+            raise OSError(28, "No space left on device", "cache")
+        write(handle, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", small)
+        result = encode(code=7)
+    assert result.err == ("error: cache: No space left on device\n"
+                          "hint: free some space and run the same command again; what is finished is kept\n")
+    assert not list((tmp_path / "cache" / "tmp").glob("*")) and not (tmp_path / "m.json").exists()
+    encode()
+    encode(cache="whole", manifest="w.json")
+    one, two = (manifests.read(tmp_path / name).document for name in ("m.json", "w.json"))
+    assert {**one, "cache": "", "self": ""} == {**two, "cache": "", "self": ""}
 
 
 def test_dry_run_writes_nothing(encode, tmp_path):
@@ -256,7 +391,7 @@ def test_dry_run_writes_nothing(encode, tmp_path):
 def test_missing_captions_stop_with_names(encode, photos):
     (photos / "2.txt").unlink()
     result = encode(code=3)
-    assert "1 pictures have no caption: 2.png" in result.err and "--missing-caption" in result.err
+    assert "pictures without a caption (1): 2.png" in result.err and "--missing-caption" in result.err
     assert encode("--missing-caption", "filename")["samples"]["train"] == 8
 
 

@@ -94,8 +94,11 @@ def protect(path: Path) -> None:
 
 
 def beside(path: Path, staging: Path | None = None) -> Path:
-    """A fresh hidden name in the directory of `path`, or in `staging`; the umask decides its mode, unlike mkstemp's."""
-    return (staging or path.parent) / f".{path.name}.{secrets.token_hex(8)}.partial"
+    """A fresh hidden name in the directory of `path`, or in `staging`: without the file's own, which may be of any length.
+
+    The umask decides its mode, unlike mkstemp's.
+    """
+    return (staging or path.parent) / f".{secrets.token_hex(8)}.partial"
 
 
 def write_synced(path: Path, data: Buffer) -> None:

@@ -101,6 +101,22 @@ def open_cache(path: Path, *, create: bool) -> Cache:
     return Cache(root=path)
 
 
+def check_vacant(path: Path) -> None:
+    """Raises `PathError` unless `path` is a cache already, or could become one: absent, or an empty directory."""
+    if path.exists() and not path.is_dir():
+        raise PathError(f"{path} is a file, expected a cache directory")
+    if path.is_dir() and any(not _is_litter(inner.name) for inner in path.iterdir()) and not (path / MARKER).exists():
+        raise PathError(
+            f"{path} is not empty and not a cache: it has no {MARKER}",
+            hint="name a new or empty directory with --cache",
+        )
+
+
+def _is_litter(name: str) -> bool:
+    """What an empty directory may have: leftovers of writers, and what systems put everywhere."""
+    return name.endswith(".partial") or name in (".DS_Store", "Thumbs.db", "desktop.ini", "lost+found")
+
+
 def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
     """Moves a staged and synced shard to its name. A whole one already there stays; a damaged one is replaced.
 
@@ -159,11 +175,7 @@ def clear_staging(cache: Cache) -> None:
 def _create(path: Path, create: bool) -> None:
     if not create:
         raise CacheError(f"{path} is not a cache: it has no {MARKER}", hint="prep encode SOURCE --cache DIR makes one")
-    if path.is_dir() and any(not inner.name.endswith(".partial") for inner in path.iterdir()):
-        raise PathError(
-            f"{path} is not empty and not a cache: it has no {MARKER}",
-            hint="name a new or empty directory with --cache",
-        )
+    check_vacant(path)
     files.make_dirs(path.absolute())
     files.write_whole(path / MARKER, canonical(seal({"format": "latentry/cache", "version": VERSION})))
 

@@ -11,16 +11,18 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import version
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
 
 from prep import images
 from prep.cache.layout import Shard
-from prep.cache.ledger import commit
+from prep.cache.ledger import commit, is_finished
 from prep.cache.writer import ShardWriter
-from prep.digest import digest_bytes
+from prep.digest import digest_bytes, digest_json
 from prep.engine.job import Job, Outcome, Tick
 from prep.errors import CacheError
 from prep.mask import fits_scaled
@@ -31,6 +33,7 @@ from prep.wants import PictureWork
 A = TypeVar("A")
 Row = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
 Made = Row | Reject | Finding  # a row; one that can never be made; one that cannot be made now
+NOT_FINITE = "not-finite"
 TEXT_BATCH = 16  # captions per forward pass of the text encoder
 LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
@@ -62,8 +65,11 @@ class _Tally:
         self.refused = 0
 
     def refuse(self, what: Reject | Finding) -> None:
-        """Counts a row that failed. Raises `CacheError` when there are too many of them."""
-        self.refused += 1
+        """Counts a row that failed, but not one whose picture is bad: that is the picture's fault, and not the run's.
+
+        Raises `CacheError` when there are too many.
+        """
+        self.refused += isinstance(what, Finding) or what.code == NOT_FINITE
         if isinstance(what, Finding):
             self.transient.append(what)
         if self.refused > self.limit:
@@ -80,7 +86,7 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) ->
     from prep.models.text import TextEncoder
 
     encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
-    for task in tasks:
+    for task in _unfinished(job, tasks):
         _finish(job, task, _text_rows(job, task, encoder), tally, tick, job.device)
 
 
@@ -159,36 +165,39 @@ def _from_file(work: PictureWork, make: Callable[[bytes], Any]) -> np.ndarray[An
 
 
 def _non_finite(key: str, what: str) -> Reject:
-    return Reject(key=key, code="not-finite", detail=f"the {what} has NaN or infinity, also when computed in float32")
+    return Reject(key=key, code=NOT_FINITE, detail=f"the {what} has NaN or infinity, also when computed in float32")
 
 
 def _ahead(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureWork], Any],
            works: Mapping[str, PictureWork]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
-    """Each task with its (key, made) pairs in order; the pool works up to two batches ahead, across tasks."""
-    keys = iter([key for task in tasks for key in task.rows])
-    window: deque[tuple[str, Future[Any]]] = deque()
+    """Each unfinished task with its (key, made) pairs in order; the pool works two batches ahead, across tasks."""
+    for task, results in groupby(_in_order(job, tasks, pool, make, works), key=lambda result: result[0]):
+        yield task, ((key, made) for _, key, made in results)
 
-    def fill() -> None:
-        while len(window) < 2 * job.batch_size + job.jobs:
-            key = next(keys, None)
-            if key is None:
-                return
-            window.append((key, pool.submit(make, works[key])))
 
-    def take(count: int) -> Iterator[tuple[str, Any]]:
-        for _ in range(count):
-            fill()
-            key, future = window.popleft()
-            yield key, future.result()
+def _in_order(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureWork], Any],
+              works: Mapping[str, PictureWork]) -> Iterator[tuple[Task, str, Any]]:
+    rows = ((task, key) for task in _unfinished(job, tasks) for key in task.rows)
+    window: deque[tuple[Task, str, Future[Any]]] = deque()
+    for task, key in rows:
+        window.append((task, key, pool.submit(make, works[key])))
+        if len(window) >= 2 * job.batch_size + job.jobs:
+            first, name, future = window.popleft()
+            yield first, name, future.result()
+    for first, name, future in window:
+        yield first, name, future.result()
 
-    for task in tasks:
-        yield task, take(len(task.rows))
+
+def _unfinished(job: Job, tasks: Sequence[Task]) -> Iterator[Task]:
+    """Those that no other process has finished by the time they are reached."""
+    return (task for task in tasks if not is_finished(job.cache, task.key))
 
 
 def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tally, tick: Tick, device: str) -> None:
     """Writes a task's shard and then its commit; nothing of it remains when this is interrupted."""
-    begun = time.monotonic()
+    begun, failed = time.monotonic(), len(tally.transient)
     rejects: list[Reject] = []
+    made_keys: list[str] = []
     with ShardWriter(job.cache, task.field, job.specs.of(task.field, job.bucket_of(task))) as writer:
         for key, made in rows:
             if isinstance(made, Reject | Finding):
@@ -196,9 +205,12 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
                 rejects += [made] if isinstance(made, Reject) else []
             else:
                 writer.add(key, made)
+                made_keys.append(key)
             tick(1)
         shard: Shard | None = writer.finish() if writer.rows else None
     tally.encoded[task.field] += 0 if shard is None else shard.rows
+    if len(tally.transient) > failed:  # the task is not finished; what was made of it is committed as a task of its own
+        task = replace(task, key=digest_json({"kind": "begun", "task": task.key, "rows": made_keys}))
     commit(job.cache, task, shard, rejects, provenance(device, time.monotonic() - begun))
 
 

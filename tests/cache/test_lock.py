@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -60,3 +62,18 @@ def test_windows_has_no_such_lock(cache: Cache, monkeypatch: pytest.MonkeyPatch)
         pass
     with pytest.raises(CacheError, match="this system has no lock"), hold(cache, alone=True):
         pass
+
+
+def test_whoever_is_patient_waits(cache: Cache) -> None:
+    holding = threading.Event()
+
+    def clean() -> None:
+        with hold(cache, alone=True):
+            holding.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=clean)
+    thread.start()
+    holding.wait()
+    with hold(cache, alone=False, patience=20):
+        thread.join()

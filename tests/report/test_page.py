@@ -174,3 +174,16 @@ def test_the_plot_has_a_mark_for_each_size():
 
 def test_a_plot_of_nothing():
     assert bucket_plot({}, {}) == ""
+
+
+@pytest.mark.parametrize("target", ["photos/0.png", "m.json", "cache/latentry.json", "cache/page.html", "mine.html"])
+def test_a_page_replaces_nothing_that_is_not_a_page(prep, photos, tiny_model, tmp_path, target):
+    prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
+         "--resolution", 96, "--step", 16)
+    (tmp_path / "mine.html").write_text("<html>mine</html>")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = prep("inspect", tmp_path / "m.json", "--html", tmp_path / target)
+    assert result.code == 5, result.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    for _ in range(2):  # a page of ours is replaced
+        assert prep("inspect", tmp_path / "m.json", "--html", tmp_path / "new.html").code == 0
