@@ -114,3 +114,9 @@ def test_masks_inside_pictures_are_refused(prep, photos, tmp_path):
     assert result.code == 5 and "masks" in result.err
     result = prep("mask", photos, "--with", "alpha", "-o", photos / "made")
     assert result.code == 5 and "lies inside pictures" in result.err
+
+
+def test_an_output_that_may_not_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(PathError, match="cannot be written: no permission to write in"):
+        paths.check_output(tmp_path / "m.json", "manifest", lambda _: True)
