@@ -19,6 +19,7 @@ from prep.cache.tables import FINDINGS, SAMPLES, SHARDS, read_table
 from prep.errors import CacheError, UsageError
 from prep.manifest import Manifest
 from prep.parse import suggest
+from prep.report.words import safe
 
 SUGGEST_AMONG = 20_000  # names; looking for a near one among more takes seconds
 
@@ -84,10 +85,11 @@ def look_up(audit: Audit, name: str) -> dict[str, Any]:
     if not numbers:
         ends = pc.ends_with(column, pattern="/" + PurePosixPath(name).name)
         numbers = pc.indices_nonzero(ends).to_pylist()
-    findings = [one for one in audit.findings if one["path"] == name]
+    labels = {name, *(f"source[{source}]/{name}" for source in range(len(audit.manifest.sources)))}
+    findings = [one for one in audit.findings if one["path"] in labels]
     if not numbers and not findings:
-        near = suggest(name, column.to_pylist()) if len(column) <= SUGGEST_AMONG else ""
-        raise UsageError(f"manifest has no sample '{name}', expected one of its {len(column)} names{near}",
+        near = safe(suggest(name, column.to_pylist())) if len(column) <= SUGGEST_AMONG else ""
+        raise UsageError(f"manifest has no sample '{safe(name)}', expected one of its {len(column)} names{near}",
                          hint="prep inspect MANIFEST --json lists the pictures that were rejected")
     keys = Keys(audit)
     return {"format": "latentry/sample", "version": 1, "findings": findings,

@@ -27,12 +27,12 @@ def scan(
     from prep.report.terminal import findings_table
     from prep.scan import as_json as document
     from prep.scan import scan as scan_all
-    from prep.survey import walk_all
+    from prep.survey import walk_labelled
 
     _quiet_pillow()
     recipe = opt.recipe_of(source, mask=mask if source.suffix != ".toml" else None)
-    with progress("scanning", None, unit="pictures", shown=not quiet) as tick:
-        report = scan_all(walk_all(recipe), jobs=jobs, tick=tick)
+    report = scan_all(walk_labelled(recipe), jobs=jobs,
+                      progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
     if as_json:
         put_json(document(report))
     else:

@@ -23,6 +23,7 @@ from prep.paths import Place, check_apart, check_output, resolve
 from prep.prompts import PromptPair, read_prompts
 from prep.recipe import Recipe
 from prep.records import Finding
+from prep.report.words import rejected_line, safe
 
 FACTS = "facts.sqlite"  # in the cache; disposable
 PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
@@ -65,8 +66,7 @@ class Report:
         """The document of `--json`."""
         return {"manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
                 "encoded": dict(self.encoded), "reused": dict(self.reused),
-                "rejected": [{"path": one.path, "code": one.code, "severity": one.severity, "detail": one.detail}
-                             for one in self.rejected],
+                "rejected": [one.as_json() for one in self.rejected],
                 "bytes": self.bytes, "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float) -> str:
@@ -75,10 +75,10 @@ class Report:
         done = ", ".join(f"{count} {field}" for field, count in self.encoded.items())
         kept = ", ".join(f"{count} {field}" for field, count in self.reused.items())
         lines = [f"{verb}: {done} ({size}); reused: {kept}"]
-        lines += [f"rejected: {one.path}: {one.code}: {one.detail}" for one in self.rejected]
+        lines += [rejected_line(one) for one in self.rejected]
         if not self.dry_run:
             roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
-            lines.append(f"{self.manifest}: {roles} samples in {seconds:.1f} s")
+            lines.append(f"{safe(str(self.manifest))}: {roles} samples in {seconds:.1f} s")
         return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from prep.parse import suggest
 from prep.paths import Place, check_apart, check_not_cache
 from prep.recipe import Recipe
 from prep.records import Item
+from prep.report.words import rejected_line, safe
 from prep.survey import walk_all
 
 
@@ -36,12 +37,11 @@ def mask_all(recipe: Recipe, *, method: str, output: Path, colour: str, toleranc
 def as_json(made: Made, output: Path) -> dict[str, Any]:
     """The document of `prep mask --json`."""
     return {"directory": str(output), "written": made.written, "kept": made.kept, "skipped": made.skipped,
-            "findings": [{"path": one.path, "code": one.code, "severity": one.severity, "detail": one.detail}
-                         for one in made.findings]}
+            "findings": [one.as_json() for one in made.findings]}
 
 
 def as_text(made: Made, output: Path) -> str:
     """A few lines for people."""
-    lines = [f"{output}: {made.written} masks written, {made.kept} there already, "
+    lines = [f"{safe(str(output))}: {made.written} masks written, {made.kept} there already, "
              f"{made.skipped} pictures need none (all white)"]
-    return "\n".join([*lines, *(f"rejected: {one.path}: {one.code}: {one.detail}" for one in made.findings)])
+    return "\n".join([*lines, *(rejected_line(one) for one in made.findings)])

@@ -11,7 +11,7 @@ square of the number of pictures: about 3 s for 1,000 and 5 minutes for 10,000 o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +59,13 @@ class _Way:
     mirror: int  # the axis along which a mirror image is flipped
 
 
-def near_duplicates(thumbs: Sequence[Thumb]) -> tuple[Near, ...]:
+def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lambda _: None) -> tuple[Near, ...]:
     """All pairs that show one photo, each once at its best score, in the order of indices."""
     best: dict[tuple[int, int], Near] = {}
-    for way in (_way([thumb.across for thumb in thumbs], 1), _way([thumb.down for thumb in thumbs], 0)):
-        for index in range(len(thumbs)):
+    ways = _way([thumb.across for thumb in thumbs], 1), _way([thumb.down for thumb in thumbs], 0)
+    for index in range(len(thumbs)):
+        tick(1)
+        for way in ways:
             for near in _search(way, index):
                 pair = near.first, near.second
                 if pair not in best or best[pair].score < near.score:

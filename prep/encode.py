@@ -29,7 +29,7 @@ from prep.recipe import Recipe
 from prep.records import Task
 from prep.sizes import Rules
 from prep.specs import Specs, text_width
-from prep.survey import Survey, survey
+from prep.survey import Survey, label, survey
 from prep.wants import Contexts, Wants, wants_of
 
 Tick = Callable[[int], object]
@@ -87,7 +87,7 @@ def prediction_of(model: Path) -> str:
 
 def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
     """Bucket and placement of each surveyed item, in the survey's order."""
-    return bucketing(((item.item.name, item.size) for item in surveyed.items), rules_of(recipe))
+    return bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), rules_of(recipe))
 
 
 def rules_of(recipe: Recipe) -> Rules:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 
-EXIT_DONE = 0
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_BUG = 70

@@ -7,7 +7,7 @@ stopped.
 
 from __future__ import annotations
 
-import os
+import errno
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,14 +18,15 @@ import numpy as np
 from prep import images
 from prep.cache.files import write_whole
 from prep.errors import PathError, UsageError
+from prep.paths import is_inside, resolve, same_place
 from prep.records import Finding, Item, Size
+from prep.report.words import safe
 from prep.sources.blob import read_blob
 from prep.sources.folders import MASK
 
 Method = Literal["alpha", "color"]
 Outcome = Literal["written", "kept", "skipped"]
 METHODS: dict[Method, str] = {"alpha": "opaque parts train", "color": "what differs from the background colour trains"}
-LONGEST_NAME = 255  # bytes; ext4, XFS, APFS and NTFS (there: characters)
 ASPECT = 0.01  # relative: how far a mask's aspect may be off before it is another picture's mask
 
 
@@ -57,14 +58,18 @@ def make_masks(items: Iterable[Item], *, method: Method, out: Path, colour: str 
 
     `color`: a pixel trains when one of its channels is further than `tolerance` (0-255) from `colour`. `force` writes
     masks anew that are there. Raises `UsageError` for a colour or tolerance that is none, `PathError` where `out`
-    cannot be written.
+    cannot be written, or where a link in it leads elsewhere.
     """
     _check(method, colour, tolerance)
     counts: dict[Outcome, int] = {"written": 0, "kept": 0, "skipped": 0}
     findings: list[Finding] = []
     done: set[Path] = set()
+    checked: set[Path] = set()
     for item in items:
         target = out / mask_path(item.name)
+        if target.parent not in checked:
+            _check_below(target.parent, out)
+            checked.add(target.parent)
         if target in done:  # two pictures of one stem share the first one's mask
             outcome: Outcome | Finding = "kept"
         else:
@@ -108,13 +113,21 @@ def _check(method: str, colour: str, tolerance: int) -> None:
         raise UsageError(str(error), hint="prep mask SOURCE --with color --color '#00ff00' -o DIR") from None
 
 
+def _check_below(folder: Path, out: Path) -> None:
+    """Raises `PathError` when a link in `out` makes `folder` lie elsewhere, beside the pictures perhaps."""
+    at, top = resolve(folder), resolve(out)
+    if not same_place(at, top) and not is_inside(at, top):
+        raise PathError(f"{safe(str(folder))} leads to {safe(str(at))}, expected a directory below {safe(str(top))}",
+                        hint="remove the link, or choose another directory: -o DIR")
+
+
 def _make_one(item: Item, method: Method, colour: str, tolerance: int, target: Path, force: bool) -> Outcome | Finding:
     """Writes one mask, unless it is there or would be white everywhere."""
-    if len(os.fsencode(target.name)) > LONGEST_NAME:
-        return Finding(path=item.name, code="name-too-long", severity="error",
-                       detail=f"its mask's name would be longer than the {LONGEST_NAME} bytes that file systems allow")
-    if target.exists() and not force:
-        return "kept"
+    try:
+        if target.exists() and not force:
+            return "kept"
+    except OSError as error:
+        return _no_room(item, target, error)
     try:
         mask = _pixels(item, method, colour, tolerance)
     except OSError as error:
@@ -124,8 +137,21 @@ def _make_one(item: Item, method: Method, colour: str, tolerance: int, target: P
         return Finding(path=item.name, code=error.code, severity="error", detail=error.detail)
     if mask.min() == 255:
         return "skipped"
-    _write(target, images.encode_png(mask))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, images.encode_png(mask))
+    except OSError as error:
+        return _no_room(item, target, error)
     return "written"
+
+
+def _no_room(item: Item, target: Path, error: OSError) -> Finding:
+    """The finding for a name that the file system of `target` does not take. Raises `PathError` for another error."""
+    if error.errno != errno.ENAMETOOLONG:
+        raise PathError(f"cannot write mask {safe(str(target))}: {error.strerror or error}",
+                        hint="choose another directory: -o DIR") from None
+    return Finding(path=item.name, code="name-too-long", severity="error",
+                   detail="the name or path of its mask would be longer than the file system allows")
 
 
 def _pixels(item: Item, method: Method, colour: str, tolerance: int) -> images.Pixels:
@@ -134,13 +160,3 @@ def _pixels(item: Item, method: Method, colour: str, tolerance: int) -> images.P
         return np.asarray(images.decode_mask(read_blob(item.mask)))
     data = read_blob(item.picture)
     return alpha_mask(data) if method == "alpha" else colour_mask(data, colour=colour, tolerance=tolerance)
-
-
-def _write(target: Path, data: bytes) -> None:
-    """Writes `target` whole or not at all. Raises `PathError`."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, data)
-    except OSError as error:
-        raise PathError(f"cannot write mask {target}: {error.strerror or error}",
-                        hint="choose another directory: -o DIR") from None

@@ -16,6 +16,7 @@ from prep.bucket import Bucketed, Bucketing
 from prep.plan import Indices, StepPlan, Underfill, step_plan
 from prep.recipe import Recipe
 from prep.records import Size, Surveyed
+from prep.survey import label
 from prep.wants import roles_of, seats_of
 
 
@@ -65,7 +66,7 @@ class Outlook:
 def showings_of(recipe: Recipe, items: Sequence[Surveyed], bucketing: Bucketing) -> tuple[Showing, ...]:
     """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
     seats = seats_of(items, roles_of(recipe, items)[0], bucketing)
-    return tuple(Showing(id=seat.id, name=seat.item.item.name, bucket=seat.placement.bucket,
+    return tuple(Showing(id=seat.id, name=label(recipe, seat.item.item), bucket=seat.placement.bucket,
                          repeats=recipe.sources[seat.item.item.source].repeats)
                  for seat in seats if seat.role != "validation")  # fmt: skip
 
@@ -109,8 +110,7 @@ def as_json(outlook: Outlook) -> dict[str, Any]:
         "left_out": outlook.left_out, "repeated": outlook.repeated,
         "merges": [{"bucket": list(merge.bucket), "into": list(merge.into), "pictures": merge.pictures}
                    for merge in bucketing.merges],
-        "findings": [{"path": one.path, "code": one.code, "severity": one.severity, "detail": one.detail}
-                     for one in bucketing.findings],
+        "findings": [one.as_json() for one in bucketing.findings],
         "pictures": [_picture(one) for one in bucketing.pictures],
     }
 

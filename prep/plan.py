@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from prep.draw import choose_validation, draw_key, is_validation, permute, philox, plan_key
 from prep.errors import ConfigError, EmptyPlanError
 from prep.records import Size
+from prep.report.words import names_of
 
 # What is drawn is asked for here, beside the plan it belongs to.
 __all__ = ["MicroBatch", "StepPlan", "Underfill", "choose_validation", "deal", "draw_key", "is_validation", "permute",
@@ -188,8 +189,7 @@ def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = 
         raise EmptyPlanError("there is no training sample, expected at least 1",
                              hint="see why with: prep scan SOURCE, or lower validation.fraction")
     buckets = [f"{width}x{height}: {count}" for (width, height), count in zip(sizes, plan.counts, strict=True) if count]
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    who = f" ({', '.join(names[:10])}{more})" if names else ""
+    who = f" ({names_of(names, 10)})" if names else ""
     raise EmptyPlanError(
         f"underfill '{plan.underfill}' leaves out all {sum(plan.counts)} samples{who}, expected at least one step of "
         f"batch_size {plan.batch_size} in micro-batches of {plan.micro_batch}; samples by bucket: {', '.join(buckets)}",

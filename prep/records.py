@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Size = tuple[int, int]  # (width, height)
 Severity = Literal["error", "warning", "info"]
@@ -19,10 +19,14 @@ DType = Literal["bfloat16", "float16", "float32", "uint8"]
 class Finding:
     """What is to be said of one file."""
 
-    path: str  # the item's name, or a path as the user knows it
+    path: str  # the item's name, with its source before it where a recipe has several; or a path as the user knows it
     code: str  # stable, kebab-case
     severity: Severity
     detail: str  # for people: what was seen, what was wanted
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding in every document of `--json`."""
+        return {"path": self.path, "code": self.code, "severity": self.severity, "detail": self.detail}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -19,6 +20,8 @@ from prep.examine import Examined, Identity, check_item, finding
 from prep.records import Finding, Item
 
 Tick = Callable[[int], object]
+Progress = Callable[[str, int | None, str], AbstractContextManager[Tick]]  # title, total, unit
+Named = tuple[str, Identity]  # a picture's name, and what its copies are known by
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,31 +37,38 @@ class Report:
         return sum(one.severity == severity for one in self.findings)
 
 
-def scan(items: Iterable[Item | Finding], *, jobs: int, tick: Tick = lambda _: None) -> Report:
-    """The report on `items`, as a source yields them; its findings are taken over. `tick(1)` after each picture."""
+def silent(_title: str, _total: int | None, _unit: str) -> AbstractContextManager[Tick]:
+    """A `Progress` that nobody sees."""
+    return nullcontext(lambda _: None)
+
+
+def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent) -> Report:
+    """The report on `items`, as a source yields them; its findings are taken over."""
     findings: list[Finding] = []
-    identities: list[tuple[str, Identity]] = []
+    identities: list[Named] = []
     pictures = samples = 0
-    for result in _examined(items, jobs):
-        if isinstance(result, Finding):
-            findings.append(result)
-            continue
-        pictures, samples = pictures + 1, samples + result.usable
-        findings.extend(result.findings)
-        if result.identity is not None:
-            identities.append((result.name, result.identity))
-        tick(1)
-    findings.extend(copies(identities))
+    with progress("scanning", None, "pictures") as tick:
+        for result in _examined(items, jobs):
+            if isinstance(result, Finding):
+                findings.append(result)
+                continue
+            pictures, samples = pictures + 1, samples + result.usable
+            findings.extend(result.findings)
+            if result.identity is not None:
+                identities.append((result.name, result.identity))
+            tick(1)
+    copied, distinct = copies(identities)
+    with progress("comparing", len(distinct), "pictures") as tick:
+        near = near_copies(distinct, tick)
+    findings += [*copied, *near]
     ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
     return Report(pictures=pictures, samples=samples, findings=tuple(ordered))
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """The document of `prep scan --json`."""
-    findings = [{"path": one.path, "code": one.code, "severity": one.severity, "detail": one.detail}
-                for one in report.findings]
     return {"format": "latentry/scan", "version": 1, "pictures": report.pictures, "samples": report.samples,
-            "findings": findings}
+            "findings": [one.as_json() for one in report.findings]}
 
 
 def _examined(items: Iterable[Item | Finding], jobs: int) -> Iterator[Examined | Finding]:
@@ -79,42 +89,45 @@ def _examined(items: Iterable[Item | Finding], jobs: int) -> Iterator[Examined |
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
 
-def copies(identities: Sequence[tuple[str, Identity]]) -> Iterator[Finding]:
-    """One finding for each picture that is a copy of another; the original of a group is passed over.
+def copies(identities: Iterable[Named]) -> tuple[list[Finding], list[Named]]:
+    """One finding for each exact copy of another picture, and the pictures that are none, by rank.
 
     The original is the largest, then the one with the shortest name: copies tend to have longer ones.
     """
-    ordered = sorted(identities, key=_rank)
     files: dict[str, str] = {}
     pixels: dict[str, str] = {}
-    distinct: list[tuple[str, Identity]] = []
-    for name, identity in ordered:
+    found: list[Finding] = []
+    distinct: list[Named] = []
+    for name, identity in sorted(identities, key=_rank):
         if identity.file in files:
-            yield finding(name, "exact-duplicate", f"same bytes as {files[identity.file]}")
+            found.append(finding(name, "exact-duplicate", f"same bytes as {files[identity.file]}"))
         elif identity.pixels in pixels:
-            yield finding(name, "pixel-duplicate", f"same pixels as {pixels[identity.pixels]}")
+            found.append(finding(name, "pixel-duplicate", f"same pixels as {pixels[identity.pixels]}"))
         else:
             distinct.append((name, identity))
         files.setdefault(identity.file, name)
         pixels.setdefault(identity.pixels, name)
-    yield from _near_copies(distinct)
+    return found, distinct
 
 
-def _rank(named: tuple[str, Identity]) -> tuple[int, int, str]:
+def _rank(named: Named) -> tuple[int, int, str]:
     name, identity = named
     return -identity.size[0] * identity.size[1], len(PurePosixPath(name).name), name
 
 
-def _near_copies(distinct: Sequence[tuple[str, Identity]]) -> Iterator[Finding]:
+def near_copies(distinct: Sequence[Named], tick: Tick) -> list[Finding]:
     """Near-duplicates among pictures sorted by rank, each reported once, against the first it resembles."""
     if len(distinct) > LIMIT:
-        yield finding(".", "duplicates-skipped", f"{len(distinct)} pictures; copies that are not exact are looked for "
-                                                 f"among up to {LIMIT}")
-        return
+        many = f"{len(distinct)} pictures; copies that are not exact are looked for among up to {LIMIT}"
+        return [finding(".", "duplicates-skipped", many)]
     found: dict[int, Near] = {}
-    for near in sorted(near_duplicates([identity.thumb for _, identity in distinct]), key=lambda near: near.mirrored):
+    alike = near_duplicates([identity.thumb for _, identity in distinct], tick)
+    for near in sorted(alike, key=lambda near: near.mirrored):
         found.setdefault(near.second, near)
-    for near in found.values():
-        code = "mirrored-duplicate" if near.mirrored else "near-duplicate"
-        alike = "the mirror image of" if near.mirrored else "nearly the same picture as"
-        yield finding(distinct[near.second][0], code, f"{alike} {distinct[near.first][0]} ({near.score:.3f} of 1)")
+    return [_near_finding(near, distinct) for near in found.values()]
+
+
+def _near_finding(near: Near, distinct: Sequence[Named]) -> Finding:
+    code = "mirrored-duplicate" if near.mirrored else "near-duplicate"
+    alike = "the mirror image of" if near.mirrored else "nearly the same picture as"
+    return finding(distinct[near.second][0], code, f"{alike} {distinct[near.first][0]} ({near.score:.3f} of 1)")

@@ -22,6 +22,7 @@ from prep.encode import Wanted
 from prep.errors import CacheError, PathError
 from prep.models.fingerprint import read_config
 from prep.records import Finding, RowRef, Sample
+from prep.survey import label
 from prep.wants import Prompt
 
 
@@ -71,16 +72,17 @@ def _split(wanted: Wanted, ledger: Ledger, refs: Mapping[str, RowRef],
         if not lacking:
             whole.append(sample)
             continue
+        path = label(wanted.recipe, sample)
         reject = next((reject for reject in map(ledger.rejected, lacking) if reject is not None), None)
         if reject is not None:
-            findings.append(Finding(path=sample.name, code=reject.code, severity="error", detail=reject.detail))
+            findings.append(Finding(path=path, code=reject.code, severity="error", detail=reject.detail))
         else:
-            findings.append(said.get(sample.name) or _unmade(sample))
+            findings.append(said.get(path) or _unmade(path))
     return whole, findings
 
 
-def _unmade(sample: Sample) -> Finding:
-    return Finding(path=sample.name, code="not-encoded", severity="error",
+def _unmade(path: str) -> Finding:
+    return Finding(path=path, code="not-encoded", severity="error",
                    detail="its rows could not be made in this run; run the command again")
 
 

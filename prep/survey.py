@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep import captions, images
 from prep.digest import digest_bytes
 from prep.errors import ConfigError
 from prep.facts import Facts
-from prep.paths import check_source
 from prep.recipe import CaptionChoice, Recipe
-from prep.records import Blob, Finding, Item, Surveyed
+from prep.records import Blob, Finding, Item, Sample, Surveyed
+from prep.report.words import names_of
 from prep.sources.blob import read_blob
-from prep.sources.directory import walk
+from prep.sources.directory import MaskFolder, walk
+from prep.sources.folders import printable
 
 Tick = Callable[[int], object]
 
@@ -33,10 +34,28 @@ class Survey:
 
 
 def walk_all(recipe: Recipe) -> Iterator[Item | Finding]:
-    """Everything in a recipe's sources. Raises `PathError`."""
+    """Everything in a recipe's sources; paths of findings are labels. Raises `PathError`."""
+    masks = MaskFolder.read(recipe.mask) if isinstance(recipe.mask, Path) else recipe.mask
     for number, source in enumerate(recipe.sources):
-        check_source(source.path)
-        yield from walk(source.path, source=number, mask_from=recipe.mask)
+        for one in walk(source.path, source=number, mask_from=masks):
+            yield replace(one, path=_label(recipe, number, one.path)) if isinstance(one, Finding) else one
+    if isinstance(masks, MaskFolder):
+        yield from masks.orphans()
+
+
+def walk_labelled(recipe: Recipe) -> Iterator[Item | Finding]:
+    """The same, and items have their labels for names: for reports, which look nothing up by name."""
+    for one in walk_all(recipe):
+        yield replace(one, name=label(recipe, one)) if isinstance(one, Item) else one
+
+
+def label(recipe: Recipe, item: Item | Sample) -> str:
+    """What findings call an item, unique in its recipe: its name, with several sources below `source[1]/`."""
+    return _label(recipe, item.source, item.name)
+
+
+def _label(recipe: Recipe, source: int, name: str) -> str:
+    return name if len(recipe.sources) == 1 else f"source[{source}]/{name}"
 
 
 def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: None) -> Survey:
@@ -65,20 +84,23 @@ def _only_items(found: Iterable[Item | Finding]) -> list[Item]:
 
 def _survey_item(item: Item, recipe: Recipe, facts: Facts) -> Surveyed | Finding:
     """The item, read and understood, or the reason why it cannot be used."""
+    what: tuple[str, Blob | None] = "", None  # that is being read, where it is not the picture
     try:
         header = facts.of(item.picture.path, "picture", _picture_facts)
         if "code" in header:
-            return _reject(item, str(header["code"]), str(header["detail"]))
+            return _reject(recipe, item, str(header["code"]), str(header["detail"]))
         if header["alpha"] and recipe.image.alpha == "reject":
-            return _reject(item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
+            return _reject(recipe, item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
+        what = "caption", item.caption
         words = _captions(item, recipe.caption)
+        what = "mask", item.mask
         mask = _mask_digest(item.mask, facts)
     except OSError as error:
-        return _reject(item, "unreadable-file", f"cannot be read: {error.strerror or error}")
+        return _reject(recipe, item, "unreadable-file", f"{_its(*what)}cannot be read: {error.strerror or error}")
     except captions.BadCaption as error:
-        return _reject(item, error.code, error.detail)
-    if isinstance(words, Finding):
-        return words
+        return _reject(recipe, item, error.code, error.detail)
+    if words is None:
+        return _reject(recipe, item, "missing-caption", "has no caption, or an empty one")
     return Surveyed(item=item, picture=header["digest"], size=(header["width"], header["height"]),
                     has_alpha=header["alpha"], captions=words, mask=mask)
 
@@ -98,14 +120,19 @@ def _mask_digest(mask: Blob | None, facts: Facts) -> str | None:
     return str(facts.of(mask.path, "file", lambda data: {"digest": digest_bytes(data)})["digest"])
 
 
-def _captions(item: Item, choice: CaptionChoice) -> tuple[str, ...] | Finding:
-    """The item's captions; for a missing or empty one what the recipe's policy says."""
+def _its(what: str, blob: Blob | None) -> str:
+    """Which of an item's files is meant; the picture needs no word."""
+    return "" if blob is None else f"its {what} {printable(blob.path.name)} "
+
+
+def _captions(item: Item, choice: CaptionChoice) -> tuple[str, ...] | None:
+    """The item's captions; for a missing or empty one what the recipe's policy says; `None` where it takes none."""
     if item.caption is not None:
         words = tuple(caption for caption in captions.read_caption(read_blob(item.caption)) if caption)
         if words:
             return words
     if choice.missing in ("stop", "reject"):
-        return _reject(item, "missing-caption", "has no caption, or an empty one")
+        return None
     return ({"empty": "", "constant": choice.constant, "filename": spoken_name(item.name)}[choice.missing],)
 
 
@@ -114,11 +141,10 @@ def spoken_name(name: str) -> str:
     return " ".join(PurePosixPath(name).stem.replace("_", " ").replace("-", " ").split())
 
 
-def _reject(item: Item, code: str, detail: str) -> Finding:
-    return Finding(path=item.name, code=code, severity="error", detail=detail)
+def _reject(recipe: Recipe, item: Item, code: str, detail: str) -> Finding:
+    return Finding(path=label(recipe, item), code=code, severity="error", detail=detail)
 
 
 def _stop(names: list[str]) -> None:
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    raise ConfigError(f"{len(names)} pictures have no caption: {shown}",
+    raise ConfigError(f"pictures without a caption ({len(names)}): {names_of(names, 8)}",
                       hint="write the captions, or choose --missing-caption reject, empty, filename or constant")

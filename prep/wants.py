@@ -16,7 +16,8 @@ from prep.keys import latent_key, mask_key, sample_id, text_key, unconditional_k
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import Blob, Finding, Placement, Role, Sample, Size, Surveyed, Text, View
-from prep.survey import Survey
+from prep.sources.folders import printable
+from prep.survey import Survey, label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,8 @@ class PictureWork:
     """A latent or mask row to be made from a file."""
 
     key: str
-    name: str  # of one sample that wants it, for messages
+    name: str  # the label of one item that wants it, for findings
+    file: str  # what messages call the blob
     blob: Blob
     digest: str  # that the blob's bytes must still have
     placement: Placement
@@ -97,7 +99,7 @@ def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Con
     latents: dict[str, PictureWork] = {}
     masks: dict[str, PictureWork] = {}
     for seat in seats_of(survey.items, roles, bucketing):
-        latent, mask = _latent_work(seat, recipe.image.alpha, contexts), _mask_work(seat, contexts)
+        latent, mask = _latent_work(seat, recipe, contexts), _mask_work(seat, recipe, contexts)
         latents.setdefault(latent.key, latent)
         if mask is not None:
             masks.setdefault(mask.key, mask)
@@ -146,28 +148,29 @@ def _order(item: Surveyed) -> tuple[int, str]:
     return item.item.source, item.item.name
 
 
-def _latent_work(seat: Seat, alpha: str, contexts: Contexts) -> PictureWork:
-    item = seat.item
-    key = latent_key(item.picture, seat.placement, alpha if item.has_alpha else None, contexts.latent)
-    return PictureWork(key=key, name=item.item.name, blob=item.item.picture, digest=item.picture,
+def _latent_work(seat: Seat, recipe: Recipe, contexts: Contexts) -> PictureWork:
+    item, name = seat.item, label(recipe, seat.item.item)
+    key = latent_key(item.picture, seat.placement, recipe.image.alpha if item.has_alpha else None, contexts.latent)
+    return PictureWork(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
                        placement=seat.placement)
 
 
-def _mask_work(seat: Seat, contexts: Contexts) -> PictureWork | None:
+def _mask_work(seat: Seat, recipe: Recipe, contexts: Contexts) -> PictureWork | None:
     """The mask's work; `None` for a picture without one, which reads as all ones."""
-    item = seat.item
+    item, name = seat.item, label(recipe, seat.item.item)
     if contexts.mask is None:
         return None
     if contexts.mask["origin"] == "alpha":
         if not item.has_alpha:
             return None
-        blob, digest = item.item.picture, item.picture
+        blob, digest, file = item.item.picture, item.picture, name
     elif item.item.mask is None or item.mask is None:
         return None
     else:
         blob, digest = item.item.mask, item.mask
+        file = f"{name}: its mask {printable(blob.path.name)}"
     key = mask_key(digest, seat.placement, contexts.mask)
-    return PictureWork(key=key, name=item.item.name, blob=blob, digest=digest, placement=seat.placement)
+    return PictureWork(key=key, name=name, file=file, blob=blob, digest=digest, placement=seat.placement)
 
 
 def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], contexts: Contexts) -> Sample:

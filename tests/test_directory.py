@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +88,15 @@ def test_masks_in_a_directory_of_their_own(tmp_path):
     items, findings = run(tmp_path / "in", tmp_path / "masks")
     names = {name: item.mask and item.mask.path.name for name, item in items.items()}
     assert names == {"a.jpg": "a-masklabel.png", "d.jpg": None, "sub/b.jpg": "b-masklabel.png", "sub/c.jpg": "c.webp"}
-    assert findings == {(str(tmp_path / "masks" / "sub" / "lost.png"), "orphan-mask")}
+    assert findings == {("masks/sub/lost.png", "orphan-mask")}
+
+
+def test_findings_do_not_depend_on_how_the_masks_directory_was_typed(tmp_path, monkeypatch):
+    make(tmp_path / "in", "a.jpg")
+    make(tmp_path / "mks", "sub/lost.png")
+    monkeypatch.chdir(tmp_path)
+    for typed in (Path("mks"), tmp_path / "mks", Path("in/../mks"), Path("./mks")):
+        assert run(tmp_path / "in", typed)[1] == {("masks/sub/lost.png", "orphan-mask")}
 
 
 def test_a_mask_of_another_directory_is_not_taken(tmp_path):

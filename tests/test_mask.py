@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -108,13 +110,57 @@ def test_two_pictures_of_one_stem_share_the_first_ones_mask(tmp_path):
     assert (read(tmp_path / "masks" / "a-masklabel.png") == 10).all()
 
 
-def test_names_without_room_for_a_mask(tmp_path):
+def test_names_with_and_without_room_for_a_mask(tmp_path):
+    """255 bytes are the most; what is staged on the way is no longer than the mask."""
     (tmp_path / "in").mkdir()
-    name = "x" * 250 + ".png"
-    Image.new("LA", (8, 8), (0, 10)).save(tmp_path / "in" / name)
-    (finding,) = make_masks(items(tmp_path / "in"), method="alpha", out=tmp_path / "masks").findings
-    assert (finding.path, finding.code) == (name, "name-too-long")
-    assert finding.detail == "its mask's name would be longer than the 255 bytes that file systems allow"
+    for name in ("a.png", "x" * 251 + ".png", "y" * 241 + ".png", "z.png"):
+        Image.new("LA", (8, 8), (0, 10)).save(tmp_path / "in" / name)
+    made = make_masks(items(tmp_path / "in"), method="alpha", out=tmp_path / "masks")
+    assert names(tmp_path / "masks") == ["a-masklabel.png", "y" * 241 + "-masklabel.png", "z-masklabel.png"]
+    (finding,) = made.findings
+    assert (finding.path, finding.code) == ("x" * 251 + ".png", "name-too-long")
+    assert finding.detail == "the name or path of its mask would be longer than the file system allows"
+
+
+def test_a_file_system_of_shorter_names(pictures, tmp_path, monkeypatch):
+    def short(path, data):
+        raise OSError(errno.ENAMETOOLONG, "File name too long", str(path))
+
+    monkeypatch.setattr("prep.mask.write_whole", short)
+    made = make_masks(items(pictures), method="alpha", out=tmp_path / "masks")
+    assert (made.written, [one.code for one in made.findings]) == (0, ["empty-file", "name-too-long"])
+
+
+@pytest.mark.parametrize("target", ["in/sub", "elsewhere", "in"])
+def test_links_never_lead_masks_out_of_their_directory(pictures, tmp_path, target):
+    out = tmp_path / "masks"
+    out.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (out / "sub").symlink_to(tmp_path / target)
+    before = names(tmp_path)
+    green = [one for one in items(pictures) if one.name == "sub/green.png"]
+    with pytest.raises(PathError, match=r"masks/sub leads to .*, expected a directory below .*masks") as caught:
+        make_masks(green, method="color", colour="#00ff00", out=out)
+    assert caught.value.hint == "remove the link, or choose another directory: -o DIR"
+    assert names(tmp_path) == before
+
+
+def test_links_inside_the_masks_directory_and_to_it_are_fine(pictures, tmp_path):
+    (tmp_path / "real" / "other").mkdir(parents=True)
+    (tmp_path / "real" / "sub").symlink_to("other")
+    (tmp_path / "masks").symlink_to("real")
+    made = make_masks(items(pictures), method="color", colour="#00ff00", out=tmp_path / "masks")
+    assert made.written == 2
+    assert names(tmp_path / "real") == ["clear-masklabel.png", "other/green-masklabel.png"]
+
+
+def test_a_link_for_a_mask_is_replaced_and_not_followed(pictures, tmp_path):
+    out, original = tmp_path / "masks", (pictures / "plain.png").read_bytes()
+    out.mkdir()
+    (out / "clear-masklabel.png").symlink_to(pictures / "plain.png")
+    assert make_masks(items(pictures), method="alpha", out=out, force=True).written == 1
+    assert (pictures / "plain.png").read_bytes() == original
+    assert (read(out / "clear-masklabel.png") == ALPHA).all()
 
 
 def test_files_that_are_gone(pictures, tmp_path):

@@ -82,5 +82,5 @@ def test_showings_have_the_ids_that_encode_gives():
              surveyed("tiny.png", (9, 9))]
     recipe = Recipe(sources=(Source(path=Path("p"), repeats=2), Source(path=Path("q"), role="validation")))
     found = showings_of(recipe, items, placed(items))
-    assert [(one.name, one.repeats) for one in found] == [("a.png", 2), ("b.png", 2)]
+    assert [(one.name, one.repeats) for one in found] == [("source[0]/a.png", 2), ("source[0]/b.png", 2)]
     assert len({one.id for one in found}) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -185,10 +186,17 @@ def source(tmp_path):
 
 
 def test_a_whole_source(tmp_path):
-    ticks = []
-    report = scan(walk(source(tmp_path), source=0, mask_from="none"), jobs=2, tick=ticks.append)
+    stages = []
+
+    @contextmanager
+    def progress(title, total, unit):
+        ticks = []
+        yield ticks.append
+        stages.append((title, total, unit, sum(ticks)))
+
+    report = scan(walk(source(tmp_path), source=0, mask_from="none"), jobs=2, progress=progress)
     assert (report.pictures, report.samples) == (7, 6)
-    assert ticks == [1] * 7
+    assert stages == [("scanning", None, "pictures", 7), ("comparing", 4, "pictures", 4)]
     told = {(one.path, one.code): one.detail for one in report.findings if one.code != "missing-caption"}
     assert told == {
         ("broken.png", "not-an-image"): told[("broken.png", "not-an-image")],

@@ -94,9 +94,9 @@ def protect(path: Path) -> None:
 
 
 def beside(path: Path, staging: Path | None = None) -> Path:
-    """A fresh hidden name in the directory of `path`, or in `staging`: without the file's own, which may be of any length.
+    """A fresh hidden name in the directory of `path`, or in `staging`; the umask decides its mode, unlike mkstemp's.
 
-    The umask decides its mode, unlike mkstemp's.
+    The file's own name is not in it: that may be as long as names can be.
     """
     return (staging or path.parent) / f".{secrets.token_hex(8)}.partial"
 

@@ -155,11 +155,11 @@ def _from_file(work: PictureWork, make: Callable[[bytes], Any]) -> np.ndarray[An
         data = read_blob(work.blob)
         if digest_bytes(data) != work.digest:
             return Finding(path=work.name, code="changed-meanwhile", severity="error",
-                           detail=f"{work.name} changed while it was being encoded; run the command again")
+                           detail=f"{work.file} changed while it was being encoded; run the command again")
         return make(data)  # type: ignore[no-any-return]
     except OSError as error:
         return Finding(path=work.name, code="unreadable-file", severity="error",
-                       detail=f"{work.name} cannot be read: {error.strerror or error}")
+                       detail=f"{work.file} cannot be read: {error.strerror or error}")
     except images.BadPicture as error:
         return Reject(key=work.key, code=error.code, detail=error.detail)
 

@@ -43,11 +43,6 @@ class TextEncoder:
         _, negative = self._pipeline.encode_prompt("", self._device, 1, True)
         return {"hidden": stored(negative.float().cpu(), self._dtype)[0]}
 
-    def token_counts(self, captions: Sequence[str]) -> list[int]:
-        """Tokens of each caption, with begin and end, before anything is cut off."""
-        ids = self._pipeline.tokenizer(list(captions), padding=False, truncation=False).input_ids
-        return [len(one) for one in ids]
-
     def _again(self, caption: str) -> Arrays | None:
         usual = self._pipeline.text_encoder.dtype
         self._pipeline.text_encoder.to(torch.float32)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prep.records import Finding
+
 
 def safe(text: str) -> str:
     """`text` with everything that is not plainly printable (escape sequences, bidi marks, newlines) spelled out."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode()
                    for one in text)
+
+
+def rejected_line(found: Finding) -> str:
+    """What is said of a picture that is left out."""
+    return f"rejected: {safe(found.path)}: {found.code}: {safe(found.detail)}"
 
 
 def size_of(size: Sequence[int]) -> str:
@@ -25,6 +32,6 @@ def bytes_of(count: int) -> str:
 
 
 def names_of(names: Sequence[str], limit: int) -> str:
-    """The first `limit` names, and how many more there are."""
+    """The first `limit` names, spelled out, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(safe(name) for name in names[:limit]) + more

@@ -21,19 +21,21 @@ _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sampl
 MaskFrom = Literal["none", "sidecar", "alpha"] | Path
 
 
-def walk(root: Path, *, source: int, mask_from: MaskFrom) -> Iterator[Item | Finding]:
+def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder) -> Iterator[Item | Finding]:
     """The items below `root` and what is to be said on the way; nothing is opened. Raises `PathError` for a bad root.
 
-    `mask_from`: `sidecar` looks beside the pictures, a path looks in that directory, `none` and `alpha` look nowhere.
+    `mask_from`: `sidecar` looks beside the pictures, `none` and `alpha` look nowhere, a path looks in that directory;
+    so does a `MaskFolder`, which several sources may share: it is asked for its orphans when all have been walked.
     """
     check_source(root)
-    masks = MaskFolder.read(mask_from) if isinstance(mask_from, Path) else None
+    own = MaskFolder.read(mask_from) if isinstance(mask_from, Path) else None
+    masks = mask_from if isinstance(mask_from, MaskFolder) else own
     unused = 0
     for folder in folders_below(root):
         yield from _pair(folder, source, masks, sidecar=mask_from == "sidecar")
         unused += len(folder.masks) if mask_from == "none" else 0
-    if masks is not None:
-        yield from masks.orphans()
+    if own is not None:
+        yield from own.orphans()
     if unused:
         yield Finding(path=".", code="masks-unused", severity="info",
                       detail=f"{unused} masks lie beside the pictures; --mask sidecar uses them")
@@ -102,7 +104,8 @@ class MaskFolder:
         return found
 
     def orphans(self) -> Iterator[Finding]:
-        """A finding for each mask that nobody asked for."""
+        """A finding for each mask that nobody asked for; its path is `masks/` and its place below the root."""
         for path in sorted(set(self.by_stem.values()) - self.used):
-            yield Finding(path=printable(str(path)), code="orphan-mask", severity="warning",
+            place = printable(path.relative_to(self.root).as_posix())
+            yield Finding(path=f"masks/{place}", code="orphan-mask", severity="warning",
                           detail="mask without a picture")

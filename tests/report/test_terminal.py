@@ -9,7 +9,7 @@ from prep.bucket import bucketing
 from prep.outlook import Showing, outlook_of
 from prep.records import Finding
 from prep.report.terminal import findings_table, inspect_tables, outlook_tables, sample_text, verify_tables
-from prep.report.words import bytes_of, safe
+from prep.report.words import bytes_of, names_of, safe
 from prep.sizes import Rules
 from prep.verify import verify
 
@@ -113,6 +113,11 @@ def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch):
     text = findings_table([Finding(path=name, code="c", severity="info", detail="")], pictures=1, usable=1)
     assert text.count("n") >= 100
     assert max(map(len, text.splitlines()[:-1])) <= 40
+
+
+def test_names_in_a_line():
+    assert names_of(["a", "b\nerror: c", "d"], 2) == "a, b\\nerror: c and 1 more"
+    assert names_of(["a"], 2) == "a"
 
 
 @pytest.mark.parametrize(("count", "text"), [(5, "5 bytes"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"),
