@@ -1,0 +1,136 @@
+"""What findings call a file: one name for each, whatever was typed, and lines that no name can forge."""
+
+from __future__ import annotations
+
+import pytest
+from pictures import draw, draw_mask
+
+from prep import command_encode, command_mask
+from prep.errors import EmptyPlanError
+from prep.mask import Made
+from prep.plan import require_steps, step_plan
+from prep.records import Finding
+from prep.report.words import rejected_line
+
+FORGED = "b\nerror: fake.png"
+SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--quiet")
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A recipe of two sources that have files of the same names: a good one, one that is none, one without caption."""
+    (tmp_path / "mks").mkdir()
+    for source in ("one", "two"):
+        for name in ("good.png", "sub/alone.png"):
+            draw(tmp_path / source / name, (96, 96), seed=len(source + name))
+        (tmp_path / source / "good.txt").write_text("a good one")
+        (tmp_path / source / "bad.png").write_bytes(b"no picture")
+        draw_mask(tmp_path / "mks" / f"{source}.png", (96, 96))
+    draw(tmp_path / "two" / "two.png", (96, 96), seed=9).with_suffix(".txt").write_text("of two")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[mask]\nfrom = 'mks'\n[caption]\nmissing = 'reject'\n"
+                      "[[source]]\npath = 'one'\n[[source]]\npath = 'two'\n")
+    return recipe
+
+
+BAD = {("source[0]/bad.png", "not-an-image"), ("source[1]/bad.png", "not-an-image")}
+ALONE = {("source[0]/sub/alone.png", "missing-caption"), ("source[1]/sub/alone.png", "missing-caption")}
+
+
+def said(findings):
+    return {(one["path"], one["code"]) for one in findings}
+
+
+def test_files_of_several_sources_are_told_apart(prep, two, tiny_model, tmp_path):
+    encoded = prep("encode", two, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--model", tiny_model,
+                   *SMALL, "--json")
+    assert encoded.code == 0 and said(encoded.json["rejected"]) == BAD | ALONE
+    document = prep("inspect", tmp_path / "m.json", "--json").json
+    assert document["rejected"] == 4
+    assert said(document["findings"]) == BAD | ALONE | {("masks/one.png", "orphan-mask")}
+    for name in ("bad.png", "source[1]/bad.png"):
+        found = prep("inspect", tmp_path / "m.json", "--sample", name, "--json").json["findings"]
+        assert said(found) == {one for one in BAD if one[0].endswith(name)}
+
+
+def test_scan_and_bucket_tell_them_apart(prep, two):
+    findings = prep("scan", two, "--json").json["findings"]
+    assert said(findings) >= BAD | ALONE | {("masks/one.png", "orphan-mask"), ("source[1]/good.png", "exact-duplicate")}
+    (copied,) = [one["detail"] for one in findings if one["path"] == "source[1]/good.png"]
+    assert copied == "same bytes as source[0]/good.png"
+    assert not [one for one in findings if one["path"] == "masks/two.png"]
+    view = prep("bucket", two, "--batch-size", 4, "--underfill", "repeat", *SMALL[:4], "--json").json
+    assert {one["name"] for one in view["pictures"]} >= {"source[0]/good.png", "source[1]/good.png"}
+    assert all(name.startswith("source[") for name in view["repeated"])
+
+
+def test_what_one_source_has_alone_keeps_its_name(prep, two, tmp_path):
+    assert ("bad.png", "not-an-image") in said(prep("scan", tmp_path / "one", "--json").json["findings"])
+
+
+def test_rows_that_fail_later_are_told_apart(prep, two, tiny_model, tmp_path, monkeypatch):
+    """What only the engine notices: a picture, and a mask, that cannot be read any more."""
+    from prep.engine import local
+
+    def failing(blob):
+        if blob.path.parts[-2:] in (("two", "good.png"), ("mks", "two.png")):
+            raise PermissionError(13, "Permission denied")
+        return read(blob)
+
+    read = local.read_blob
+    draw(tmp_path / "two" / "good.png", (96, 96), seed=77)  # no copy of the other source's
+    monkeypatch.setattr(local, "read_blob", failing)
+    report = prep("encode", two, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--model", tiny_model,
+                  *SMALL, "--json").json
+    details = {one["path"]: one["detail"] for one in report["rejected"] if one["code"] == "unreadable-file"}
+    assert details == {
+        "source[1]/good.png": "source[1]/good.png cannot be read: Permission denied",
+        "source[1]/two.png": "source[1]/two.png: its mask two.png cannot be read: Permission denied"}
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("a.png", "cannot be read: Permission denied"),
+    ("a.txt", "its caption a.txt cannot be read: Permission denied"),
+    ("a-masklabel.png", "its mask a-masklabel.png cannot be read: Permission denied"),
+])
+def test_the_file_that_cannot_be_read_is_named(prep, tiny_model, tmp_path, monkeypatch, name, said):
+    picture = draw(tmp_path / "in" / "a.png", (96, 96), seed=1)
+    picture.with_suffix(".txt").write_text("a")
+    draw_mask(tmp_path / "in" / "a-masklabel.png", (96, 96))
+    draw(tmp_path / "in" / "b.png", (96, 96), seed=2).with_suffix(".txt").write_text("b")
+    opened = type(picture).open
+
+    def refusing(path, *args, **kwargs):
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(type(picture), "open", refusing)
+    report = prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--mask",
+                  "sidecar", "--model", tiny_model, *SMALL, "--dry-run", "--json").json
+    assert [(one["path"], one["code"], one["detail"]) for one in report["rejected"]] == [
+        ("a.png", "unreadable-file", said)]
+
+
+def test_names_forge_no_line():
+    finding = Finding(path=FORGED, code="truncated", severity="error", detail="ends\nhint: early")
+    assert rejected_line(finding) == r"rejected: b\nerror: fake.png: truncated: ends\nhint: early"
+    encoded = command_encode.Report(manifest=FORGED, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,
+                                    samples={}, dry_run=False).as_text(0)
+    masked = command_mask.as_text(Made(written=0, kept=0, skipped=0, findings=(finding,)), FORGED)
+    for text in (encoded, masked):
+        assert rejected_line(finding) in text.splitlines()
+        assert not [line for line in text.splitlines() if line.startswith(("error", "hint"))]
+
+
+def test_names_forge_no_line_of_an_error(prep, tiny_model, tmp_path):
+    draw(tmp_path / "in" / FORGED, (96, 96), seed=1)
+    result = prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "--model", tiny_model, *SMALL)
+    assert result.code == 3 and r"pictures without a caption (1): b\nerror: fake.png" in result.err
+    with pytest.raises(EmptyPlanError, match=r"leaves out all 1 samples \(b\\nerror: fake.png\), expected at least"):
+        require_steps(step_plan([1], seed=0, batch_size=2, underfill="drop"), [(64, 64)], [FORGED])
+
+
+def test_a_finding_as_json():
+    assert Finding(path="a", code="b", severity="info", detail="d").as_json() == {
+        "path": "a", "code": "b", "severity": "info", "detail": "d"}
