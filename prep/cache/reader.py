@@ -83,22 +83,25 @@ class Reader:
         """Fills `out`, uint8 [B, row_bytes] with contiguous rows, from B places."""
         if len(out) != len(refs):
             raise ValueError(f"out has {len(out)} rows, expected one for each of {len(refs)} places")
-        read_at, check, stored = self._read_at, self._check, bytearray(layout.CRC_BYTES)
-        opened: OpenArray | None = None
-        shard = ""
-        for target, (name, row) in zip(out, [(ref.shard, ref.row) for ref in refs], strict=True):
-            if opened is None or name != shard:
-                opened, shard = self._array(name, array), name
+        # Names are local and the checksum is compared as bits: Python's share of a row of 131 kB is a tenth of its time.
+        read_at, check, crc32c, stored = self._read_at, self._check, layout.crc32c, np.empty(1, "<u4")
+        shard, descriptor, rows, stride = "", -1, 0, 0
+        for target, ref in zip(out, refs, strict=True):
+            row = ref.row
+            if ref.shard != shard:
+                shard = ref.shard
+                opened = self._array(shard, array)
                 _fits(opened, out)
-            if not 0 <= row < opened.rows:
-                raise _row_fault(shard, array, row, f"there are {opened.rows} rows")
+                descriptor, rows, stride = opened.descriptor, opened.rows, opened.stride
+            if not 0 <= row < rows:
+                raise _row_fault(shard, array, row, f"there are {rows} rows")
             try:
-                got = read_at(opened.descriptor, [target, stored], row * opened.stride)
+                got = read_at(descriptor, [target, stored], row * stride)
             except OSError as error:
                 raise _row_fault(shard, array, row, f"cannot be read: {error}") from error
-            if got != opened.stride:
-                raise _row_fault(shard, array, row, f"ends after {got} of {opened.stride} bytes")
-            if check and layout.crc32c(target) != int.from_bytes(stored, "little"):
+            if got != stride:
+                raise _row_fault(shard, array, row, f"ends after {got} of {stride} bytes")
+            if check and crc32c(target) != stored[0]:
                 raise self._damaged(shard, array, row)
 
     def advise(self, array: str, refs: Iterable[RowRef]) -> None:
