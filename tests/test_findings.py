@@ -134,3 +134,14 @@ def test_names_forge_no_line_of_an_error(prep, tiny_model, tmp_path):
 def test_a_finding_as_json():
     assert Finding(path="a", code="b", severity="info", detail="d").as_json() == {
         "path": "a", "code": "b", "severity": "info", "detail": "d"}
+
+
+def test_names_of_samples_forge_no_line_of_train():
+    from train.check import Report
+    from train.cli import _as_text, _uneven
+
+    report = Report(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
+    assert _as_text(report) == "left out: b\\nerror: fake.png\nshown again: b\\nerror: fake.png\nshown again: c"
+    assert _uneven(report) == [
+        "note: 1 samples are left out of the first epoch: b\\nerror: fake.png; train check lists all",
+        "note: 2 samples are shown again to fill up: b\\nerror: fake.png, c; train check lists all"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from prep.console import put, put_json, run, say, say_problem
+from prep.report.words import names_of, safe
 
 if TYPE_CHECKING:
     from train.check import Asked, Report
@@ -169,8 +170,7 @@ def _uneven(report: Report) -> list[str]:
     lines = []
     for names, what in ((report.left_out, "left out of the first epoch"), (report.repeated, "shown again to fill up")):
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            lines.append(f"note: {len(names)} samples are {what}: {', '.join(names[:5])}{more}; train check lists all")
+            lines.append(f"note: {len(names)} samples are {what}: {names_of(names, 5)}; train check lists all")
     return lines
 
 
@@ -188,7 +188,8 @@ def _as_text(report: Report) -> str:
     if report.setup is not None:
         epochs = report.setup.steps / report.setup.plan.steps_per_epoch
         lines.append(f"{report.setup.steps} steps are {math.floor(epochs * 10) / 10} epochs; nothing stands in the way")
-    lines += [f"left out: {name}" for name in report.left_out] + [f"shown again: {name}" for name in report.repeated]
+    lines += [f"left out: {safe(name)}" for name in report.left_out]
+    lines += [f"shown again: {safe(name)}" for name in report.repeated]
     return "\n".join(lines)
 
 

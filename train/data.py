@@ -24,6 +24,7 @@ from prep.cache.reader import Reader
 from prep.draw import philox
 from prep.errors import CacheError
 from prep.records import RowRef
+from prep.report.words import safe
 from train.device import move, record_copies
 from train.draws import NO_TEXT, Request, Shot
 from train.index import Index
@@ -146,7 +147,7 @@ def read(rows: Rows, request: Request, slot: Slot, *, masked: bool) -> Batch:
         if mask is not None:
             _fill_masks(rows, mask, shots)
     except CacheError as error:
-        names = ", ".join(sorted({f"'{rows.index.samples.name(shot.sample)}'" for shot in shots}))
+        names = ", ".join(sorted({f"'{safe(rows.index.samples.name(shot.sample))}'" for shot in shots}))
         raise CacheError(f"{error.message} (needed for {names})", hint=error.hint) from None
     noise = slot.take("noise", latent.shape, torch.float32)
     for out, shot in zip(noise.numpy(), shots, strict=True):

@@ -19,6 +19,7 @@ from prep.cache.tables import SAMPLES, SHARDS, read_table
 from prep.errors import CacheError
 from prep.manifest import Manifest
 from prep.records import RowRef
+from prep.report.words import safe
 
 Column = np.ndarray[Any, Any]
 HINT = "prep encode, run again, writes the manifest anew and computes only what is missing"
@@ -157,7 +158,7 @@ def _check_field(index: Index, field: str, shard: Column, row: Column, owner: Co
     bad = ~known | (row < 0) | (row >= rows[np.where(known, shard, 0)])
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
-        raise CacheError(f"sample '{index.samples.name(int(owner[at]))}' has its {field} in row {row[at]} of shard "
+        raise CacheError(f"sample '{_name(index, owner[at])}' has its {field} in row {row[at]} of shard "
                          f"number {shard[at]}, which the manifest's shard table does not have", hint=HINT)
     buckets = index.samples.bucket[owner]
     for number, bucket in np.unique(np.stack([shard, buckets]), axis=1).T.tolist():
@@ -166,9 +167,13 @@ def _check_field(index: Index, field: str, shard: Column, row: Column, owner: Co
         if facts.field != field or facts.shapes != wanted or facts.dtypes != _dtypes(index, field):
             at = int(np.flatnonzero((shard == number) & (buckets == bucket))[0])
             raise CacheError(
-                f"sample '{index.samples.name(int(owner[at]))}' has its {field} in shard {facts.digest[:12]}, which "
+                f"sample '{_name(index, owner[at])}' has its {field} in shard {facts.digest[:12]}, which "
                 f"holds {facts.field} {_spell(facts.shapes)} {_spell(facts.dtypes)}, expected {field} {_spell(wanted)} "
                 f"{_spell(_dtypes(index, field))}", hint=HINT)
+
+
+def _name(index: Index, sample: np.int64) -> str:
+    return safe(index.samples.name(int(sample)))
 
 
 def _dtypes(index: Index, field: str) -> dict[str, str]:
