@@ -83,7 +83,7 @@ class Reader:
         """Fills `out`, uint8 [B, row_bytes] with contiguous rows, from B places."""
         if len(out) != len(refs):
             raise ValueError(f"out has {len(out)} rows, expected one for each of {len(refs)} places")
-        # Names are local and the checksum is compared as bits: Python's share of a row of 131 kB is a tenth of its time.
+        # Names are local and the checksum is compared as bits: Python has a tenth of the time of a row of 131 kB.
         read_at, check, crc32c, stored = self._read_at, self._check, layout.crc32c, np.empty(1, "<u4")
         shard, descriptor, rows, stride = "", -1, 0, 0
         for target, ref in zip(out, refs, strict=True):

@@ -81,7 +81,7 @@ def npz(data: Buffers, root: Path) -> Fill:
 
     def fill(out: Buffers, picks: list[int]) -> None:
         for place, pick in enumerate(picks):
-            with np.load(root / f"{pick}.npz") as stored:  # noqa: TID251 - a contender, on files made above
+            with np.load(root / f"{pick}.npz") as stored:
                 for field in SPECS:
                     out[field][place] = stored[field]
 
@@ -95,7 +95,7 @@ def torch_pt(data: Buffers, root: Path) -> Fill:
 
     def fill(out: Buffers, picks: list[int]) -> None:
         for place, pick in enumerate(picks):
-            stored = torch.load(root / f"{pick}.pt", weights_only=True)  # noqa: TID251 - a contender, as above
+            stored = torch.load(root / f"{pick}.pt", weights_only=True)
             for field in SPECS:
                 out[field][place] = stored[field].numpy()
 
