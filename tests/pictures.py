@@ -1,11 +1,14 @@
-"""Pictures and masks that tests draw."""
+"""Pictures and masks that tests draw, as files and as bytes."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageCms
+
+from prep import images
 
 
 def draw(path: Path, size: tuple[int, int], *, seed: int, alpha: bool = False) -> Path:
@@ -23,3 +26,28 @@ def draw_mask(path: Path, size: tuple[int, int]) -> Path:
     mask.paste(255, (0, 0, size[0] // 2, size[1]))
     mask.save(path)
     return path
+
+
+def saved(picture: Image.Image, kind: str = "PNG", **options) -> bytes:
+    """A file of `picture` in the format `kind`."""
+    stream = io.BytesIO()
+    picture.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def decoded(data: bytes, alpha: str = "white") -> np.ndarray:
+    """uint8 [H, W, 3]: what the file shows, of the size that its header says."""
+    picture = images.decode(data, alpha=alpha)
+    assert picture.mode == "RGB"
+    assert picture.size == images.read_header(data).size
+    return np.asarray(picture)
+
+
+def srgb_profile() -> bytes:
+    """An ICC profile that says sRGB."""
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def swapped_profile() -> bytes:
+    """sRGB with its red and green primaries exchanged: a profile whose conversion can be told without LittleCMS."""
+    return srgb_profile().replace(b"rXYZ", b"????").replace(b"gXYZ", b"rXYZ").replace(b"????", b"gXYZ")

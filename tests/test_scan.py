@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pictures import saved
 from PIL import Image
 
 import prep
@@ -25,12 +26,6 @@ RNG = np.random.default_rng(5)
 def photo(seed: int = 0, size=(96, 80)) -> Image.Image:
     small = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), np.uint8)
     return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
-
-
-def saved(picture: Image.Image, kind: str = "PNG", **options) -> bytes:
-    stream = io.BytesIO()
-    picture.save(stream, kind, **options)
-    return stream.getvalue()
 
 
 def codes(tmp_path, picture: bytes, name="a.png", caption=b"a cat", mask=None) -> dict[str, Finding]:

@@ -66,5 +66,5 @@ def test_a_row_of_another_field(index, monkeypatch):
     monkeypatch.setattr(type(index.samples), "name", lambda *_: "b\nerror: fake")  # which forges no line
     views = {**index.samples.views, "latent_shard": index.samples.texts["shard"].copy(),
              "latent_row": index.samples.texts["row"].copy()}
-    refused(changed(index, views=views), r"^sample 'b\\nerror: fake' has its latent in shard [0-9a-f]+, which holds text "
-                                         r"hidden:\[8, 32\] hidden:bfloat16, expected latent")
+    refused(changed(index, views=views), r"^sample 'b\\nerror: fake' has its latent in shard [0-9a-f]+, "
+                                         r"which holds text hidden:\[8, 32\] hidden:bfloat16, expected latent")
