@@ -15,16 +15,17 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from prep.cache import files
-from prep.errors import CacheError, ConfigError
-from train.device import back, move
+from prep.errors import CacheError, ConfigError, first_line
+from train import weights
+from train.device import move
 
 FORMAT = "latentry/checkpoint"
 VERSION = 1
@@ -97,25 +98,9 @@ def write_part(path: Path, part: Part) -> None:
     if part.tensors is None:
         files.write_synced(path, part.data)
         return
-    save_file({name: back(value).contiguous() for name, value in part.tensors.items()}, path,
-              metadata={"format": "pt", **(part.metadata or {})})
-    with path.open("rb+") as handle:
-        _sort_metadata(handle)
+    with path.open("xb") as handle:
+        weights.write(handle, part.tensors, {"format": "pt", **(part.metadata or {})})
         files.sync(handle)
-
-
-def _sort_metadata(handle: BinaryIO) -> None:
-    """The same values give the same bytes: safetensors writes its metadata in an order that changes from run to run.
-
-    The header is a length in 8 bytes and that much JSON, which may end in spaces; offsets do not count it.
-    """
-    length = int.from_bytes(handle.read(8), "little")
-    header = json.loads(handle.read(length))
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    spelled = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    assert len(spelled) <= length, "safetensors spells its header as compactly as we do"
-    handle.seek(8)
-    handle.write(spelled.ljust(length))
 
 
 def found(run: Path) -> list[Path]:
@@ -125,9 +110,13 @@ def found(run: Path) -> list[Path]:
 
 
 def sweep(run: Path) -> None:
-    """Removes what a crash left half written in a run's checkpoints."""
-    for left in (run / "checkpoints").glob(".*.partial"):
-        files.remove_tree(left)
+    """Removes what a crash left half written in a run: checkpoints, pictures, the result."""
+    for folder in (run, run / "checkpoints", run / "samples"):
+        for left in folder.glob(".*.partial"):
+            if left.is_dir():
+                files.remove_tree(left)
+            else:
+                files.remove(left)
 
 
 def read_state(folder: Path) -> State:
@@ -149,8 +138,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError) as error:
-        raise CacheError(f"cannot read {path}: {error}",
-                         hint=f"remove {path.parent}; --resume then goes on from the checkpoint before it") from None
+        raise CacheError(f"cannot read {path}: {first_line(error)}", hint=_without(path)) from None
 
 
 def put_back(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], path: Path) -> None:
@@ -160,8 +148,14 @@ def put_back(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], path: 
             value = values.get(name)
             if value is None or value.shape != target.shape:
                 seen = "is missing" if value is None else f"has shape {list(value.shape)}"
-                raise CacheError(f"'{name}' {seen} in {path}, expected shape {list(target.shape)}")
+                raise CacheError(f"'{name}' {seen} in {path}, expected shape {list(target.shape)}", hint=_without(path))
             target.copy_(move(value, target.device))
+
+
+def _without(path: Path) -> str:
+    """The way out of a damaged file of a checkpoint."""
+    folder = next((parent for parent in path.parents if parent.name.startswith("step-")), path.parent)
+    return f"remove {folder}; --resume then goes on from the checkpoint before it"
 
 
 def check_same(state: State, manifest: str, config: Mapping[str, Any]) -> None:

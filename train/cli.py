@@ -12,7 +12,7 @@ from prep.console import put, put_json, run, say, say_problem
 from prep.report.words import names_of, safe
 
 if TYPE_CHECKING:
-    from train.check import Asked, Report
+    from train.check import Asked, Report, Setup
     from train.config import Config
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -89,17 +89,18 @@ def run_(
     from train.device import choose
     from train.log import Log
     from train.loop import train
-    from train.rundir import claim
+    from train.rundir import claim, held
     from train.watch import watching
 
     place = choose(device)
-    claim(folder, report.setup, asked, resume=resume)
-    with watching(quiet) as watch, Log(folder / "log.jsonl", watch) as log:
-        train(report.setup, folder, place, log, resume=resume)
-        if as_json:
-            put_json(log.last)
-        else:
-            put(str(folder / log.last["result"]))
+    with held(folder, report.setup):
+        claim(folder, report.setup, asked, resume=resume)
+        with watching(quiet) as watch, Log(folder / "log.jsonl", watch) as log:
+            train(report.setup, folder, place, log, resume=resume)
+    if as_json:
+        put_json(log.last)
+    else:
+        put(str(folder / log.last["result"]))
 
 
 @app.command()
@@ -181,7 +182,7 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 
 def _as_text(report: Report) -> str:
-    lines = []
+    lines = [] if report.setup is None else _what(report.setup)
     if report.plan is not None:
         lines.append(f"{sum(report.plan.counts)} showings an epoch, {report.plan.steps_per_epoch} steps of "
                      f"{report.plan.batch_size} samples in micro-batches of {report.plan.micro_batch}")
@@ -191,6 +192,20 @@ def _as_text(report: Report) -> str:
     lines += [f"left out: {safe(name)}" for name in report.left_out]
     lines += [f"shown again: {safe(name)}" for name in report.repeated]
     return "\n".join(lines)
+
+
+def _what(setup: Setup) -> list[str]:
+    """What would be trained, and on what."""
+    config, manifest = setup.config, setup.manifest
+    dtypes = {name: "/".join(str(array["dtype"]) for array in each.arrays.values())
+              for name, each in manifest.fields.items()}
+    unused = "" if config.loss.masked else " (not used: loss.masked is off)"
+    fields = [f"{name} {dtype}{unused if name == 'mask' else ''}" for name, dtype in sorted(dtypes.items())]
+    held_out = sum(len(members) for members in setup.index.validation)
+    what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else "every weight of"
+    return [f"{what} {safe(str(setup.model))} ({manifest.family}, {setup.prediction})",
+            f"{len(setup.index.samples) - held_out} samples to train on and {held_out} to validate on in "
+            f"{len(manifest.buckets)} buckets: {', '.join(fields)}"]
 
 
 def main() -> NoReturn:

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,11 +124,12 @@ class Rows:
         return out
 
     def advise(self, request: Request, masked: bool) -> None:
-        """Tells the kernel which rows come soon."""
-        self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])
-        self.reader.advise("hidden", [self.text_ref(shot) for shot in request.shots])
-        if masked:
-            self.reader.advise("mask", [ref for shot in request.shots if (ref := self.mask_ref(shot))])
+        """Tells the kernel which rows come soon; what is missing or damaged is told when it is read."""
+        with suppress(CacheError):
+            self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])
+            self.reader.advise("hidden", [self.text_ref(shot) for shot in request.shots])
+            if masked:
+                self.reader.advise("mask", [ref for shot in request.shots if (ref := self.mask_ref(shot))])
 
 
 def read(rows: Rows, request: Request, slot: Slot, *, masked: bool) -> Batch:
@@ -142,12 +143,10 @@ def read(rows: Rows, request: Request, slot: Slot, *, masked: bool) -> Batch:
     latent, text = take("latent", "latent"), take("text", "hidden")
     mask = take("mask", "mask") if masked else None
     try:
-        rows.fill(latent, "latent", "latent", [rows.latent_ref(shot) for shot in shots])
-        rows.fill(text, "text", "hidden", [rows.text_ref(shot) for shot in shots])
-        if mask is not None:
-            _fill_masks(rows, mask, shots)
+        _fill(rows, shots, latent, text, mask)
     except CacheError as error:
-        names = ", ".join(sorted({f"'{safe(rows.index.samples.name(shot.sample))}'" for shot in shots}))
+        bad = [shot for shot in shots if _is_bad(rows, shot, latent, text, mask)]
+        names = ", ".join(sorted({f"'{safe(rows.index.samples.name(shot.sample))}'" for shot in bad}))
         raise CacheError(f"{error.message} (needed for {names})", hint=error.hint) from None
     noise = slot.take("noise", latent.shape, torch.float32)
     for out, shot in zip(noise.numpy(), shots, strict=True):
@@ -219,6 +218,22 @@ def _hand_out(ring: _Ring) -> Iterator[Batch]:
             raise given
         yield given
         ring.free.put(given.slot)
+
+
+def _fill(rows: Rows, shots: Sequence[Shot], latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None) -> None:
+    rows.fill(latent_BChw, "latent", "latent", [rows.latent_ref(shot) for shot in shots])
+    rows.fill(text_BLD, "text", "hidden", [rows.text_ref(shot) for shot in shots])
+    if mask_B1hw is not None:
+        _fill_masks(rows, mask_B1hw, shots)
+
+
+def _is_bad(rows: Rows, shot: Shot, latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None) -> bool:
+    """Whether this shot's rows cannot be read; the first place of the buffers is overwritten."""
+    try:
+        _fill(rows, [shot], latent_BChw[:1], text_BLD[:1], None if mask_B1hw is None else mask_B1hw[:1])
+    except CacheError:
+        return True
+    return False
 
 
 def _fill_masks(rows: Rows, mask_B1hw: Tensor, shots: Sequence[Shot]) -> None:

@@ -25,6 +25,8 @@ def choose(name: str | None) -> torch.device:
     if (device.index or 0) >= known.get(device.type, 0):
         raise UsageError(f"--device is '{name}', and this machine has no such device",
                          hint="leave --device away to take the best one there is")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # for what libraries do without saying where
     return device
 
 
@@ -38,7 +40,7 @@ def record_copies(device: torch.device) -> torch.cuda.Event | None:
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(device))  # that of another GPU would not wait for these copies
     return event
 
 
@@ -55,7 +57,7 @@ def back(tensor: Tensor) -> Tensor:
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     """What the forward pass computes in: `auto` is bfloat16 where the GPU has it."""
     if precision == "auto":
-        has_it = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if has_it else torch.float32
     return torch.bfloat16 if precision == "bf16" else torch.float32
 

@@ -10,8 +10,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from prep.cache.files import make_dirs, write_whole
 from prep.draw import draw_key
-from prep.errors import ConfigError, Problem
+from prep.errors import CacheError, ConfigError, Problem, first_line
 from train import checkpoint, draws, ema
 from train.check import Setup
 from train.checkpoint import State
@@ -44,20 +44,33 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, *, resume: bo
     """
     trainee, rows = begin(setup, device), Rows(setup.index)
     first = _go_on(trainee, setup, run) if resume else 0
+    log.rewind(first)
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(device),
         parameters=sum(value.numel() for value in trainee.denoiser.parameters.values()))
     if first == 0:
         _look(trainee, rows, setup, run, log, 0)
-    with _stopping() as stop:
-        for step in _steps(trainee, rows, setup, log, first):
-            _look(trainee, rows, setup, run, log, step)
-            if stop.is_set() or step == setup.steps or _due(setup.config.checkpoint.every, step):
-                _keep(trainee, setup, run, log, step)
-            if stop.is_set() and step < setup.steps:
-                log("stopped", step)
-                raise KeyboardInterrupt
+    _go_through(trainee, rows, setup, run, log, first)
     _finish(trainee, setup, run, max(first, setup.steps))
     log("end", max(first, setup.steps), result=_result(setup))
+
+
+def _go_through(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, first: int) -> None:
+    """The steps from `first` on, with what is due after each: the checkpoint before anything that may fail."""
+    done = kept = first
+    with _stopping() as stop, closing(_steps(trainee, rows, setup, log, first)) as steps:
+        try:
+            for done in steps:
+                if stop.is_set() or done == setup.steps or _due(setup.config.checkpoint.every, done):
+                    _keep(trainee, setup, run, log, done)
+                    kept = done
+                if stop.is_set() and done < setup.steps:
+                    log("stopped", done)
+                    raise KeyboardInterrupt
+                _look(trainee, rows, setup, run, log, done)
+        except CacheError:  # a damaged row must not cost the steps since the last checkpoint
+            if done > kept:
+                _keep(trainee, setup, run, log, done)
+            raise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +83,7 @@ class _Gathered:
     waited: float  # seconds for data
 
 
-def _steps(trainee: Trainee, rows: Rows, setup: Setup, log: Log, first: int) -> Iterator[int]:
+def _steps(trainee: Trainee, rows: Rows, setup: Setup, log: Log, first: int) -> Generator[int]:
     """Makes one optimizer step after another; yields how many are done."""
     config, timesteps = setup.config, trainee.denoiser.timesteps
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
@@ -114,7 +127,7 @@ def _seed(seed: int, step: int) -> None:
 def _check_finite(loss: float, norm: float, step: int) -> None:
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise ConfigError(f"loss is {loss} and the gradient's norm {norm} in step {step}, expected finite numbers",
-                          hint="a smaller optimizer.lr; --resume goes on from the last checkpoint")
+                          hint="a smaller optimizer.lr, in another RUN (-o); --resume would come to this step again")
 
 
 def _look(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
@@ -139,13 +152,13 @@ def _sample(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, ste
         if not found.prompts:
             return
         made = pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
-    except (Problem, torch.OutOfMemoryError) as problem:
-        log("warning", step, text=f"no sample pictures: {problem}")
+        path = run / "samples" / f"step-{step:06d}.png"
+        make_dirs(path.parent)
+        labels = [prompt.prompt for prompt in found.prompts]
+        write_whole(path, grid_png(made, labels, math.ceil(math.sqrt(len(made)))))
+    except (Problem, OSError, torch.OutOfMemoryError) as problem:
+        log("warning", step, text=f"no sample pictures: {first_line(problem)}")
         return
-    path = run / "samples" / f"step-{step:06d}.png"
-    make_dirs(path.parent)
-    labels = [prompt.prompt for prompt in found.prompts]
-    write_whole(path, grid_png(made, labels, math.ceil(math.sqrt(len(made)))))
     log("sample", step, picture=path.relative_to(run).as_posix())
 
 

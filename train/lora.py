@@ -58,12 +58,13 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
 
 
 def unpack(tensors: Mapping[str, Tensor], names: Iterable[str], lora: Lora) -> dict[str, Tensor]:
-    """The parameters called `names` from a file's tensors, in either format. Raises `KeyError` with a missing one."""
+    """Those of the parameters called `names` that are among a file's tensors, in either format."""
     found = {}
     for name in names:
-        module, end = _split(name)
-        spelled = [_spell(module, end, layout) for layout in ("kohya", "diffusers")]
-        found[name] = tensors[spelled[0] if spelled[0] in tensors else spelled[1]]
+        for layout in ("kohya", "diffusers"):
+            value = tensors.get(_spell(*_split(name), layout))
+            if value is not None:
+                found[name] = value
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
 
-from prep.errors import ModelError
+from prep.errors import ModelError, first_line
 from prep.models.fingerprint import read_config
 from train import lora
 from train.config import Config
@@ -102,9 +102,14 @@ def quiet() -> None:
 def _load_unet(model: Path) -> Any:
     kind: Any = diffusers.UNet2DConditionModel
     try:
-        return kind.from_pretrained(model / "unet", use_safetensors=True, low_cpu_mem_usage=False,
-                                    local_files_only=True, torch_dtype=torch.float32)
+        unet, loaded = kind.from_pretrained(model / "unet", use_safetensors=True, low_cpu_mem_usage=False,
+                                            local_files_only=True, torch_dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
+        first = first_line(error)
         raise ModelError(f"cannot load the denoiser from {model / 'unet'}: {first}",
                          hint="a model is a diffusers pipeline directory; its weights are safetensors") from None
+    missing = sorted(loaded["missing_keys"])
+    if missing:  # diffusers leaves them at random values
+        raise ModelError(f"the weights in {model / 'unet'} lack {len(missing)} tensors, the first is '{missing[0]}'",
+                         hint="its config.json and its weights are of different models; fetch both again")
+    return unet

@@ -8,9 +8,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +24,9 @@ from prep.paths import Place, check_apart
 from train import checkpoint
 from train.check import Asked, Setup
 from train.config import Config, as_table, parse
+
+if sys.platform != "win32":
+    import fcntl
 
 FORMAT = "latentry/run"
 VERSION = 1
@@ -36,28 +42,56 @@ class Run:
     table: Mapping[str, Any]  # the settings as they stand there
 
 
+@contextmanager
+def held(folder: Path, setup: Setup) -> Iterator[None]:
+    """Within it no other program trains in `folder`, which is made when it is not there. A kernel lock, gone with us.
+
+    Raises `PathError` when another has it, or `folder` may not become a run. Where the system has no such lock, or not
+    on this disk, nobody is kept out.
+    """
+    _check_place(folder, setup)
+    make_dirs(folder)
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise PathError(f"another program is training in {folder}", hint="wait for it to end; or name another "
+                                f"directory with -o, like {folder.name}-2") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def claim(folder: Path, setup: Setup, asked: Asked, *, resume: bool) -> None:
     """Makes `folder` the run's directory and writes run.json.
 
     Raises `PathError`; with `resume`, `CacheError` and `ConfigError` where its newest checkpoint does not fit `setup`.
     """
-    if folder.exists() and not folder.is_dir():
-        raise PathError(f"{folder} is a file, expected a directory for the run", hint="name another with -o")
-    if folder.is_dir() and any(folder.iterdir()):
-        if not (folder / "run.json").is_file():
-            raise PathError(f"{folder} is not empty and is no run of train", hint="name another directory with -o")
-        if not resume:
-            raise PathError(f"{folder} holds a run already", hint=f"--resume goes on with it; or name another with "
-                            f"-o, like {folder.name}-2")
-    sources = [Place(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
-    for other in (Place(role="cache", path=setup.manifest.cache_root), *sources):
-        if other.path.exists():
-            check_apart([Place(role="run", path=folder, may_hold=("cache", "pictures")), other])
+    _check_place(folder, setup)
+    if (folder / "run.json").is_file() and not resume:
+        raise PathError(f"{folder} holds a run already", hint=f"--resume goes on with it; or name another with "
+                        f"-o, like {folder.name}-2")
     for newest in checkpoint.found(folder)[-1:]:
         checkpoint.check_same(checkpoint.read_state(newest), setup.manifest.digest, as_table(setup.config))
     checkpoint.sweep(folder)
     make_dirs(folder)
     write_whole(folder / "run.json", json.dumps(_document(folder, setup, asked), indent=1).encode() + b"\n")
+
+
+def _check_place(folder: Path, setup: Setup) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise PathError(f"{folder} is a file, expected a directory for the run", hint="name another with -o")
+    if folder.is_dir() and not (folder / "run.json").is_file() and any(folder.iterdir()):
+        raise PathError(f"{folder} is not empty and is no run of train", hint="name another directory with -o")
+    sources = [Place(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
+    for other in (Place(role="cache", path=setup.manifest.cache_root), *sources):
+        if other.path.exists():
+            check_apart([Place(role="run", path=folder, may_hold=("cache", "pictures")), other])
 
 
 def read(folder: Path) -> Run:
@@ -81,16 +115,22 @@ def _document(folder: Path, setup: Setup, asked: Asked) -> dict[str, Any]:
     """Paths are relative to the run, so that both can move together."""
     model = asked.model
     if model is not None and Path(model).is_dir():
-        model = os.path.relpath(Path(model).resolve(), folder.resolve())
-        return {**_facts(folder, setup, asked), "model": {"path": Path(model).as_posix()}}
+        return {**_facts(folder, setup, asked), "model": {"path": _relative(Path(model), folder)}}
     return {**_facts(folder, setup, asked), "model": None if model is None else {"hub": model}}
 
 
 def _facts(folder: Path, setup: Setup, asked: Asked) -> dict[str, Any]:
-    place = os.path.relpath(asked.manifest.resolve(), folder.resolve())
-    return {"format": FORMAT, "version": VERSION, "manifest": Path(place).as_posix(),
+    return {"format": FORMAT, "version": VERSION, "manifest": _relative(asked.manifest, folder),
             "manifest_digest": setup.manifest.digest, "other_encoders": bool(setup.others) or asked.other_encoders,
             "config": as_table(setup.config)}
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """`path` as seen from `folder`; absolute where nothing relative leads there, as to another drive."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return path.resolve().as_posix()
 
 
 def _model(folder: Path, named: Mapping[str, str] | None) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from prep.draw import draw_key, philox
-from prep.errors import ModelError
+from prep.errors import ModelError, first_line
 from prep.records import Size
 from train.config import Sampling
 from train.data import Rows
@@ -86,7 +86,7 @@ def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torc
         vae = kind.from_pretrained(model / "vae", use_safetensors=True, low_cpu_mem_usage=False, local_files_only=True,
                                    torch_dtype=torch.float32)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"cannot load the VAE from {model / 'vae'}: {str(error).strip().splitlines()[0]}") from None
+        raise ModelError(f"cannot load the VAE from {model / 'vae'}: {first_line(error)}") from None
     place(vae, device).eval()
     return [_pixels(vae.decode(latent / facts.scale + facts.shift).sample) for latent in latents]
 

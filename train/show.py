@@ -13,6 +13,7 @@ import torch
 
 from prep.cache.files import make_dirs, write_whole
 from prep.errors import CacheError, PathError
+from prep.paths import Place, check_apart, check_output
 from prep.prompts import read_prompts
 from train import checkpoint, rundir
 from train.check import Setup, check, encode_command
@@ -55,6 +56,7 @@ def show(wanted: Wanted, device: torch.device, out: Path) -> Shown:
     """Writes the grid to `out`: a row a prompt, before and after in columns. Raises what `train check` would find."""
     run = rundir.read(wanted.folder)
     setup = _setup(run, wanted)
+    _check_output(out, setup)
     folder = _checkpoint(wanted) if "after" in wanted.which else None
     rows = Rows(setup.index)
     found = _prompts(wanted, setup)
@@ -68,13 +70,23 @@ def show(wanted: Wanted, device: torch.device, out: Path) -> Shown:
             weights = average if average.is_file() else folder / WEIGHTS[setup.config.method]
             put_weights(denoiser.parameters, setup, weights)
         columns.append(pictures(denoiser, rows, setup.model, found.prompts, settings))
+        del denoiser  # before the next is loaded
     cells = [picture for row in zip(*columns, strict=True) for picture in row]
     heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
     labels = [head + prompt.prompt for prompt in found.prompts for head in heads]
     wide = len(columns) if len(columns) > 1 else math.ceil(math.sqrt(len(cells)))
-    make_dirs(out.resolve().parent)
     write_whole(out, grid_png(cells, labels, wide))
     return Shown(warnings=found.warnings, pictures=tuple(cells))
+
+
+def _check_output(out: Path, setup: Setup) -> None:
+    """Raises `PathError` before any work is done, unless the grid can be written there and replaces at most a PNG."""
+    others = [Place(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
+    for other in (Place(role="cache", path=setup.manifest.cache_root), *others):
+        if other.path.exists():
+            check_apart([Place(role="grid", path=out), other])
+    make_dirs(out.absolute().parent)
+    check_output(out, "PNG picture", lambda start: start.startswith(b"\x89PNG"))
 
 
 def _setup(run: Run, wanted: Wanted) -> Setup:

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from prep.report.words import safe
 from train.log import Event, Watch
 
 PACE = 10.0  # seconds between lines where there is no terminal
@@ -32,17 +33,17 @@ class Progress:
         """Notes what an event says."""
         if event["event"] == "start":
             self.steps, self.step = event["steps"], event["step"]
-            self._first = time.monotonic(), self.step
         elif event["event"] == "validation":
             self.validation = event["loss"]
         elif event["event"] == "step":
             self.step, self.rate = event["step"], event["samples_per_second"] or 0.0
+            self._first = self._first or (time.monotonic(), self.step)
             self.wait = (event["wait"] or 0.0) / max(event["seconds"] or 0.0, 1e-9)
             if event["loss"] is not None:
                 self.loss = event["loss"] if self.loss is None else _SMOOTH * self.loss + (1 - _SMOOTH) * event["loss"]
 
     def left(self) -> str:
-        """Time to the end at the pace since the start, as 1:02:03."""
+        """Time to the end at the pace since the first step, which is slower than others, as 1:02:03."""
         if self._first is None or self.step <= self._first[1]:
             return "?"
         pace = (time.monotonic() - self._first[0]) / (self.step - self._first[1])
@@ -56,13 +57,13 @@ class Progress:
 
 
 def line(progress: Progress, event: Event) -> str | None:
-    """What is said of an event in a line; `None` for a step."""
+    """What is said of an event in one line, safe for a terminal; `None` for a step."""
     texts = {"start": "{steps} steps, {steps_per_epoch} an epoch, {parameters} trained parameters on {device}",
              "validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
              "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
              "stopped": "stopped after step {step}; the same command with --resume goes on from there"}
     text = texts.get(event["event"])
-    return None if text is None else text.format(**event)
+    return None if text is None else safe(text.format(**event))
 
 
 @contextmanager
@@ -97,7 +98,7 @@ class _Lines:
 
 def _show_warning(console: Console, event: Event) -> None:
     if event["event"] == "warning":
-        console.print(Text(f"warning: {event['text']}"), soft_wrap=True)
+        console.print(Text(safe(f"warning: {event['text']}")), soft_wrap=True)
 
 
 def _show_live(live: Live, progress: Progress, event: Event) -> None:

@@ -120,3 +120,23 @@ def test_a_cosine_schedule_keeps_its_length():
     same({"steps": 5, **cosine}, steps=5, **cosine)
     with pytest.raises(ConfigError, match="steps is 10, and the checkpoint was trained with 5"):
         same({"steps": 5, **cosine}, steps=10, **cosine)
+
+
+def test_a_damaged_file_of_a_full_fine_tune_names_the_whole_checkpoint(tmp_path):
+    folder = checkpoint.save(tmp_path, state(3), [Part(name="unet/w.safetensors", tensors={"x": torch.ones(9)})], 0)
+    path = folder / "unet" / "w.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(CacheError, match=r"cannot read .*w.safetensors") as caught:
+        checkpoint.read_tensors(path)
+    assert caught.value.hint == f"remove {folder}; --resume then goes on from the checkpoint before it"
+
+
+def test_half_written_pictures_and_results_are_swept_away_too(tmp_path):
+    (tmp_path / "samples").mkdir()
+    for path in (tmp_path / "lora.safetensors", tmp_path / "samples" / "step-000001.png"):
+        files.beside(path).write_bytes(b"half")
+    files.beside(tmp_path / "unet").mkdir()
+    (tmp_path / "samples" / "step-000000.png").write_bytes(b"whole")
+    checkpoint.sweep(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["step-000000.png"]
+    assert not list(tmp_path.glob(".*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import numpy as np
@@ -24,10 +25,10 @@ CONTEXT = {"meaning": 1, "text": "tiny", "max_length": 8, "layout": "full"}
 def feed(make):
     """`feed(steps, masked=…)`: what was made, and a context of its batches."""
 
-    def go(steps=6, *, masked=True, dropout=0.0, **differs):
+    def go(steps=6, *, masked=True, dropout=0.0, micro_batch=2, **differs):
         made = make(**differs)
         index = open_index(made.manifest)
-        plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=2)
+        plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=micro_batch)
         requests = training(index, plan, 0, steps, dropout=dropout, timesteps=1000)
         return made, batches(Rows(index), requests, masked=masked, pinned=False)
 
@@ -128,3 +129,23 @@ def test_a_batch_moves_as_a_whole(feed):
         moved = next(some).to(torch.device("meta"))
     tensors = (moved.latent_BChw, moved.mask_B1hw, moved.text_BLD, moved.noise_BChw, moved.timestep_B, moved.weight_B)
     assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+def test_only_the_samples_whose_rows_are_damaged_are_named(feed):
+    made, opened = feed(steps=20, micro_batch=4)
+    damaged = sorted((made.root / "cache" / "shards").glob("*/*/latent/c.*"))[0]
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"\0" * 64 + damaged.read_bytes()[64:])
+    with pytest.raises(CacheError) as caught, opened as some:
+        for _ in some:
+            pass
+    assert len(re.findall(r"'\d+/\d\.png'", caught.value.message)) == 1, caught.value.message
+
+
+def test_a_shard_that_went_missing_is_told_with_the_samples_that_need_it(feed):
+    made, opened = feed(steps=20)
+    for path in (made.root / "cache" / "shards").glob("*/*/latent/c.*"):
+        path.unlink()
+    with pytest.raises(CacheError, match=r"\(needed for '\d+/\d\.png'"), opened as some:
+        for _ in some:
+            pass

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from safetensors import safe_open
 
-from prep.errors import ConfigError, ModelError
-from train import rundir
+from prep.errors import CacheError, ConfigError, ModelError
+from train import loop, rundir
 from train.check import Asked, check
 from train.config import parse
 from train.log import Log
@@ -178,7 +179,7 @@ def test_a_loss_that_is_no_number_ends_the_run(make, setup_of, tmp_path):
     setup = setup_of(made, **QUICK, method="full", optimizer={"lr": 100.0, "clip": 0.0})
     with pytest.raises(ConfigError, match=r"loss is .* in step \d+, expected finite numbers") as caught:
         go(made, setup, tmp_path / "run")
-    assert "a smaller optimizer.lr" in caught.value.hint
+    assert caught.value.hint == "a smaller optimizer.lr, in another RUN (-o); --resume would come to this step again"
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(make, setup_of, tmp_path):
@@ -195,3 +196,98 @@ def test_bfloat16_trains_beside_a_frozen_base_of_half_the_memory(make, setup_of,
     go(made, setup, tmp_path / "run")
     with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118
+
+
+def kept(run):
+    return sorted(path.name for path in (run / "checkpoints").glob("step-*"))
+
+
+def test_a_run_that_was_killed_logs_no_step_twice(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2}, checkpoint={"every": 2})
+
+    def die(event):
+        if event["event"] == "step" and event["step"] == 4:
+            raise SystemError("no power")
+
+    with pytest.raises(SystemError):
+        go(made, setup, tmp_path / "run", watch=die)
+    assert kept(tmp_path / "run") == ["step-000002"]
+    go(made, setup, tmp_path / "run", resume=True)
+    assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, monkeypatch):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2})
+    gather, calls = loop._gather, []
+
+    def fail_fourth(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            raise CacheError("a row is damaged")
+        return gather(*args)
+
+    monkeypatch.setattr(loop, "_gather", fail_fourth)
+    with pytest.raises(CacheError, match="a row is damaged"):
+        go(made, setup, tmp_path / "run")
+    assert kept(tmp_path / "run") == ["step-000003"]
+
+
+def test_the_checkpoint_comes_before_what_may_fail(make, setup_of, tmp_path, monkeypatch):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 4, "validation": {"every": 2}}, lora={"rank": 2},
+                     checkpoint={"every": 2})
+    validate, calls = loop.validate, []
+
+    def out_of_memory(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError
+        return validate(*args)
+
+    monkeypatch.setattr(loop, "validate", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        go(made, setup, tmp_path / "run")
+    assert kept(tmp_path / "run") == ["step-000002"]
+
+
+def test_after_ctrl_c_nothing_else_is_begun(make, setup_of, tmp_path):
+    """A checkpoint, and no validation or pictures that one would have to wait for."""
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 4, "validation": {"every": 1}}, lora={"rank": 2})
+    with pytest.raises(KeyboardInterrupt):
+        go(made, setup, tmp_path / "run", watch=interrupt_after(2))
+    assert [event["event"] for event in events(tmp_path / "run")] == [
+        "start", "validation", "step", "validation", "step", "checkpoint", "stopped"]
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing_running(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **QUICK, lora={"rank": 2})
+
+    def twice(event):
+        if event["event"] == "step" and event["step"] == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        go(made, setup, tmp_path / "run", watch=twice)
+    assert kept(tmp_path / "run") == [] and signal.getsignal(signal.SIGINT) is before
+    assert not any(thread.name == "batches" for thread in threading.enumerate())
+    go(made, setup, tmp_path / "run", resume=True)
+
+
+def test_a_picture_that_cannot_be_written_is_a_warning(make, setup_of, tmp_path, monkeypatch):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 2, "sample": {"every": 1, "steps": 2, "size": [64, 64]}},
+                     lora={"rank": 2})
+
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(loop, "write_whole", full)
+    go(made, setup, tmp_path / "run")
+    warnings = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
+    assert len(warnings) == 3 and all("no sample pictures: [Errno 28] No space left" in text for text in warnings)

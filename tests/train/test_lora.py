@@ -8,7 +8,7 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from prep.errors import ConfigError
+from prep.errors import CacheError, ConfigError
 from train import lora
 from train.config import Lora
 from train.model import quiet
@@ -96,3 +96,21 @@ def test_targets_that_are_nowhere_are_said(unet):
     assert caught.value.message == ("lora.targets names 'to_qq', which no linear or convolution layer of the model "
                                     "ends in; did you mean 'to_q'?")
     assert "to_k" in caught.value.hint
+
+
+def test_a_file_that_lacks_a_tensor_is_said(make, setup_of, tmp_path):
+    """A checkpoint of another model, or one that was edited."""
+    from safetensors.torch import load_file, save_file
+
+    from train.trainee import begin, put_weights
+
+    setup = setup_of(make(), lora={"rank": 2})
+    parameters = begin(setup, torch.device("cpu")).denoiser.parameters
+    values = lora.pack(parameters, setup.config.lora)
+    save_file(values, tmp_path / "w.safetensors")
+    put_weights(parameters, setup, tmp_path / "w.safetensors")
+    kept = load_file(tmp_path / "w.safetensors")
+    del kept[next(name for name in kept if name.endswith("lora_up.weight"))]
+    save_file(kept, tmp_path / "w.safetensors")
+    with pytest.raises(CacheError, match=r"is missing in .*w\.safetensors, expected shape"):
+        put_weights(parameters, setup, tmp_path / "w.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 
@@ -105,3 +106,48 @@ def test_what_is_no_run_is_said(tmp_path):
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(PathError, match="is no run of train"):
         rundir.read(tmp_path)
+
+
+def test_two_programs_never_train_in_one_directory(claim, tmp_path):
+    _, go = claim
+    setup = go(tmp_path / "run")
+    with rundir.held(tmp_path / "run", setup):
+        with pytest.raises(PathError, match=r"another program is training in .*run") as caught, \
+                rundir.held(tmp_path / "run", setup):
+            pass
+        assert caught.value.hint.endswith("name another directory with -o, like run-2")
+    with rundir.held(tmp_path / "run", setup):  # it is free again
+        pass
+
+
+def test_a_directory_that_may_not_become_a_run_is_not_made(claim, tmp_path):
+    made, go = claim
+    setup = go(tmp_path / "run")
+    with pytest.raises(PathError, match="lies inside cache"), rundir.held(made.root / "cache" / "run", setup):
+        pass
+    assert not (made.root / "cache" / "run").exists()
+
+
+def test_where_the_disk_has_no_locks_nobody_is_kept_out(claim, tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    _, go = claim
+    setup = go(tmp_path / "run")
+
+    def none(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with rundir.held(tmp_path / "run", setup), rundir.held(tmp_path / "run", setup):
+        pass
+
+
+def test_a_manifest_on_another_drive_is_remembered_as_it_stands(claim, tmp_path, monkeypatch):
+    """As on Windows, where nothing relative leads from C: to D:."""
+    made, go = claim
+
+    def no_way(*args):
+        raise ValueError("path is on mount 'D:', start on mount 'C:'")
+
+    monkeypatch.setattr(rundir.os.path, "relpath", no_way)
+    go(tmp_path / "run")
+    assert rundir.read(tmp_path / "run").asked.manifest == made.path.resolve()

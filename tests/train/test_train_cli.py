@@ -19,10 +19,18 @@ def run(train, made, *options, steps=3):
 
 
 def test_check_says_that_nothing_stands_in_the_way(train, make):
-    result = train("check", make().path, "--batch-size", 2, "--steps", 8)
+    path = make().path
+    result = train("check", path, "--batch-size", 2, "--steps", 8)
     assert result.code == 0 and result.err == ""
-    assert result.out == ("7 showings an epoch, 4 steps of 2 samples in micro-batches of 2\n"
-                          "8 steps are 2.0 epochs; nothing stands in the way\n")
+    what, on, *plan = result.out.splitlines()
+    assert what.startswith("a LoRA of rank 16 on ") and what.endswith("tiny (sd15, epsilon)")
+    assert on == ("7 samples to train on and 2 to validate on in 2 buckets: latent bfloat16, mask uint8 (not used: "
+                  "loss.masked is off), text bfloat16")
+    assert plan == ["7 showings an epoch, 4 steps of 2 samples in micro-batches of 2",
+                    "8 steps are 2.0 epochs; nothing stands in the way"]
+    result = train("check", path, "--method", "full", "--masked", "--batch-size", 2, "--underfill", "drop")
+    assert result.out.startswith("every weight of ") and "mask uint8, text" in result.out
+    assert "\nleft out: 80/" in result.out
 
 
 def test_check_reports_as_json(train, make):
@@ -162,3 +170,68 @@ def test_help_is_quick_and_loads_nothing_heavy(command):
     begun = time.monotonic()
     subprocess.run([sys.executable, "-c", code, *command], check=True, stdout=subprocess.DEVNULL)
     assert time.monotonic() - begun < 3  # 0.15 s alone; this machine may be busy
+
+
+def test_a_run_that_another_program_is_in_is_left_alone(train, make):
+    from train.check import Asked, check
+    from train.config import load
+    from train.rundir import held
+
+    made = make()
+    setup = check(Asked(manifest=made.path), load(None, {})).setup
+    with held(made.root / "run", setup):
+        result = run(train, made)
+    assert result.code == 5 and "another program is training in" in result.err
+    assert not list((made.root / "run").iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such modes")
+@pytest.mark.parametrize("what", ["file", "readonly", "dangling"])
+def test_a_directory_that_cannot_be_made_is_the_paths_matter(train, make, monkeypatch, what):
+    """Also for a superuser, whom no mode stops."""
+    made = make()
+    place = made.root / "place"
+    if what == "file":
+        place.write_text("x")
+    elif what == "dangling":
+        place.symlink_to(made.root / "nowhere" / "at" / "all")
+    else:
+        monkeypatch.setattr("train.rundir.write_whole", refuse)
+    result = train("run", made.path, "-o", place if what == "dangling" else place / "run", *SMALL)
+    assert result.code == 5 and result.err.startswith("error: ") and "Traceback" not in result.err
+
+
+def refuse(path, data):
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_a_grid_never_lands_among_pictures_or_over_another_file(train, make):
+    made = make()
+    assert run(train, made).code == 0
+    (made.root / "photos").mkdir()
+    (made.root / "notes.txt").write_text("mine")
+    for place, said in (("photos/grid.png", "lies inside pictures"), ("cache/grid.png", "lies inside cache"),
+                        ("notes.txt", "exists and is no PNG picture, so it is not replaced"),
+                        ("run", "is a directory, expected a file name")):
+        result = train("sample", made.root / "run", "-o", made.root / place, "--device", "cpu")
+        assert result.code == 5 and said in result.err, place
+    assert (made.root / "notes.txt").read_text() == "mine" and not list((made.root / "photos").iterdir())
+    for _ in range(2):  # into a new directory, and over the last one
+        assert train("sample", made.root / "run", "-o", made.root / "new" / "g.png", "--device", "cpu").code == 0
+
+
+def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
+    made = make()
+    assert run(train, made, "--method", "full", "--set", "checkpoint.every=2", steps=3).code == 0
+    result = train("sample", made.root / "run", "--compare", "-o", made.root / "g.png", "--device", "cpu",
+                   "--guidance", 1)
+    assert result.code == 0, result.err
+    last = made.root / "run" / "checkpoints" / "step-000003"
+    torn = last / "unet" / "diffusion_pytorch_model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    result = run(train, made, "--method", "full", "--resume", "--set", "checkpoint.every=2", steps=4)
+    assert result.code == 7 and f"hint: remove {last}; --resume then goes on" in result.err
+    for path in sorted(last.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    last.rmdir()
+    assert run(train, made, "--method", "full", "--resume", "--set", "checkpoint.every=2", steps=4).code == 0

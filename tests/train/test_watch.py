@@ -22,8 +22,10 @@ def test_progress_smooths_the_loss_and_guesses_the_end(monkeypatch):
     progress = Progress()
     progress.take(START)
     assert progress.left() == "?"
-    now[0] = 20.0
+    now[0] = 200.0
     progress.take(step(1, 1.0))
+    assert progress.left() == "?"  # it took long, as first steps do, and says nothing of the others
+    now[0] = 210.0
     progress.take(step(2, 2.0))
     assert progress.cells() == {"step": "2/10", "loss": "1.1000", "validation": "-", "samples/s": "8.0",
                                 "waiting": "25%", "left": "0:01:20"}
@@ -43,6 +45,7 @@ def test_a_loss_that_is_no_number_is_passed_over():
     ({"event": "sample", "step": 4, "picture": "samples/x.png"}, "step 4: samples/x.png"),
     ({"event": "checkpoint", "step": 4, "folder": "checkpoints/x"}, "step 4: checkpoints/x"),
     ({"event": "warning", "step": 4, "text": "look [red]out[/]"}, "warning: look [red]out[/]"),
+    ({"event": "warning", "step": 4, "text": "prompt '\x1b[2Ja\nb'"}, "warning: prompt '\\x1b[2Ja\\nb'"),
     ({"event": "end", "step": 4, "result": "lora.safetensors"}, "done: lora.safetensors"),
     ({"event": "stopped", "step": 4}, "stopped after step 4; the same command with --resume goes on from there"),
     (step(1), None),
@@ -62,6 +65,13 @@ def test_where_there_is_no_terminal_steps_come_every_ten_seconds(capsys, monkeyp
     captured = capsys.readouterr()
     assert captured.out == "" and [text.split("  ")[0] for text in captured.err.splitlines()] == [
         "10 steps, 5 an epoch, 7 trained parameters on cpu", "step 1/10", "step 3/10"]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_what_a_terminal_would_obey_is_spelled_out(capsys, quiet):
+    with watching(quiet=quiet) as show:
+        show({"event": "warning", "step": 0, "text": "prompt '\x1b]0;owned\x07' has no row"})
+    assert capsys.readouterr().err == "warning: prompt '\\x1b]0;owned\\x07' has no row\n"
 
 
 def test_a_terminal_shows_a_live_table(monkeypatch):
