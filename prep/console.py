@@ -78,9 +78,9 @@ def say(text: str) -> None:
 
 def say_problem(problem: Problem) -> None:
     """`error: …` and, when there is one, `hint: …` on stderr."""
-    say(f"error: {problem.message}")
+    say(f"error: {safe(problem.message)}")  # one line each, whatever names are in them
     if problem.hint:
-        say(f"hint: {problem.hint}")
+        say(f"hint: {safe(problem.hint)}")
 
 
 def put(text: str) -> None:
