@@ -8,6 +8,7 @@ from prep.records import Severity
 CODES: dict[str, tuple[Severity, str, str]] = {
     # files
     "unreadable-file": ("error", "the file cannot be read", "check its permissions and the disk"),
+    "too-large": ("error", "above 1 GiB, or more than memory holds", "make it smaller"),
     "empty-file": ("error", "the file has 0 bytes", "fetch it again"),
     "special-file": ("error", "not a regular file", "remove it from the directory"),
     "name-too-long": ("error", "a name that leaves no room for its mask's", "rename the picture"),

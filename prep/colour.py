@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from functools import lru_cache
 from typing import Any
 
@@ -17,17 +16,6 @@ _INTENT, _FLAGS = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOI
 _SAME = 2  # levels of 255: a profile that moves no colour of the probe further is sRGB under some name
 _SPACES = {"RGB": ("RGB",), "L": ("GRAY", "RGB"), "CMYK": ("CMYK",)}  # gray is often saved with an RGB profile
 _KEY_SCALE = {2: 85, 4: 17}  # Pillow stretches small gray depths to 0-255, but not their transparent value
-
-COLOURS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128), "grey": (128, 128, 128)}
-
-
-def colour_of(text: str) -> tuple[int, int, int]:
-    """(red, green, blue) of `#rrggbb` or white, black, gray. Raises `ValueError`."""
-    if text in COLOURS:
-        return COLOURS[text]
-    if not re.fullmatch(r"#[0-9a-fA-F]{6}", text):
-        raise ValueError(f"colour is '{text}', expected #rrggbb, {', '.join(COLOURS)}")
-    return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
 def split(picture: Image.Image, bits: int) -> tuple[Image.Image, Image.Image | None]:

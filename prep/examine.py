@@ -15,7 +15,7 @@ from prep.digest import digest_bytes, digest_parts
 from prep.duplicates import LONG, SIDE, Thumb
 from prep.mask import fits
 from prep.records import Blob, Finding, Item, Size
-from prep.sources.blob import read_blob
+from prep.sources.blob import code_of, read_blob
 from prep.sources.folders import printable
 
 MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
@@ -64,8 +64,10 @@ def finding(path: str, code: str, detail: str, *, fatal: bool = False) -> Findin
     return Finding(path=path, code=code, severity="error" if fatal else CODES[code][0], detail=detail)
 
 
-def _unreadable(path: str, error: OSError) -> Finding:
-    return finding(path, "unreadable-file", f"cannot be read: {error.strerror or error}")
+def _unreadable(path: str, error: OSError | MemoryError) -> Finding:
+    if isinstance(error, MemoryError):
+        return finding(path, "too-large", "takes more memory than there is")
+    return finding(path, code_of(error), f"cannot be read: {error.strerror or error}")
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -73,22 +75,27 @@ def _unreadable(path: str, error: OSError) -> Finding:
 
 def _check_picture(item: Item) -> tuple[list[Finding], Identity | None]:
     try:
-        data = read_blob(item.picture)
-        header = images.read_header(data)
-        picture = images.decode(data, alpha="white")
-        alpha = np.asarray(images.alpha_of(data)) if header.has_alpha else None
-    except OSError as error:
+        notes, identity = _look(read_blob(item.picture), item.name)
+    except (OSError, MemoryError) as error:
         return [_unreadable(item.name, error)], None
     except images.BadPicture as error:
         return [finding(item.name, error.code, error.detail, fatal=True)], None
-    notes = [*header.notes, *_header_notes(header, item.name)]
+    return [finding(item.name, *note) for note in notes], identity
+
+
+def _look(data: bytes, name: str) -> tuple[list[Note], Identity]:
+    """What is to be said of the picture in `data`, and what its copies are known by."""
+    header = images.read_header(data)
+    picture = images.decode(data, alpha="white")
+    alpha = np.asarray(images.alpha_of(data)) if header.has_alpha else None
+    notes = [*header.notes, *_header_notes(header, name)]
     if alpha is not None and not alpha.any():
         notes.append(("fully-transparent", "transparent everywhere; nothing of it will be seen"))
     elif alpha is not None and alpha.min() < 255:
         notes.append(("has-alpha", f"{float((alpha < 255).mean()):.0%} of it is transparent to some degree"))
     elif len(picture.getcolors(1) or ()) == 1:
         notes.append(("blank", "all pixels are the same"))
-    return [finding(item.name, *note) for note in notes], _identify(data, np.asarray(picture))
+    return notes, _identify(data, np.asarray(picture))
 
 
 def _identify(data: bytes, pixels: images.Pixels) -> Identity:
@@ -132,7 +139,7 @@ def _check_caption(item: Item) -> list[Finding]:
         return [finding(item.name, "missing-caption", "no caption of this name")]
     try:
         _, notes = captions.examine_caption(read_blob(item.caption))
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         return [_unreadable(item.name, error)]
     except captions.BadCaption as error:
         return [finding(item.name, error.code, error.detail, fatal=True)]
@@ -148,7 +155,7 @@ def _check_mask(item: Item, size: Size | None) -> list[Finding]:
         data = read_blob(item.mask)
         mask = np.asarray(images.decode_mask(data))
         notes = [*_mask_colours(data), *_mask_values(mask)]
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         return [_unreadable(where, error)]
     except images.BadPicture as error:
         return [finding(where, error.code, error.detail, fatal=True)]

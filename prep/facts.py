@@ -13,11 +13,16 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from prep.records import Blob
+from prep.sources.blob import read_blob
+
 VERSION = 1  # of the table and of what its values mean; any other is thrown away
 REST_NS = 2_000_000_000
+WAIT = 1.0  # seconds for another process that has the table locked
 # Device and inode as text: both may pass SQLite's 63 bits.
 _TABLE = """CREATE TABLE IF NOT EXISTS facts (kind TEXT, dev TEXT, ino TEXT, size INTEGER, mtime INTEGER, ctime INTEGER,
             value TEXT, PRIMARY KEY (kind, dev, ino, size, mtime, ctime)) WITHOUT ROWID"""
@@ -38,7 +43,7 @@ class Facts:
 
     def of(self, path: Path, kind: str, make: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
         """What `make` says of the file's bytes, from memory where the file is unchanged. Raises `OSError`."""
-        return self.by_stamp(path, kind, lambda: make(path.read_bytes()))
+        return self.by_stamp(path, kind, lambda: make(read_blob(Blob(path=path))))
 
     def by_stamp(self, path: Path, kind: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What `make` says of the file at `path`, from memory where the file is unchanged. Raises `OSError`."""
@@ -59,12 +64,11 @@ class Facts:
             return
         rows = [(kind, *stamp, value) for (kind, stamp), value in self._new.items()]
         try:
-            connection = _open(self._path)
-            with connection:
+            with closing(sqlite3.connect(self._path, timeout=WAIT)) as connection, connection:
+                _prepare(connection)
                 connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-            connection.close()
-        except sqlite3.Error:
-            return  # nothing is lost: the files are read again next time
+        except sqlite3.Error as error:
+            _remove_damaged(self._path, error)  # nothing is lost: the files are read again next time
 
 
 def ctime_is_change() -> bool:
@@ -81,26 +85,30 @@ def _load(path: Path) -> dict[tuple[str, Stamp], str]:
     if not path.is_file():
         return {}
     try:
-        connection = _open(path)
-        rows = connection.execute("SELECT * FROM facts").fetchall()
-        connection.close()
+        with closing(sqlite3.connect(path, timeout=WAIT)) as connection:
+            if _version(connection) != VERSION:
+                return {}
+            rows = connection.execute("SELECT * FROM facts").fetchall()
         return {(row[0], tuple(row[1:6])): row[6] for row in rows if isinstance(row[6], str)}
-    except sqlite3.Error:
+    except sqlite3.Error as error:
+        _remove_damaged(path, error)
         return {}
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    """The table at `path`, made anew when it is damaged or of another version."""
-    connection = sqlite3.connect(path, timeout=20)
-    try:
-        if connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
-            return connection
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """An empty table, where there is none or one of another version."""
+    if _version(connection) != VERSION:
         connection.execute("DROP TABLE IF EXISTS facts")
-    except sqlite3.DatabaseError:
-        connection.close()
-        path.unlink(missing_ok=True)
-        connection = sqlite3.connect(path, timeout=20)
-    connection.execute(_TABLE)
-    connection.execute(f"PRAGMA user_version = {VERSION}")
-    connection.commit()
-    return connection
+        connection.execute(_TABLE)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _remove_damaged(path: Path, error: sqlite3.Error) -> None:
+    """Removes a file that is no database (any more), and nothing else: one that is locked is another run's."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

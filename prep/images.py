@@ -45,11 +45,11 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from prep.colour import colour_of as colour_of  # callers know these two by this module
 from prep.colour import judge, split, to_srgb
-from prep.containers import BadPicture as BadPicture
+from prep.containers import BadPicture as BadPicture  # callers know this and colour_of by this module
 from prep.containers import Note, Parts, unwrap
 from prep.exif import checked_orientation, orientation_of
+from prep.parse import colour_of as colour_of
 from prep.records import Placement, Size
 
 POLICY: dict[str, str | int] = {"meaning": 1, "orientation": "exif", "colour": "srgb relative-colorimetric bpc",

@@ -4,7 +4,7 @@ A key is the SHA-256 of canonical JSON (integers and strings only). `kind` says 
 hand when this code's result for the same inputs changes. A field's *context* is the part of the key that all its rows
 share; it stands in the manifest, so that an edited caption can be keyed where no model is.
 
-    latent   picture digest, placement, alpha colour where there is transparency;
+    latent   picture digest, placement, [red, green, blue] below transparency where there is any;
              context: image policy, VAE fingerprint, posterior, dtypes
     mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
     text     the final caption string; context: text fingerprint, max length, layout, dtypes
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prep.digest import digest_json
+from prep.parse import RGB
 from prep.records import Placement
 
 Context = Mapping[str, str | int | Mapping[str, str | int]]
@@ -25,13 +26,13 @@ MASK_MEANING = 1
 TEXT_MEANING = 1
 
 
-def latent_key(picture: str, placement: Placement, alpha: str | None, context: Context) -> str:
+def latent_key(picture: str, placement: Placement, alpha: RGB | None, context: Context) -> str:
     """The key of the latent of the picture with digest `picture` at `placement`.
 
-    `alpha` is the colour that its transparency is flattened onto; `None` for an opaque picture.
+    `alpha` is the colour that its transparency is flattened onto, however it was spelled; `None` for an opaque picture.
     """
-    return digest_json({"kind": "latent", "picture": picture, "placement": _spell(placement), "alpha": alpha,
-                        "context": context})
+    return digest_json({"kind": "latent", "picture": picture, "placement": _spell(placement),
+                        "alpha": None if alpha is None else list(alpha), "context": context})
 
 
 def mask_key(origin: str, placement: Placement, context: Context) -> str:

@@ -38,6 +38,19 @@ def one_of(value: Any, choices: Iterable[str], where: str) -> str:
     return value
 
 
+def colour_of(text: str, where: str = "colour", *, also: tuple[str, ...] = ()) -> RGB:
+    """(red, green, blue) of `#rrggbb` or a name in `COLOURS`; `also` is what else a message may offer."""
+    if text in COLOURS:
+        return COLOURS[text]
+    if not re.fullmatch(r"#[0-9a-fA-F]{6}", text):
+        raise Unparsed(f"{where} is {text!r}, expected #rrggbb, {', '.join((*COLOURS, *also))}")
+    return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
+
+
+RGB = tuple[int, int, int]
+COLOURS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128), "grey": (128, 128, 128)}
+
+
 def within(value: float, low: float, high: float, where: str) -> None:
     """Raises when `value` is outside [low, high]."""
     if not low <= value <= high:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from prep.errors import ConfigError, PathError
 from prep.models.family import FAMILIES
-from prep.parse import Unparsed, expect, known_keys, list_of, one_of, within
+from prep.parse import Unparsed, colour_of, expect, known_keys, list_of, one_of, within
 from prep.records import Role
 
 MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
@@ -220,6 +220,8 @@ def _checked(recipe: Recipe) -> Recipe:
         one_of(model.compute, STORED_DTYPES, "model.compute")
     if model.family:
         one_of(model.family, FAMILIES, "model.family")
+    if image.alpha != "reject":
+        colour_of(image.alpha, "image.alpha", also=("reject",))
     within(image.step, 8, 1024, "image.step")
     within(image.resolution, image.step, 16384, "image.resolution")
     within(image.min_bucket, 1, 1 << 30, "image.min_bucket")

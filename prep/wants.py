@@ -13,6 +13,7 @@ from typing import Any
 from prep.bucket import Bucketing
 from prep.draw import choose_validation
 from prep.keys import latent_key, mask_key, sample_id, text_key, unconditional_key
+from prep.parse import colour_of
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import Blob, Finding, Placement, Role, Sample, Size, Surveyed, Text, View
@@ -150,7 +151,8 @@ def _order(item: Surveyed) -> tuple[int, str]:
 
 def _latent_work(seat: Seat, recipe: Recipe, contexts: Contexts) -> PictureWork:
     item, name = seat.item, label(recipe, seat.item.item)
-    key = latent_key(item.picture, seat.placement, recipe.image.alpha if item.has_alpha else None, contexts.latent)
+    alpha = colour_of(recipe.image.alpha) if item.has_alpha else None
+    key = latent_key(item.picture, seat.placement, alpha, contexts.latent)
     return PictureWork(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
                        placement=seat.placement)
 

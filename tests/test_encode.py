@@ -451,6 +451,46 @@ def test_a_value_that_is_not_finite_is_computed_again_in_float32(tiny_model, mon
     assert encoder.encode(np.zeros((2, 64, 64, 3), np.uint8)) == [None, None]
 
 
+def test_a_colour_is_the_same_however_it_is_spelled(encode):
+    assert encode("--alpha", "gray")["encoded"]["latent"] == 8
+    assert encode("--alpha", "grey")["encoded"]["latent"] == 0
+    assert encode("--alpha", "#808080")["encoded"]["latent"] == 0
+    assert encode("--alpha", "#808081")["encoded"]["latent"] == 1  # the one picture with transparency
+
+
+def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode, photos, monkeypatch):
+    from prep.images import decode
+
+    with (photos / "0.png").open("wb") as stream:
+        stream.truncate(1 << 41)
+
+    def exhausted(data, *, alpha):
+        if data == (photos / "1.png").read_bytes():
+            raise MemoryError
+        return decode(data, alpha=alpha)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prep.images.decode", exhausted)
+        found = {one["path"]: one for one in encode()["rejected"]}
+    assert set(found) == {"0.png", "1.png"}
+    assert "it has 2199023255552 bytes, expected at most 1073741824" in found["0.png"]["detail"]
+    assert found["1.png"]["code"] == "too-large" and "takes more memory than there is" in found["1.png"]["detail"]
+    assert encode()["encoded"]["latent"] == 1  # there is enough memory now
+
+
+def test_a_file_that_became_huge_meanwhile(photos):
+    from prep.engine.local import _from_file
+    from prep.records import Blob, Placement
+    from prep.wants import PictureWork
+
+    with (photos / "0.png").open("wb") as stream:
+        stream.truncate(1 << 41)
+    made = _from_file(PictureWork(key="ab" * 32, name="0.png", file="0.png", blob=Blob(path=photos / "0.png"),
+                                  digest="cd" * 32, placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8))),
+                      lambda data: pytest.fail("read"))
+    assert made.code == "too-large" and "0.png cannot be read: it has 2199023255552 bytes" in made.detail
+
+
 def test_the_command_is_kept_as_far_as_it_says_something(encode, tmp_path, tiny_model, photos):
     encode("--mask", "sidecar", "--alpha", "white")  # white is the default anyway
     found = manifests.read(tmp_path / "m.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 
 import pytest
 
@@ -84,6 +85,77 @@ def test_a_damaged_table_is_made_again(file, store, monkeypatch, damage):
     assert ask(first, file) == ("one", 1)
     first.save()
     assert ask(Facts(store), file) == ("one", 0)
+
+
+def test_a_table_that_another_process_has_locked_stays_and_is_not_waited_for(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    first = Facts(store)
+    ask(first, file)
+    first.save()
+    before = store.read_bytes()
+    other = sqlite3.connect(store, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    begun = time.monotonic()
+    second = Facts(store)
+    assert ask(second, file) == ("one", 1)
+    second.save()
+    assert time.monotonic() - begun < 5 and store.read_bytes() == before
+    other.execute("ROLLBACK")
+    other.close()
+    assert ask(Facts(store), file) == ("one", 0)
+
+
+@pytest.mark.parametrize("message", ["attempt to write a readonly database", "unable to open database file",
+                                     "disk I/O error"])
+def test_what_is_wrong_with_the_place_and_not_the_table_removes_nothing(file, store, monkeypatch, message):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    first = Facts(store)
+    ask(first, file)
+    first.save()
+    before = store.read_bytes()
+
+    def refuse(*_, **__):
+        raise sqlite3.OperationalError(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(facts.sqlite3, "connect", refuse)
+        second = Facts(store)
+        assert ask(second, file) == ("one", 1)
+        second.save()
+    assert store.read_bytes() == before
+
+
+def test_a_damaged_table_that_cannot_be_removed_is_no_fault(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    store.write_bytes(b"not a database at all" * 100)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    known = Facts(store)
+    assert ask(known, file) == ("one", 1)
+    known.save()
+
+
+def test_a_table_damaged_in_the_middle_is_made_again(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    first = Facts(store)
+    ask(first, file)
+    first.save()
+    data = store.read_bytes()
+    store.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
+    second = Facts(store)
+    assert ask(second, file) == ("one", 1)
+    second.save()
+    assert ask(Facts(store), file) == ("one", 0)
+
+
+def test_a_huge_file_is_not_read(file, store):
+    with file.open("wb") as stream:
+        stream.truncate(1 << 41)
+    with pytest.raises(OSError, match="it has 2199023255552 bytes"):
+        ask(Facts(store), file)
 
 
 def test_another_version_is_thrown_away(file, store, monkeypatch):

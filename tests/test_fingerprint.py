@@ -74,6 +74,34 @@ def test_weights_in_several_files(model):
         vae_fingerprint(model)
 
 
+def test_a_file_of_weights_beside_an_index_is_refused(model):
+    """transformers would load the file, diffusers what the index names."""
+    for part, stem, fingerprint_of in (("vae", "diffusion_pytorch_model", vae_fingerprint),
+                                       ("text_encoder", "model", text_fingerprint)):
+        index = model / part / f"{stem}.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors"}}))
+        with pytest.raises(ModelError) as error:
+            fingerprint_of(model)
+        assert error.value.message.endswith(f"{part} has two sets of weights, {stem}.safetensors and {index.name}")
+        assert error.value.hint == "libraries differ in which they load; remove one"
+
+
+@pytest.mark.parametrize(("gone", "message"), [
+    (["tokenizer_config.json"], "tokenizer has no tokenizer_config.json"),
+    (["vocab.json"], "tokenizer has no vocabulary, "
+                     "expected tokenizer.json, vocab.json with merges.txt, or spiece.model\n"),
+    (["vocab.json", "merges.txt"], "tokenizer has no vocabulary, expected tokenizer.json, vocab.json with merges"),
+])
+def test_a_tokenizer_that_would_be_loaded_in_part(prep, photos, model, tmp_path, gone, message):
+    """transformers takes one without a config for endless, and one without words for one that knows none."""
+    for name in gone:
+        (model / "tokenizer" / name).unlink()
+    result = prep("encode", photos, "--model", model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
+                  "--resolution", 96, "--step", 16)
+    assert result.code == 6 and message in result.err
+    assert "hint: fetch the model again, or save its tokenizer with transformers" in result.err
+
+
 def hub_cache(home: Path, model: Path, name: str) -> Path:
     """A Hub cache as huggingface_hub lays it out: large files are links to blobs named by their SHA-256."""
     repo = home / f"models--{name.replace('/', '--')}"

@@ -26,8 +26,8 @@ PICTURE = "01" * 32
 GOLDEN = {
     "latent": (keys.latent_key(PICTURE, PLACEMENT, None, LATENT),
                "debb3f5ca05d577795fa295b1bf529d3b6c459e38b8227949ddce806b00bd43d"),
-    "latent with alpha": (keys.latent_key(PICTURE, PLACEMENT, "white", LATENT),
-                          "ab726f44a3402b8623f222786a6fa0d3565be13c88c602e91c8579b11326bfac"),
+    "latent with alpha": (keys.latent_key(PICTURE, PLACEMENT, (255, 255, 255), LATENT),
+                          "0c206235a85d6629024a6a93e72039a9728999135a1c3e132b0e634536621ec1"),
     "mask": (keys.mask_key(PICTURE, PLACEMENT, MASK),
              "da4b9c854c2f7ce26901d94e7b4481a8f1584e3e7c876b0d7b11c41968abdcb4"),
     "text": (keys.text_key("a red dog", TEXT),
@@ -82,7 +82,7 @@ CHANGES = {
     "bucket": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 88)), None, LATENT),
     "flip": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96), flip=True), None,
                                     LATENT),
-    "alpha": lambda: keys.latent_key(PICTURE, PLACEMENT, "black", LATENT),
+    "alpha": lambda: keys.latent_key(PICTURE, PLACEMENT, (0, 0, 0), LATENT),
     **{name: (lambda name=name: keys.latent_key(PICTURE, PLACEMENT, None, {**LATENT, name: "x"})) for name in LATENT},
 }
 

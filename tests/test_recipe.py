@@ -85,6 +85,8 @@ WRONG = {
     "dtype": ("[model]\ndtype='bf16'\n[[source]]\npath='p'", "model.dtype is 'bf16', expected one of: bfloat16"),
     "family": ("[model]\nfamily='sd2'\n[[source]]\npath='p'", "model.family is 'sd2', expected one of: sd15"),
     "range": ("[validation]\nfraction=1.5\n[[source]]\npath='p'", "validation.fraction is 1.5, expected a number from"),
+    "alpha": ("[image]\nalpha='purple'\n[[source]]\npath='p'",
+              "image.alpha is 'purple', expected #rrggbb, white, black, gray, grey, reject"),
     "mask": ("[mask]\nfrom='nowhere'\n[[source]]\npath='p'", "mask.from is"),
     "role": ("[[source]]\npath='p'\nrole='test'", "source.role is 'test', expected one of: train"),
     "not TOML": ("[image", "is not TOML"),
@@ -104,6 +106,17 @@ def test_a_source_that_is_not_there(tmp_path):
         with pytest.raises(PathError) as error:
             load(tmp_path / path, choices={})
         assert error.value.exit_code == 5 and path in error.value.message
+
+
+@pytest.mark.parametrize("alpha", ["white", "grey", "#0a1B2c", "reject"])
+def test_colours_below_transparency(recipe, alpha):
+    assert recipe("[[source]]\npath='p'", **{"image.alpha": alpha}).image.alpha == alpha
+
+
+def test_an_option_that_is_no_colour_shows_before_any_picture_is_read(prep, photos, tiny_model, tmp_path):
+    result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "--alpha", "purple")
+    assert result.code == 3 and "image.alpha is 'purple', expected #rrggbb" in result.err
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_step_that_no_latent_grid_has(prep, photos):

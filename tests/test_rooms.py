@@ -26,7 +26,7 @@ ROOMS = {
     "sqlite3": {"prep.facts"},
     "diffusers": {"prep.models.vae", "prep.models.text", "prep.models.quiet", "train.model", "train.sample",
                   "prep.demo.*"},
-    "transformers": {"prep.models.quiet", "prep.demo.*"},
+    "transformers": {"prep.models.text", "prep.models.quiet", "prep.demo.*"},
     "huggingface_hub": {"prep.models.hub"},
     "peft": {"train.lora"},
     "safetensors": {"train.checkpoint", "train.lora", "prep.demo.*"},

@@ -143,6 +143,30 @@ def test_gray_masks_of_three_channels_are_fine(tmp_path):
     assert codes(tmp_path, saved(photo()), mask=three) == {}
 
 
+@pytest.mark.parametrize("kind", ["picture", "caption", "mask"])
+def test_huge_files(tmp_path, kind):
+    paths = {"picture": tmp_path / "a.png", "caption": tmp_path / "a.txt", "mask": tmp_path / "a-masklabel.png"}
+    paths["picture"].write_bytes(saved(photo()))
+    paths["caption"].write_bytes(b"a cat")
+    paths["mask"].write_bytes(saved(photo().convert("L")))
+    with paths[kind].open("wb") as stream:
+        stream.truncate(1 << 41)
+    found = check_item(Item(name="a.png", source=0, **{name: Blob(path=path) for name, path in paths.items()}))
+    details = {one.code: one.detail for one in found.findings if one.severity == "error"}
+    assert details == {"too-large": "cannot be read: it has 2199023255552 bytes, expected at most 1073741824"}
+
+
+@pytest.mark.parametrize("step", ["images.decode", "images.shrink_gray", "images.decode_mask",
+                                  "captions.examine_caption"])
+def test_what_memory_does_not_hold(tmp_path, monkeypatch, step):
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(f"prep.{step}", exhausted)
+    found = codes(tmp_path, saved(photo()), mask=saved(photo().convert("L")))
+    assert found["too-large"].detail == "takes more memory than there is" and found["too-large"].severity == "error"
+
+
 def test_files_that_are_gone(tmp_path):
     gone = Blob(path=tmp_path / "gone")
     (tmp_path / "a.png").write_bytes(saved(photo()))

@@ -27,7 +27,7 @@ from prep.engine.job import Job, Outcome, Tick
 from prep.errors import CacheError
 from prep.mask import fits_scaled
 from prep.records import Finding, Reject, Task
-from prep.sources.blob import read_blob
+from prep.sources.blob import code_of, read_blob
 from prep.wants import PictureWork
 
 A = TypeVar("A")
@@ -158,8 +158,11 @@ def _from_file(work: PictureWork, make: Callable[[bytes], Any]) -> np.ndarray[An
                            detail=f"{work.file} changed while it was being encoded; run the command again")
         return make(data)  # type: ignore[no-any-return]
     except OSError as error:
-        return Finding(path=work.name, code="unreadable-file", severity="error",
+        return Finding(path=work.name, code=code_of(error), severity="error",
                        detail=f"{work.file} cannot be read: {error.strerror or error}")
+    except MemoryError:  # no fault of the picture's own: another machine, or the next run, may have enough
+        return Finding(path=work.name, code="too-large", severity="error",
+                       detail=f"{work.file} takes more memory than there is")
     except images.BadPicture as error:
         return Reject(key=work.key, code=error.code, detail=error.detail)
 

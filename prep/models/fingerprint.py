@@ -44,12 +44,24 @@ def vae_fingerprint(model: Path, file_digest: FileDigest = digest_file) -> str:
 def text_fingerprint(model: Path, file_digest: FileDigest = digest_file) -> str:
     """The fingerprint of the tokenizer and text encoder below `model`. Raises `ModelError`."""
     parts = _weights(model / "text_encoder", "model", file_digest)
-    tokenizer = [[name, _digest_config(model / "tokenizer" / name, file_digest)] for name in _TOKENIZER_FILES
-                 if (model / "tokenizer" / name).is_file()]
-    if not tokenizer:
-        wanted = ", ".join(_TOKENIZER_FILES)
-        raise ModelError(f"{model / 'tokenizer'} has no tokenizer files, expected some of: {wanted}")
+    tokenizer = [[path.name, _digest_config(path, file_digest)] for path in _tokenizer_files(model / "tokenizer")]
     return digest_json({"kind": "text", "parts": parts, "tokenizer": tokenizer})
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    """Those of its files that are there. Without its config a tokenizer has no length, without words it has no ids:
+    transformers loads it nevertheless, and what is wrong shows late or never."""
+    names = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    if "tokenizer_config.json" not in names:
+        raise ModelError(f"{folder} has no tokenizer_config.json", hint=_SAVE_TOKENIZER)
+    if not any(vocabulary <= set(names) for vocabulary in _VOCABULARIES):
+        raise ModelError(f"{folder} has no vocabulary, expected tokenizer.json, vocab.json with merges.txt, or "
+                         "spiece.model", hint=_SAVE_TOKENIZER)
+    return [folder / name for name in names]
+
+
+_VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"})
+_SAVE_TOKENIZER = "fetch the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
 
 
 def pipeline_index(model: Path) -> dict[str, Any]:
@@ -84,11 +96,16 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path, stem: str) -> tuple[Path, ...]:
-    """The safetensors files that diffusers or transformers would load from `folder`. Raises `ModelError`."""
-    single = folder / f"{stem}.safetensors"
+    """The safetensors files that diffusers and transformers would load from `folder`. Raises `ModelError`.
+
+    Where a single file lies beside an index, transformers takes the file and diffusers the index: refused.
+    """
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if single.is_file() and index.is_file():
+        raise ModelError(f"{folder} has two sets of weights, {single.name} and {index.name}",
+                         hint="libraries differ in which they load; remove one")
     if single.is_file():
         return (single,)
-    index = folder / f"{stem}.safetensors.index.json"
     if index.is_file():
         names = sorted(set(read_config(index).get("weight_map", {}).values()))
         if names and all(isinstance(name, str) and Path(name).name == name for name in names):

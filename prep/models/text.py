@@ -4,17 +4,21 @@ sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from diffusers import StableDiffusionPipeline
 
 from prep.errors import ModelError, first_line
 from prep.models.arrays import DTYPES, finite_rows, stored
 from prep.models.device import pick_device
+from prep.models.fingerprint import pipeline_index
+from prep.models.loading import dtype_keyword, refuse_holes
 
 Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one row
 
@@ -24,7 +28,7 @@ class TextEncoder:
 
     def __init__(self, model: Path, *, device: str, compute: str, dtype: str) -> None:
         self._device, self._dtype = pick_device(device), dtype
-        self._pipeline = _load(model).to(self._device, DTYPES[compute])
+        self._pipeline = _load(model, DTYPES[compute]).to(self._device)
         self._pipeline.set_progress_bar_config(disable=True)
 
     @torch.inference_mode()
@@ -34,20 +38,22 @@ class TextEncoder:
         result: list[Arrays | None] = [{"hidden": row} for row in stored(rows, self._dtype)]
         for number, fine in enumerate(finite_rows(rows, self._dtype)):
             if not fine:
-                result[number] = self._again(captions[number])
+                result[number] = self._again(partial(self._forward, [captions[number]]))
         return result
 
     @torch.inference_mode()
-    def unconditional(self) -> Arrays:
-        """The row that the pipeline itself takes when it is given no negative prompt."""
-        _, negative = self._pipeline.encode_prompt("", self._device, 1, True)
-        return {"hidden": stored(negative.float().cpu(), self._dtype)[0]}
+    def unconditional(self) -> Arrays | None:
+        """The row that the pipeline itself takes when it is given no negative prompt; `None` as for captions."""
+        return self._kept(self._negative()) or self._again(self._negative)
 
-    def _again(self, caption: str) -> Arrays | None:
+    def _again(self, forward: Callable[[], torch.Tensor]) -> Arrays | None:
         usual = self._pipeline.text_encoder.dtype
         self._pipeline.text_encoder.to(torch.float32)
-        row = self._forward([caption])
+        row = forward()
         self._pipeline.text_encoder.to(usual)
+        return self._kept(row)
+
+    def _kept(self, row: torch.Tensor) -> Arrays | None:
         return {"hidden": stored(row, self._dtype)[0]} if finite_rows(row, self._dtype)[0] else None
 
     def _forward(self, captions: list[str]) -> torch.Tensor:
@@ -55,12 +61,35 @@ class TextEncoder:
         rows: torch.Tensor = hidden_BLD.float().cpu()
         return rows
 
+    def _negative(self) -> torch.Tensor:
+        _, negative_1LD = self._pipeline.encode_prompt("", self._device, 1, True)
+        row: torch.Tensor = negative_1LD.float().cpu()
+        return row
 
-def _load(model: Path) -> Any:
+
+def _load(model: Path, dtype: torch.dtype) -> Any:
+    encoder = _load_encoder(model, dtype)
     try:
         return StableDiffusionPipeline.from_pretrained(  # type: ignore[no-untyped-call]
-            model, vae=None, unet=None, safety_checker=None, feature_extractor=None, image_encoder=None,
-            requires_safety_checker=False, use_safetensors=True, local_files_only=True,
+            model, text_encoder=encoder, vae=None, unet=None, safety_checker=None, feature_extractor=None,
+            image_encoder=None, requires_safety_checker=False, use_safetensors=True, local_files_only=True,
             low_cpu_mem_usage=False)
+    except Exception as error:  # as below
+        raise ModelError(f"cannot load the tokenizer of {model}: {first_line(error)}") from None
+
+
+def _load_encoder(model: Path, dtype: torch.dtype) -> Any:
+    """The text encoder in `dtype`, straight from its file: the dtype in its config.json decides no value."""
+    named = pipeline_index(model).get("text_encoder")
+    if named != ["transformers", "CLIPTextModel"]:
+        raise ModelError(f"text_encoder in {model / 'model_index.json'} is {named}, expected a CLIPTextModel")
+    folder = model / "text_encoder"
+    kind: Any = transformers.CLIPTextModel
+    try:
+        encoder, loaded = kind.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+            **{dtype_keyword(transformers.__version__): dtype})
     except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
-        raise ModelError(f"cannot load tokenizer and text encoder of {model}: {first_line(error)}") from None
+        raise ModelError(f"cannot load the text encoder in {folder}: {first_line(error)}") from None
+    refuse_holes(loaded, folder)
+    return encoder

@@ -12,6 +12,7 @@ from diffusers import AutoencoderKL
 from prep.errors import ModelError, first_line
 from prep.models.arrays import DTYPES, finite_rows, stored
 from prep.models.device import pick_device
+from prep.models.loading import refuse_holes
 
 # Legend: B pictures, H W pixels, h w latent cells, C latent channels.
 
@@ -21,7 +22,7 @@ class VaeEncoder:
 
     def __init__(self, model: Path, *, device: str, compute: str, dtype: str) -> None:
         self._device, self._dtype = pick_device(device), dtype
-        self._vae = _load(model).to(self._device, DTYPES[compute]).eval()
+        self._vae = _load(model, DTYPES[compute]).to(self._device).eval()
         self._vae.requires_grad_(False)
 
     @torch.inference_mode()
@@ -51,10 +52,13 @@ class VaeEncoder:
         return mean_BChw
 
 
-def _load(model: Path) -> Any:
+def _load(model: Path, dtype: torch.dtype) -> Any:
+    folder = model / "vae"
     try:
-        return AutoencoderKL.from_pretrained(  # type: ignore[no-untyped-call]
-            model / "vae", use_safetensors=True, local_files_only=True,
-            low_cpu_mem_usage=False)
+        vae, loaded = AutoencoderKL.from_pretrained(  # type: ignore[no-untyped-call]
+            folder, use_safetensors=True, local_files_only=True, low_cpu_mem_usage=False, torch_dtype=dtype,
+            output_loading_info=True, ignore_mismatched_sizes=True)
     except Exception as error:  # as for text encoders
-        raise ModelError(f"cannot load the VAE in {model / 'vae'}: {first_line(error)}") from None
+        raise ModelError(f"cannot load the VAE in {folder}: {first_line(error)}") from None
+    refuse_holes(loaded, folder)
+    return vae

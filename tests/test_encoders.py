@@ -1,0 +1,168 @@
+"""The encoders: all of their weights come from files, in the dtype that was asked for, and rows are finite or none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from prep.errors import ModelError
+from prep.models.loading import dtype_keyword
+from prep.models.text import TextEncoder
+from prep.models.vae import VaeEncoder
+
+TEXT, VAE = "text_encoder/model.safetensors", "vae/diffusion_pytorch_model.safetensors"
+KINDS = {TEXT: TextEncoder, VAE: VaeEncoder}
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def model(tiny_model, tmp_path) -> Path:
+    path = tmp_path / "model"
+    shutil.copytree(tiny_model, path)
+    return path
+
+
+def edit(path: Path, change: Callable[[Tensors], Tensors]) -> None:
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def configure(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def text(model: Path, compute: str = "float32") -> TextEncoder:
+    return TextEncoder(model, device="cpu", compute=compute, dtype="float32")
+
+
+def vae(model: Path, compute: str = "float32") -> VaeEncoder:
+    return VaeEncoder(model, device="cpu", compute=compute, dtype="float32")
+
+
+def hidden(model: Path, compute: str = "float32") -> np.ndarray:
+    return np.stack([row["hidden"] for row in text(model, compute).encode(["a red dog", ""])])
+
+
+@pytest.mark.parametrize(("part", "lost"), [(TEXT, "embeddings.token_embedding.weight"),
+                                            (TEXT, "final_layer_norm.bias"), (VAE, "encoder.conv_in.weight"),
+                                            (VAE, "decoder.conv_out.bias")])
+def test_a_weight_that_is_missing_is_named_and_not_made_up(model, part, lost):
+    edit(model / part, lambda tensors: {key: tensor for key, tensor in tensors.items() if not key.endswith(lost)})
+    with pytest.raises(ModelError) as error:
+        KINDS[part](model, device="cpu", compute="float32", dtype="float32")
+    assert error.value.message.startswith(f"the weights in {(model / part).parent} lack ")
+    assert lost in error.value.message and error.value.exit_code == 6
+    assert error.value.hint == ("its config.json and weights are of different models or library versions; "
+                                "fetch both again")
+
+
+def test_of_many_missing_weights_three_are_named(model):
+    edit(model / VAE, lambda tensors: {key: tensor for key, tensor in tensors.items() if "encoder." not in key})
+    with pytest.raises(ModelError, match=r"vae lack \S+, \S+, \S+ and \d+ more$"):
+        vae(model)
+
+
+@pytest.mark.parametrize(("part", "name"), [(TEXT, "embeddings.token_embedding.weight"),
+                                            (VAE, "encoder.conv_in.bias")])
+def test_a_weight_of_another_shape_is_named(model, part, name):
+    edit(model / part, lambda tensors: {key: torch.cat([tensor, tensor]) if key.endswith(name) else tensor
+                                        for key, tensor in tensors.items()})
+    with pytest.raises(ModelError) as error:
+        KINDS[part](model, device="cpu", compute="float32", dtype="float32")
+    assert "have other shapes than its config.json says: " in error.value.message and name in error.value.message
+
+
+def test_names_of_old_checkpoints_are_understood(model, tiny_model):
+    """transformers before 5 put everything below `text_model`; diffusers before 0.18 had other names in attentions."""
+    def below_text_model(tensors: Tensors) -> Tensors:
+        old = {f"text_model.{key.removeprefix('text_model.')}": tensor for key, tensor in tensors.items()}
+        return {**old, "text_model.embeddings.position_ids": torch.arange(77)[None]}
+
+    def with_old_attentions(tensors: Tensors) -> Tensors:
+        names = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
+        found = {}
+        for key, tensor in tensors.items():
+            for new, old in names.items():
+                key = key.replace(new, old) if ".attentions.0." in key else key
+            found[key] = tensor
+        assert set(found) != set(tensors)
+        return found
+
+    edit(model / TEXT, below_text_model)
+    edit(model / VAE, with_old_attentions)
+    pixels = np.full((1, 64, 64, 3), 77, np.uint8)
+    np.testing.assert_array_equal(hidden(model), hidden(tiny_model))
+    np.testing.assert_array_equal(vae(model).encode(pixels)[0], vae(tiny_model).encode(pixels)[0])
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_the_dtype_in_the_text_encoders_config_decides_nothing(model, tiny_model, compute):
+    configure(model / "text_encoder" / "config.json", dtype="float16", torch_dtype="float16")
+    np.testing.assert_array_equal(hidden(model, compute), hidden(tiny_model, compute))
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.float32])
+@pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
+def test_weights_are_those_of_the_file_converted_once(model, kept, compute):
+    for part, load in ((TEXT, lambda: text(model, compute)._pipeline.text_encoder),
+                       (VAE, lambda: vae(model, compute)._vae)):
+        edit(model / part, lambda tensors: {key: tensor.to(kept) for key, tensor in tensors.items()})
+        loaded, filed = load().state_dict(), load_file(model / part)
+        for key, tensor in filed.items():
+            assert torch.equal(loaded[key], tensor.to(getattr(torch, compute))), key
+            assert loaded[key].dtype == getattr(torch, compute)
+
+
+@pytest.mark.parametrize(("version", "keyword"), [("4.50.0", "torch_dtype"), ("4.55.4", "torch_dtype"),
+                                                  ("4.56.0", "dtype"), ("4.57.0.dev0", "dtype"), ("5.0.0rc1", "dtype"),
+                                                  ("5.23.0", "dtype")])
+def test_each_version_of_transformers_gets_its_own_keyword(version, keyword):
+    assert dtype_keyword(version) == keyword
+
+
+@pytest.mark.parametrize("named", [["transformers", "CLIPTextModelWithProjection"], None])
+def test_a_text_encoder_of_another_class(model, named):
+    configure(model / "model_index.json", text_encoder=named)
+    with pytest.raises(ModelError, match=r"text_encoder in .*model_index.json is .*, expected a CLIPTextModel"):
+        text(model)
+
+
+def test_a_tokenizer_that_cannot_be_read(model):
+    (model / "tokenizer" / "vocab.json").write_text("{")
+    with pytest.raises(ModelError) as error:
+        text(model)
+    assert error.value.message.startswith(f"cannot load the tokenizer of {model}: ")
+
+
+@pytest.mark.parametrize("what", ["caption", "unconditional"])
+def test_a_text_row_that_is_not_finite_is_computed_again_in_float32(model, monkeypatch, what):
+    encoder = text(model, "bfloat16")
+    encode, seen = encoder._pipeline.encode_prompt, []
+    broken = {torch.bfloat16}
+
+    def sometimes(*arguments):
+        dtype = encoder._pipeline.text_encoder.dtype
+        seen.append(dtype)
+        found = encode(*arguments)
+        return [None if one is None else one * float("nan") for one in found] if dtype in broken else found
+
+    monkeypatch.setattr(encoder._pipeline, "encode_prompt", sometimes)
+    row = encoder.encode(["a"])[0] if what == "caption" else encoder.unconditional()
+    assert row is not None and np.isfinite(row["hidden"]).all()
+    assert seen == [torch.bfloat16, torch.float32] and encoder._pipeline.text_encoder.dtype == torch.bfloat16
+    broken.add(torch.float32)
+    assert (encoder.encode(["a"])[0] if what == "caption" else encoder.unconditional()) is None
+
+
+def test_no_unconditional_row_is_an_error_and_not_a_row_of_nan(prep, photos, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(TextEncoder, "_negative", lambda self: torch.full((1, 77, 48), float("nan")))
+    result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
+                  "--resolution", 96, "--step", 16, "--device", "cpu")
+    assert result.code == 7 and "the unconditional text row could not be made" in result.err
+    assert not (tmp_path / "m.json").exists()
