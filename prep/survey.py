@@ -18,7 +18,7 @@ from prep.facts import Facts
 from prep.recipe import CaptionChoice, Recipe
 from prep.records import Blob, Finding, Item, Sample, Surveyed
 from prep.report.words import names_of
-from prep.sources.blob import read_blob
+from prep.sources.blob import code_of, read_blob
 from prep.sources.directory import MaskFolder, walk
 from prep.sources.folders import printable
 
@@ -96,7 +96,7 @@ def _survey_item(item: Item, recipe: Recipe, facts: Facts) -> Surveyed | Finding
         what = "mask", item.mask
         mask = _mask_digest(item.mask, facts)
     except OSError as error:
-        return _reject(recipe, item, "unreadable-file", f"{_its(*what)}cannot be read: {error.strerror or error}")
+        return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
     except captions.BadCaption as error:
         return _reject(recipe, item, error.code, error.detail)
     if words is None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from prep.errors import ModelError, first_line
 from prep.models.fingerprint import read_config
+from prep.models.loading import refuse_holes
 from train import lora
 from train.config import Config
 from train.device import autocast, compute_dtype, move, place
@@ -108,8 +109,5 @@ def _load_unet(model: Path) -> Any:
         first = first_line(error)
         raise ModelError(f"cannot load the denoiser from {model / 'unet'}: {first}",
                          hint="a model is a diffusers pipeline directory; its weights are safetensors") from None
-    missing = sorted(loaded["missing_keys"])
-    if missing:  # diffusers leaves them at random values
-        raise ModelError(f"the weights in {model / 'unet'} lack {len(missing)} tensors, the first is '{missing[0]}'",
-                         hint="its config.json and its weights are of different models; fetch both again")
+    refuse_holes(loaded, model / "unet")
     return unet

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from prep.draw import draw_key, philox
 from prep.errors import ModelError, first_line
+from prep.models.loading import refuse_holes
 from prep.records import Size
 from train.config import Sampling
 from train.data import Rows
@@ -83,10 +84,11 @@ def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torc
     quiet()
     kind: Any = diffusers.AutoencoderKL
     try:
-        vae = kind.from_pretrained(model / "vae", use_safetensors=True, low_cpu_mem_usage=False, local_files_only=True,
-                                   torch_dtype=torch.float32)
+        vae, loaded = kind.from_pretrained(model / "vae", use_safetensors=True, low_cpu_mem_usage=False,
+                                           local_files_only=True, torch_dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load the VAE from {model / 'vae'}: {first_line(error)}") from None
+    refuse_holes(loaded, model / "vae")
     place(vae, device).eval()
     return [_pixels(vae.decode(latent / facts.scale + facts.shift).sample) for latent in latents]
 

@@ -114,7 +114,7 @@ def check_vacant(path: Path) -> None:
 
 def _is_litter(name: str) -> bool:
     """What an empty directory may have: leftovers of writers, and what systems put everywhere."""
-    return name.endswith(".partial") or name in (".DS_Store", "Thumbs.db", "desktop.ini", "lost+found")
+    return name in ("tmp", ".DS_Store", "Thumbs.db", "desktop.ini", "lost+found")
 
 
 def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
@@ -176,8 +176,8 @@ def _create(path: Path, create: bool) -> None:
     if not create:
         raise CacheError(f"{path} is not a cache: it has no {MARKER}", hint="prep encode SOURCE --cache DIR makes one")
     check_vacant(path)
-    files.make_dirs(path.absolute())
-    files.write_whole(path / MARKER, canonical(seal({"format": "latentry/cache", "version": VERSION})))
+    marker = canonical(seal({"format": "latentry/cache", "version": VERSION}))
+    files.write_whole(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
 
 
 def _check_marker(marker: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from prep.errors import UsageError
+from prep.errors import UsageError, first_line
 
 
 def pick_device(name: str) -> torch.device:
@@ -17,6 +17,6 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}",
+        raise UsageError(f"device '{name}' cannot be used: {first_line(error)}",
                          hint="--device auto, cpu, cuda, cuda:1 or mps") from None
     return device

@@ -21,7 +21,9 @@ def test_a_new_cache_can_be_opened_again(tmp_path: Path) -> None:
 
 
 def test_an_empty_directory_becomes_a_cache_also_after_a_crash(tmp_path: Path) -> None:
-    (tmp_path / f".{store.MARKER}.0123.partial").write_bytes(b"half")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / ".0123.partial").write_bytes(b"half")
+    (tmp_path / ".DS_Store").touch()
     open_cache(tmp_path, create=True)
 
 
