@@ -58,7 +58,7 @@ class Parts:
 
 
 def build_random(out: Path, seed: int = 0, *, sizes: Sizes = RANDOM) -> None:
-    """Writes a pipeline of random weights that loads like any other: for tests, about 70 000 parameters."""
+    """Writes a pipeline of random weights that loads like any other: for tests, about 120 000 parameters."""
     write_pipeline(out, make_parts(sizes, seed=seed), dtype=torch.float32)
 
 
@@ -82,9 +82,13 @@ def write_pipeline(out: Path, parts: Parts, *, dtype: torch.dtype) -> None:
 
 
 def _store_as(folder: Path, dtype: torch.dtype) -> None:
-    """Rewrites the weights below `folder` as `dtype`; transformers would load them so, if the config did too."""
+    """Rewrites the weights below `folder` as `dtype`; transformers would load them so, if the config did too.
+
+    Those of the text encoder get the names that Stable Diffusion was published with: every transformers reads them.
+    """
+    prefix = "text_model." if folder.name == "text_encoder" else ""
     for path in folder.glob("*.safetensors"):
-        weights = {name: value.to(dtype) for name, value in load_file(path).items()}
+        weights = {prefix + name.removeprefix(prefix): value.to(dtype) for name, value in load_file(path).items()}
         save_file(weights, path, metadata={"format": "pt"})
 
 
