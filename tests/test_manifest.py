@@ -177,3 +177,9 @@ def test_any_value_anywhere_is_accepted_or_a_clean_error(tmp_path_factory, place
     except ManifestError:
         return
     assert isinstance(found.cache_root, Path) and not Path(document["cache"]).is_absolute()
+
+
+def test_the_example_is_one():
+    path = Path(__file__).parent.parent / "manifests" / "example.json"
+    jsonschema.validate(json.loads(path.read_bytes()), SCHEMA)
+    assert manifests.read(path).document["samples"]["train"] > 40
