@@ -59,21 +59,23 @@ def bucket(
     from prep.facts import Facts
     from prep.plan import require_steps
     from prep.report.terminal import outlook_tables
+    from prep.report.words import rejected_line
     from prep.survey import survey
 
     _quiet_pillow()
-    recipe = opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, min_bucket=min_bucket,
-                           upscale=upscale, validation=validation, missing_caption="empty")
+    recipe = opt.unstopped(opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets,
+                                         min_bucket=min_bucket, upscale=upscale, validation=validation))
     with progress("reading", None, unit="pictures", shown=not quiet) as tick:
         surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick)
     bucketing = buckets_for(recipe, surveyed)
     view = outlook.outlook_of(bucketing, outlook.showings_of(recipe, surveyed.items, bucketing), batch_size=batch_size,
                               micro_batch=micro_batch, seed=seed, world=world,
                               underfill=underfill)  # type: ignore[arg-type]  # checked there
+    rejected = [one for one in surveyed.findings if one.severity == "error"]
     if as_json:
-        put_json(outlook.as_json(view))
+        put_json({**outlook.as_json(view), "rejected": [one.as_json() for one in rejected]})
     else:
-        put(outlook_tables(view))
+        put("\n".join([outlook_tables(view), *map(rejected_line, rejected)]))
     require_steps(view.plan, bucketing.buckets, view.left_out)
 
 

@@ -61,6 +61,7 @@ class Report:
     bytes: int  # of the new rows
     samples: Mapping[str, int]
     dry_run: bool
+    masked: int | None = None  # pictures with a mask; None: none were asked for
 
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
@@ -78,7 +79,8 @@ class Report:
         lines += [rejected_line(one) for one in self.rejected]
         if not self.dry_run:
             roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
-            lines.append(f"{safe(str(self.manifest))}: {roles} samples in {seconds:.1f} s")
+            masks = "" if self.masked is None else f", {self.masked} with a mask,"
+            lines.append(f"{safe(str(self.manifest))}: {roles} samples{masks} in {seconds:.1f} s")
         return "\n".join(lines)
 
 
@@ -128,6 +130,11 @@ def _require_samples(call: Encoding, wanted: Wanted) -> None:
         found = len(_errors(wanted.wants.findings))
         raise EmptyPlanError(f"there is no picture to encode in {named}; {found} cannot be used",
                              hint="prep scan SOURCE says why")
+    if call.recipe.mask != "none" and not wanted.wants.masks:
+        count = len(wanted.wants.samples)
+        raise ConfigError(f"masks are asked for ({call.recipe.mask}), and none of the {count} pictures has one",
+                          hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
+                          "--mask none encodes without")
 
 
 def _tidy(cache: Cache) -> None:
@@ -185,7 +192,13 @@ def _report(call: Encoding, wanted: Wanted, planned: Planned, outcome: Outcome, 
     encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
     return Report(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
                   rejected=_errors(seal.findings_of(sealed)), notices=wanted.wants.notices,
-                  samples=sealed.document["samples"], dry_run=False)
+                  samples=sealed.document["samples"], dry_run=False, masked=_masked(call, wanted))
+
+
+def _masked(call: Encoding, wanted: Wanted) -> int | None:
+    if call.recipe.mask == "none":
+        return None
+    return sum(sample.views[0].mask is not None for sample in wanted.wants.samples)
 
 
 def _errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

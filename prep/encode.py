@@ -34,7 +34,7 @@ from prep.wants import Contexts, Wants, wants_of
 
 Tick = Callable[[int], object]
 SHARD_BYTES = 256 << 20
-TASK_ROWS = 1024  # at most: what an interruption can cost; `prep compact` joins small shards later
+TASK_ROWS = 256  # at most: what an interruption costs, some seconds on a GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

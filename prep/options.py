@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no notices")]
 
 JOBS = max(2, os.cpu_count() or 1)
+
+
+def unstopped(recipe: Recipe) -> Recipe:
+    """The recipe for a look ahead: a missing caption stops nothing, and is not yet a reason to leave a picture out."""
+    missing = "empty" if recipe.caption.missing == "stop" else recipe.caption.missing
+    return replace(recipe, caption=replace(recipe.caption, missing=missing))
 
 
 def recipe_of(source: Path, *, resolution: int | None = None, step: int | None = None, buckets: str | None = None,

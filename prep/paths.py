@@ -33,7 +33,7 @@ def check_apart(places: Iterable[Place]) -> None:
     for (one, at), (other, there) in combinations(resolved, 2):
         if same_place(at, there):
             raise PathError(f"{one.role} {_show(one, at)} and {other.role} {_show(other, there)} are the same place",
-                            hint=f"choose a {other.role} path of its own")
+                            hint=f"choose another path for the {other.role}")
         _check_inside(one, at, other, there)
         _check_inside(other, there, one, at)
 
@@ -101,7 +101,7 @@ def check_output(path: Path, what: str, ours: Callable[[bytes], bool]) -> None:
 def _check_inside(inner: Place, at: Path, outer: Place, there: Path) -> None:
     if inner.role not in outer.may_hold and is_inside(at, there):
         raise PathError(f"{inner.role} {_show(inner, at)} lies inside {outer.role} {_show(outer, there)}",
-                        hint=f"choose a {inner.role} path outside {there}")
+                        hint=f"choose a path for the {inner.role} outside {there}")
 
 
 def _show(place: Place, resolved: Path) -> str:

@@ -16,7 +16,8 @@ def read_prompts(path: Path) -> tuple[bytes, list[PromptPair]]:
         data = path.read_bytes()
         return data, list(parse_prompts(data.decode("utf-8-sig")))
     except OSError as error:
-        raise PathError(f"cannot read prompt file {path}: {error.strerror or error}") from None
+        raise PathError(f"cannot read prompt file {path}: {error.strerror or error}",
+                        hint="write it again, or leave [prompts] file of the recipe, or --prompts, away") from None
     except UnicodeDecodeError as error:
         raise PathError(f"prompt file {path} is not UTF-8: {error.reason} at byte {error.start}") from None
 

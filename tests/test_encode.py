@@ -499,3 +499,20 @@ def test_the_command_is_kept_as_far_as_it_says_something(encode, tmp_path, tiny_
     before = (tmp_path / "m.json").read_bytes()
     encode("--mask", "sidecar")
     assert (tmp_path / "m.json").read_bytes() == before
+
+
+def test_masks_that_match_no_picture_are_no_masks(prep, train, encode, photos, tiny_model, tmp_path):
+    """A wrong suffix or directory must not end as training that was never masked."""
+    for path in photos.glob("*-masklabel.png"):
+        path.rename(photos / path.name.replace("-masklabel", "_mask"))
+    (tmp_path / "masks").mkdir()
+    for source in ("sidecar", tmp_path / "masks"):
+        result = encode("--mask", source, "--missing-caption", "reject", code=3)
+        assert f"masks are asked for ({source}), and none of the 8 pictures has one" in result.err
+        assert "NAME-masklabel.png" in result.err and not (tmp_path / "cache").exists()
+
+
+def test_how_many_pictures_have_a_mask_is_said(prep, photos, tiny_model, tmp_path):
+    result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json", *SMALL,
+                  "--mask", "sidecar")
+    assert "8 train, 0 validation, 0 prior samples, 3 with a mask, in " in result.out

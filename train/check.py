@@ -77,6 +77,8 @@ def check(asked: Asked, config: Config) -> Report:
         with _Noting(faults):
             _check_shards(index)
         with _Noting(faults):
+            _check_masks(index, config)
+        with _Noting(faults):
             plan = _plan(index, config)
     with _Noting(faults):
         model = locate(asked.model or manifest.model, download=asked.download)
@@ -118,6 +120,12 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
             raise CacheError(f"manifest has no field '{field}', and {reason}", hint=encode_command(manifest, option))
     if manifest.family not in FAMILIES:
         raise ModelError(f"the manifest is of family '{manifest.family}', expected one of: {', '.join(FAMILIES)}")
+
+
+def _check_masks(index: Index, config: Config) -> None:
+    if config.loss.masked and "mask" in index.manifest.fields and not index.masked:
+        raise CacheError(f"the settings ask for masked loss, and none of the {len(index.samples)} samples has a mask",
+                         hint="--no-masked, or masks where the recipe looks for them, and prep encode again")
 
 
 def encode_command(manifest: Manifest, options: str = "") -> str:

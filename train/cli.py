@@ -59,7 +59,9 @@ def check(
     if as_json:
         put_json(_as_json(report))
     else:
-        put(_as_text(report))
+        text = _as_text(report)
+        if text:
+            put(text)
     _stop_at_faults(report, told=as_json)
 
 
@@ -184,8 +186,8 @@ def _as_json(report: Report) -> dict[str, Any]:
 def _as_text(report: Report) -> str:
     lines = [] if report.setup is None else _what(report.setup)
     if report.plan is not None:
-        lines.append(f"{sum(report.plan.counts)} showings an epoch, {report.plan.steps_per_epoch} steps of "
-                     f"{report.plan.batch_size} samples in micro-batches of {report.plan.micro_batch}")
+        lines.append(f"{sum(report.plan.counts)} showings an epoch, {report.plan.steps_per_epoch} steps of up to "
+                     f"{report.plan.batch_size} samples in micro-batches of up to {report.plan.micro_batch}")
     if report.setup is not None:
         epochs = report.setup.steps / report.setup.plan.steps_per_epoch
         lines.append(f"{report.setup.steps} steps are {math.floor(epochs * 10) / 10} epochs; nothing stands in the way")
@@ -200,7 +202,8 @@ def _what(setup: Setup) -> list[str]:
     dtypes = {name: "/".join(str(array["dtype"]) for array in each.arrays.values())
               for name, each in manifest.fields.items()}
     unused = "" if config.loss.masked else " (not used: loss.masked is off)"
-    fields = [f"{name} {dtype}{unused if name == 'mask' else ''}" for name, dtype in sorted(dtypes.items())]
+    masked = f" for {setup.index.masked} of {len(setup.index.samples)}{unused}"
+    fields = [f"{name} {dtype}{masked if name == 'mask' else ''}" for name, dtype in sorted(dtypes.items())]
     held_out = sum(len(members) for members in setup.index.validation)
     what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else "every weight of"
     return [f"{what} {safe(str(setup.model))} ({manifest.family}, {setup.prediction})",

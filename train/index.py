@@ -67,6 +67,11 @@ class Index:
         return tuple(np.cumsum(self.samples.repeats[members], dtype=np.int64) for members in self.training)
 
     @property
+    def masked(self) -> int:
+        """How many samples have a mask of their own."""
+        return int((self.samples.views["mask_shard"][self.samples.view_offsets[:-1]] >= 0).sum())
+
+    @property
     def counts(self) -> list[int]:
         """Occurrences by bucket: samples times their repeats."""
         return [int(ends[-1]) if len(ends) else 0 for ends in self._ends]

@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.cache.files import make_dirs, write_whole
-from prep.errors import PathError
-from prep.paths import Place, check_apart
+from prep.errors import ConfigError, PathError
+from prep.paths import CACHE_MARK, Place, check_apart, resolve
 from train import checkpoint
 from train.check import Asked, Setup
 from train.config import Config, as_table, parse
@@ -77,7 +77,11 @@ def claim(folder: Path, setup: Setup, asked: Asked, *, resume: bool) -> None:
         raise PathError(f"{folder} holds a run already", hint=f"--resume goes on with it; or name another with "
                         f"-o, like {folder.name}-2")
     for newest in checkpoint.found(folder)[-1:]:
-        checkpoint.check_same(checkpoint.read_state(newest), setup.manifest.digest, as_table(setup.config))
+        state = checkpoint.read_state(newest)
+        checkpoint.check_same(state, setup.manifest.digest, as_table(setup.config))
+        if state.step > setup.steps:
+            raise ConfigError(f"{folder} is at step {state.step} already, and the settings end at step {setup.steps}",
+                              hint=f"--steps {state.step} or more, or another RUN with -o")
     checkpoint.sweep(folder)
     make_dirs(folder)
     write_whole(folder / "run.json", json.dumps(_document(folder, setup, asked), indent=1).encode() + b"\n")
@@ -92,6 +96,9 @@ def _check_place(folder: Path, setup: Setup) -> None:
     for other in (Place(role="cache", path=setup.manifest.cache_root), *sources):
         if other.path.exists():
             check_apart([Place(role="run", path=folder, may_hold=("cache", "pictures")), other])
+    for parent in resolve(folder).parents:
+        if (parent / CACHE_MARK).is_file():
+            raise PathError(f"run {folder} lies in the cache {parent}", hint="name a directory outside with -o")
 
 
 def read(folder: Path) -> Run:

@@ -179,3 +179,12 @@ def test_checking_imports_no_torch(make):
             "assert not check(asked, parse({}, 'x')).faults;"
             "assert not {'torch', 'diffusers', 'peft', 'transformers'} & set(sys.modules)")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_masked_loss_where_no_sample_has_a_mask(make, faults, monkeypatch):
+    made = make()
+    assert faults(made, {"loss": {"masked": True}}) == ()
+    monkeypatch.setattr("train.index.Index.masked", 0)
+    (fault,) = faults(made, {"loss": {"masked": True}})
+    assert fault.message == f"the settings ask for masked loss, and none of the {len(made.samples)} samples has a mask"
+    assert fault.exit_code == 7 and "--no-masked" in fault.hint

@@ -151,3 +151,23 @@ def test_a_manifest_on_another_drive_is_remembered_as_it_stands(claim, tmp_path,
     monkeypatch.setattr(rundir.os.path, "relpath", no_way)
     go(tmp_path / "run")
     assert rundir.read(tmp_path / "run").asked.manifest == made.path.resolve()
+
+
+def test_a_run_lies_in_no_cache_not_even_another_one(claim, tmp_path):
+    _, go = claim
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "latentry.json").touch()
+    with pytest.raises(PathError, match=r"lies in the cache .*other$") as caught:
+        go(tmp_path / "other" / "run", steps=3)
+    assert caught.value.hint == "name a directory outside with -o"
+
+
+def test_a_run_that_is_further_than_the_settings_end(claim, tmp_path):
+    _, go = claim
+    setup = go(tmp_path / "run", steps=9)
+    checkpoint.save(tmp_path / "run", State(step=7, manifest=setup.manifest.digest, config=as_table(setup.config)), [],
+                    keep=0)
+    with pytest.raises(ConfigError) as caught:
+        go(tmp_path / "run", resume=True, steps=5)
+    assert caught.value.message == f"{tmp_path / 'run'} is at step 7 already, and the settings end at step 5"
+    assert caught.value.hint == "--steps 7 or more, or another RUN with -o"

@@ -24,12 +24,12 @@ def test_check_says_that_nothing_stands_in_the_way(train, make):
     assert result.code == 0 and result.err == ""
     what, on, *plan = result.out.splitlines()
     assert what.startswith("a LoRA of rank 16 on ") and what.endswith("tiny (sd15, epsilon)")
-    assert on == ("7 samples to train on and 2 to validate on in 2 buckets: latent bfloat16, mask uint8 (not used: "
-                  "loss.masked is off), text bfloat16")
-    assert plan == ["7 showings an epoch, 4 steps of 2 samples in micro-batches of 2",
+    assert on == ("7 samples to train on and 2 to validate on in 2 buckets: "
+                  "latent bfloat16, mask uint8 for 6 of 9 (not used: loss.masked is off), text bfloat16")
+    assert plan == ["7 showings an epoch, 4 steps of up to 2 samples in micro-batches of up to 2",
                     "8 steps are 2.0 epochs; nothing stands in the way"]
     result = train("check", path, "--method", "full", "--masked", "--batch-size", 2, "--underfill", "drop")
-    assert result.out.startswith("every weight of ") and "mask uint8, text" in result.out
+    assert result.out.startswith("every weight of ") and "mask uint8 for 6 of 9, text" in result.out
     assert "\nleft out: 80/" in result.out
 
 
