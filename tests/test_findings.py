@@ -98,6 +98,7 @@ def test_the_file_that_cannot_be_read_is_named(prep, tiny_model, tmp_path, monke
     picture.with_suffix(".txt").write_text("a")
     draw_mask(tmp_path / "in" / "a-masklabel.png", (96, 96))
     draw(tmp_path / "in" / "b.png", (96, 96), seed=2).with_suffix(".txt").write_text("b")
+    draw_mask(tmp_path / "in" / "b-masklabel.png", (96, 96))
     opened = type(picture).open
 
     def refusing(path, *args, **kwargs):
