@@ -186,8 +186,9 @@ def _decimal(value: Any, otherwise: str) -> str:
 def _fields(wanted: Wanted, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
     sizes = {shard.digest: shard.bytes for shard in ledger.shards}
     found: dict[str, Any] = {}
+    keys = wanted.wants.by_field()
     for field, context in wanted.contexts.by_field().items():
-        refs = [used[key] for key in wanted.wants.by_field()[field] if key in used]
+        refs = [used[key] for key in keys[field] if key in used]
         shards = {ref.shard for ref in refs}
         found[field] = {"context": context, "arrays": wanted.specs.arrays(field), "rows": len(refs),
                         "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
