@@ -1,4 +1,4 @@
-"""The `prep` commands. The only room of prep that prints or exits; what it imports late keeps `--help` quick."""
+"""The `prep` commands, with cli_cache.py the only room of prep that prints or exits; late imports keep `--help` quick."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from prep import cli_cache
 from prep import options as opt
 from prep.console import progress, put, put_json, run, say
-from prep.errors import EXIT_FINDINGS, CacheError
+from prep.errors import EXIT_FINDINGS
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Turns pictures, captions and masks into a verified cache and one manifest.json.")
@@ -147,54 +148,8 @@ def encode(
         put(report.as_text(time.monotonic() - begun))
 
 
-@app.command()
-def inspect(
-    manifest: opt.ManifestArg,
-    sample: Annotated[str | None, typer.Option(help="show all about the sample of this name")] = None,
-    html: Annotated[Path | None, typer.Option(help="write one self-contained page with plots and a gallery")] = None,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Show what a manifest holds: fields, dtypes, shapes, buckets, sizes, models, rejects."""
-    from prep import audit
-    from prep.manifest import read
-    from prep.report import terminal
-
-    opened = audit.open_audit(read(manifest))
-    if html is not None:
-        from prep.report.page import check_page, write_page
-
-        _quiet_pillow()
-        check_page(opened, html)
-        write_page(opened, html)
-        say(f"wrote {html}")
-    document = audit.inspect(opened) if sample is None else audit.look_up(opened, sample)
-    if as_json:
-        put_json(document)
-    elif html is None or sample is not None:
-        put(terminal.inspect_tables(document) if sample is None else terminal.sample_text(document))
-
-
-@app.command()
-def verify(
-    manifest: opt.ManifestArg,
-    quick: Annotated[bool, typer.Option("--quick", help="sizes and indexes only, no checksums of rows")] = False,
-    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
-) -> None:
-    """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
-    from prep.audit import open_audit
-    from prep.manifest import read
-    from prep.report.terminal import verify_tables
-    from prep.verify import verify as verify_all
-
-    opened = open_audit(read(manifest))
-    with progress("verifying", opened.manifest.shard_count, unit="shards", shown=not quiet) as tick:
-        document = verify_all(opened, quick=quick, tick=tick)
-    if as_json:
-        put_json(document)
-    else:
-        put(verify_tables(document))
-    if not document["ok"]:
-        raise typer.Exit(CacheError.exit_code)
+for looks_after_a_cache in cli_cache.COMMANDS:
+    app.command()(looks_after_a_cache)
 
 
 @app.command()

@@ -32,7 +32,7 @@ ROOMS = {
     "safetensors": {"train.checkpoint", "train.lora", "prep.demo.*"},
     "torch": {"prep.models.arrays", "prep.models.device", "prep.models.vae", "prep.models.text", "train.*",
               "prep.demo.*"},
-    "typer": {"prep.cli", "prep.options", "prep.console", "train.cli"},
+    "typer": {"prep.cli", "prep.cli_cache", "prep.options", "prep.console", "train.cli"},
     "rich": {"prep.console", "prep.report.*", "train.watch"},
     "webdataset": set(),
 }
@@ -45,8 +45,8 @@ FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", 
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
 LAZY = {
-    "prep.cache.files", "prep.cache.lock", "prep.cli", "train.cli", "prep.console", "prep.command_encode",
-    "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
+    "prep.cache.files", "prep.cache.lock", "prep.cli", "prep.cli_cache", "train.cli", "prep.console",
+    "prep.command_encode", "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic")

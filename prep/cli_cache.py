@@ -1,0 +1,65 @@
+"""The `prep` commands that look at or after a cache; cli.py registers them. Late imports keep `--help` quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep import options as opt
+from prep.console import progress, put, put_json, say
+from prep.errors import CacheError
+
+
+def inspect(
+    manifest: opt.ManifestArg,
+    sample: Annotated[str | None, typer.Option(help="show all about the sample of this name")] = None,
+    html: Annotated[Path | None, typer.Option(help="write one self-contained page with plots and a gallery")] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Show what a manifest holds: fields, dtypes, shapes, buckets, sizes, models, rejects."""
+    from prep import audit
+    from prep.manifest import read
+    from prep.report import terminal
+
+    opened = audit.open_audit(read(manifest))
+    if html is not None:
+        from prep.images import quiet as quiet_pillow
+        from prep.report.page import check_page, write_page
+
+        quiet_pillow()
+        check_page(opened, html)
+        write_page(opened, html)
+        say(f"wrote {html}")
+    document = audit.inspect(opened) if sample is None else audit.look_up(opened, sample)
+    if as_json:
+        put_json(document)
+    elif html is None or sample is not None:
+        put(terminal.inspect_tables(document) if sample is None else terminal.sample_text(document))
+
+
+def verify(
+    manifest: opt.ManifestArg,
+    quick: Annotated[bool, typer.Option("--quick", help="sizes and indexes only, no checksums of rows")] = False,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
+    from prep.audit import open_audit
+    from prep.manifest import read
+    from prep.report.terminal import verify_tables
+    from prep.verify import verify as verify_all
+
+    opened = open_audit(read(manifest))
+    with progress("verifying", opened.manifest.shard_count, unit="shards", shown=not quiet) as tick:
+        document = verify_all(opened, quick=quick, tick=tick)
+    if as_json:
+        put_json(document)
+    else:
+        put(verify_tables(document))
+    if not document["ok"]:
+        raise typer.Exit(CacheError.exit_code)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify)  # in the order of `prep --help`
