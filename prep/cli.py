@@ -1,4 +1,4 @@
-"""The `prep` commands, with cli_cache.py the only room of prep that prints or exits; late imports keep `--help` quick."""
+"""The `prep` commands; with cli_cache.py the only room of prep that prints or exits. Late imports keep help quick."""
 
 from __future__ import annotations
 
