@@ -17,6 +17,7 @@ from prep.digest import canonical, seal
 from prep.errors import ManifestError
 from prep.models.family import FAMILIES
 from prep.parse import Unparsed, count, decimal, digest_of, expect, hub_id, known_keys, list_of, one_of, relative
+from prep.parse import rgb_of as check_colour
 from prep.parse import sealed_json as sealed
 from prep.records import ITEM_BYTES, Size
 
@@ -187,6 +188,8 @@ def _check_small(document: dict[str, Any]) -> None:
         count(latents.get(name), f"latents.{name}")
     for name in ("scaling_factor", "shift_factor"):
         decimal(latents.get(name), f"latents.{name}")
+    if latents.get("alpha") is not None:
+        check_colour(latents["alpha"], "latents.alpha")
     one_of(document["family"], FAMILIES, "family")
     one_of(document["prediction"], ("epsilon", "v_prediction"), "prediction")
     for group in ("models", "tables"):

@@ -47,6 +47,14 @@ def colour_of(text: str, where: str = "colour", *, also: tuple[str, ...] = ()) -
     return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
+def rgb_of(value: Any, where: str) -> RGB:
+    """`value` when it is a list of red, green and blue, each 0 to 255."""
+    parts = list_of(value, lambda part, at: expect(part, int, at), where)
+    if len(parts) != 3 or not all(0 <= part <= 255 for part in parts):
+        raise Unparsed(f"{where} is {parts}, expected red, green and blue from 0 to 255")
+    return parts[0], parts[1], parts[2]
+
+
 RGB = tuple[int, int, int]
 COLOURS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128), "grey": (128, 128, 128)}
 

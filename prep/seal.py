@@ -21,6 +21,7 @@ from prep.digest import canonical, digest_bytes
 from prep.encode import Wanted
 from prep.errors import CacheError, PathError
 from prep.models.fingerprint import read_config
+from prep.parse import colour_of
 from prep.records import Finding, RowRef, Sample
 from prep.survey import label
 from prep.wants import Prompt
@@ -145,13 +146,15 @@ def frame_of(wanted: Wanted, cache: Path, path: Path) -> dict[str, Any]:
     Raises `PathError`, `ModelError`.
     """
     family, vae = wanted.specs.family, read_config(wanted.model / "vae" / "config.json")
+    alpha = wanted.recipe.image.alpha
     return {
         "format": manifests.FORMAT, "version": manifests.VERSION, "cache": _place("cache", cache, path),
         "family": wanted.family,
         "model": _model(wanted, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
                     "scaling_factor": _decimal(vae.get("scaling_factor"), family.scaling_factor),
-                    "shift_factor": _decimal(vae.get("shift_factor"), family.shift_factor)},
+                    "shift_factor": _decimal(vae.get("shift_factor"), family.shift_factor),
+                    "alpha": None if alpha == "reject" else list(colour_of(alpha))},
         "prediction": wanted.prediction,
         "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
         "sources": [manifests.relative_to_manifest(source.path, path) for source in wanted.recipe.sources],

@@ -20,7 +20,8 @@ D = "ab" * 32
 ROW = {"shard": 0, "row": 0}
 DOCUMENT = {
     "format": "latentry/manifest", "version": 1, "cache": "cache", "model": {"path": "../model"}, "family": "sd15",
-    "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.18215", "shift_factor": "0"},
+    "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.18215", "shift_factor": "0",
+                "alpha": [255, 255, 255]},
     "prediction": "epsilon", "models": {"vae": D, "text": D},
     "fields": {
         "latent": {"context": {"vae": D}, "arrays": {"latent": {"dtype": "bfloat16", "dims": ["c", "h", "w"]}},
@@ -106,6 +107,10 @@ WRONG = {
     "huge count": ({"rejected": 1 << 60}, "expected a count"),
     "bool count": ({"rejected": True}, "rejected is True, expected a whole number"),
     "scale": ({"latents": {**DOCUMENT["latents"], "scaling_factor": "much"}}, "expected a decimal number as a string"),
+    "colour": ({"latents": {**DOCUMENT["latents"], "alpha": [255, 255, 256]}},
+               "latents.alpha is [255, 255, 256], expected red, green and blue from 0 to 255"),
+    "colour of two": ({"latents": {**DOCUMENT["latents"], "alpha": [0, 0]}}, "expected red, green and blue"),
+    "colour in words": ({"latents": {**DOCUMENT["latents"], "alpha": "white"}}, "latents.alpha is 'white'"),
     "scale not finite": ({"latents": {**DOCUMENT["latents"], "scaling_factor": "nan"}}, "expected a decimal number"),
     "prediction": ({"prediction": "sample"}, "prediction is 'sample', expected one of: epsilon, v_prediction"),
     "bucket": ({"buckets": [{"size": [1, 2, 3], "train": 0, "validation": 0, "prior": 0}]}, "buckets[0].size"),
