@@ -45,7 +45,7 @@ FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", 
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
 LAZY = {
-    "prep.cache.files", "prep.cache.lock", "prep.cli", "prep.cli_cache", "train.cli", "prep.console",
+    "prep.cache.files", "prep.cli", "prep.cli_cache", "train.cli", "prep.console",
     "prep.command_encode", "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
 }
 
