@@ -116,8 +116,9 @@ def write(path: Path, document: Mapping[str, Any]) -> Manifest:
     data = canonical(whole)
     if len(data) > LIMIT:
         raise ManifestError(f"the manifest would have {len(data)} bytes, expected at most {LIMIT}")
+    staging = manifest.cache_root / "tmp"
     if not path.is_file() or path.read_bytes() != data:
-        write_whole(path, data)
+        write_whole(path, data, staging=staging if staging.is_dir() else None)
     return manifest
 
 

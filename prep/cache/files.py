@@ -1,8 +1,8 @@
 """Whole files or none: write, sync to disk, rename, protect. Every file a cache or a run keeps goes through here.
 
-The primitives at the top (`write`, `sync`, `sync_dir`, `rename`, `link`, `remove`) are the only places where the disk
-changes, so that tests can stop the world at each of them. Where a system lacks one of them (directories cannot be
-synced on Windows, hard links do not exist on FAT), it falls back to the next best and the cache stays usable.
+The primitives at the top (`PRIMITIVES`) are the only places where the disk changes, so that tests can stop the world
+at each of them. Where a system lacks one of them (directories cannot be synced on Windows, hard links do not exist on
+FAT), it falls back to the next best and the cache stays usable.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import stat
 import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
+PRIMITIVES = ("create", "write", "sync", "sync_dir", "rename", "link", "remove", "make_dir", "remove_dir", "protect")
 Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, a contiguous numpy array
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOTSUP, errno.EISDIR}
+
+
+def create(path: Path, *, buffering: int = -1) -> BinaryIO:
+    """A new, empty file to write to. Raises `FileExistsError`."""
+    return path.open("xb", buffering=buffering)
 
 
 def write(handle: BinaryIO, data: Buffer) -> None:
@@ -77,20 +82,33 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_tree(path: Path) -> None:
-    """The directory is gone when this returns, read-only files in it or not, there or not."""
-    if not path.exists():
-        return
-    for inner in path.rglob("*"):
-        if not inner.is_symlink() and not os.access(inner, os.W_OK):
-            inner.chmod(inner.stat().st_mode | stat.S_IWUSR)
+def make_dir(path: Path) -> None:
+    """One new directory. Raises `FileExistsError`."""
+    path.mkdir()
+
+
+def remove_dir(path: Path) -> None:
+    """The empty directory is gone when this returns, there or not."""
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
+        path.rmdir()
 
 
 def protect(path: Path) -> None:
     """A file that nobody writes to by mistake. Directories stay writable, so that `rm -r` needs no chmod."""
     path.chmod(path.stat().st_mode & ~0o222)
+
+
+def remove_tree(path: Path) -> None:
+    """The directory is gone when this returns, read-only files in it or not, there or not; links are not followed."""
+    if path.is_symlink() or not path.is_dir():
+        remove(path)
+        return
+    if not os.access(path, os.W_OK):
+        path.chmod(path.stat().st_mode | stat.S_IRWXU)
+    with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+        for inner in sorted(path.iterdir()):
+            remove_tree(inner)
+    remove_dir(path)
 
 
 def beside(path: Path, staging: Path | None = None) -> Path:
@@ -103,7 +121,7 @@ def beside(path: Path, staging: Path | None = None) -> Path:
 
 def write_synced(path: Path, data: Buffer) -> None:
     """Creates `path` with `data`, on the disk. Raises `FileExistsError`."""
-    with path.open("xb") as handle:
+    with create(path) as handle:
         write(handle, data)
         sync(handle)
 
@@ -111,9 +129,18 @@ def write_synced(path: Path, data: Buffer) -> None:
 def write_whole(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None) -> None:
     """`path` has `data`, on the disk. Whoever looks meanwhile, or after a crash, sees all of the old or the new.
 
-    `staging` is a directory of the same file system, for what a crash leaves; without it that lies beside `path`.
+    What a crash leaves lies in `staging`, where that is on the same file system; else, and without it, beside `path`.
     """
-    staged = beside(path, staging)
+    try:
+        _write_whole(path, data, read_only, beside(path, staging))
+    except OSError as error:
+        if staging is None or error.errno != errno.EXDEV:
+            raise
+        _write_whole(path, data, read_only, beside(path))
+    sync_dir(path.parent)
+
+
+def _write_whole(path: Path, data: Buffer, read_only: bool, staged: Path) -> None:
     try:
         write_synced(staged, data)
         if read_only:
@@ -121,7 +148,6 @@ def write_whole(path: Path, data: Buffer, *, read_only: bool = False, staging: P
         rename(staged, path)
     finally:
         _forget(staged)
-    sync_dir(path.parent)
 
 
 def write_new(path: Path, data: Buffer, *, staging: Path | None = None) -> bool:
@@ -145,7 +171,8 @@ def make_dirs(path: Path) -> None:
     if path.is_dir():
         return
     make_dirs(path.parent)
-    path.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # another process was quicker
+        make_dir(path)
     sync_dir(path.parent)
 
 

@@ -64,7 +64,7 @@ class Cache:
     def stage(self) -> Path:
         """A fresh directory in tmp/."""
         path = self.staging() / secrets.token_hex(16)
-        path.mkdir()
+        files.make_dir(path)
         return path
 
     def staging(self) -> Path:
@@ -130,20 +130,25 @@ def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
 def _move_in(cache: Cache, staged: Path, digest: str) -> None:
     target = cache.shard(digest)
     files.make_dirs(target.parent)
-    if target.exists():
-        if _is_whole(target, digest):
-            files.remove_tree(staged)
-            return
-        aside = cache.stage()
-        files.rename(target, aside / digest)
-        files.remove_tree(aside)
+    if target.exists() and not _is_whole(target, digest):
+        _move_out(cache, target)
     try:
-        files.rename(staged, target)
+        if not target.exists():
+            files.rename(staged, target)
     except OSError:
         if not _is_whole(target, digest):  # else another process was quicker with the same bytes
             raise
-        files.remove_tree(staged)
-    files.sync_dir(target.parent)
+    files.remove_tree(staged)
+    files.sync_dir(target.parent)  # also after another's rename: it may have died before its own
+
+
+def _move_out(cache: Cache, target: Path) -> None:
+    """Takes a shard out of sight in one step, then from the disk."""
+    aside = cache.stage()
+    with contextlib.suppress(FileNotFoundError):  # another process was quicker
+        files.rename(target, aside / target.name)
+        files.sync_dir(target.parent)
+    files.remove_tree(aside)
 
 
 def publish_table(cache: Cache, data: files.Buffer) -> str:
@@ -151,7 +156,9 @@ def publish_table(cache: Cache, data: files.Buffer) -> str:
     digest = digest_bytes(data)
     target = cache.table(digest)
     files.make_dirs(target.parent)
-    if not target.exists() or file_digest(target) != digest:
+    if target.exists() and file_digest(target) == digest:
+        files.sync_dir(target.parent)  # its writer may have died before it did
+    else:
         files.write_whole(target, data, read_only=True, staging=cache.staging())
     return digest
 
@@ -160,16 +167,14 @@ def retire_shard(cache: Cache, digest: str) -> None:
     """Removes a shard and its damage record: first out of sight in one step, then from the disk."""
     target = cache.shard(digest)
     if target.exists():
-        aside = cache.stage()
-        files.rename(target, aside / digest)
-        files.sync_dir(target.parent)
-        files.remove_tree(aside)
+        _move_out(cache, target)
     files.remove(cache.damaged(digest))
 
 
 def clear_staging(cache: Cache) -> None:
-    """Empties tmp/. Only for whoever knows that nobody else is writing."""
-    files.remove_tree(cache.root / "tmp")
+    """Empties tmp/. Only for whoever knows that nobody else is writing; what cannot be removed stays: it is rubbish."""
+    with contextlib.suppress(OSError):  # another user's, say, or a marker in the making
+        files.remove_tree(cache.root / "tmp")
 
 
 def _create(path: Path, create: bool) -> None:
@@ -177,7 +182,9 @@ def _create(path: Path, create: bool) -> None:
         raise CacheError(f"{path} is not a cache: it has no {MARKER}", hint="prep encode SOURCE --cache DIR makes one")
     check_vacant(path)
     marker = canonical(seal({"format": "latentry/cache", "version": VERSION}))
-    files.write_whole(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
+    while not (path / MARKER).exists():
+        with contextlib.suppress(FileNotFoundError):  # whoever was quicker has emptied tmp/ since: no lock is held yet
+            files.write_whole(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
 
 
 def _check_marker(marker: Path) -> None:

@@ -115,8 +115,9 @@ class _Growing:
     def __init__(self, root: Path, path: str) -> None:
         self.path = path
         self.full = root / path
-        self.full.parent.mkdir(exist_ok=True)
-        self.handle: BinaryIO = self.full.open("xb", buffering=BUFFER_BYTES)
+        if not self.full.parent.is_dir():
+            files.make_dir(self.full.parent)
+        self.handle: BinaryIO = files.create(self.full, buffering=BUFFER_BYTES)
         self.size = 0
         self.running = hashlib.sha256()
 

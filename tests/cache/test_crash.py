@@ -17,7 +17,6 @@ from prep.cache import files, ledger, plans, repair, tables, verify
 from prep.cache.store import Cache, clear_staging, open_cache
 from prep.records import ArraySpec, Task
 
-PRIMITIVES = ("write", "sync", "sync_dir", "rename", "link", "remove", "remove_tree", "protect")
 SPEC = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
 WANTED = "ef" * 32
 Put = Callable[..., Any]
@@ -33,11 +32,11 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 1 << 30
         self.seen: list[tuple[str, str]] = []
-        for name in PRIMITIVES:
+        for name in files.PRIMITIVES:
             monkeypatch.setattr(files, name, self._wrapped(name, getattr(files, name)))
 
     def _wrapped(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def step(first: Any, *rest: Any) -> Any:
+        def step(first: Any, *rest: Any, **options: Any) -> Any:
             if self.left == 0:
                 if name == "write":
                     first.write(bytes(rest[0])[: len(bytes(rest[0])) // 2])
@@ -47,7 +46,7 @@ class Disk:
                 raise Crashed
             self.left -= 1
             self.seen.append((name, str(first if isinstance(first, Path) else first.name)))
-            return plain(first, *rest)
+            return plain(first, *rest, **options)
 
         return step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -134,6 +135,47 @@ def test_remove_tree_takes_read_only_files(tmp_path: Path) -> None:
     files.remove_tree(tmp_path / "tree")
     files.remove_tree(tmp_path / "tree")
     assert names(tmp_path) == []
+
+
+def test_remove_tree_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a").write_bytes(b"x")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept", target_is_directory=True)
+    files.remove_tree(tmp_path / "tree")
+    assert names(tmp_path) == ["kept"] and names(tmp_path / "kept") == ["a"]
+
+
+def test_remove_tree_beside_another_that_removes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tree" / "inner").mkdir(parents=True)
+    for name in "abc":
+        (tmp_path / "tree" / "inner" / name).write_bytes(b"x")
+    plain = files.remove
+
+    def quicker(path: Path) -> None:
+        shutil.rmtree(tmp_path / "tree", ignore_errors=True)
+        plain(path)
+
+    monkeypatch.setattr(files, "remove", quicker)
+    files.remove_tree(tmp_path / "tree")
+    assert names(tmp_path) == []
+
+
+def test_write_whole_stages_on_the_same_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest on another disk than its cache: nothing is renamed from one to the other."""
+    (tmp_path / "tmp").mkdir()
+    plain, seen = files.rename, []
+
+    def rename(source: Path, target: Path) -> None:
+        seen.append(source.parent)
+        if source.parent != target.parent:
+            raise OSError(errno.EXDEV, "another file system")
+        plain(source, target)
+
+    monkeypatch.setattr(files, "rename", rename)
+    files.write_whole(tmp_path / "a", b"x", staging=tmp_path / "tmp")
+    assert seen == [tmp_path / "tmp", tmp_path]
+    assert names(tmp_path) == ["a", "tmp"] and names(tmp_path / "tmp") == []
 
 
 def test_make_dirs_makes_parents_and_is_content_with_what_is_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,31 @@ def test_an_empty_directory_becomes_a_cache_also_after_a_crash(tmp_path: Path) -
     (tmp_path / "tmp" / ".0123.partial").write_bytes(b"half")
     (tmp_path / ".DS_Store").touch()
     open_cache(tmp_path, create=True)
+
+
+def test_two_at_once_make_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was quicker has emptied tmp/ while the other staged its marker there: nobody holds the lock yet."""
+    plain = files.rename
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(files, "rename", plain)
+        store.clear_staging(open_cache(tmp_path, create=True))
+        plain(source, target)
+
+    monkeypatch.setattr(files, "rename", late)
+    open_cache(tmp_path, create=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latentry.json"]
+
+
+def test_rubbish_that_cannot_be_removed_stays(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache.staging() / "another's").write_bytes(b"x")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "not yours")
+
+    monkeypatch.setattr(files, "remove", refuse)
+    store.clear_staging(cache)
+    assert (cache.root / "tmp" / "another's").exists()
 
 
 def test_pictures_are_never_made_a_cache(tmp_path: Path) -> None:
