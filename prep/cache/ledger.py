@@ -7,7 +7,7 @@ damaged/. So whatever is missing is simply encoded again. Holds 40 bytes a row, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,28 +15,17 @@ from typing import Any
 import numpy as np
 
 from prep.cache import files
+from prep.cache.columns import Column, Columns, Places, gather, locate, packed
+from prep.cache.commits import VERSION, as_json
+from prep.cache.commits import Commit as Commit
+from prep.cache.commits import read_commit as read_commit
 from prep.cache.damage import recorded
 from prep.cache.header import read_keys
 from prep.cache.layout import Shard
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.errors import CacheError
-from prep.parse import Unparsed, digest_of, expect, list_of, sealed_json
 from prep.records import Reject, RowRef, Task
-
-Column = np.ndarray[Any, Any]
-VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
-    """What a finished task left."""
-
-    task: str
-    field: str
-    shard: Shard | None  # None: every row was rejected
-    rejects: tuple[Reject, ...]
-    provenance: Mapping[str, Any]  # host, device, versions, milliseconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,23 +58,19 @@ class Ledger:
         If two shards hold a row, the one with more of the wanted rows is taken, then the smaller digest.
         """
         names = sorted(set(wanted))
-        keys = np.frombuffer(bytes.fromhex("".join(names)), dtype="S32")
-        first, past = np.searchsorted(self.keys, keys, "left"), np.searchsorted(self.keys, keys, "right")
-        places = _spans(first, past)
-        counts = np.bincount(self.shard[places], minlength=len(self.shards))
-        rank = np.empty(len(self.shards), dtype=np.int64)
-        rank[np.lexsort((np.arange(len(counts)), -counts))] = np.arange(len(counts))
-        found = {}
-        for name, start, end in zip(names, first.tolist(), past.tolist(), strict=True):
-            if start < end:
-                best = start if end - start == 1 else start + int(np.argmin(rank[self.shard[start:end]]))
-                found[name] = RowRef(shard=self.shards[self.shard[best]].digest, row=int(self.row[best]))
-        return found
+        places = self.locate(packed(names))
+        rows = zip(names, places.shard.tolist(), places.row.tolist(), strict=True)
+        return {name: RowRef(shard=self.shards[shard].digest, row=row) for name, shard, row in rows if shard >= 0}
+
+    def locate(self, wanted: Column) -> Places:
+        """The same as columns, for very many keys (S32 [N], see `packed`): no string, no record per row."""
+        columns = Columns(keys=self.keys, shard=self.shard, row=self.row)
+        return locate(columns, wanted, len(self.shards))
 
 
 def empty() -> Ledger:
     """The ledger of a cache that is not there yet."""
-    return _ledger([], [], {}, frozenset())
+    return _ledger(gather([]), [], {}, frozenset())
 
 
 def load(cache: Cache) -> Ledger:
@@ -105,11 +90,11 @@ def load(cache: Cache) -> Ledger:
     for digest in sorted(shards):
         keys, rows = _sound_rows(cache, shards[digest][0])
         if len(rows):
-            columns.append((keys, np.full(len(rows), len(present), np.int32), rows))
+            columns.append((len(present), keys, rows))
             present.append(shards[digest])
         if len(rows) == shards[digest][0].rows:
             whole.add(digest)
-    return _ledger(columns, present, rejects, frozenset(
+    return _ledger(gather(columns), present, rejects, frozenset(
         commit.task for commit in finished if commit.shard is None or commit.shard.digest in whole
     ))
 
@@ -127,7 +112,7 @@ def commit(
         "shard": shard.digest if shard else None,
         "rows": shard.rows if shard else 0,
         "bytes": shard.bytes if shard else 0,
-        "rejects": [{"key": reject.key, "code": reject.code, "detail": reject.detail} for reject in rejects],
+        "rejects": [as_json(reject) for reject in rejects],
     })
     target = cache.commit(task.key)
     files.make_dirs(target.parent)
@@ -147,23 +132,6 @@ def is_finished(cache: Cache, task: str) -> bool:
     return found.shard is None or len(_sound_rows(cache, found.shard)[1]) == found.shard.rows
 
 
-def read_commit(cache: Cache, task: str) -> Commit | None:
-    """The commit of a task, or None when it has none or a damaged one. Raises `CacheError` for another version."""
-    path = cache.commit(task)
-    try:
-        document = sealed_json(path.read_bytes(), "commit")
-    except (FileNotFoundError, Unparsed):
-        return None
-    if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):
-        raise CacheError(f"{path} is {document.get('format')!r} version {document.get('version')!r}, "
-                         f"expected 'latentry/commit' version {VERSION}")
-    try:
-        parsed = _parse(document)
-    except Unparsed:
-        return None
-    return parsed if parsed.task == task else None
-
-
 def shard_bytes(root: Path) -> int:
     """The bytes of all files of a shard, as the disk has them now. Raises `FileNotFoundError`."""
     total = 0
@@ -171,25 +139,6 @@ def shard_bytes(root: Path) -> int:
         for entry in entries:
             total += shard_bytes(Path(entry.path)) if entry.is_dir() else entry.stat().st_size
     return total
-
-
-def _parse(document: Mapping[str, Any]) -> Commit:
-    shard = None
-    if document.get("shard") is not None:
-        rows, size = (expect(document.get(name), int, name) for name in ("rows", "bytes"))
-        shard = Shard(digest=digest_of(document["shard"], "shard"), rows=rows, bytes=size)
-    known = {"format", "version", "task", "field", "shard", "rows", "bytes", "rejects", "self"}
-    return Commit(
-        task=digest_of(document.get("task"), "task"), field=expect(document.get("field"), str, "field"), shard=shard,
-        rejects=tuple(list_of(document.get("rejects"), _reject, "rejects")),
-        provenance={key: value for key, value in document.items() if key not in known},
-    )
-
-
-def _reject(value: Any, where: str) -> Reject:
-    table = expect(value, dict, where)
-    code, detail = (expect(table.get(name), str, f"{where}.{name}") for name in ("code", "detail"))
-    return Reject(key=digest_of(table.get("key"), f"{where}.key"), code=code, detail=detail)
 
 
 def _sound_rows(cache: Cache, shard: Shard) -> tuple[Column, Column]:
@@ -201,32 +150,19 @@ def _sound_rows(cache: Cache, shard: Shard) -> tuple[Column, Column]:
         keys = read_keys(cache, shard.digest)
     except (CacheError, OSError):
         return np.empty(0, "S32"), np.empty(0, np.int32)
-    bad = [damage.row for damage in damages if damage.row is not None]
-    rows = np.setdiff1d(np.arange(len(keys), dtype=np.int32), np.asarray(bad, np.int32))
+    bad = {damage.row for damage in damages}
+    rows = np.arange(len(keys), dtype=np.int32)
+    rows = rows[[row not in bad for row in range(len(keys))]] if bad else rows
     return np.ascontiguousarray(keys[rows]).view("S32").reshape(-1), rows
 
 
 def _ledger(
-    columns: list[tuple[Column, Column, Column]], present: list[tuple[Shard, str]], rejects: dict[str, Reject],
-    commits: frozenset[str],
+    columns: Columns, present: Sequence[tuple[Shard, str]], rejects: Mapping[str, Reject], commits: frozenset[str]
 ) -> Ledger:
-    empty = (np.empty(0, "S32"), np.empty(0, np.int32), np.empty(0, np.int32))
-    keys, shard, row = (np.concatenate(parts) for parts in zip(empty, *columns, strict=True))
-    order = np.lexsort((shard, keys))
-    there = {bytes(key).ljust(32, b"\0").hex() for key in keys[np.isin(keys, _packed(rejects))]}
+    names = list(rejects)
+    made = locate(columns, packed(names), len(present)).there.tolist()  # after all, by another task
     return Ledger(
-        keys=keys[order], shard=shard[order], row=row[order], shards=tuple(shard for shard, _ in present),
+        keys=columns.keys, shard=columns.shard, row=columns.row, shards=tuple(shard for shard, _ in present),
         fields=tuple(field for _, field in present), commits=commits,
-        rejects={key: reject for key, reject in rejects.items() if key not in there},
+        rejects={key: rejects[key] for key, there in zip(names, made, strict=True) if not there},
     )
-
-
-def _packed(keys: Iterable[str]) -> Column:
-    return np.frombuffer(bytes.fromhex("".join(keys)), dtype="S32")
-
-
-def _spans(first: Column, past: Column) -> Column:
-    """All integers in the half-open spans, one span after another."""
-    counts = past - first
-    starts = np.repeat(first - np.cumsum(counts) + counts, counts)
-    return starts + np.arange(counts.sum())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep.cache import damage, ledger, store
+from prep.cache.columns import gather, packed
 from prep.cache.damage import Damage
 from prep.cache.layout import Shard
 from prep.cache.store import Cache
@@ -185,11 +186,10 @@ def test_resolve_agrees_with_the_rule_said_plainly(parts: list[list[int]], wante
     shards = [Shard(digest=f"{place:064x}", rows=len(part), bytes=1) for place, part in enumerate(parts)]
     ordered = [sorted(names[number] for number in part) for part in parts]
     columns = [
-        (np.array([bytes.fromhex(key) for key in part], "S32"), np.full(len(part), place, np.int32),
-         np.arange(len(part), dtype=np.int32))
+        (place, np.array([bytes.fromhex(key) for key in part], "S32"), np.arange(len(part), dtype=np.int32))
         for place, part in enumerate(ordered)
     ]
-    made = ledger._ledger(columns, [(shard, "latent") for shard in shards], {}, frozenset())
+    made = ledger._ledger(gather(columns), [(shard, "latent") for shard in shards], {}, frozenset())
     keys = {names[number] for number in wanted}
     expected = {}
     for key in keys:
@@ -198,3 +198,8 @@ def test_resolve_agrees_with_the_rule_said_plainly(parts: list[list[int]], wante
             best = min(holders, key=lambda place: (-len(keys & set(ordered[place])), place))
             expected[key] = RowRef(shard=shards[best].digest, row=ordered[best].index(key))
     assert made.resolve(keys) == expected
+    places = made.locate(packed(names.values()))
+    found = made.resolve(names.values())
+    for name, shard, row in zip(names.values(), places.shard.tolist(), places.row.tolist(), strict=True):
+        there = RowRef(shard=shards[shard].digest, row=row) if shard >= 0 else None
+        assert found.get(name) == there

@@ -1,0 +1,107 @@
+"""Keys of rows and their places as sorted columns: 40 bytes a row, no string of them, searched by bisection.
+
+Keys are NumPy byte strings of 32 (S32). NumPy drops their trailing zeros when it shows them, and compares them as if
+those were there; so two keys are equal here just when their 32 bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Column = np.ndarray[Any, Any]
+KEY = "S32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Rows by key; a key that two shards have stands there twice, in the order of their numbers."""
+
+    keys: Column  # S32 [N], sorted
+    shard: Column  # int32 [N]: number of its shard
+    row: Column  # int32 [N]: place in that
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where each of N wanted keys is, in their order."""
+
+    shard: Column  # int32 [N]: index into the ledger's shards; -1: nowhere
+    row: Column  # int32 [N]; -1: nowhere
+
+    @property
+    def there(self) -> Column:
+        """Whether a key is in some shard, bool [N]."""
+        there: Column = self.shard >= 0
+        return there
+
+
+def packed(names: Iterable[str]) -> Column:
+    """Keys given as 64 hex digits each, as S32 [N]. Raises `ValueError` for anything else."""
+    return np.frombuffer(bytes.fromhex("".join(names)), dtype=KEY)
+
+
+def gather(parts: Sequence[tuple[int, Column, Column]]) -> Columns:
+    """The rows of several shards, each given as (number, keys, rows)."""
+    keys = np.concatenate([np.empty(0, KEY), *(keys for _, keys, _ in parts)])
+    row = np.concatenate([np.empty(0, np.int32), *(rows for _, _, rows in parts)])
+    shard = np.repeat(np.array([number for number, _, _ in parts], np.int32), [len(keys) for _, keys, _ in parts])
+    order = np.lexsort((shard, keys))
+    return Columns(keys=keys[order], shard=shard[order], row=row[order])
+
+
+def locate(columns: Columns, wanted: Column, shards: int) -> Places:
+    """The place of every wanted key (S32 [N], in any order) among the rows of that many shards.
+
+    If two shards hold a row, the one with more of the wanted rows is taken, then the smaller number. (300,000 keys
+    of a million: 0.1 s when they come sorted.)
+    """
+    if len(wanted) > 1 and not (wanted[1:] > wanted[:-1]).all():
+        distinct, back = np.unique(wanted, return_inverse=True)
+        found = locate(columns, distinct, shards)
+        return Places(shard=found.shard[back], row=found.row[back])
+    first = np.searchsorted(columns.keys, wanted, "left")
+    past = first + _held(columns.keys, first, wanted)
+    twice = np.flatnonzero(_held(columns.keys, past, wanted) & (past > first))
+    past[twice] = np.searchsorted(columns.keys, wanted[twice], "right")
+    if len(twice):
+        first[twice] = _preferred(columns, first, past, shards)[twice]
+    there = past > first
+    place = first[there]
+    shard, row = np.full(len(wanted), -1, np.int32), np.full(len(wanted), -1, np.int32)
+    shard[there], row[there] = columns.shard[place], columns.row[place]
+    return Places(shard=shard, row=row)
+
+
+def _held(keys: Column, place: Column, wanted: Column) -> Column:
+    """Whether keys[place] is the wanted key, for each."""
+    if not len(keys):
+        return np.zeros(len(wanted), bool)
+    held: Column = (place < len(keys)) & (keys[np.minimum(place, len(keys) - 1)] == wanted)
+    return held
+
+
+def _preferred(columns: Columns, first: Column, past: Column, shards: int) -> Column:
+    """Of each span of places the one whose shard has most places in all spans, then the smallest number."""
+    places = _spans(first, past)
+    counts = np.bincount(columns.shard[places], minlength=shards)
+    rank = np.empty(shards, dtype=np.int64)
+    rank[np.lexsort((np.arange(shards), -counts))] = np.arange(shards)
+    ranked = rank[columns.shard[places]] << 32 | places  # two int32 in one number: the least is the one preferred
+    best, some = first.copy(), past > first
+    starts = np.cumsum(past - first) - (past - first)
+    best[some] = np.minimum.reduceat(ranked, starts[some]) & 0xFFFFFFFF
+    return best
+
+
+def _spans(first: Column, past: Column) -> Column:
+    """All integers in the half-open spans, one span after another."""
+    counts = past - first
+    starts = np.repeat(first - np.cumsum(counts) + counts, counts)
+    return starts + np.arange(counts.sum())

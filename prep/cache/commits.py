@@ -1,0 +1,74 @@
+"""The record that a finished task leaves: read, checked, believed only when whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prep.cache import layout
+from prep.cache.layout import Shard
+from prep.cache.store import Cache
+from prep.errors import CacheError
+from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json, within
+from prep.records import Reject
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """What a finished task left."""
+
+    task: str
+    field: str
+    shard: Shard | None  # None: every row was rejected
+    rejects: tuple[Reject, ...]
+    provenance: Mapping[str, Any]  # host, device, versions, milliseconds
+
+
+def read_commit(cache: Cache, task: str) -> Commit | None:
+    """The commit of a task, or None when it has none or a damaged one. Raises `CacheError` for another version."""
+    path = cache.commit(task)
+    try:
+        document = sealed_json(path.read_bytes(), "commit")
+    except (FileNotFoundError, Unparsed):
+        return None
+    if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):
+        raise CacheError(f"{path} is {document.get('format')!r} version {document.get('version')!r}, "
+                         f"expected 'latentry/commit' version {VERSION}")
+    try:
+        parsed = _parse(document)
+    except Unparsed:
+        return None
+    return parsed if parsed.task == task else None
+
+
+def parse_rejects(value: Any, where: str) -> tuple[Reject, ...]:
+    """Rejected rows as `as_json` spells them. Raises `Unparsed`."""
+    return tuple(list_of(value, _reject, where))
+
+
+def as_json(reject: Reject) -> dict[str, str]:
+    """A rejected row in a commit."""
+    return {"key": reject.key, "code": reject.code, "detail": reject.detail}
+
+
+def _parse(document: Mapping[str, Any]) -> Commit:
+    shard = None
+    if document.get("shard") is not None:
+        rows, size = (count(document.get(name), name) for name in ("rows", "bytes"))
+        within(rows, 1, layout.MAX_ROWS, "rows")
+        shard = Shard(digest=digest_of(document["shard"], "shard"), rows=rows, bytes=size)
+    known = {"format", "version", "task", "field", "shard", "rows", "bytes", "rejects", "self"}
+    return Commit(
+        task=digest_of(document.get("task"), "task"), field=layout.checked_name(document.get("field"), "field"),
+        shard=shard, rejects=parse_rejects(document.get("rejects"), "rejects"),
+        provenance={key: value for key, value in document.items() if key not in known},
+    )
+
+
+def _reject(value: Any, where: str) -> Reject:
+    table = expect(value, dict, where)
+    code, detail = (expect(table.get(name), str, f"{where}.{name}") for name in ("code", "detail"))
+    return Reject(key=digest_of(table.get("key"), f"{where}.key"), code=code, detail=detail)
