@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from prep.digest import canonical, digest_json
+from prep.digest import HOLE, around, canonical, digest_spelled, string
 from prep.errors import ConfigError
 
 MEANING = 1  # raised when the same key would give another draw
@@ -88,17 +88,23 @@ def choose_validation(
     pictures: Iterable[str], fraction: Fraction | float | str, salt: str = "latentry"
 ) -> tuple[frozenset[str], str | None]:
     """The pictures (by digest) for validation, and a notice where the fraction alone would have chosen none."""
-    distinct = sorted(set(pictures), key=lambda picture: _rank(picture, salt))
-    chosen = frozenset(picture for picture in distinct if is_validation(picture, fraction, salt))
-    if chosen or not _share(fraction) or len(distinct) < 2:
+    ranks, share = _ranks(set(pictures), salt), _share(fraction)
+    below = share.numerator * 2**256
+    chosen = frozenset(picture for picture, rank in ranks.items() if rank * share.denominator < below)
+    if chosen or not share or len(ranks) < 2:
         return chosen, None
-    notice = f"validation.fraction {fraction} of {len(distinct)} pictures chose none, so one was taken"
-    return frozenset(distinct[:1]), notice
+    notice = f"validation.fraction {fraction} of {len(ranks)} pictures chose none, so one was taken"
+    return frozenset([min(ranks, key=lambda picture: ranks[picture])]), notice
 
 
 def _rank(picture: str, salt: str) -> int:
     """A number below 2²⁵⁶, spread evenly."""
-    return int(digest_json({"kind": "validation", "meaning": MEANING, "salt": salt, "picture": picture}), 16)
+    return _ranks([picture], salt)[picture]
+
+
+def _ranks(pictures: Iterable[str], salt: str) -> dict[str, int]:
+    first, last = around({"kind": "validation", "meaning": MEANING, "salt": salt, "picture": HOLE})
+    return {picture: int(digest_spelled(f"{first}{string(picture)}{last}"), 16) for picture in pictures}
 
 
 def _share(fraction: Fraction | float | str) -> Fraction:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prep.digest import digest_json
+from prep.digest import HOLE, around, digest_json, digest_spelled, integers, string
 from prep.parse import RGB
 from prep.records import Placement
 
@@ -26,23 +26,63 @@ MASK_MEANING = 1
 TEXT_MEANING = 1
 
 
-def latent_key(picture: str, placement: Placement, alpha: RGB | None, context: Context) -> str:
-    """The key of the latent of the picture with digest `picture` at `placement`.
+class LatentKeys:
+    """The keys of latents that share a context: what is equal in all of them is spelled once (1.6 µs a key, not 20)."""
 
-    `alpha` is the colour that its transparency is flattened onto, however it was spelled; `None` for an opaque picture.
-    """
-    return digest_json({"kind": "latent", "picture": picture, "placement": _spell(placement),
-                        "alpha": None if alpha is None else list(alpha), "context": context})
+    def __init__(self, context: Context) -> None:
+        self._parts = around({"kind": "latent", "alpha": HOLE, "context": context, "picture": HOLE, "placement": HOLE})
+
+    def key(self, picture: str, placement: Placement, alpha: RGB | None) -> str:
+        """The key of the latent of the picture with digest `picture` at `placement`.
+
+        `alpha` is the colour that its transparency is flattened onto, however it was spelled; `None` for an opaque
+        picture.
+        """
+        colour = "null" if alpha is None else integers(alpha)
+        first, second, third, last = self._parts
+        return digest_spelled(f"{first}{colour}{second}{string(picture)}{third}{_spell(placement)}{last}")
+
+
+class MaskKeys:
+    """The keys of masks that share a context."""
+
+    def __init__(self, context: Context) -> None:
+        self._parts = around({"kind": "mask", "context": context, "origin": HOLE, "placement": HOLE})
+
+    def key(self, origin: str, placement: Placement) -> str:
+        """The key of the mask at `placement`; `origin` is the digest of the mask file, or of the picture for its
+        alpha.
+        """
+        first, second, last = self._parts
+        return digest_spelled(f"{first}{string(origin)}{second}{_spell(placement)}{last}")
+
+
+class TextKeys:
+    """The keys of text rows that share a context."""
+
+    def __init__(self, context: Context) -> None:
+        self._parts = around({"kind": "text", "caption": HOLE, "context": context})
+        self.unconditional = unconditional_key(context)
+
+    def key(self, caption: str) -> str:
+        """The key of the text row of the final string `caption`."""
+        first, last = self._parts
+        return digest_spelled(f"{first}{string(caption)}{last}")
+
+
+def latent_key(picture: str, placement: Placement, alpha: RGB | None, context: Context) -> str:
+    """One key of `LatentKeys`."""
+    return LatentKeys(context).key(picture, placement, alpha)
 
 
 def mask_key(origin: str, placement: Placement, context: Context) -> str:
-    """The key of the mask at `placement`; `origin` is the digest of the mask file, or of the picture for its alpha."""
-    return digest_json({"kind": "mask", "origin": origin, "placement": _spell(placement), "context": context})
+    """One key of `MaskKeys`."""
+    return MaskKeys(context).key(origin, placement)
 
 
 def text_key(caption: str, context: Context) -> str:
-    """The key of the text row of the final string `caption`."""
-    return digest_json({"kind": "text", "caption": caption, "context": context})
+    """One key of `TextKeys`."""
+    return TextKeys(context).key(caption)
 
 
 def unconditional_key(context: Context) -> str:
@@ -52,7 +92,8 @@ def unconditional_key(context: Context) -> str:
 
 def sample_id(picture: str, bucket: tuple[int, int], copy: int) -> str:
     """The id of a sample: its picture, its bucket and a running number among equals (byte-equal copies)."""
-    return digest_json({"kind": "sample", "picture": picture, "bucket": list(bucket), "copy": copy})
+    first, second, third, last = _SAMPLE
+    return digest_spelled(f"{first}{integers(bucket)}{second}{copy:d}{third}{string(picture)}{last}")
 
 
 def latent_context(*, image: Mapping[str, str | int], vae: str, posterior: str, compute: str,
@@ -75,6 +116,11 @@ def text_context(*, text: str, max_length: int, layout: str, compute: str, store
             "stored": stored}
 
 
-def _spell(placement: Placement) -> dict[str, Any]:
-    return {"scaled": list(placement.scaled), "crop": list(placement.crop), "bucket": list(placement.bucket),
-            "flip": int(placement.flip)}
+def _spell(placement: Placement) -> str:
+    """The placement in canonical JSON."""
+    (wide, high), (left, top), (width, height) = placement.scaled, placement.crop, placement.bucket
+    return (f'{{"bucket":[{width:d},{height:d}],"crop":[{left:d},{top:d}],"flip":{placement.flip:d},'
+            f'"scaled":[{wide:d},{high:d}]}}')
+
+
+_SAMPLE = around({"kind": "sample", "bucket": HOLE, "copy": HOLE, "picture": HOLE})

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prep.digest import digest_json
 from prep.draw import choose_validation, draw_key, is_validation, permute, philox, plan_key
 from prep.errors import ConfigError
 
@@ -96,6 +97,16 @@ def test_validation_grows_with_the_fraction_and_knows_no_neighbours():
     assert 40 < len(large) < 80
     assert choose_validation(DIGESTS[:50], 0.3)[0] == large & set(DIGESTS[:50])
     assert {one for one in DIGESTS if is_validation(one, 0.3, salt="other")} != large
+
+
+@pytest.mark.parametrize("salt", ["latentry", 'a "word" in Größe'])
+def test_a_pictures_place_is_the_digest_of_canonical_json(salt):
+    place = {one: int(digest_json({"kind": "validation", "meaning": 1, "salt": salt, "picture": one}), 16)
+             for one in DIGESTS}
+    wanted = {one for one in DIGESTS if Fraction(place[one], 2**256) < Fraction(3, 10)}
+    assert choose_validation(DIGESTS, "0.3", salt)[0] == wanted
+    assert {one for one in DIGESTS if is_validation(one, "0.3", salt)} == wanted
+    assert choose_validation(DIGESTS, "1e-9", salt)[0] == {min(DIGESTS, key=lambda one: place[one])}
 
 
 def test_at_least_one_is_chosen_and_said():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep import keys
-from prep.digest import canonical, digest_json, digest_parts, seal
+from prep.digest import HOLE, canonical, digest_json, digest_parts, seal
 from prep.parse import Unparsed, sealed_json
 from prep.records import Placement
 
@@ -66,6 +66,38 @@ def test_canonical_bytes_round_trip_and_are_one_spelling(value):
     spelled = canonical(value)
     assert json.loads(spelled) == value
     assert canonical(json.loads(spelled)) == spelled
+
+
+whole = st.integers(0, 1 << 40)
+pairs = st.tuples(whole, whole)
+placements = st.builds(Placement, scaled=pairs, crop=pairs, bucket=pairs, flip=st.booleans())
+contexts = st.dictionaries(st.text().filter(lambda word: word != HOLE),
+                           whole | st.text().filter(lambda word: HOLE not in word)
+                           | st.dictionaries(st.text(st.characters(exclude_characters=HOLE)), whole))
+
+
+def spelled(placement: Placement) -> dict[str, object]:
+    return {"scaled": list(placement.scaled), "crop": list(placement.crop), "bucket": list(placement.bucket),
+            "flip": int(placement.flip)}
+
+
+@given(contexts, st.text(), placements, st.none() | st.tuples(whole, whole, whole), pairs, whole)
+def test_keys_are_digests_of_canonical_json_however_they_are_put_together(context, words, placement, alpha, pair, copy):
+    shared = {"context": context, "placement": spelled(placement)}
+    assert keys.LatentKeys(context).key(words, placement, alpha) == keys.latent_key(words, placement, alpha, context) \
+        == digest_json({"kind": "latent", "picture": words, "alpha": alpha, **shared})
+    assert keys.MaskKeys(context).key(words, placement) == keys.mask_key(words, placement, context) \
+        == digest_json({"kind": "mask", "origin": words, **shared})
+    assert keys.TextKeys(context).key(words) == keys.text_key(words, context) \
+        == digest_json({"kind": "text", "caption": words, "context": context})
+    assert keys.TextKeys(context).unconditional == keys.unconditional_key(context)
+    assert keys.sample_id(words, pair, copy) == digest_json(
+        {"kind": "sample", "picture": words, "bucket": list(pair), "copy": copy})
+
+
+def test_a_context_that_would_be_cut_in_the_wrong_place_makes_no_key():
+    with pytest.raises(ValueError, match="unpack"):
+        keys.text_key("a cat", {"meaning": HOLE})
 
 
 @given(st.lists(st.binary()))
