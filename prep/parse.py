@@ -22,7 +22,7 @@ def expect(value: Any, kind: type[T], where: str) -> T:
     if kind is float and type(value) is int:
         return float(value)  # type: ignore[return-value]
     if type(value) is not kind:
-        raise Unparsed(f"{where} is {value!r}, expected {_NAMES.get(kind, kind.__name__)}")
+        raise Unparsed(f"{where} is {brief(value)}, expected {_NAMES.get(kind, kind.__name__)}")
     return value
 
 
@@ -34,8 +34,18 @@ def one_of(value: Any, choices: Iterable[str], where: str) -> str:
     """`value` when it is one of `choices`."""
     options = list(choices)
     if value not in options or not isinstance(value, str):
-        raise Unparsed(f"{where} is {value!r}, expected one of: {', '.join(options)}{suggest(str(value), options)}")
+        near = suggest(value, options) if isinstance(value, str) else ""
+        raise Unparsed(f"{where} is {brief(value)}, expected one of: {', '.join(options)}{near}")
     return value
+
+
+def brief(value: Any) -> str:
+    """`value` as a message shows it: cut, since who wrote it may be no friend."""
+    spelled = repr(value[:BRIEF]) if isinstance(value, str) else repr(value)
+    return spelled if isinstance(value, str) or len(spelled) <= BRIEF else f"{spelled[:BRIEF]}…"
+
+
+BRIEF = 80  # characters
 
 
 def colour_of(text: str, where: str = "colour", *, also: tuple[str, ...] = ()) -> RGB:
@@ -71,19 +81,22 @@ def known_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> No
     for key in table:
         if key not in options:
             wanted = f"known are: {', '.join(sorted(options))}"
-            raise Unparsed(f"unknown key '{key}' in {where}{suggest(key, options)} ({wanted})")
+            raise Unparsed(f"unknown key '{key[:BRIEF]}' in {where}{suggest(key, options)} ({wanted})")
 
 
 def suggest(word: str, options: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing."""
-    near = difflib.get_close_matches(word, list(options), n=1)
+    near = difflib.get_close_matches(word, list(options), n=1) if len(word) <= LONG else []
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+LONG = 1 << 10  # characters; a longer word is no slip of somebody's fingers
 
 
 def digest_of(value: Any, where: str) -> str:
     """`value` when it is 64 lower-case hex digits: the only strings that may become paths in a cache."""
     if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
-        raise Unparsed(f"{where} is {str(value)[:80]!r}, expected 64 lower-case hex digits")
+        raise Unparsed(f"{where} is {brief(value)}, expected 64 lower-case hex digits")
     return value
 
 
@@ -93,12 +106,17 @@ def list_of(value: Any, each: Callable[[Any, str], T], where: str) -> list[T]:
 
 
 def sealed_json(data: bytes, where: str) -> dict[str, Any]:
-    """The document in `data`, when its bytes are canonical and its `self` digest fits. Raises `Unparsed`."""
+    """The document in `data`, when its bytes are canonical and its `self` digest fits. Raises `Unparsed`.
+
+    That nobody edited it by mistake; whoever means to can seal it again, so its values are all to be checked still.
+    """
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Unparsed(f"{where} is not JSON: {error}") from None
+        raise Unparsed(f"{where} is not JSON: {str(error)[:BRIEF]}") from None
     table: dict[str, Any] = expect(document, dict, where)
+    if b"\\ud" in data or data.count(b"[") + data.count(b"{") > DEPTH:
+        _check_inside(table, where)
     try:
         spelled = canonical(table)
     except (TypeError, RecursionError) as error:
@@ -111,18 +129,47 @@ def sealed_json(data: bytes, where: str) -> dict[str, Any]:
     return table
 
 
-def count(value: Any, where: str) -> int:
-    """`value` when it is a whole number from 0 that JSON readers everywhere keep exact."""
+DEPTH = 16  # of tables and lists in each other; ours have 6
+
+
+def _check_inside(document: Any, where: str) -> None:
+    """Raises where a document is deeper than any of ours, or a string in it is none that a file could be called."""
+    level = [document]
+    for _ in range(DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += [*value, *value.values()]
+            elif isinstance(value, list):
+                below += value
+            elif isinstance(value, str):
+                _unicode(value, where)
+        level = below
+        if not level:
+            return
+    raise Unparsed(f"{where} has more than {DEPTH} levels, expected a document of ours")
+
+
+def _unicode(text: str, where: str) -> None:
+    """Raises for halves of characters, but for those that stand for bytes of a name that is not UTF-8."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise Unparsed(f"{where} is {brief(text)}, expected a string of whole characters") from None
+
+
+def count(value: Any, where: str, most: int = (1 << 53) - 1) -> int:
+    """`value` when it is a whole number from 0 to `most`, which JSON readers everywhere keep exact."""
     number = expect(value, int, where)
-    if not 0 <= number < 1 << 53:
-        raise Unparsed(f"{where} is {number}, expected a count")
+    if not 0 <= number <= most:
+        raise Unparsed(f"{where} is {brief(number)}, expected a count{'' if most >> 52 else f' of at most {most}'}")
     return number
 
 
 def decimal(value: Any, where: str) -> str:
     """`value` when it is a decimal number as a string: canonical JSON has no floats."""
     if not _NUMBER.fullmatch(expect(value, str, where)):
-        raise Unparsed(f"{where} is {value[:80]!r}, expected a decimal number as a string")
+        raise Unparsed(f"{where} is {brief(value)}, expected a decimal number as a string")
     return str(value)
 
 
@@ -130,9 +177,17 @@ _NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?")
 
 
 def relative(text: str, where: str) -> None:
-    """Raises unless `text` is a relative POSIX path; it may climb out with `..`."""
-    if not text or text.startswith("/") or "\\" in text or "\0" in text or ":" in text.split("/")[0]:
-        raise Unparsed(f"{where} is {text[:80]!r}, expected a path relative to the manifest")
+    """Raises unless `text` is a relative POSIX path that a system takes; it may climb out with `..`.
+
+    A cache on another disk and a model beside the project are said so. What lies there is opened as a cache or a model
+    only when it says that it is one.
+    """
+    bad = not text or text.startswith("/") or "\\" in text or "\0" in text or ":" in text.split("/")[0]
+    if bad or len(text) > PATH or max(map(len, text.split("/"))) > NAME:
+        raise Unparsed(f"{where} is {brief(text)}, expected a path relative to the manifest")
+
+
+PATH, NAME = 4096, 255  # characters of a path and of a name in it: Linux takes no more bytes
 
 
 def hub_id(text: str, where: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prep.cache import layout
+from prep.cache.door import NotPlain, read_plain
 from prep.cache.layout import Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
@@ -14,6 +15,7 @@ from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json,
 from prep.records import Reject
 
 VERSION = 1
+MOST = 1 << 26  # bytes of a commit; one whose every row was rejected at length has some hundred thousand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +33,8 @@ def read_commit(cache: Cache, task: str) -> Commit | None:
     """The commit of a task, or None when it has none or a damaged one. Raises `CacheError` for another version."""
     path = cache.commit(task)
     try:
-        document = sealed_json(path.read_bytes(), "commit")
-    except (FileNotFoundError, Unparsed):
+        document = sealed_json(read_plain(path, MOST), "commit")
+    except (FileNotFoundError, NotPlain, Unparsed):
         return None
     if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):
         raise CacheError(f"{path} is {document.get('format')!r} version {document.get('version')!r}, "

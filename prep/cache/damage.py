@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from prep.cache import files
+from prep.cache.door import NotPlain, read_plain
+from prep.cache.layout import MAX_ROWS
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
-from prep.parse import Unparsed, digest_of, expect, list_of, sealed_json
+from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json
+
+MOST = 1 << 28  # bytes of a record: every row of the largest shard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,12 +50,10 @@ def record_if_writable(cache: Cache, found: Iterable[Damage]) -> None:
 def recorded(cache: Cache, shard: str) -> tuple[Damage, ...]:
     """What is remembered of a shard. A record that is itself damaged counts against the whole shard."""
     try:
-        data = cache.damaged(shard).read_bytes()
+        return _parse(read_plain(cache.damaged(shard), MOST), shard)
     except FileNotFoundError:
         return ()
-    try:
-        return _parse(data, shard)
-    except Unparsed as error:
+    except (Unparsed, NotPlain) as error:
         return (Damage(shard=shard, field=None, array=None, row=None, what=str(error)),)
 
 
@@ -79,7 +81,7 @@ def _one(value: Any, where: str, shard: str) -> Damage:
         shard=shard,
         field=_string_or_none(table, "field", where),
         array=_string_or_none(table, "array", where),
-        row=None if row is None else expect(row, int, f"{where}.row"),
+        row=None if row is None else count(row, f"{where}.row", MAX_ROWS),
         what=expect(table.get("what"), str, f"{where}.what"),
     )
 

@@ -5,12 +5,14 @@ Nothing is allocated that a file of that size could not hold.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prep.cache import layout
+from prep.cache.door import check_dir, open_plain, read_plain, size_plain
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.parse import Unparsed
@@ -21,11 +23,10 @@ HINT = "prep verify MANIFEST names every damaged row; prep encode, as it was fir
 
 def read_document(path: Path) -> bytes:
     """A `zarr.json`, refused when it is larger than any of ours. Raises `Unparsed`, `OSError`."""
-    with path.open("rb") as handle:
-        data = handle.read(layout.MAX_DOCUMENT + 1)
-    if len(data) > layout.MAX_DOCUMENT:
+    check_dir(path.parent)
+    if size_plain(path) > layout.MAX_DOCUMENT:
         raise Unparsed(f"{path.name} has more than {layout.MAX_DOCUMENT} bytes, expected a document of ours")
-    return data
+    return read_plain(path, layout.MAX_DOCUMENT)
 
 
 def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
@@ -36,7 +37,7 @@ def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
     spec, rows = layout.parse_array(read_document(root / array / "zarr.json"), array, f"{array}/zarr.json")
     key = array == layout.KEY
     wanted = rows * layout.KEY_BYTES + layout.CRC_BYTES if key else layout.data_bytes(spec, rows)
-    size = (root / layout.data_path(spec)).stat().st_size
+    size = size_plain(root / layout.data_path(spec))
     if size != wanted:
         raise Unparsed(f"{layout.data_path(spec)} has {size} bytes, expected {wanted} for {rows} rows")
     return spec, rows
@@ -44,9 +45,9 @@ def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
 
 def check_index(path: Path, spec: ArraySpec, rows: int) -> None:
     """Raises `Unparsed` unless the shard index is that of N rows, one after another. Raises `OSError`."""
-    with path.open("rb") as handle:
+    with os.fdopen(open_plain(path), "rb") as handle:
         handle.seek(rows * layout.row_stride(spec))
-        if handle.read() != layout.index(spec, rows):
+        if handle.read(rows * layout.ENTRY_BYTES + layout.CRC_BYTES + 1) != layout.index(spec, rows):
             raise Unparsed(f"{layout.data_path(spec)} has a damaged shard index")
 
 
@@ -55,12 +56,15 @@ def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     root = cache.shard(shard)
     try:
         _, rows = read_array_header(root, layout.KEY)
-        data = (root / layout.KEY_PATH).read_bytes()
+        data = read_plain(root / layout.KEY_PATH, rows * layout.KEY_BYTES + layout.CRC_BYTES)
     except (OSError, Unparsed) as error:
         raise fault(root, shard, layout.KEY, error) from None
     body = data[: -layout.CRC_BYTES]
     if layout.crc_bytes(body) != data[-layout.CRC_BYTES :]:
         raise CacheError(f"shard {shard}, array 'key': its bytes do not match their checksum", hint=HINT)
+    keys = np.frombuffer(body, dtype="S32")
+    if not (keys[:-1] < keys[1:]).all():
+        raise CacheError(f"shard {shard}, array 'key': its keys are not in ascending order, each once", hint=HINT)
     return np.frombuffer(body, dtype=np.uint8).reshape(rows, layout.KEY_BYTES)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from prep.cache import layout
 from prep.cache.damage import Damage, record_if_writable
+from prep.cache.door import open_plain
 from prep.cache.header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.pread import ADVISE, READ_AT, Advise, ReadAt
 from prep.cache.store import Cache
@@ -41,7 +42,7 @@ class OpenArray:
         self.rows = rows
         self.stride = layout.row_stride(spec)
         self.row_bytes = spec.row_bytes
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.descriptor = open_plain(path)
 
     def __del__(self) -> None:
         descriptor = getattr(self, "descriptor", None)

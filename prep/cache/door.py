@@ -1,0 +1,126 @@
+"""How the files of a cache are opened: plain files only, where they are said to lie, and never waited for.
+
+A cache may come from a stranger. A link in it would lead elsewhere, a pipe would never answer, a device never end; each
+is refused before it is opened. Where a system lacks the flags that close the moment between looking and opening
+(Windows), looking is all there is. Hard links cannot be told from files, and lead nowhere that a link could not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+# O_NONBLOCK: a pipe that takes a file's place after we looked does not hold us up.
+PLAIN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
+LEVELS = 2  # directories of a shard, one in the other: its own, and that of an array
+MOST_FILES = 1024  # of a shard; ours have two for each array, and one
+NAME_SURROGATE = 0x20000000  # a bit of Windows' reparse tags: links and junctions have it
+
+
+class NotPlain(OSError):
+    """Something is not a plain file or directory, or larger than it can be; said as other errors of the system are."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(errno.EINVAL, what, str(path))
+
+    def __str__(self) -> str:
+        return f"{Path(self.filename).name} {self.strerror}"
+
+
+def open_plain(path: Path) -> int:
+    """A descriptor to read the file from. Raises `OSError`; of its kind `NotPlain` for anything but a plain file."""
+    _require(path, path.lstat(), directory=False)
+    descriptor = os.open(path, PLAIN)
+    try:
+        _require(path, os.fstat(descriptor), directory=False)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The bytes of a plain file of at most `most` bytes. Raises `OSError`; of its kind `NotPlain` for another."""
+    with os.fdopen(open_plain(path), "rb", buffering=0) as handle:
+        size = os.fstat(handle.fileno()).st_size
+        if size > most:
+            raise NotPlain(path, f"has {size} bytes, expected at most {most}")
+        parts, left = [], size + 1  # one more than there are: a file that grew is noticed
+        while left and (part := handle.read(left)):
+            parts.append(part)
+            left -= len(part)
+    if not left:
+        raise NotPlain(path, f"grew beyond {size} bytes while it was read")
+    return b"".join(parts)
+
+
+def size_plain(path: Path) -> int:
+    """The size of a plain file. Raises `OSError`; of its kind `NotPlain` for anything else."""
+    status = path.lstat()
+    _require(path, status, directory=False)
+    return status.st_size
+
+
+def check_dir(path: Path) -> None:
+    """Raises `NotPlain` when `path` is something else than a directory; nothing, where there is nothing."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    _require(path, status, directory=True)
+
+
+def entries(root: Path) -> list[os.DirEntry[str]]:
+    """What is in a directory that is no link, sorted by name; empty where there is none. Raises `OSError`."""
+    check_dir(root)
+    try:
+        with os.scandir(root) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+
+
+def tree(root: Path) -> Iterator[tuple[str, int]]:
+    """POSIX path and size of every file of a shard, in no order.
+
+    Raises `OSError`; of its kind `NotPlain` for links and the like, and for trees that no shard has.
+    """
+    _require(root, root.lstat(), directory=True)
+    for number, found in enumerate(_below(root, "", LEVELS)):
+        if number == MOST_FILES:
+            raise NotPlain(root, f"has more than {MOST_FILES} files, expected a shard")
+        yield found
+
+
+def _below(root: Path, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
+    with os.scandir(root) as found:
+        for entry in found:
+            status, path = entry.stat(follow_symlinks=False), root / entry.name
+            if stat.S_ISDIR(status.st_mode) and not is_link(status):
+                if levels == 1:
+                    raise NotPlain(path, "is a directory deeper than any of a shard")
+                yield from _below(path, f"{prefix}{entry.name}/", levels - 1)
+            else:
+                _require(path, status, directory=False)
+                yield prefix + entry.name, status.st_size
+
+
+def is_link(status: os.stat_result) -> bool:
+    """Whether that is a link, or on Windows a junction."""
+    return stat.S_ISLNK(status.st_mode) or bool(getattr(status, "st_reparse_tag", 0) & NAME_SURROGATE)
+
+
+def _require(path: Path, status: os.stat_result, *, directory: bool) -> None:
+    wanted = "a directory" if directory else "a plain file"
+    if is_link(status):
+        raise NotPlain(path, f"is a link, expected {wanted}: nothing in a cache leads out of it")
+    if directory != stat.S_ISDIR(status.st_mode) or not (directory or stat.S_ISREG(status.st_mode)):
+        raise NotPlain(path, f"is {_kind(status.st_mode)}, expected {wanted}")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFREG: "a file"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

@@ -1,0 +1,119 @@
+"""The door: plain files are read, and nothing else is opened, waited for or followed."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from prep.cache import door
+
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+
+
+def test_a_plain_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"abc" * 1000)
+    assert door.read_plain(path, 3000) == b"abc" * 1000 and door.size_plain(path) == 3000
+    path.write_bytes(b"")
+    assert door.read_plain(path, 0) == b""
+    with pytest.raises(FileNotFoundError):
+        door.read_plain(tmp_path / "nothing", 1)
+
+
+def test_a_file_larger_than_it_can_be(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    os.truncate(path, 1 << 40)  # takes no room on the disk
+    with pytest.raises(door.NotPlain, match=r"^file has 1099511627776 bytes, expected at most 10$"):
+        door.read_plain(path, 10)
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "secret").write_bytes(b"secret")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "secret")
+    for opening in (door.open_plain, door.size_plain, lambda path: door.read_plain(path, 10)):
+        with pytest.raises(door.NotPlain, match=r"^link is a link, expected a plain file: nothing in a cache"):
+            opening(link)
+    (tmp_path / "there").symlink_to(tmp_path)
+    for listing in (door.check_dir, door.entries, lambda path: list(door.tree(path))):
+        with pytest.raises(door.NotPlain, match=r"^there is a link, expected a directory"):
+            listing(tmp_path / "there")
+
+
+@needs_pipes
+def test_nothing_is_waited_for(tmp_path, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(door.NotPlain, match="pipe is a pipe, expected a plain file"):
+        door.open_plain(pipe)
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(tmp_path)  # names of sockets are short
+        server.bind("socket")
+        with pytest.raises(door.NotPlain, match="socket is a socket, expected a plain file"):
+            door.open_plain(tmp_path / "socket")
+    with pytest.raises(door.NotPlain, match="is a device, expected a plain file"):
+        door.open_plain(door.Path(os.devnull))
+    with pytest.raises(door.NotPlain, match="is a directory, expected a plain file"):
+        door.open_plain(tmp_path)
+
+
+@needs_pipes
+def test_what_takes_a_files_place_after_we_looked_is_seen(tmp_path, monkeypatch):
+    """The look says "a plain file", and then there is a pipe or a link."""
+    pipe, plain, link = tmp_path / "pipe", tmp_path / "plain", tmp_path / "link"
+    os.mkfifo(pipe)
+    plain.touch()
+    link.symlink_to(plain)
+    status = plain.lstat()
+    monkeypatch.setattr(door.Path, "lstat", lambda _: status)
+    with pytest.raises(door.NotPlain, match="is a pipe"):
+        door.open_plain(pipe)
+    with pytest.raises(OSError):
+        door.open_plain(link)
+
+
+def test_the_files_of_a_tree(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"123")
+    (tmp_path / "c").touch()
+    assert sorted(door.tree(tmp_path)) == [("a/b", 3), ("c", 0)]
+    assert [entry.name for entry in door.entries(tmp_path)] == ["a", "c"]
+    assert door.entries(tmp_path / "nothing") == []
+    (tmp_path / "a" / "d").mkdir()
+    with pytest.raises(door.NotPlain, match="d is a directory deeper than any of a shard"):
+        list(door.tree(tmp_path))
+    (tmp_path / "a" / "d").rmdir()
+    (tmp_path / "a" / "e").symlink_to(tmp_path / "c")
+    with pytest.raises(door.NotPlain, match="e is a link"):
+        list(door.tree(tmp_path))
+
+
+def test_a_directory_of_very_many_files_is_no_shard(tmp_path, monkeypatch):
+    monkeypatch.setattr(door, "MOST_FILES", 3)
+    for name in "abcd":
+        (tmp_path / name).touch()
+    with pytest.raises(door.NotPlain, match="has more than 3 files, expected a shard"):
+        list(door.tree(tmp_path))
+
+
+def test_without_the_flags_looking_is_all_there_is(tmp_path, monkeypatch):
+    """As on Windows."""
+    monkeypatch.setattr(door, "PLAIN", os.O_RDONLY)
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert door.read_plain(tmp_path / "file", 1) == b"x"
+    with pytest.raises(door.NotPlain, match="is a link"):
+        door.open_plain(tmp_path / "link")
+
+
+def test_a_junction_is_a_link():
+    class Status:
+        st_mode = 0o40755  # a directory, says Windows
+        st_reparse_tag = 0xA0000003
+
+    assert door.is_link(Status())
+    Status.st_reparse_tag = 0x9000001A  # a file kept in the cloud
+    assert not door.is_link(Status())
