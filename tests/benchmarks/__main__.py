@@ -1,26 +1,53 @@
-"""`make bench`: every benchmark, one after another, each in a process of its own. Nothing here passes or fails."""
+"""`make bench`: every benchmark, one after another, each in a process of its own. Nothing here passes or fails.
+
+    python -m tests.benchmarks [--only NAME] [--quick] [--write]
+"""
 
 from __future__ import annotations
 
-import platform
+import argparse
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.benchmarks.results import machine
+
 HERE = Path(__file__).parent
-BENCHES = ("bench_read", "bench_encode", "bench_again", "bench_start")
 
 
 def main() -> None:
-    print(f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}")
-    for name in BENCHES:
-        print(f"\n== {name}: {doc(name)}", flush=True)
-        subprocess.run([sys.executable, HERE / f"{name}.py"], check=True)
+    names = [path.stem for path in sorted(HERE.glob("bench_*.py")) if has_main(path)]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
+    parser.add_argument("--write", action="store_true", help="put the figures into RESULTS.md")
+    parser.add_argument("--quick", action="store_true", help="less data and fewer rounds: a look, not a result")
+    options = parser.parse_args()
+    print(machine())
+    failed = []
+    for name in options.only or names:
+        path = HERE / f"{name}.py"
+        print(f"\n== {name}: {doc(path)}", flush=True)
+        given = [flag for flag in ("--write", "--quick") if getattr(options, flag[2:]) and takes(path, flag)]
+        if subprocess.run([sys.executable, path, *given], check=False).returncode:
+            failed.append(name)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
-def doc(name: str) -> str:
+def has_main(path: Path) -> bool:
+    """Whether a file is a benchmark to run, and not a part of one."""
+    return any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in ast.parse(path.read_text()).body)
+
+
+def takes(path: Path, flag: str) -> bool:
+    """Whether a benchmark has this option, its own or that of `results.parser_of`."""
+    return flag in path.read_text() or "parser_of(" in path.read_text()
+
+
+def doc(path: Path) -> str:
     """The first line of a benchmark's docstring."""
-    return (HERE / f"{name}.py").read_text().split("\n", 1)[0].strip('"')
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n", 1)[0]
 
 
 if __name__ == "__main__":
