@@ -13,9 +13,12 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from prep.errors import CacheError
+
 # O_NONBLOCK: a pipe that takes a file's place after we looked does not hold us up.
 PLAIN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
 LEVELS = 2  # directories of a shard, one in the other: its own, and that of an array
+OUT = "a cache has no links; where it is to lie elsewhere, name that directory, or a link to the whole cache"
 MOST_FILES = 1024  # of a shard; ours have two for each array, and one
 NAME_SURROGATE = 0x20000000  # a bit of Windows' reparse tags: links and junctions have it
 
@@ -71,6 +74,26 @@ def check_dir(path: Path) -> None:
     except FileNotFoundError:
         return
     _require(path, status, directory=True)
+
+
+def require_plain(root: Path) -> None:
+    """Raises `CacheError` when something in a cache's own directory is neither a plain file nor a directory."""
+    try:
+        with os.scandir(root) as found:
+            for entry in found:
+                status = entry.stat(follow_symlinks=False)
+                _require(root / entry.name, status, directory=stat.S_ISDIR(status.st_mode))
+    except NotPlain as error:
+        raise CacheError(f"{root}: {error}", hint=OUT) from None
+
+
+def require_dirs(*paths: Path) -> None:
+    """Raises `CacheError` when one of the directories on the way to something in a cache is something else."""
+    try:
+        for path in paths:
+            check_dir(path)
+    except NotPlain as error:
+        raise CacheError(f"{error.filename}: {error}", hint=OUT) from None
 
 
 def entries(root: Path) -> list[os.DirEntry[str]]:

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prep.cache import files
+from prep.cache.door import entries, read_plain, require_dirs, require_plain
 from prep.cache.layout import file_digest, tree_digest
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
 from prep.parse import Unparsed, digest_of, sealed_json
 
 MARKER = "latentry.json"
+MARKER_BYTES = 1 << 16  # at most
 VERSION = 1
 Kind = str  # one of SUFFIX
 SUFFIX = {"tables": ".arrow", "commits": ".json", "plans": ".arrow", "damaged": ".json"}
@@ -35,14 +37,21 @@ class Cache:
     root: Path
 
     def shard(self, digest: str) -> Path:
-        """The directory of a shard. Raises `CacheError` for anything but 64 hex digits, as do the others."""
+        """The directory of a shard.
+
+        Raises `CacheError` for anything but 64 hex digits, and where a link would lead out of the cache; so do the
+        others. What the path itself leads to is for whoever opens it (`prep.cache.door`).
+        """
         name = _checked(digest)
-        return self.root / "shards" / name[:2] / name
+        path = self.root / "shards" / name[:2] / name
+        require_dirs(path.parent.parent, path.parent, path)
+        return path
 
     def file(self, kind: Kind, digest: str) -> Path:
         """The file of a table, commit, plan or damage record."""
         name = _checked(digest)
         folder = self.root / kind / name[:2] if kind in FANNED else self.root / kind
+        require_dirs(self.root / kind, folder)
         return folder / (name + SUFFIX[kind])
 
     def table(self, digest: str) -> Path:
@@ -74,29 +83,40 @@ class Cache:
 
     def names(self, kind: Kind) -> Iterator[str]:
         """The digests of every file of a kind, sorted; other files are not ours and are passed over."""
-        pattern = f"*/*{SUFFIX[kind]}" if kind in FANNED else f"*{SUFFIX[kind]}"
-        for path in sorted((self.root / kind).glob(pattern)):
+        for name in self._listed(kind):
             with contextlib.suppress(Unparsed):
-                yield digest_of(path.name.removesuffix(SUFFIX[kind]), kind)
+                if name.endswith(SUFFIX[kind]):
+                    yield digest_of(name.removesuffix(SUFFIX[kind]), kind)
 
     def shards(self) -> Iterator[str]:
         """The digests of every shard directory, sorted."""
-        for path in sorted((self.root / "shards").glob("*/*")):
+        for name in self._listed("shards"):
             with contextlib.suppress(Unparsed):
-                yield digest_of(path.name, "shards")
+                yield digest_of(name, "shards")
+
+    def _listed(self, kind: Kind) -> Iterator[str]:
+        """The names below the directory of a kind, in order; links and what is no directory are passed over."""
+        found = entries(self.root / kind)
+        if kind not in FANNED and kind != "shards":
+            yield from (entry.name for entry in found)
+            return
+        for fan in found:
+            if fan.is_dir(follow_symlinks=False):
+                yield from (entry.name for entry in entries(Path(fan.path)) if entry.name.startswith(fan.name))
 
 
 def open_cache(path: Path, *, create: bool) -> Cache:
     """The cache at `path`; with `create`, an absent or empty directory becomes one.
 
-    Raises `PathError` when `path` is no directory or holds something else, `CacheError` when there is no cache, or one
-    of another version.
+    Raises `PathError` when `path` is no directory or holds something else, `CacheError` when there is no cache, one of
+    another version, or one with a link in it.
     """
     marker = path / MARKER
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
     if not marker.exists():
         _create(path, create)
+    require_plain(path)
     _check_marker(marker)
     return Cache(root=path)
 
@@ -110,6 +130,8 @@ def check_vacant(path: Path) -> None:
             f"{path} is not empty and not a cache: it has no {MARKER}",
             hint="name a new or empty directory with --cache",
         )
+    if (path / MARKER).exists():
+        require_plain(path)
 
 
 def _is_litter(name: str) -> bool:
@@ -189,7 +211,7 @@ def _create(path: Path, create: bool) -> None:
 
 def _check_marker(marker: Path) -> None:
     try:
-        document = sealed_json(marker.read_bytes(), str(marker))
+        document = sealed_json(read_plain(marker, MARKER_BYTES), str(marker))
     except (OSError, Unparsed) as error:
         raise CacheError(f"{marker} cannot be read: {error}") from None
     form, version = document.get("format"), document.get("version")

@@ -8,6 +8,8 @@ import socket
 import pytest
 
 from prep.cache import door
+from prep.cache.store import check_vacant, open_cache
+from prep.errors import CacheError
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
@@ -117,3 +119,49 @@ def test_a_junction_is_a_link():
     assert door.is_link(Status())
     Status.st_reparse_tag = 0x9000001A  # a file kept in the cloud
     assert not door.is_link(Status())
+
+
+@pytest.fixture
+def outside(tmp_path):
+    (tmp_path / "outside").mkdir()
+    return tmp_path / "outside"
+
+
+@pytest.mark.parametrize("name", ["shards", "tables", "commits", "plans", "damaged", "tmp", "lock", "facts.sqlite", "x"])
+def test_a_cache_with_a_link_in_it_is_not_opened(cache, outside, name):
+    if (cache.root / name).exists():
+        (cache.root / name).rmdir()
+    (cache.root / name).symlink_to(outside)
+    for opening in (lambda: open_cache(cache.root, create=False), lambda: check_vacant(cache.root)):
+        with pytest.raises(CacheError, match=f": {name} is a link, expected a plain file: nothing") as caught:
+            opening()
+        assert "a link to the whole cache" in caught.value.hint
+
+
+def test_a_link_to_the_whole_cache_is_fine(cache, outside):
+    (outside / "link").symlink_to(cache.root)
+    assert open_cache(outside / "link", create=False).root == outside / "link"
+
+
+@pytest.mark.parametrize("place", ["shards", "shards/ab", "shards/ab/" + "ab" * 32, "commits/ab", "tables", "damaged"])
+def test_no_path_of_a_cache_leads_through_a_link(cache, outside, place):
+    link = cache.root / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(outside)
+    named = {"shards": cache.shard, "commits": cache.commit, "tables": cache.table, "damaged": cache.damaged}
+    with pytest.raises(CacheError, match=f"{place}: .* is a link, expected a directory"):
+        named[place.partition("/")[0]]("ab" * 32)
+
+
+@pytest.mark.parametrize("place", ["commits", "commits/ab"])
+def test_what_lies_behind_a_link_is_not_listed(cache, outside, place):
+    target = outside / "ab" if place == "commits" else outside
+    target.mkdir(exist_ok=True)
+    (target / ("ab" * 32 + ".json")).touch()
+    (cache.root / place).parent.mkdir(exist_ok=True)
+    (cache.root / place).symlink_to(outside)
+    if place == "commits":
+        with pytest.raises(OSError, match="is a link"):
+            list(cache.names("commits"))
+    else:
+        assert list(cache.names("commits")) == []
