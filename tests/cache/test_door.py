@@ -127,7 +127,7 @@ def outside(tmp_path):
     return tmp_path / "outside"
 
 
-@pytest.mark.parametrize("name", ["shards", "tables", "commits", "plans", "damaged", "tmp", "lock", "facts.sqlite", "x"])
+@pytest.mark.parametrize("name", ["shards", "tables", "commits", "plans", "damaged", "tmp", "lock", "facts", "x"])
 def test_a_cache_with_a_link_in_it_is_not_opened(cache, outside, name):
     if (cache.root / name).exists():
         (cache.root / name).rmdir()
