@@ -31,19 +31,23 @@ class Commit:
 
 def read_commit(cache: Cache, task: str) -> Commit | None:
     """The commit of a task, or None when it has none or a damaged one. Raises `CacheError` for another version."""
-    path = cache.commit(task)
     try:
-        document = sealed_json(read_plain(path, MOST), "commit")
+        return checked_commit(cache, task)
     except (FileNotFoundError, NotPlain, Unparsed):
         return None
+
+
+def checked_commit(cache: Cache, task: str) -> Commit:
+    """The commit of a task; what is wrong with it is told. Raises `Unparsed`, `OSError`, `CacheError` for a version."""
+    path = cache.commit(task)
+    document = sealed_json(read_plain(path, MOST), "commit")
     if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):
         raise CacheError(f"{path} is {document.get('format')!r} version {document.get('version')!r}, "
                          f"expected 'latentry/commit' version {VERSION}")
-    try:
-        parsed = _parse(document)
-    except Unparsed:
-        return None
-    return parsed if parsed.task == task else None
+    parsed = _parse(document)
+    if parsed.task != task:
+        raise Unparsed(f"commit is of task {parsed.task}, expected that of its file's name")
+    return parsed
 
 
 def parse_rejects(value: Any, where: str) -> tuple[Reject, ...]:
