@@ -1,15 +1,23 @@
-"""Caption bytes → caption strings. Today a file is one caption: its lines are joined by spaces."""
+"""Caption bytes → captions. Each line of a text file that has text is one; a JSON file names its own.
+
+What becomes of several captions (all, the first, or joined), and which variants are made of them, the recipe says.
+"""
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
+from collections.abc import Iterable
+from typing import Any, Literal
 
 _UTF16 = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")  # all but tab and line ends
 MANY_WORDS = 512  # no text encoder of ours takes more tokens than this, and a word is at least one
+_LISTS, _STRINGS = ("captions", "texts"), ("caption", "text", "prompt")  # keys of a JSON caption, by who comes first
 
 Note = tuple[str, str]  # (code of codes.CODES, what was seen)
+Format = Literal["text", "json"]
 
 
 class BadCaption(Exception):
@@ -21,28 +29,73 @@ class BadCaption(Exception):
         self.detail = detail
 
 
-def read_caption(data: bytes) -> tuple[str, ...]:
+def read_caption(data: bytes, form: Format = "text") -> tuple[str, ...]:
     """The captions in a file; none when it has no text. Raises `BadCaption`: not text, or none we can decode."""
-    return examine_caption(data)[0]
+    return examine_caption(data, form)[0]
 
 
-def examine_caption(data: bytes) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...], tuple[Note, ...]]:
     """(captions, notes on how they are written). UTF-8 with or without mark, UTF-16 with one. Raises `BadCaption`."""
     text, notes = _decoded(data)
-    if _CONTROL.search(text):
-        count = len(_CONTROL.findall(text))
-        raise BadCaption("caption-control-characters", f"caption has {count} control characters, expected plain text")
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    caption = " ".join(line for line in lines if line)
-    if not caption:
+    found, said = judge_captions(text.splitlines() if form == "text" else _in_json(text))
+    if not found:
         return (), (*notes, ("empty-caption", f"caption file has {len(data)} bytes and no text"))
-    written = sum(bool(line) for line in lines)
-    if written > 1:
-        notes += (("caption-multiline", f"{written} lines, joined by spaces"),)
-    words = len(caption.split())
+    return found, (*notes, *said)
+
+
+def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+    """(captions, each on one line, and notes) of texts from a file or a table; no empty ones. Raises `BadCaption`."""
+    lines = []
+    for text in texts:
+        if controls := _CONTROL.findall(text):
+            raise BadCaption("caption-control-characters",
+                             f"caption has {len(controls)} control characters, expected plain text")
+        lines.append(" ".join(text.split()))
+    found = tuple(line for line in lines if line)
+    notes: tuple[Note, ...] = ()
+    if len(found) > 1:
+        notes += (("caption-multiline", f"{len(found)} lines, each a caption"),)
+    words = max((len(line.split()) for line in found), default=0)
     if words > MANY_WORDS:
         notes += (("caption-too-long", f"{words} words; text encoders cut what exceeds 77 to {MANY_WORDS} tokens"),)
-    return (caption,), notes
+    return found, notes
+
+
+def captions_of(table: dict[str, Any]) -> list[str]:
+    """The captions that a JSON table names: a list, a string, tags, or a caption followed by its tags (kohya's way).
+
+    Nothing when it has none of these keys. Raises `BadCaption` for a value of another type.
+    """
+    for key in _LISTS:
+        if table.get(key) is not None:
+            return [_string(one, key) for one in (table[key] if isinstance(table[key], list) else [table[key]])]
+    named = next((key for key in _STRINGS if table.get(key) is not None), None)
+    parts = [] if named is None else [_string(table[named], named)]
+    tags = table.get("tags")
+    if tags is not None:
+        parts.append(", ".join(_string(tag, "tags") for tag in tags) if isinstance(tags, list) else
+                     _string(tags, "tags"))
+    return [", ".join(part for part in parts if part.strip())] if parts else []
+
+
+def _in_json(text: str) -> list[str]:
+    try:
+        table = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise BadCaption("caption-json", f"caption is not JSON: {str(error)[:80]}") from None
+    if isinstance(table, str):
+        return [table]
+    if isinstance(table, list):
+        return [_string(one, "list") for one in table]
+    if not isinstance(table, dict):
+        raise BadCaption("caption-json", f"caption is JSON of {type(table).__name__}, expected a table with 'caption'")
+    return captions_of(table)
+
+
+def _string(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise BadCaption("caption-json", f"'{key}' of the caption is {type(value).__name__}, expected a string")
+    return value
 
 
 def _decoded(data: bytes) -> tuple[str, tuple[Note, ...]]:

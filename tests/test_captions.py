@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,6 @@ from prep.captions import BadCaption, examine_caption, read_caption
      (b"\xef\xbb\xbfa cat", "a cat", ["caption-bom"]),
      ("a cat".encode("utf-16"), "a cat", ["caption-utf16"]),
      (b"\xfe\xff" + "a cat".encode("utf-16-be"), "a cat", ["caption-utf16"]),
-     (b"a cat\r\n\r\non a mat\r\n", "a cat on a mat", ["caption-multiline"]),
      (b"cat " * 600, ("cat " * 600).strip(), ["caption-too-long"])],
 )  # fmt: skip
 def test_captions(data, caption, codes):
@@ -48,16 +49,49 @@ def test_bad_captions(data, code, says):
     assert says in caught.value.detail
 
 
+def test_lines_are_captions():
+    assert examine_caption(b"a cat\r\n\r\n  on a mat\r\n") == (
+        ("a cat", "on a mat"), (("caption-multiline", "2 lines, each a caption"),))
+
+
 def test_long_and_multiline_notes_have_numbers():
     _, notes = examine_caption(b"one\ntwo\n" + b"word " * 600)
-    assert notes == (("caption-multiline", "3 lines, joined by spaces"),
-                     ("caption-too-long", "602 words; text encoders cut what exceeds 77 to 512 tokens"))
+    assert notes == (("caption-multiline", "3 lines, each a caption"),
+                     ("caption-too-long", "600 words; text encoders cut what exceeds 77 to 512 tokens"))
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_give_one_line_or_a_reason(data):
+@pytest.mark.parametrize(
+    ("table", "captions"),
+    [({"caption": "a cat"}, ("a cat",)),
+     ({"captions": ["a cat", "", "a\ncat on a mat"]}, ("a cat", "a cat on a mat")),
+     ({"text": "a cat", "width": 512}, ("a cat",)),
+     ({"caption": "a cat", "tags": "fur, whiskers"}, ("a cat, fur, whiskers",)),
+     ({"caption": "a cat", "tags": ["fur", "whiskers"]}, ("a cat, fur, whiskers",)),
+     ({"tags": ["fur"]}, ("fur",)),
+     ("a cat", ("a cat",)),
+     (["a cat", "a mat"], ("a cat", "a mat")),
+     ({"width": 512}, ()), ({}, ())],
+)  # fmt: skip
+def test_json_captions(table, captions):
+    assert read_caption(json.dumps(table).encode(), "json") == captions
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [(b"{", "caption is not JSON"), (b"7", "JSON of int"), (b'{"caption": 7}', "'caption' of the caption is int"),
+     (b'{"captions": [null]}', "'captions' of the caption is NoneType"), (b"[" * 100_000, "caption is not JSON")],
+)  # fmt: skip
+def test_bad_json_captions(data, says):
+    with pytest.raises(BadCaption) as caught:
+        read_caption(data, "json")
+    assert caught.value.code == "caption-json"
+    assert says in caught.value.detail
+
+
+@given(st.binary(max_size=200) | st.text(max_size=99).map(str.encode), st.sampled_from(["text", "json"]))
+def test_any_bytes_give_lines_or_a_reason(data, form):
     try:
-        captions = read_caption(data)
+        captions = read_caption(data, form)
     except BadCaption:
         return
     for caption in captions:
