@@ -1,30 +1,25 @@
-"""Which keys the cache has, and where: read from commits and the shards they name.
+"""Which keys the cache has, and where: what commits and the shards they name say, see `census`.
 
-Counted as missing: a commit without its shard, a shard of the wrong size or without sound keys, rows named under
-damaged/. So whatever is missing is simply encoded again. Holds 40 bytes a row, no string of them.
+Whatever is missing or damaged is simply encoded again. Holds 40 bytes a row, no string of them.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from prep.cache import files
+from prep.cache import files, lookup
+from prep.cache.census import Census, count, sound_rows
 from prep.cache.columns import Column, Columns, Places, gather, locate, packed
 from prep.cache.commits import VERSION, as_json
 from prep.cache.commits import Commit as Commit
 from prep.cache.commits import read_commit as read_commit
-from prep.cache.damage import recorded
-from prep.cache.header import read_keys
+from prep.cache.door import tree
 from prep.cache.layout import Shard
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
-from prep.errors import CacheError
 from prep.records import Reject, RowRef, Task
 
 
@@ -70,33 +65,20 @@ class Ledger:
 
 def empty() -> Ledger:
     """The ledger of a cache that is not there yet."""
-    return _ledger(gather([]), [], {}, frozenset())
+    return _ledger(Census(commits=(), shards=(), counts=(), columns=gather([])))
 
 
-def load(cache: Cache) -> Ledger:
-    """The ledger of a cache: reads every commit and the keys of every shard (0.4 ms a shard of 500 rows, warm)."""
-    rejects: dict[str, Reject] = {}
-    shards: dict[str, tuple[Shard, str]] = {}
-    finished: list[Commit] = []
-    for task in cache.names("commits"):
-        commit = read_commit(cache, task)
-        if commit is not None:
-            finished.append(commit)
-            rejects.update((reject.key, reject) for reject in commit.rejects)
-            if commit.shard is not None:
-                shards[commit.shard.digest] = (commit.shard, commit.field)
-    columns, whole = [], set()
-    present: list[tuple[Shard, str]] = []
-    for digest in sorted(shards):
-        keys, rows = _sound_rows(cache, shards[digest][0])
-        if len(rows):
-            columns.append((len(present), keys, rows))
-            present.append(shards[digest])
-        if len(rows) == shards[digest][0].rows:
-            whole.add(digest)
-    return _ledger(gather(columns), present, rejects, frozenset(
-        commit.task for commit in finished if commit.shard is None or commit.shard.digest in whole
-    ))
+def load(cache: Cache, *, remember: bool = False) -> Ledger:
+    """The ledger of a cache: looks at every commit and shard, and reads those that changed since the look-up file.
+
+    With `remember` that file is written anew when it pays.
+    """
+    return _ledger(count(cache, lookup.read(cache), remember=remember))
+
+
+def load_plainly(cache: Cache) -> Ledger:
+    """The same without the look-up file: reads every commit and the keys of every shard (0.4 ms a shard, warm)."""
+    return _ledger(count(cache, lookup.EMPTY, remember=False))
 
 
 def commit(
@@ -129,40 +111,22 @@ def is_finished(cache: Cache, task: str) -> bool:
     found = read_commit(cache, task)
     if found is None:
         return False
-    return found.shard is None or len(_sound_rows(cache, found.shard)[1]) == found.shard.rows
+    return found.shard is None or sound_rows(cache, found.shard) == found.shard.rows
 
 
 def shard_bytes(root: Path) -> int:
-    """The bytes of all files of a shard, as the disk has them now. Raises `FileNotFoundError`."""
-    total = 0
-    with os.scandir(root) as entries:
-        for entry in entries:
-            total += shard_bytes(Path(entry.path)) if entry.is_dir() else entry.stat().st_size
-    return total
+    """The bytes of all files of a shard, as the disk has them now. Raises `FileNotFoundError`, `NotPlain`."""
+    return sum(size for _, size in tree(root))
 
 
-def _sound_rows(cache: Cache, shard: Shard) -> tuple[Column, Column]:
-    """Keys (S32) and numbers of a shard's rows that are to be trusted; none when the shard is missing or torn."""
-    damages = recorded(cache, shard.digest)
-    try:
-        if any(damage.row is None for damage in damages) or shard_bytes(cache.shard(shard.digest)) != shard.bytes:
-            return np.empty(0, "S32"), np.empty(0, np.int32)
-        keys = read_keys(cache, shard.digest)
-    except (CacheError, OSError):
-        return np.empty(0, "S32"), np.empty(0, np.int32)
-    bad = {damage.row for damage in damages}
-    rows = np.arange(len(keys), dtype=np.int32)
-    rows = rows[[row not in bad for row in range(len(keys))]] if bad else rows
-    return np.ascontiguousarray(keys[rows]).view("S32").reshape(-1), rows
-
-
-def _ledger(
-    columns: Columns, present: Sequence[tuple[Shard, str]], rejects: Mapping[str, Reject], commits: frozenset[str]
-) -> Ledger:
-    names = list(rejects)
-    made = locate(columns, packed(names), len(present)).there.tolist()  # after all, by another task
+def _ledger(census: Census) -> Ledger:
+    rejects = {reject.key: reject for commit in census.commits for reject in commit.rejects}
+    made = locate(census.columns, packed(rejects), len(census.shards)).there.tolist()  # after all, by another task
+    whole = {shard.digest for (shard, _), rows in zip(census.shards, census.counts, strict=True) if rows == shard.rows}
     return Ledger(
-        keys=columns.keys, shard=columns.shard, row=columns.row, shards=tuple(shard for shard, _ in present),
-        fields=tuple(field for _, field in present), commits=commits,
-        rejects={key: rejects[key] for key, there in zip(names, made, strict=True) if not there},
+        keys=census.columns.keys, shard=census.columns.shard, row=census.columns.row,
+        shards=tuple(shard for shard, _ in census.shards), fields=tuple(field for _, field in census.shards),
+        rejects={key: reject for (key, reject), there in zip(rejects.items(), made, strict=True) if not there},
+        commits=frozenset(commit.task for commit in census.commits
+                          if commit.shard is None or commit.shard.digest in whole),
     )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep.cache import damage, ledger, store
+from prep.cache.census import Census
 from prep.cache.columns import gather, packed
 from prep.cache.damage import Damage
 from prep.cache.layout import Shard
@@ -189,7 +190,8 @@ def test_resolve_agrees_with_the_rule_said_plainly(parts: list[list[int]], wante
         (place, np.array([bytes.fromhex(key) for key in part], "S32"), np.arange(len(part), dtype=np.int32))
         for place, part in enumerate(ordered)
     ]
-    made = ledger._ledger(gather(columns), [(shard, "latent") for shard in shards], {}, frozenset())
+    made = ledger._ledger(Census(commits=(), shards=tuple((shard, "latent") for shard in shards),
+                                 counts=tuple(map(len, ordered)), columns=gather(columns)))
     keys = {names[number] for number in wanted}
     expected = {}
     for key in keys:

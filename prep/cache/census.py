@@ -1,0 +1,149 @@
+"""What commits and shards there are and which rows they have: looked at now, read where no look-up file has them.
+
+Counted as missing: a commit without its shard, a shard of the wrong size or without sound keys or with anything but
+plain files in it, rows named under damaged/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prep.cache import lookup
+from prep.cache.columns import KEY, Column, Columns, gather, merge, select
+from prep.cache.commits import Commit, read_commit
+from prep.cache.damage import Damage, recorded
+from prep.cache.header import read_keys
+from prep.cache.layout import Shard
+from prep.cache.lookup import Lookup
+from prep.cache.stamps import Stamp, commit_stamps, ctime_is_change, file_stamp, tree_stamp
+from prep.cache.store import Cache
+from prep.errors import CacheError
+
+WORTH = 64  # commits and shards that changed; reading as many takes 25 ms, as writing the file for 500,000 rows does
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Census:
+    """Commits and shards as they were when they were counted."""
+
+    commits: tuple[Commit, ...]  # sorted by task
+    shards: tuple[tuple[Shard, str], ...]  # those with a sound row, and their fields; sorted by digest
+    counts: tuple[int, ...]  # sound rows of each
+    columns: Columns  # their rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The sound rows of a shard."""
+
+    count: int
+    stamp: bytes | None  # under which they may be remembered
+    read: tuple[Column, Column] | None  # keys and rows; None: as the look-up file has them
+
+
+_NONE = _Rows(0, None, None)
+
+
+def count(cache: Cache, known: Lookup, *, remember: bool) -> Census:
+    """The census of a cache; with `remember` the look-up file is written anew when much has changed since `known`.
+
+    Raises `CacheError` for a commit of another version.
+    """
+    commits = list(_commits(cache, known))
+    named = {commit.shard.digest: (commit.shard, commit.field) for _, commit in commits if commit.shard is not None}
+    damaged = set(cache.names("damaged"))
+    held: dict[str, _Rows] = {}
+    for digest in sorted(named):
+        damages = recorded(cache, digest) if digest in damaged else ()
+        rows = _rows(cache, known, named[digest][0], damages, remember=remember)
+        if rows.count:
+            held[digest] = rows
+    columns = _columns(known, held)
+    if remember:
+        _remember(cache, known, commits, held, columns)
+    return Census(commits=tuple(commit for _, commit in commits), shards=tuple(named[digest] for digest in held),
+                  counts=tuple(rows.count for rows in held.values()), columns=columns)
+
+
+def sound_rows(cache: Cache, shard: Shard) -> int:
+    """How many rows of a shard are to be trusted, looked up now."""
+    return _rows(cache, lookup.EMPTY, shard, recorded(cache, shard.digest), remember=False).count
+
+
+def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit]]:
+    """Every sound commit, and the stamp under which it may be remembered."""
+    trusted = ctime_is_change()
+    for task, before in commit_stamps(cache):
+        stamp, commit = known.commits.get(task, (None, None))
+        if trusted and commit is not None and before is not None and before.digest == stamp:
+            yield stamp, commit
+            continue
+        found = read_commit(cache, task)
+        if found is not None:
+            yield _stamp_to_keep(before, _file_stamp(cache, task)), found
+
+
+def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], *, remember: bool) -> _Rows:
+    before = _tree_stamp(cache, shard)
+    if before is None or before.bytes != shard.bytes or any(damage.row is None for damage in damages):
+        return _NONE
+    stamp, count = known.shards.get(shard.digest, (None, 0))
+    if before.digest == stamp and not damages:
+        return _Rows(count, stamp, None)
+    try:
+        keys = read_keys(cache, shard.digest).view(KEY).reshape(-1)
+    except CacheError:
+        return _NONE
+    rows, bad = np.arange(len(keys), dtype=np.int32), {damage.row for damage in damages}
+    if bad:
+        rows = rows[[row not in bad for row in range(len(keys))]]
+        return _Rows(len(rows), None, (keys[rows], rows))
+    return _Rows(len(rows), _stamp_to_keep(before, _tree_stamp(cache, shard)) if remember else None, (keys, rows))
+
+
+def _columns(known: Lookup, held: Mapping[str, _Rows]) -> Columns:
+    """The rows of all shards, each with its shard's place in `held`."""
+    places = {digest: place for place, (digest, rows) in enumerate(held.items()) if rows.read is None}
+    columns = known.columns
+    if len(places) < len(known.shards) or len(places) < len(held):
+        columns = select(columns, np.array([places.get(digest, -1) for digest in known.shards], np.int32))
+    parts = [(place, *rows.read) for place, rows in enumerate(held.values()) if rows.read is not None]
+    return merge(columns, gather(parts)) if parts else columns
+
+
+def _remember(cache: Cache, known: Lookup, commits: Sequence[tuple[bytes | None, Commit]], held: Mapping[str, _Rows],
+              columns: Columns) -> None:
+    """Writes the look-up file when enough of it is new, or in it and no more true."""
+    entries = {commit.task: (stamp, commit) for stamp, commit in commits if stamp is not None}
+    shards = {digest: (rows.stamp, rows.count) for digest, rows in held.items() if rows.stamp is not None}
+    changed = sum(known.commits.get(task, (None,))[0] != stamp for task, (stamp, _) in entries.items())
+    changed += sum(held[digest].read is not None for digest in shards)
+    changed += len(known.commits.keys() - entries.keys()) + len(known.shards.keys() - shards.keys())
+    if changed < WORTH:
+        return
+    if len(shards) < len(held):
+        numbers = {digest: number for number, digest in enumerate(shards)}
+        columns = select(columns, np.array([numbers.get(digest, -1) for digest in held], np.int32))
+    lookup.write(cache, Lookup(commits=entries, shards=shards, columns=columns))
+
+
+def _tree_stamp(cache: Cache, shard: Shard) -> Stamp | None:
+    try:
+        return tree_stamp(cache.shard(shard.digest))
+    except (OSError, CacheError):
+        return None
+
+
+def _file_stamp(cache: Cache, task: str) -> Stamp | None:
+    try:
+        return file_stamp(cache.commit(task))
+    except OSError:
+        return None
+
+
+def _stamp_to_keep(before: Stamp | None, after: Stamp | None) -> bytes | None:
+    """The stamp of what was read in between, when it was at rest."""
+    return before.digest if before is not None and before == after and before.at_rest() else None
