@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from prep.cache import files
-from prep.cache.door import NotPlain, read_plain
+from prep.cache.door import NotPlain, check_dir, read_plain
 from prep.cache.layout import MAX_ROWS
+from prep.cache.lock import Release, way
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json
 
 MOST = 1 << 28  # bytes of a record: every row of the largest shard
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+PATIENCE = 2.0  # seconds; whoever has the lock has it for some milliseconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +37,24 @@ def record(cache: Cache, found: Iterable[Damage]) -> None:
     """Adds damages to what the cache remembers."""
     by_shard: dict[str, set[Damage]] = {}
     for damage in found:
-        by_shard.setdefault(damage.shard, set(recorded(cache, damage.shard))).add(damage)
+        by_shard.setdefault(damage.shard, set()).add(damage)
     for shard, damages in by_shard.items():
-        target = cache.damaged(shard)
-        files.make_dirs(target.parent)
-        rows = sorted((_as_json(damage) for damage in damages), key=canonical)
-        document = {"format": "latentry/damage", "version": 1, "shard": shard, "damages": rows}
-        files.write_whole(target, canonical(seal(document)), staging=cache.staging())
+        with _in_turn(cache):
+            known = set(recorded(cache, shard))
+            if not damages <= known:  # a reader meets the same row again and again
+                _write(cache, shard, known | damages)
+
+
+def replace(cache: Cache, shard: str, found: Iterable[Damage]) -> None:
+    """What the cache remembers of a shard is `found` from now on, and nothing when that is empty."""
+    damages = set(found)
+    if not damages and not cache.damaged(shard).exists():
+        return
+    with _in_turn(cache):
+        if damages:
+            _write(cache, shard, damages)
+        else:
+            forget(cache, shard)
 
 
 def record_if_writable(cache: Cache, found: Iterable[Damage]) -> None:
@@ -60,6 +76,41 @@ def recorded(cache: Cache, shard: str) -> tuple[Damage, ...]:
 def forget(cache: Cache, shard: str) -> None:
     """Removes a shard's record, there or not."""
     files.remove(cache.damaged(shard))
+
+
+def _write(cache: Cache, shard: str, damages: Iterable[Damage]) -> None:
+    rows = sorted((_as_json(damage) for damage in damages), key=canonical)
+    document = {"format": "latentry/damage", "version": 1, "shard": shard, "damages": rows}
+    files.write_whole(cache.damaged(shard), canonical(seal(document)), staging=cache.staging())
+
+
+@contextlib.contextmanager
+def _in_turn(cache: Cache) -> Iterator[None]:
+    """One at a time among all who change records, so that none writes over what another has just added.
+
+    The lock is a kernel's, gone with its holder, on a file in damaged/. Where there is none to be had in time, this
+    goes on all the same: a finding may be lost then, and whoever meets that row again finds it again.
+    """
+    folder = cache.root / "damaged"
+    files.make_dirs(folder)
+    check_dir(folder)
+    with os.fdopen(os.open(folder / "lock", LOCK_FLAGS, 0o666), "r+b", buffering=0) as handle:
+        release = _take(handle, time.monotonic() + PATIENCE)
+        try:
+            yield
+        finally:
+            release()
+
+
+def _take(handle: Any, deadline: float) -> Release:
+    while True:
+        with contextlib.suppress(OSError):  # held by another, or a disk without locks
+            release = way(handle, True)
+            if release is not None:
+                return release
+        if time.monotonic() >= deadline:
+            return lambda: None
+        time.sleep(0.002)
 
 
 def _as_json(damage: Damage) -> dict[str, Any]:
