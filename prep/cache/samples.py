@@ -85,8 +85,8 @@ def open_samples(table: pa.Table) -> SampleColumns:
     views, view_offsets = _flat(table["views"], VIEW)
     texts, text_offsets = _flat(table["texts"], {name: kind for name, kind in TEXT.items() if name != "caption"})
     roles = pc.index_in(table["role"], value_set=pa.array(ROLES))
-    ids = [np.frombuffer(chunk.buffers()[1], np.uint8).reshape(-1, 32)[chunk.offset :][: len(chunk)]
-           for chunk in table["id"].chunks]
+    ids = [np.frombuffer(chunk.buffers()[1], np.uint8, 32 * len(chunk), 32 * chunk.offset).reshape(-1, 32)
+           for chunk in table["id"].chunks if len(chunk)]
     return SampleColumns(
         table=table, ids=np.concatenate(ids) if ids else np.empty((0, 32), np.uint8),
         role=roles.to_numpy().astype(np.uint8), coverage=_numbers(pc.fill_null(table["coverage"], float("nan"))),

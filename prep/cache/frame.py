@@ -1,0 +1,142 @@
+"""The frame of an Arrow IPC file, looked over before Arrow is given it: what a table of ours has, and nothing else.
+
+    b"ARROW1" 0 0 · schema · record batches · end of stream · footer · its length, int32 · b"ARROW1"
+    a message: 0xFFFFFFFF, bytes of metadata as int32, metadata (a flatbuffer, Message.fbs), body; each a multiple of 8
+
+Arrow would expand compressed bodies, read dictionaries, and follow a footer that names one batch ten thousand times:
+each makes a small file large in memory. So there is no compression and no dictionary here, every batch and every buffer
+has bytes of its own, and batches are read in their order; the footer is for other programs. What is in the buffers is
+then checked by `Table.validate`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from prep.parse import Unparsed
+
+MAGIC = b"ARROW1"
+BEGIN = 8  # of the stream in a file: the magic, padded
+CONTINUED = 0xFFFFFFFF
+SCHEMA, BATCH = 1, 3  # of Arrow's MessageHeader
+V5 = 4  # of its MetadataVersion; since Arrow 1.0
+MOST_BATCHES = 1 << 14  # of 65,536 rows
+MOST_METADATA = 1 << 20  # bytes of one message's; ours have some hundred to some thousand
+
+
+def stream_of(data: memoryview) -> memoryview:
+    """The stream inside a file. Raises `Unparsed` for any file that holds more or less than a table of ours."""
+    if len(data) < BEGIN + len(MAGIC) + 4 or data[:BEGIN] != MAGIC + b"\0\0" or data[-len(MAGIC):] != MAGIC:
+        raise Unparsed("it is not an Arrow IPC file")
+    end = check_stream(data, BEGIN)
+    (footer,) = struct.unpack_from("<i", data, len(data) - len(MAGIC) - 4)
+    if end + footer != len(data) - len(MAGIC) - 4:
+        raise Unparsed(f"its footer has {footer} bytes, expected all that follow its batches")
+    return data[BEGIN:end]
+
+
+def check_stream(data: memoryview, start: int = 0) -> int:
+    """Where the stream that begins at `start` ends. Raises `Unparsed` unless it is a schema, batches, and its end."""
+    at, number = start, 0
+    while (message := _message(data, at)) is not None:
+        if message.kind != (BATCH if number else SCHEMA):
+            raise Unparsed(f"message {number} is of kind {message.kind}, expected a schema and then record batches")
+        if number > MOST_BATCHES:
+            raise Unparsed(f"it has more than {MOST_BATCHES} batches")
+        if number:
+            _check_batch(message)
+        at = message.end
+        number += 1
+    if not number:
+        raise Unparsed("it ends before its schema")
+    return at + 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Message:
+    """One message of a stream, within its bytes."""
+
+    kind: int
+    header: _Flat
+    table: int  # of the header
+    body: int  # bytes
+    end: int  # where the next message begins
+
+
+def _message(data: memoryview, at: int) -> _Message | None:
+    """The message at `at`; `None` for the end of the stream."""
+    if len(data) - at < 8:
+        raise Unparsed("it ends in the middle")
+    mark, size = struct.unpack_from("<Ii", data, at)
+    if mark != CONTINUED or not 0 <= size <= min(MOST_METADATA, len(data) - at - 8) or size % 8:
+        raise Unparsed(f"a message at byte {at} begins with {mark:#x} and a size of {size}")
+    if not size:
+        return None
+    flat = _Flat(data[at + 8:at + 8 + size])
+    message = flat.offset(0)
+    version = flat.number("<h", flat.member(message, 0))
+    if version != V5 or flat.member(message, 4):  # in which older ones say that they are compressed
+        raise Unparsed(f"a message at byte {at} is of version {version + 1} or has metadata, expected version 5, none")
+    body = flat.number("<q", flat.member(message, 3))
+    if not 0 <= body <= len(data) - at - 8 - size or body % 8:
+        raise Unparsed(f"a message at byte {at} has a body of {body} bytes, and the file ends before")
+    kind, header = flat.number("<B", flat.member(message, 1)), flat.member(message, 2)
+    return _Message(kind=kind, header=flat, table=flat.offset(header) if header else 0, body=body,
+                    end=at + 8 + size + body)
+
+
+def _check_batch(message: _Message) -> None:
+    """Raises `Unparsed` where a batch is compressed, or its buffers overlap or are not in its body."""
+    flat, table = message.header, message.table
+    if flat.member(table, 3):
+        raise Unparsed("a batch is compressed, expected plain buffers")
+    if flat.member(table, 4):
+        raise Unparsed("a batch has buffers of a kind that no table has")
+    buffers = flat.pairs(flat.member(table, 2))
+    offsets, lengths = buffers[:, 0], buffers[:, 1]
+    inside = (offsets >= 0) & (lengths >= 0) & (offsets <= message.body) & (lengths <= message.body)
+    if not inside.all() or (offsets + lengths > message.body).any() or (offsets % 8).any():
+        raise Unparsed(f"a batch has a buffer outside its body of {message.body} bytes")
+    if (offsets[1:] < offsets[:-1] + lengths[:-1]).any():
+        raise Unparsed("a batch has buffers that overlap")
+
+
+class _Flat:
+    """A flatbuffer; every place is checked to be inside. Raises `Unparsed`."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def number(self, form: str, at: int) -> int:
+        """The number at a place; 0, the default of Arrow's, for what is not there (`at` 0)."""
+        if not at:
+            return 0
+        if not 0 < at <= len(self._data) - struct.calcsize(form):
+            raise Unparsed("its metadata leads out of itself")
+        return int(struct.unpack_from(form, self._data, at)[0])
+
+    def offset(self, at: int) -> int:
+        """Where the offset at a place leads."""
+        found = at + (self.number("<I", at) if at else int.from_bytes(self._data[:4], "little"))
+        if not at < found <= len(self._data) - 4:
+            raise Unparsed("its metadata leads out of itself")
+        return found
+
+    def member(self, table: int, number: int) -> int:
+        """The place of a table's member; 0: it has none."""
+        listing = table - self.number("<i", table)
+        if listing <= 0 or 4 + 2 * number + 2 > self.number("<H", listing):
+            return 0
+        inside = self.number("<H", listing + 4 + 2 * number)
+        return table + inside if inside else 0
+
+    def pairs(self, at: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """A vector of pairs of int64, [n, 2]; empty where it is not there."""
+        start = self.offset(at) if at else 0
+        count = self.number("<I", start)
+        if count * 16 > len(self._data) - start - 4:
+            raise Unparsed("its metadata leads out of itself")
+        return np.frombuffer(self._data, "<i8", 2 * count, start + 4).reshape(count, 2)
