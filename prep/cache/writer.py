@@ -1,14 +1,16 @@
 """A shard, written row by row: staged in tmp/, digested while written, synced, renamed to the digest of its bytes.
 
-Costs one pass of SHA-256 and CRC-32C over the rows (about 1.2 GB/s) and no memory beyond the keys. The index and the
-documents need N, so they come last.
+Costs one pass of SHA-256 and CRC-32C over the rows, the first in a thread of its own, and no memory beyond the keys and
+at most `BLOCKS` blocks an array. The index and the documents need N, so they come last.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -21,7 +23,11 @@ from prep.cache.store import Cache, publish_dir
 from prep.parse import digest_of
 from prep.records import ArraySpec
 
-BUFFER_BYTES = 1 << 20
+# Files grow by whole blocks at multiples of their size: the page cache then has them in large pieces, from which rows
+# are read a third faster than from pieces of a row's size (measured, ext4, 1 MiB: 25 GB/s; 64 KiB or one row: 19).
+BLOCK_BYTES = 1 << 20
+BLOCKS = 32  # written, and not digested yet
+SYNC_BLOCKS = 32  # after so many the file is synced, while others are digested: together they take as long as SHA-256
 
 
 class ShardWriter:
@@ -83,7 +89,7 @@ class ShardWriter:
         """Removes what was staged; harmless after `finish`."""
         for growing in self._files.values():
             with contextlib.suppress(OSError):  # a full disk, again
-                growing.handle.close()
+                growing.close()
         files.remove_tree(self._staged)
 
     def __enter__(self) -> ShardWriter:
@@ -110,27 +116,68 @@ class ShardWriter:
 
 
 class _Growing:
-    """A staged file that knows its size and SHA-256."""
+    """A staged file that knows its size and SHA-256. A thread digests its blocks while this one writes and syncs."""
 
     def __init__(self, root: Path, path: str) -> None:
         self.path = path
         self.full = root / path
         if not self.full.parent.is_dir():
             files.make_dir(self.full.parent)
-        self.handle: BinaryIO = files.create(self.full, buffering=BUFFER_BYTES)
+        self.handle: BinaryIO = files.create(self.full)
         self.size = 0
         self.running = hashlib.sha256()
+        self._block, self._filled = _new_block(), 0
+        self._digesting: deque[tuple[Future[None], memoryview]] = deque()  # in their order
+        self._thread: ThreadPoolExecutor | None = None  # a file of less than a block needs none
 
     def append(self, data: files.Buffer) -> None:
-        files.write(self.handle, data)
-        self.running.update(data)
-        self.size += len(data)
+        """Adds bytes, copied, so that the caller may change them at once."""
+        left = memoryview(data)
+        self.size += len(left)
+        while len(left):
+            part = min(len(left), BLOCK_BYTES - self._filled)
+            self._block[self._filled : self._filled + part] = left[:part]
+            self._filled += part
+            left = left[part:]
+            if self._filled == BLOCK_BYTES:
+                self._put_block()
 
     def end(self) -> dict[str, Any]:
+        """What the listing says of the file, which is whole and on the disk."""
+        rest = self._block[: self._filled]
+        files.write(self.handle, rest)
         files.sync(self.handle)
-        self.handle.close()
+        while self._digesting:
+            self._digested()
+        self.running.update(rest)
+        self.close()
         files.protect(self.full)
         return {"path": self.path, "size": self.size, "sha256": self.running.hexdigest()}
+
+    def close(self) -> None:
+        """Lets go of the file and the thread, finished or not."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self.handle.close()
+
+    def _put_block(self) -> None:
+        self._thread = self._thread or ThreadPoolExecutor(1, "digest")
+        self._digesting.append((self._thread.submit(self.running.update, self._block), self._block))
+        files.write(self.handle, self._block)
+        if not self.size // BLOCK_BYTES % SYNC_BLOCKS:
+            files.sync(self.handle)
+        self._block = _new_block() if len(self._digesting) < BLOCKS else self._digested()
+        self._filled = 0
+
+    def _digested(self) -> memoryview:
+        """The oldest block, once its bytes are in the digest."""
+        future, block = self._digesting.popleft()
+        future.result()
+        return block
+
+
+def _new_block() -> memoryview:
+    return np.empty(BLOCK_BYTES, np.uint8).data  # no memory before it is filled
 
 
 def _checked_spec(spec: ArraySpec) -> ArraySpec:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prep.cache import layout
+from prep.cache import files, layout, writer
 from prep.cache.layout import Shard
 from prep.cache.store import Cache, open_cache, retire_shard
 from prep.cache.writer import ShardWriter
@@ -51,6 +51,35 @@ def test_same_rows_same_bytes_and_nothing_left_in_staging(
     assert put(other, "latent", [latent], rows) == shard
     assert tree(other.shard(shard.digest)) == tree(cache.shard(shard.digest))
     assert list((cache.root / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("block", [1, 7, 48, 52, 64, 480])
+def test_blocks_of_any_size_make_the_same_shard(
+    cache: Cache, shard: Shard, rows: Any, put: Callable[..., Shard], latent: ArraySpec, tmp_path: Path, block: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows smaller, larger and as large as a block; blocks digested by a thread, in turns, with syncs between them."""
+    monkeypatch.setattr(writer, "BLOCK_BYTES", block)
+    monkeypatch.setattr(writer, "BLOCKS", 2)
+    monkeypatch.setattr(writer, "SYNC_BLOCKS", 3)
+    assert put(open_cache(tmp_path / "other", create=True), "latent", [latent], rows) == shard
+
+
+def test_leaving_while_blocks_are_digested_ends_the_thread(
+    cache: Cache, latent: ArraySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 16)
+    before = threading.active_count()
+    with pytest.raises(OSError, match="no space"), ShardWriter(cache, "latent", [latent]) as shard:
+        shard.add(KEY, {"latent": bytes(48)})
+        monkeypatch.setattr(files, "write", full)
+        shard.add("ac" * 32, {"latent": bytes(48)})
+    assert threading.active_count() == before
+    assert list((cache.root / "tmp").iterdir()) == []
+
+
+def full(handle: Any, data: Any) -> None:
+    raise OSError(28, "no space")
 
 
 def test_a_damaged_shard_is_replaced_by_the_same_rows(
