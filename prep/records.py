@@ -33,9 +33,14 @@ class Finding:
 class Blob:
     """Where some bytes lie: a whole file, or a range of one (a member of a tar)."""
 
-    path: Path
+    file: str  # the file's path; a `Path` of it takes longer to make than all that a run without news does with it
     offset: int = 0
     length: int | None = None  # None: up to the end of the file
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self.file)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,28 +1,28 @@
 """Items → surveyed items: every file read once, digested, its header and caption understood; nothing is decoded.
 
-What cannot be used becomes a finding. A run over unchanged files reads only captions.
+What cannot be used becomes a finding. A run over unchanged files opens none of them: it asks for their stamps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from prep import captions, images
 from prep.digest import digest_bytes
 from prep.errors import ConfigError
-from prep.facts import Facts
+from prep.facts import Fact, Facts
 from prep.recipe import CaptionChoice, Recipe
 from prep.records import Blob, Finding, Item, Sample, Surveyed
 from prep.report.words import names_of
-from prep.sources.blob import code_of, read_blob
+from prep.sources.blob import code_of
 from prep.sources.directory import MaskFolder, walk
 from prep.sources.folders import printable
 
 Tick = Callable[[int], object]
+Ask = Callable[[str, str], Fact | None]  # file, kind of fact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,48 +64,70 @@ def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: No
     findings = [one for one in found if isinstance(one, Finding)]
     items: list[Surveyed] = []
     stopped: list[str] = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for result in pool.map(lambda item: _survey_item(item, recipe, facts), _only_items(found)):
-            tick(1)
-            if isinstance(result, Surveyed):
-                items.append(result)
-            elif result.code == "missing-caption" and recipe.caption.missing == "stop":
-                stopped.append(result.path)
-            else:
-                findings.append(result)
+    for result in _surveyed((one for one in found if isinstance(one, Item)), recipe, facts, jobs):
+        tick(1)
+        if isinstance(result, Surveyed):
+            items.append(result)
+        elif result.code == "missing-caption" and recipe.caption.missing == "stop":
+            stopped.append(result.path)
+        else:
+            findings.append(result)
     if stopped:
         _stop(stopped)
     return Survey(items=tuple(items), findings=tuple(findings))
 
 
-def _only_items(found: Iterable[Item | Finding]) -> list[Item]:
-    return [one for one in found if isinstance(one, Item)]
-
-
-def _survey_item(item: Item, recipe: Recipe, facts: Facts) -> Surveyed | Finding:
-    """The item, read and understood, or the reason why it cannot be used."""
-    what: tuple[str, Blob | None] = "", None  # that is being read, where it is not the picture
+def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) -> Iterator[Surveyed | Finding]:
+    """Items in order; those with a file that must be read, on threads, which are no gain for the others."""
+    waiting: list[Surveyed | Finding | Future[Surveyed | Finding]] = []
+    pool = ThreadPoolExecutor(jobs)
     try:
-        header = facts.of(item.picture.path, "picture", _picture_facts)
+        for item in items:
+            known = _survey_item(item, recipe, facts.recall)
+            waiting.append(pool.submit(_read_item, item, recipe, facts) if known is None else known)
+        for one in waiting:
+            yield one.result() if isinstance(one, Future) else one
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_item(item: Item, recipe: Recipe, facts: Facts) -> Surveyed | Finding:
+    result = _survey_item(item, recipe, lambda file, kind: facts.of(file, kind, _MAKE[kind]))
+    assert result is not None, "whatever is not remembered is read"
+    return result
+
+
+def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | None:
+    """The item, understood, or the reason why it cannot be used; `None` where `ask` does not know one of its files."""
+    what: tuple[str, Blob | None] = "", None  # that is being read, where it is not the picture
+    mask: Fact | None = None
+    try:
+        header = ask(item.picture.file, "picture")
+        if header is None:
+            return None
         if "code" in header:
             return _reject(recipe, item, str(header["code"]), str(header["detail"]))
         if header["alpha"] and recipe.image.alpha == "reject":
             return _reject(recipe, item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
         what = "caption", item.caption
-        words = _captions(item, recipe.caption)
+        words = ask(item.caption.file, "caption") if item.caption is not None else {"captions": []}
+        if words is None:
+            return None
+        if "code" in words:
+            return _reject(recipe, item, str(words["code"]), str(words["detail"]))
         what = "mask", item.mask
-        mask = _mask_digest(item.mask, facts)
+        if item.mask is not None and (mask := ask(item.mask.file, "file")) is None:
+            return None
     except OSError as error:
         return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
-    except captions.BadCaption as error:
-        return _reject(recipe, item, error.code, error.detail)
-    if words is None:
+    texts = tuple(words["captions"]) or _without_caption(item, recipe.caption)
+    if texts is None:
         return _reject(recipe, item, "missing-caption", "has no caption, or an empty one")
     return Surveyed(item=item, picture=header["digest"], size=(header["width"], header["height"]),
-                    has_alpha=header["alpha"], captions=words, mask=mask)
+                    has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"])
 
 
-def _picture_facts(data: bytes) -> dict[str, Any]:
+def _picture_facts(data: bytes) -> Fact:
     digest = digest_bytes(data)
     try:
         header = images.read_header(data)
@@ -114,10 +136,17 @@ def _picture_facts(data: bytes) -> dict[str, Any]:
     return {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
 
 
-def _mask_digest(mask: Blob | None, facts: Facts) -> str | None:
-    if mask is None:
-        return None
-    return str(facts.of(mask.path, "file", lambda data: {"digest": digest_bytes(data)})["digest"])
+def _caption_facts(data: bytes) -> Fact:
+    """The captions of a file, without empty ones; a change in how they are read raises `facts.VERSION`."""
+    try:
+        return {"captions": [caption for caption in captions.read_caption(data) if caption]}
+    except captions.BadCaption as error:
+        return {"code": error.code, "detail": error.detail}
+
+
+_MAKE: Mapping[str, Callable[[bytes], Fact]] = {
+    "picture": _picture_facts, "caption": _caption_facts, "file": lambda data: {"digest": digest_bytes(data)},
+}
 
 
 def _its(what: str, blob: Blob | None) -> str:
@@ -125,12 +154,8 @@ def _its(what: str, blob: Blob | None) -> str:
     return "" if blob is None else f"its {what} {printable(blob.path.name)} "
 
 
-def _captions(item: Item, choice: CaptionChoice) -> tuple[str, ...] | None:
-    """The item's captions; for a missing or empty one what the recipe's policy says; `None` where it takes none."""
-    if item.caption is not None:
-        words = tuple(caption for caption in captions.read_caption(read_blob(item.caption)) if caption)
-        if words:
-            return words
+def _without_caption(item: Item, choice: CaptionChoice) -> tuple[str, ...] | None:
+    """What the recipe's policy says for a missing or empty caption; `None` where it takes none."""
     if choice.missing in ("stop", "reject"):
         return None
     return ({"empty": "", "constant": choice.constant, "filename": spoken_name(item.name)}[choice.missing],)

@@ -35,7 +35,7 @@ def test_recursive_and_in_the_order_of_names(tmp_path):
     items, findings = run(tmp_path)
     assert list(items) == ["a.PNG", "b.jpg", "a_sub/e.Avif", "sub/c.webp", "sub/deep/d.tiff"]
     assert findings == set()
-    assert items["sub/c.webp"].picture == Blob(path=tmp_path / "sub" / "c.webp")
+    assert items["sub/c.webp"].picture == Blob(file=str(tmp_path / "sub" / "c.webp"))
 
 
 def test_captions(tmp_path):
@@ -69,7 +69,7 @@ def test_masks_beside_the_pictures(tmp_path):
     make(tmp_path, "a.jpg", "a-masklabel.png", "b.jpg", "b-condlabel.png")
     items, findings = run(tmp_path, "sidecar")
     assert set(items) == {"a.jpg", "b.jpg"}
-    assert items["a.jpg"].mask == Blob(path=tmp_path / "a-masklabel.png")
+    assert items["a.jpg"].mask == Blob(file=str(tmp_path / "a-masklabel.png"))
     assert items["b.jpg"].mask is None
     assert findings == set()
 
@@ -186,7 +186,7 @@ def test_a_directory_that_cannot_be_read(tmp_path):
 def test_blobs(tmp_path):
     path = tmp_path / "tar"
     path.write_bytes(bytes(range(100)))
-    assert read_blob(Blob(path=path)) == bytes(range(100))
-    assert read_blob(Blob(path=path, offset=10, length=5)) == bytes(range(10, 15))
+    assert read_blob(Blob(file=str(path))) == bytes(range(100))
+    assert read_blob(Blob(file=str(path), offset=10, length=5)) == bytes(range(10, 15))
     with pytest.raises(OSError, match="file ends after 2 of 5 bytes from 98"):
-        read_blob(Blob(path=path, offset=98, length=5))
+        read_blob(Blob(file=str(path), offset=98, length=5))

@@ -485,7 +485,7 @@ def test_a_file_that_became_huge_meanwhile(photos):
 
     with (photos / "0.png").open("wb") as stream:
         stream.truncate(1 << 41)
-    made = _from_file(PictureWork(key="ab" * 32, name="0.png", file="0.png", blob=Blob(path=photos / "0.png"),
+    made = _from_file(PictureWork(key="ab" * 32, name="0.png", file="0.png", blob=Blob(file=str(photos / "0.png")),
                                   digest="cd" * 32, placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8))),
                       lambda data: pytest.fail("read"))
     assert made.code == "too-large" and "0.png cannot be read: it has 2199023255552 bytes" in made.detail

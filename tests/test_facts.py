@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import time
 
 import pytest
@@ -180,3 +181,103 @@ def test_an_unwritable_store_is_no_fault(file, tmp_path, monkeypatch):
     known = Facts(tmp_path / "no" / "such" / "directory" / "facts.sqlite")
     assert ask(known, file) == ("one", 1)
     known.save()
+
+
+def test_stamps_of_more_bits_than_are_packed(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "STAMP", struct.Struct("<BBBBB"))
+    first = Facts(store)
+    assert ask(first, file) == ("one", 1)
+    first.save()
+    assert ask(Facts(store), file) == ("one", 0)
+    file.write_bytes(b"another")
+    assert ask(Facts(store), file) == ("another", 1)
+
+
+def test_what_is_noted_by_digest(store):
+    known = Facts(store)
+    assert known.recall_bytes("mean", "ab" * 32) is None
+    known.note_bytes("mean", "ab" * 32, b"")
+    known.note_bytes("mean", "cd" * 32, b"value")
+    known.save()
+    again = Facts(store)
+    assert (again.recall_bytes("mean", "ab" * 32), again.recall_bytes("mean", "cd" * 32)) == (b"", b"value")
+    assert again.recall_bytes("means", "ab" * 32) is None
+
+
+def test_what_is_remembered_is_asked_for_without_reading(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    first = Facts(store)
+    assert first.recall(file, "text") is None
+    ask(first, file)
+    first.save()
+    assert Facts(store).recall(file, "text") == {"text": "one"}
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        Facts(store).recall(file, "text")
+
+
+# ---- flipped bits ----------------------------------------------------------------------------------------------------
+
+
+class Flips:
+    """A table of facts on files and shards; any bit of it can be flipped, and what follows is checked."""
+
+    def __init__(self, root) -> None:
+        self.store = root / "facts.sqlite"
+        self.files = {root / name: name for name in ("one", "two", "three")}
+        for path, name in self.files.items():
+            path.write_text(name)
+        self.ask(made := Facts(self.store))
+        made.note_bytes("mean", "ab" * 32, b"0123456789abcdef")
+        made.save()
+        self.whole = self.store.read_bytes()
+        self.there = set(root.iterdir())
+
+    def ask(self, known: Facts) -> int:
+        """How many files had to be read; what is said of each must be true."""
+        for path, name in self.files.items():
+            assert known.of(path, "text", lambda data: {"text": data.decode()}) == {"text": name}
+        return known.read
+
+    def check(self, bit: int) -> int:
+        """With this bit flipped: nothing false, and after one more run everything is remembered again."""
+        spoiled = bytearray(self.whole)
+        spoiled[bit // 8] ^= 1 << bit % 8
+        self.store.write_bytes(spoiled)
+        again = Facts(self.store)
+        noted = again.recall_bytes("mean", "ab" * 32)
+        assert noted in (None, b"0123456789abcdef")
+        read = self.ask(again)
+        again.note_bytes("mean", "ab" * 32, b"0123456789abcdef")
+        again.save()
+        mended = Facts(self.store)
+        assert self.ask(mended) == 0, bit
+        assert mended.recall_bytes("mean", "ab" * 32) == b"0123456789abcdef"
+        assert set(self.store.parent.iterdir()) == self.there
+        return read + (noted is None)
+
+
+@pytest.fixture
+def flips(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    return Flips(tmp_path)
+
+
+def test_no_flipped_bit_of_a_record_says_anything_false(flips):
+    """One bit of every byte of the records that is not zero; most of them are noticed."""
+    used = [place for place in range(4096, len(flips.whole)) if flips.whole[place]]
+    assert len(used) > 200
+    lost = sum(flips.check(8 * place + place % 8) > 0 for place in used)
+    assert lost > len(used) * 0.9
+
+
+def test_no_flipped_bit_of_the_head_is_an_error_or_stays(flips):
+    for bit in range(0, 8 * 112, 7):
+        flips.check(bit)
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_anywhere_says_anything_false(flips):
+    for bit in range(8 * len(flips.whole)):
+        flips.check(bit)

@@ -35,8 +35,8 @@ def codes(tmp_path, picture: bytes, name="a.png", caption=b"a cat", mask=None) -
     for kind, data in (("caption", caption), ("mask", mask)):
         if data is not None:
             (tmp_path / kind).write_bytes(data)
-        blobs[kind] = None if data is None else Blob(path=tmp_path / kind)
-    item = Item(name=f"in/{name}", source=0, picture=Blob(path=tmp_path / name), **blobs)
+        blobs[kind] = None if data is None else Blob(file=str(tmp_path / kind))
+    item = Item(name=f"in/{name}", source=0, picture=Blob(file=str(tmp_path / name)), **blobs)
     found = check_item(item)
     assert found.usable == all(one.severity != "error" for one in found.findings)
     return {one.code: one for one in found.findings}
@@ -151,7 +151,7 @@ def test_huge_files(tmp_path, kind):
     paths["mask"].write_bytes(saved(photo().convert("L")))
     with paths[kind].open("wb") as stream:
         stream.truncate(1 << 41)
-    found = check_item(Item(name="a.png", source=0, **{name: Blob(path=path) for name, path in paths.items()}))
+    found = check_item(Item(name="a.png", source=0, **{name: Blob(file=str(path)) for name, path in paths.items()}))
     details = {one.code: one.detail for one in found.findings if one.severity == "error"}
     assert details == {"too-large": "cannot be read: it has 2199023255552 bytes, expected at most 1073741824"}
 
@@ -168,9 +168,9 @@ def test_what_memory_does_not_hold(tmp_path, monkeypatch, step):
 
 
 def test_files_that_are_gone(tmp_path):
-    gone = Blob(path=tmp_path / "gone")
+    gone = Blob(file=str(tmp_path / "gone"))
     (tmp_path / "a.png").write_bytes(saved(photo()))
-    here = Blob(path=tmp_path / "a.png")
+    here = Blob(file=str(tmp_path / "a.png"))
     for blobs in ({"picture": gone, "caption": None, "mask": None}, {"picture": here, "caption": gone, "mask": None},
                   {"picture": here, "caption": None, "mask": gone}):  # fmt: skip
         found = check_item(Item(name="a.png", source=0, **blobs)).findings

@@ -49,20 +49,26 @@ def _pair(folder: Folder, source: int, masks: MaskFolder | None, *, sidecar: boo
     stems: dict[str, list[str]] = {}
     for name in folder.pictures:
         stems.setdefault(stem_of(name), []).append(name)
+    place = _beginning(folder)
     for name in folder.pictures:
         stem = stem_of(name)
-        mask = folder.path / folder.masks[stem] if sidecar and stem in folder.masks else None
+        mask = place + folder.masks[stem] if sidecar and stem in folder.masks else None
         if masks is not None:
             mask = masks.find(folder.prefix + stem)
         captions = folder.captions.get(stem)
-        yield Item(name=printable(folder.prefix + name), source=source, picture=Blob(path=folder.path / name),
-                   caption=Blob(path=folder.path / captions[0]) if captions else None,
-                   mask=Blob(path=mask) if mask is not None else None)
+        yield Item(name=printable(folder.prefix + name), source=source, picture=Blob(file=place + name),
+                   caption=Blob(file=place + captions[0]) if captions else None,
+                   mask=Blob(file=mask) if mask is not None else None)
         if len(stems[stem]) > 1:
             others = ", ".join(printable(other) for other in stems[stem] if other != name)
             folder.say(name, "stem-collision", "warning", f"shares its caption and mask with {others}")
     _leftovers(folder, set(stems), sidecar=sidecar)
     yield from folder.findings
+
+
+def _beginning(folder: Folder) -> str:
+    """What stands before a name in the path of a file of this directory."""
+    return str(folder.path / "_")[:-1]
 
 
 def _leftovers(folder: Folder, stems: set[str], *, sidecar: bool) -> None:
@@ -82,21 +88,22 @@ class MaskFolder:
     """A directory of masks by stem; remembers which were asked for."""
 
     root: Path
-    by_stem: dict[str, Path]  # "cat/cat_00" → file; with and without -masklabel, the former first
-    used: set[Path] = field(default_factory=set)
+    by_stem: dict[str, str]  # "cat/cat_00" → file; with and without -masklabel, the former first
+    used: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, root: Path) -> MaskFolder:
         """The masks below `root`. Raises `PathError` when it is no directory."""
         check_source(root)
-        by_stem: dict[str, Path] = {}
+        by_stem: dict[str, str] = {}
         for folder in folders_below(root):
+            place = _beginning(folder)
             for name in folder.pictures:
-                by_stem.setdefault(folder.prefix + stem_of(name), folder.path / name)
-            by_stem.update({folder.prefix + stem: folder.path / name for stem, name in folder.masks.items()})
+                by_stem.setdefault(folder.prefix + stem_of(name), place + name)
+            by_stem.update({folder.prefix + stem: place + name for stem, name in folder.masks.items()})
         return cls(root=root, by_stem=by_stem)
 
-    def find(self, stem: str) -> Path | None:
+    def find(self, stem: str) -> str | None:
         """The mask for a picture's name without extension: in the same subdirectory, else directly in the root."""
         found = self.by_stem.get(stem) or self.by_stem.get(stem.rpartition("/")[2])
         if found is not None:
@@ -105,7 +112,7 @@ class MaskFolder:
 
     def orphans(self) -> Iterator[Finding]:
         """A finding for each mask that nobody asked for; its path is `masks/` and its place below the root."""
-        for path in sorted(set(self.by_stem.values()) - self.used):
+        for path in sorted(Path(file) for file in set(self.by_stem.values()) - self.used):
             place = printable(path.relative_to(self.root).as_posix())
             yield Finding(path=f"masks/{place}", code="orphan-mask", severity="warning",
                           detail="mask without a picture")

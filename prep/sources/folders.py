@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from prep.paths import CACHE_MARK
@@ -16,6 +17,7 @@ CAPTIONS = (".txt", ".caption")  # the first found counts
 FOREIGN = {".heic", ".heif", ".jxl", ".jp2", ".j2k", ".svg", ".psd", ".tga", ".dng", ".cr2", ".cr3", ".nef", ".arw",
            ".raw", ".exr", ".hdr", ".ico", ".mp4", ".mov", ".webm", ".pdf"}
 MASK, CONDITION = "-masklabel", "-condlabel"  # OneTrainer: such files are never pictures of their own
+_USED = {*PICTURES, *CAPTIONS}
 _SYSTEM_FOLDERS = {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -40,12 +42,13 @@ class Folder:
 
 def printable(name: str) -> str:
     """`name` as valid Unicode: bytes that are not UTF-8 become `\\xNN`."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def stem_of(name: str) -> str:
-    """`name` without its last extension."""
-    return os.path.splitext(name)[0]  # noqa: PTH122  (names are strings here, not paths)
+    """`name`, that of a file in its directory, without its last extension; leading dots begin none."""
+    stem = name.rpartition(".")[0]
+    return stem if stem.strip(".") else name
 
 
 def folders_below(root: Path) -> Iterator[Folder]:
@@ -82,7 +85,7 @@ def _fill(folder: Folder, inside: Path) -> None:
     """Reads the directory's names into `folder`."""
     try:
         with os.scandir(folder.path) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
+            listed = sorted(entries, key=attrgetter("name"))
     except OSError as error:
         folder.say("", "unreadable-file", "error", f"directory cannot be read: {error.strerror}")
         return
@@ -125,11 +128,12 @@ def _add_file(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
     if extension in FOREIGN:
         folder.foreign.add(stem)
         folder.say(name, "unsupported-format", "info", f"{extension} files are not read, expected {' '.join(PICTURES)}")
-    elif extension in PICTURES + CAPTIONS and _is_usable(folder, entry, inside):
+    elif extension in _USED and _is_usable(folder, entry, inside):
         if extension in CAPTIONS:
             names = folder.captions.setdefault(stem, [])
             names.append(name)
-            names.sort(key=lambda one: (CAPTIONS.index(_extension(one)), one))
+            if len(names) > 1:
+                names.sort(key=lambda one: (CAPTIONS.index(_extension(one)), one))
         elif stem.casefold().endswith(MASK):
             folder.masks.setdefault(stem[: -len(MASK)], name)
         elif not stem.casefold().endswith(CONDITION):
