@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
+
 from prep import manifest as manifests
 from prep.cache import files, ledger
 from prep.cache.layout import Shard
 from prep.cache.samples import build_samples
-from prep.cache.store import Cache, open_cache
-from prep.cache.tables import build_findings, build_shards, write_table
+from prep.cache.store import Cache, open_cache, publish_table
+from prep.cache.tables import BATCH_ROWS, build_findings, build_shards, write_table
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_json
 from prep.keys import text_key, unconditional_key
@@ -39,6 +41,7 @@ class Scale:
     samples: int
     buckets: int = 40
     per_shard: int = 250
+    batch_rows: int = BATCH_ROWS  # of the sample table; fewer make a small table one of many batches, as large ones are
 
     def size(self, bucket: int) -> tuple[int, int]:
         """Width and height of a bucket."""
@@ -133,9 +136,19 @@ def seal(root: Path, cache: Cache, scale: Scale, refs: Mapping[str, RowRef], fac
                      "prior": 0} for bucket, size in enumerate(buckets)],
         "prompts": {"file": None, "digest": None, "samples": [],
                     "unconditional": {"shard": numbers[unconditional.shard], "row": unconditional.row}},
-        "tables": {"samples": write_table(cache, table), "shards": write_table(cache, shards),
+        "tables": {"samples": put_table(cache, table, scale.batch_rows), "shards": write_table(cache, shards),
                    "findings": write_table(cache, build_findings([]))},
     })
+
+
+def put_table(cache: Cache, table: pa.Table, batch_rows: int) -> str:
+    """What `write_table` does, but for the size of batches."""
+    if batch_rows == BATCH_ROWS:
+        return write_table(cache, table)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks(), max_chunksize=batch_rows)
+    return publish_table(cache, sink.getvalue())
 
 
 def of_field(field: str, facts: list[dict[str, Any]]) -> dict[str, Any]:
