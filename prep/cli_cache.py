@@ -62,4 +62,26 @@ def verify(
         raise typer.Exit(CacheError.exit_code)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify)  # in the order of `prep --help`
+def gc(
+    cache: opt.CacheArg,
+    more: Annotated[list[Path] | None, typer.Argument(metavar="MANIFEST", show_default=False, help="further manifests "
+                                                      "to keep, so that --keep *.json names them all")] = None,
+    keep: Annotated[list[Path] | None, typer.Option("--keep", help="a manifest whose rows stay; may be repeated",
+                                                    show_default=False)] = None,
+    older_than: Annotated[str, typer.Option(help="what is younger stays: 0, 30m, 12h, 7d")] = "24h",
+    yes: Annotated[bool, typer.Option("--yes", help="remove it; without, only say what would be removed")] = False,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Remove from CACHE what no kept manifest names. Shows what would be removed, unless --yes."""
+    from prep.command_gc import clean
+
+    guard = opt.seconds_of(older_than, "--older-than")
+    done = clean(cache, [*keep, *(more or ())] if keep else [], guard=guard, asked=older_than, dry_run=not yes,
+                 progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    if as_json:
+        put_json(done.as_json())
+    else:
+        put(done.as_text())
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify, gc)  # in the order of `prep --help`

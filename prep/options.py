@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from prep.errors import UsageError
 from prep.recipe import Recipe, load
 
 SourceArg = Annotated[Path, typer.Argument(metavar="SOURCE", help="a directory of pictures, or a recipe .toml",
@@ -23,11 +25,20 @@ Alpha = Annotated[str | None, typer.Option(help="colour that transparency is fla
 MissingCaption = Annotated[str | None, typer.Option(help="stop, reject, empty, filename or constant")]
 Mask = Annotated[str | None, typer.Option(help="none, sidecar, alpha, or a directory of masks")]
 Validation = Annotated[float | None, typer.Option(help="fraction of the pictures that is kept for validation")]
+CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache directory", show_default=False)]
 Jobs = Annotated[int, typer.Option(help="threads that read and decode", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no notices")]
 
 JOBS = max(2, os.cpu_count() or 1)
+
+
+def seconds_of(text: str, option: str) -> float:
+    """The seconds of a time like 0, 90s, 30m, 12h or 7d. Raises `UsageError`."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
+    if not found or (not found[2] and int(found[1])):
+        raise UsageError(f"{option} is '{text}', expected 0, or a whole number with s, m, h or d: 30m, 12h, 7d")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 def unstopped(recipe: Recipe) -> Recipe:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from pictures import draw, draw_mask
@@ -90,3 +93,18 @@ def photos(tmp_path: Path) -> Path:
         if number in (0, 2, 5):
             draw_mask(root / f"{number}-masklabel.png", size)
     return root
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """`writers(room)`: the writers of small manifests that tests/report and tests/train have in their conftest.py."""
+
+    def go(room):
+        name = f"{room}_conftest"
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / room / "conftest.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)  # where dataclasses look for their module
+        spec.loader.exec_module(module)
+        return module
+
+    return go

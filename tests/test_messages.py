@@ -6,13 +6,10 @@ The first half holds that for all sources at once; the second is those messages 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import re
 import shutil
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import messages
@@ -170,21 +167,6 @@ def test_nothing_relative_leads_to_another_drive(prep, photos, tiny_model, tmp_p
                   *SMALL)
     assert result.code == 5 and said.format(tmp_path, tiny_model) in result.err
     assert "hint: keep them on one drive, and " in result.err and not (tmp_path / "cache").exists()
-
-
-@pytest.fixture
-def writers(monkeypatch):
-    """`writers(room)`: the writers of small manifests that tests/report and tests/train have in their conftest.py."""
-
-    def go(room):
-        name = f"{room}_conftest"
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / room / "conftest.py")
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)  # where dataclasses look for their module
-        spec.loader.exec_module(module)
-        return module
-
-    return go
 
 
 # Documents.

@@ -20,6 +20,7 @@ from train.config import Config
 from train.index import Index, open_index
 
 FAMILIES = ("sd15",)  # that this trainer knows how to feed
+PATIENCE = 30.0  # seconds that prep gc may take to leave the cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +76,7 @@ def check(asked: Asked, config: Config) -> Report:
         index = open_index(manifest)
     if index is not None:
         with _Noting(faults):
-            _check_shards(index)
+            check_shards(index)
         with _Noting(faults):
             _check_masks(index, config)
         with _Noting(faults):
@@ -148,7 +149,7 @@ def _here(path: Path | str) -> str:
         return shlex.quote(str(path))
 
 
-def _check_shards(index: Index) -> None:
+def check_shards(index: Index) -> None:
     """Raises for the first shard that is missing or not as large as it was."""
     for shard in index.shards:
         try:

@@ -88,6 +88,8 @@ def run_(
     for line in _uneven(report) if not quiet else ():
         say(line)
 
+    from prep.cache.lock import hold
+    from train.check import PATIENCE, check_shards
     from train.device import choose
     from train.log import Log
     from train.loop import train
@@ -95,7 +97,9 @@ def run_(
     from train.watch import watching
 
     place = choose(device)
-    with held(folder, report.setup):
+    index = report.setup.index
+    with held(folder, report.setup), hold(index.cache, alone=False, patience=PATIENCE):  # prep gc holds it alone
+        check_shards(index)  # it may have been here since
         claim(folder, report.setup, asked, resume=resume)
         with watching(quiet) as watch, Log(folder / "log.jsonl", watch) as log:
             train(report.setup, folder, place, log, resume=resume)
