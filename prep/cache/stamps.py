@@ -48,31 +48,30 @@ def file_stamp(path: Path) -> Stamp:
     return _of_file(path.lstat())
 
 
-def tree_stamp(root: Path) -> Stamp | None:
+def tree_stamp(root: str) -> Stamp | None:
     """The stamp of a shard's directory; None when there is anything but plain files and directories in it.
 
-    Raises `OSError`. (43 µs for a shard of one array.)
+    Raises `OSError`. (40 µs for a shard of one array.)
     """
-    running, total, newest, folders = hashlib.sha256(), 0, 0, [str(root)]
-    if not stat.S_ISDIR(root.lstat().st_mode):
+    if not stat.S_ISDIR(os.lstat(root).st_mode):
         return None
+    parts, total, newest, folders = [], 0, 0, [root]
     for folder in folders:  # grows: first in, first out
         with os.scandir(folder) as found:
-            inner = sorted(found, key=_name)
-        for entry in inner:
-            name = os.fsencode(entry.name) + b"\0"
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.path)
-                running.update(b"d" + name)
-            elif entry.is_file(follow_symlinks=False):
-                status = entry.stat(follow_symlinks=False)
-                running.update(b"f" + name + _packed(status))
-                total += status.st_size
-                newest = max(newest, status.st_mtime_ns, status.st_ctime_ns)
-            else:
-                return None
-        running.update(b"e")
-    return Stamp(running.digest(), total, newest)
+            for entry in sorted(found, key=_name):
+                if entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    size, mtime, ctime = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+                    parts.append(f"{entry.name}\0{status.st_ino} {size} {mtime} {ctime}\0")
+                    total += size
+                    newest = max(newest, mtime, ctime)
+                elif entry.is_dir(follow_symlinks=False):
+                    parts.append(entry.name + "\0\0")
+                    folders.append(entry.path)
+                else:
+                    return None
+        parts.append("\0\0\0")
+    return Stamp(hashlib.sha256(os.fsencode("".join(parts))).digest(), total, newest)
 
 
 def commit_stamps(cache: Cache) -> Iterator[tuple[str, Stamp | None]]:

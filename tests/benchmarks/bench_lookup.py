@@ -1,0 +1,112 @@
+"""Key → row over 10,000 shards: the ledger with the look-up file and without it, and a million keys located.
+
+    python tests/benchmarks/bench_lookup.py [--shards 10000] [--rows 100] [--rounds 5] [--quick] [--write]
+
+Every shard is one of the real writer, with rows of one byte; nothing is synced while they are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from prep.cache import files, ledger, lookup
+from prep.cache.columns import select
+from prep.cache.store import Cache, open_cache
+from prep.cache.writer import ShardWriter
+from prep.digest import digest_json
+from prep.records import ArraySpec, Task
+from tests.benchmarks.results import emit, parser_of, table
+
+SPEC = ArraySpec(name="latent", dtype="uint8", shape=(1,))
+WANTED = 300_000  # keys of 100,000 pictures: latent, mask, text
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--shards", type=int, default=10_000)
+    parser.add_argument("--rows", type=int, default=100, help="of a shard")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    shards, rounds = (500, 3) if options.quick else (options.shards, options.rounds)
+    with tempfile.TemporaryDirectory() as scratch:
+        cache = build(Path(scratch) / "cache", shards, options.rows)
+        time.sleep(2.1)  # younger stamps are not trusted
+        rows = measure(cache, rounds)
+        size = (cache.root / lookup.NAME).stat().st_size
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if sys.platform == "darwin" else 10)
+    emit("Look-up", "\n".join([
+        f"{shards:,} shards of {options.rows} rows; the look-up file has {size / 2**20:.1f} MiB, and no shard is",
+        f"opened with it; peak memory {peak:.0f} MiB. Warm, seconds, {rounds} rounds.", "",
+        table(["", "median", "from", "to"], rows),
+    ]), options.write)
+
+
+def build(root: Path, shards: int, rows: int) -> Cache:
+    """A cache of that many shards and commits."""
+    cache = open_cache(root, create=True)
+    with mock.patch.object(files, "sync", lambda handle: handle.flush()), mock.patch.object(files, "sync_dir"):
+        for number in range(shards):
+            keys = sorted(hashlib.sha256(f"{number} {row}".encode()).hexdigest() for row in range(rows))
+            with ShardWriter(cache, "latent", [SPEC]) as writer:
+                for key in keys:
+                    writer.add(key, {"latent": b"\0"})
+                shard = writer.finish()
+            task = Task(key=digest_json({"number": number}), field="latent", rows=tuple(keys))
+            ledger.commit(cache, task, shard, [], {"host": "h", "device": "cpu", "milliseconds": 7})
+    return cache
+
+
+def measure(cache: Cache, rounds: int) -> list[list[str]]:
+    """A line of the table for each way."""
+    plain = ledger.load_plainly(cache)
+    ledger.load(cache, remember=True)
+    rng = np.random.default_rng(0)
+    wanted = np.sort(rng.choice(plain.keys, min(WANTED, len(plain.keys)), replace=False))
+    names = [key.ljust(32, b"\0").hex() for key in wanted.tolist()]
+    ways: dict[str, Callable[[], Any]] = {
+        "every commit and shard read": lambda: ledger.load_plainly(cache),
+        "with the look-up file": lambda: ledger.load(cache),
+        "with it, 63 shards newer than it": lambda: load_behind(cache),
+        "the file, read and checked": lambda: lookup.read(cache),
+        "the file, written": lambda: lookup.write(cache, lookup.read(cache)),
+        f"{len(names):,} keys located, as columns": lambda: plain.locate(wanted),
+        f"{len(names):,} keys resolved, as records": lambda: plain.resolve(names),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, run in ways.items():
+            begun = time.perf_counter()
+            run()
+            seconds[way].append(time.perf_counter() - begun)
+    return [[way, f"{statistics.median(times):.3f}", f"{min(times):.3f}", f"{max(times):.3f}"]
+            for way, times in seconds.items()]
+
+
+def load_behind(cache: Cache) -> ledger.Ledger:
+    """The ledger when the file lacks 63 shards and their commits: the most before it is written anew."""
+    full = lookup.read(cache)
+    behind = dict(list(full.shards.items())[:-63])
+    numbers = np.arange(len(full.shards), dtype=np.int32)
+    numbers[len(behind):] = -1
+    commits = {task: found for task, found in full.commits.items()
+               if found[1].shard and found[1].shard.digest in behind}
+    known = lookup.Lookup(commits=commits, shards=behind, columns=select(full.columns, numbers))
+    with mock.patch.object(lookup, "read", lambda _: known):
+        return ledger.load(cache)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Rows by key as columns: gathered, selected, merged and located as plain Python would."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prep.cache.columns import KEY, Columns, gather, in_order, locate, merge, packed, select
+
+# Keys that differ in their first byte, only behind their first eight, or in zeros at the end.
+HEX = st.sampled_from([f"{head:02x}" + "00" * 30 + f"{tail:02x}" for head in (0, 1, 255) for tail in (0, 1, 128)])
+PARTS = st.lists(st.lists(HEX, max_size=6, unique=True).map(sorted), max_size=6)
+Row = tuple[bytes, int, int]
+
+
+def part(number: int, keys: list[str]) -> tuple[int, np.ndarray, np.ndarray]:
+    return number, packed(keys), np.arange(len(keys), dtype=np.int32)
+
+
+def rows_of(columns: Columns) -> list[Row]:
+    keys = [key.ljust(32, b"\0") for key in columns.keys.tolist()]
+    return list(zip(keys, columns.shard.tolist(), columns.row.tolist(), strict=True))
+
+
+def plainly(parts: dict[int, list[str]]) -> list[Row]:
+    return sorted((bytes.fromhex(key), number, row) for number, keys in parts.items() for row, key in enumerate(keys))
+
+
+@given(PARTS)
+def test_gathered_rows_are_sorted_by_key_then_shard(parts: list[list[str]]) -> None:
+    columns = gather([part(number, keys) for number, keys in enumerate(parts)])
+    assert rows_of(columns) == plainly(dict(enumerate(parts)))
+    assert in_order(columns.keys)
+    assert (columns.keys.dtype, columns.shard.dtype, columns.row.dtype) == (np.dtype(KEY), np.int32, np.int32)
+
+
+@given(PARTS, st.data())
+def test_selected_shards_keep_their_rows_under_new_numbers(parts: list[list[str]], data: st.DataObject) -> None:
+    kept = sorted(data.draw(st.sets(st.integers(0, max(0, len(parts) - 1))))) if parts else []
+    numbers = np.full(len(parts), -1, np.int32)
+    numbers[kept] = np.arange(len(kept)) * 3
+    found = select(gather([part(number, keys) for number, keys in enumerate(parts)]), numbers)
+    assert rows_of(found) == plainly({3 * place: parts[number] for place, number in enumerate(kept)})
+
+
+@given(PARTS, st.sets(st.integers(0, 5)))
+def test_merged_rows_are_as_if_gathered_at_once(parts: list[list[str]], few: set[int]) -> None:
+    made = [part(number, keys) for number, keys in enumerate(parts)]
+    merged = merge(gather([one for one in made if one[0] not in few]), gather([one for one in made if one[0] in few]))
+    assert rows_of(merged) == rows_of(gather(made))
+
+
+@given(PARTS, st.lists(HEX, max_size=12))
+def test_located_is_the_shard_with_most_of_the_wanted(parts: list[list[str]], wanted: list[str]) -> None:
+    """In any order, and a key may be asked for twice."""
+    columns = gather([part(number, keys) for number, keys in enumerate(parts)])
+    places = locate(columns, packed(wanted), len(parts))
+    for key, shard, row, there in zip(wanted, places.shard, places.row, places.there, strict=True):
+        holders = [number for number, keys in enumerate(parts) if key in keys]
+        best = min(holders, key=lambda number: (-len(set(wanted) & set(parts[number])), number), default=-1)
+        assert (shard, row, there) == (best, parts[best].index(key) if holders else -1, bool(holders))
