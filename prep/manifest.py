@@ -14,18 +14,15 @@ from typing import Any
 
 from prep.cache.files import write_whole
 from prep.digest import canonical, seal
+from prep.document import check_document
 from prep.errors import ManifestError
-from prep.models.family import FAMILIES
-from prep.parse import Unparsed, count, decimal, digest_of, expect, hub_id, known_keys, list_of, one_of, relative
-from prep.parse import rgb_of as check_colour
+from prep.parse import Unparsed, brief
 from prep.parse import sealed_json as sealed
-from prep.records import ITEM_BYTES, Size
+from prep.records import Size
 
 FORMAT = "latentry/manifest"
 VERSION = 1
 LIMIT = 1 << 20  # bytes; a manifest is below this for any dataset, so anything larger is not one
-KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
-        "samples", "sources", "recipe", "options", "prompts", "tables", "rejected", "self")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,109 +139,10 @@ def looks_like_one(start: bytes) -> bool:
 
 def _checked(path: Path, document: dict[str, Any]) -> Manifest:
     if document.get("format") != FORMAT:
-        raise Unparsed(f"{path} has format {document.get('format')!r}, expected '{FORMAT}'")
+        raise Unparsed(f"{path} has format {brief(document.get('format'))}, expected '{FORMAT}'")
     if document.get("version") != VERSION:
-        raise Unparsed(f"{path} has version {document.get('version')!r}, this program reads version {VERSION}")
-    known_keys(document, KEYS, str(path))
-    for key in KEYS:
-        if key not in document:
-            raise Unparsed(f"{path} lacks '{key}'")
-    relative(expect(document["cache"], str, "cache"), "cache")
-    _check_model(expect(document["model"], dict, "model"))
-    _check_small(document)
-    for place in [*expect(document["sources"], list, "sources"), document["recipe"]]:
-        if place is not None:
-            relative(expect(place, str, "sources"), "sources")
-    list_of(document["options"], _option, "options")
-    raw_fields = expect(document["fields"], dict, "fields")
-    fields = {name: _field(value, f"fields.{name}") for name, value in raw_fields.items()}
-    buckets = tuple(list_of(document["buckets"], _bucket, "buckets"))
+        raise Unparsed(f"{path} has version {brief(document.get('version'))}, this program reads version {VERSION}")
+    check_document(document, str(path))
+    fields = {name: Field(**value) for name, value in document["fields"].items()}
+    buckets = tuple((bucket["size"][0], bucket["size"][1]) for bucket in document["buckets"])
     return Manifest(path=path, document=document, fields=fields, buckets=buckets)
-
-
-def _option(value: Any, where: str) -> str | None:
-    """A word of the command, or the path in it; `None` for a path that cannot be said relative to the manifest."""
-    if isinstance(value, str):
-        return value
-    place = expect(value, dict, where).get("path")
-    known_keys(value, ("path",), where)
-    if place is not None:
-        relative(expect(place, str, where), where)
-    return place
-
-
-def _check_model(model: dict[str, Any]) -> None:
-    known_keys(model, ("path", "hub"), "model")
-    if len(model) != 1:
-        raise Unparsed(f"model is {model!r}, expected one of 'path' and 'hub'")
-    if "path" in model:
-        relative(expect(model["path"], str, "model.path"), "model.path")
-    else:
-        hub_id(expect(model["hub"], str, "model.hub"), "model.hub")
-
-
-def _check_small(document: dict[str, Any]) -> None:
-    latents = expect(document["latents"], dict, "latents")
-    for name in ("channels", "factor"):
-        count(latents.get(name), f"latents.{name}")
-    for name in ("scaling_factor", "shift_factor"):
-        decimal(latents.get(name), f"latents.{name}")
-    if latents.get("alpha") is not None:
-        check_colour(latents["alpha"], "latents.alpha")
-    one_of(document["family"], FAMILIES, "family")
-    one_of(document["prediction"], ("epsilon", "v_prediction"), "prediction")
-    for group in ("models", "tables"):
-        for name, value in expect(document[group], dict, group).items():
-            digest_of(value, f"{group}.{name}")
-    for name in ("samples", "shards", "findings"):
-        digest_of(document["tables"].get(name), f"tables.{name}")
-    _counts(document["samples"], "samples")
-    count(document["rejected"], "rejected")
-    _check_prompts(expect(document["prompts"], dict, "prompts"))
-
-
-def _check_prompts(prompts: dict[str, Any]) -> None:
-    known_keys(prompts, ("file", "digest", "unconditional", "samples"), "prompts")
-    if prompts.get("file") is not None:
-        relative(expect(prompts["file"], str, "prompts.file"), "prompts.file")
-        digest_of(prompts.get("digest"), "prompts.digest")
-    _row(prompts.get("unconditional"), "prompts.unconditional")
-    for number, sample in enumerate(expect(prompts.get("samples"), list, "prompts.samples")):
-        where = f"prompts.samples[{number}]"
-        table = expect(sample, dict, where)
-        expect(table.get("prompt"), str, f"{where}.prompt")
-        if table.get("negative") is not None:
-            expect(table["negative"], str, f"{where}.negative")
-        _row(table.get("positive"), f"{where}.positive")
-        _row(table.get("negative_row"), f"{where}.negative_row")
-
-
-def _row(value: Any, where: str) -> None:
-    table = expect(value, dict, where)
-    for name in ("shard", "row"):
-        count(table.get(name), f"{where}.{name}")
-
-
-def _counts(value: Any, where: str) -> None:
-    for role in ("train", "validation", "prior"):
-        count(expect(value, dict, where).get(role), f"{where}.{role}")
-
-
-def _field(value: Any, where: str) -> Field:
-    table = expect(value, dict, where)
-    known_keys(table, ("context", "arrays", "rows", "shards", "bytes"), where)
-    arrays = expect(table.get("arrays"), dict, f"{where}.arrays")
-    for name, array in arrays.items():
-        one_of(expect(array, dict, f"{where}.arrays.{name}").get("dtype"), ITEM_BYTES, f"{where}.arrays.{name}.dtype")
-        list_of(array.get("dims"), lambda dim, at: expect(dim, str, at), f"{where}.arrays.{name}.dims")
-    counts = {name: count(table.get(name), f"{where}.{name}") for name in ("rows", "shards", "bytes")}
-    return Field(context=expect(table.get("context"), dict, f"{where}.context"), arrays=arrays, **counts)
-
-
-def _bucket(value: Any, where: str) -> Size:
-    table = expect(value, dict, where)
-    _counts(table, where)
-    size = list_of(table.get("size"), count, f"{where}.size")
-    if len(size) != 2:
-        raise Unparsed(f"{where}.size is {size}, expected width and height")
-    return size[0], size[1]

@@ -112,13 +112,9 @@ class _Noting:
 
 
 def _check_fields(manifest: Manifest, config: Config) -> None:
-    wanted = {"latent": "training needs it", "text": "training needs it"}
-    if config.loss.masked:
-        wanted["mask"] = "the settings ask for masked loss"
-    for field, reason in wanted.items():
-        if field not in manifest.fields:
-            option = " --mask sidecar" if field == "mask" else ""
-            raise CacheError(f"manifest has no field '{field}', and {reason}", hint=encode_command(manifest, option))
+    if config.loss.masked and "mask" not in manifest.fields:
+        raise CacheError("manifest has no field 'mask', and the settings ask for masked loss",
+                         hint=encode_command(manifest, " --mask sidecar"))
     if manifest.family not in FAMILIES:
         raise ModelError(f"the manifest is of family '{manifest.family}', expected one of: {', '.join(FAMILIES)}")
 

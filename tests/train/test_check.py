@@ -57,11 +57,6 @@ def test_the_hint_names_the_recipe_where_there_is_one(make, faults, monkeypatch)
     assert fault.hint == "prep encode dataset.toml --model model --mask sidecar --cache cache -o m.json"
 
 
-def test_a_missing_text_field_is_told(make, faults):
-    made = make(change=lambda document: document["fields"].pop("text"))
-    assert "manifest has no field 'text', and training needs it" in [fault.message for fault in faults(made)]
-
-
 def test_a_family_that_is_not_known_is_told(make, faults, monkeypatch):
     monkeypatch.setattr("train.check.FAMILIES", ("sd99",))
     assert [fault.message for fault in faults(make())] == ["the manifest is of family 'sd15', expected one of: sd99"]
