@@ -53,26 +53,17 @@ class Facts:
         self._lock = threading.Lock()
         self.read = 0  # files that had to be read
 
-    def of(self, file: str | Path, kind: str, make: Callable[[bytes], Fact]) -> Fact:
-        """What `make` says of the file's bytes, from memory where the file is unchanged. Raises `OSError`."""
-        return self.by_stamp(file, kind, lambda: make(read_blob(Blob(file=str(file)))))
+    def of(self, blob: Blob, kind: str, make: Callable[[bytes], Fact]) -> Fact:
+        """What `make` says of the blob's bytes, from memory where its file is unchanged. Raises `OSError`."""
+        return self._ask(blob, kind, lambda: make(read_blob(blob)))
 
-    def by_stamp(self, file: str | Path, kind: str, make: Callable[[], Fact]) -> Fact:
-        """What `make` says of `file`, from memory where it is unchanged. Raises `OSError`."""
-        before, changed = _stamp(file)
-        known = self._recall(kind, before)
-        if known is not None:
-            return known
-        value = make()
-        with self._lock:
-            self.read += 1
-        if _stamp(file)[0] == before and time.time_ns() - changed > REST_NS:
-            self._note(kind, before, json.dumps(value).encode())
-        return value
+    def by_stamp(self, path: Path, kind: str, make: Callable[[], Fact]) -> Fact:
+        """What `make` says of the file at `path`, from memory where it is unchanged. Raises `OSError`."""
+        return self._ask(Blob(file=str(path)), kind, make)
 
-    def recall(self, file: str | Path, kind: str) -> Fact | None:
-        """What is remembered of `file`, which is not read; `None`: nothing that can be trusted. Raises `OSError`."""
-        return self._recall(kind, _stamp(file)[0])
+    def recall(self, blob: Blob, kind: str) -> Fact | None:
+        """What is remembered of `blob`, which is not read; `None`: nothing that can be trusted. Raises `OSError`."""
+        return self._recall(kind, _stamp(blob)[0])
 
     def recall_bytes(self, kind: str, digest: str) -> bytes | None:
         """What was noted of the thing that has this digest."""
@@ -96,6 +87,18 @@ class Facts:
             if not self._new or self._path.exists():
                 return
 
+    def _ask(self, blob: Blob, kind: str, make: Callable[[], Fact]) -> Fact:
+        before, changed = _stamp(blob)
+        known = self._recall(kind, before)
+        if known is not None:
+            return known
+        value = make()
+        with self._lock:
+            self.read += 1
+        if _stamp(blob)[0] == before and time.time_ns() - changed > REST_NS:
+            self._note(kind, before, json.dumps(value).encode())
+        return value
+
     def _recall(self, kind: str, stamp: bytes) -> Fact | None:
         value = self._sound(kind.encode() + b":" + stamp)
         return None if value is None else dict(json.loads(value))
@@ -117,14 +120,16 @@ def ctime_is_change() -> bool:
     return os.name != "nt"
 
 
-def _stamp(file: str | Path) -> tuple[bytes, int]:
-    """What changes with the file, and when that was last (ns)."""
-    stat = os.stat(file)  # noqa: PTH116  (a Path of each file would take twice the time)
+def _stamp(blob: Blob) -> tuple[bytes, int]:
+    """What changes with the blob's file, and when that was last (ns); two ranges of a file have two stamps."""
+    stat = os.stat(blob.file)  # noqa: PTH116  (a Path of each file would take twice the time)
     whole = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
     try:
         stamp = STAMP.pack(*whole)
     except struct.error:  # inodes of 128 bits, times after 2262
         stamp = hashlib.sha256(repr(whole).encode()).digest()
+    if blob.offset or blob.length is not None:
+        stamp += b"%d:%d" % (blob.offset, -1 if blob.length is None else blob.length)
     return stamp, max(stat.st_mtime_ns, stat.st_ctime_ns)
 
 

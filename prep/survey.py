@@ -22,7 +22,7 @@ from prep.sources.directory import MaskFolder, walk
 from prep.sources.folders import printable
 
 Tick = Callable[[int], object]
-Ask = Callable[[str, str], Fact | None]  # file, kind of fact
+Ask = Callable[[Blob, str], Fact | None]  # what is asked about, kind of fact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) ->
 
 
 def _read_item(item: Item, recipe: Recipe, facts: Facts) -> Surveyed | Finding:
-    result = _survey_item(item, recipe, lambda file, kind: facts.of(file, kind, _MAKE[kind]))
+    result = _survey_item(item, recipe, lambda blob, kind: facts.of(blob, kind, _MAKE[kind]))
     assert result is not None, "whatever is not remembered is read"
     return result
 
@@ -102,7 +102,7 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
     what: tuple[str, Blob | None] = "", None  # that is being read, where it is not the picture
     mask: Fact | None = None
     try:
-        header = ask(item.picture.file, "picture")
+        header = ask(item.picture, "picture")
         if header is None:
             return None
         if "code" in header:
@@ -110,13 +110,13 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
         if header["alpha"] and recipe.image.alpha == "reject":
             return _reject(recipe, item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
         what = "caption", item.caption
-        words = ask(item.caption.file, "caption") if item.caption is not None else {"captions": []}
+        words = ask(item.caption, "caption") if item.caption is not None else {"captions": []}
         if words is None:
             return None
         if "code" in words:
             return _reject(recipe, item, str(words["code"]), str(words["detail"]))
         what = "mask", item.mask
-        if item.mask is not None and (mask := ask(item.mask.file, "file")) is None:
+        if item.mask is not None and (mask := ask(item.mask, "file")) is None:
             return None
     except OSError as error:
         return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")

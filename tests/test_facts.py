@@ -11,6 +11,7 @@ import pytest
 
 from prep import facts
 from prep.facts import Facts
+from prep.records import Blob
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def store(tmp_path):
 
 def ask(known: Facts, file) -> tuple[str, int]:
     """What is said of the file, and how many files had to be read."""
-    value = known.of(file, "text", lambda data: {"text": data.decode()})
+    value = known.of(Blob(file=str(file)), "text", lambda data: {"text": data.decode()})
     return value["text"], known.read
 
 
@@ -75,7 +76,7 @@ def test_kinds_are_apart(file, store, monkeypatch):
     known = Facts(store)
     ask(known, file)
     known.save()
-    assert Facts(store).of(file, "size", lambda data: {"size": len(data)}) == {"size": 3}
+    assert Facts(store).of(Blob(file=str(file)), "size", lambda data: {"size": len(data)}) == {"size": 3}
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all, but long enough to be looked at" * 40])
@@ -194,6 +195,19 @@ def test_stamps_of_more_bits_than_are_packed(file, store, monkeypatch):
     assert ask(Facts(store), file) == ("another", 1)
 
 
+def test_two_ranges_of_a_file_are_two_things(file, store, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    file.write_bytes(b"one two three")
+    ranges = [Blob(file=str(file)), *(Blob(file=str(file), offset=start, length=3) for start in (0, 4)),
+              Blob(file=str(file), offset=4)]
+    first = Facts(store)
+    wanted = [first.of(blob, "text", lambda data: {"text": data.decode()})["text"] for blob in ranges]
+    assert wanted == ["one two three", "one", "two", "two three"]
+    first.save()
+    again = Facts(store)
+    assert [again.recall(blob, "text") for blob in ranges] == [{"text": words} for words in wanted]
+
+
 def test_what_is_noted_by_digest(store):
     known = Facts(store)
     assert known.recall_bytes("mean", "ab" * 32) is None
@@ -208,13 +222,13 @@ def test_what_is_noted_by_digest(store):
 def test_what_is_remembered_is_asked_for_without_reading(file, store, monkeypatch):
     monkeypatch.setattr(facts, "REST_NS", 0)
     first = Facts(store)
-    assert first.recall(file, "text") is None
+    assert first.recall(Blob(file=str(file)), "text") is None
     ask(first, file)
     first.save()
-    assert Facts(store).recall(file, "text") == {"text": "one"}
+    assert Facts(store).recall(Blob(file=str(file)), "text") == {"text": "one"}
     file.unlink()
     with pytest.raises(FileNotFoundError):
-        Facts(store).recall(file, "text")
+        Facts(store).recall(Blob(file=str(file)), "text")
 
 
 # ---- flipped bits ----------------------------------------------------------------------------------------------------
@@ -237,7 +251,7 @@ class Flips:
     def ask(self, known: Facts) -> int:
         """How many files had to be read; what is said of each must be true."""
         for path, name in self.files.items():
-            assert known.of(path, "text", lambda data: {"text": data.decode()}) == {"text": name}
+            assert known.of(Blob(file=str(path)), "text", lambda data: {"text": data.decode()}) == {"text": name}
         return known.read
 
     def check(self, bit: int) -> int:
