@@ -200,8 +200,8 @@ def _guarded(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, sqlite3.Error, MemoryError) as error:
+    except (OSError, sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_BUSY) & 0xFF
-        if code not in _ELSEWHERE:
+        if code not in _ELSEWHERE or isinstance(error, UnicodeDecodeError):  # that of a message on a spoiled name
             with suppress(OSError):
                 path.unlink(missing_ok=True)
