@@ -52,7 +52,7 @@ class Shard:
 
 # CRC-32C of contiguous bytes, not copied. awscrt folds with AVX-512 where there is some: 66 GB/s here for rows of SDXL,
 # where google-crc32c has 31, which would be as much again as copying the row.
-crc32c: Callable[[np.ndarray[Any, Any] | bytes], int] = checksums.crc32c
+crc32c: Callable[[np.ndarray[Any, Any] | memoryview | bytes], int] = checksums.crc32c
 
 
 def crc_bytes(data: np.ndarray[Any, Any] | bytes) -> bytes:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prep.cache import damage, layout
 from prep.cache.layout import Shard
 from prep.cache.pread import no_advice, plain_read
-from prep.cache.reader import Reader
+from prep.cache.reader import Reader, Targets
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.records import ArraySpec, RowRef
@@ -62,15 +62,55 @@ def test_rows_go_straight_into_a_slice_of_a_batch(cache: Cache, shard: Shard, ro
 
 
 @pytest.mark.parametrize(
-    "out",
+    ("out", "message"),
     [
-        np.empty((1, 47), np.uint8), np.empty((1, 24), np.uint16), np.empty(48, np.uint8),
-        np.empty((1, 96), np.uint8)[:, ::2],
+        (np.empty((1, 47), np.uint8), "out has rows of 47 bytes, expected 48 of array 'latent'"),
+        (np.empty((1, 24), np.uint16), r"out is uint16 \[1, 24\], expected uint8 \[B, row_bytes\], rows contiguous"),
+        (np.empty(48, np.uint8), r"out is uint8 \[48\], expected uint8 \[B, row_bytes\], rows contiguous"),
+        (np.empty((1, 96), np.uint8)[:, ::2], r"out is uint8 \[1, 48\], expected uint8 \[B, row_bytes\], rows contig"),
     ],
 )
-def test_buffers_that_do_not_fit(cache: Cache, shard: Shard, out: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"expected uint8 rows of 48 bytes for array 'latent'|expected one for each"):
+def test_buffers_that_do_not_fit(cache: Cache, shard: Shard, out: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Reader(cache.root).read_batch(out, "latent", [RowRef(shard=shard.digest, row=0)])
+
+
+def test_a_batch_from_several_shards_and_into_some_of_its_rows(
+    cache: Cache, draw: Any, put: Any, latent: ArraySpec
+) -> None:
+    """Rows land where they were asked for, whatever order they are read in; buffers are split once."""
+    drawn = [draw([latent], 5, seed) for seed in range(3)]
+    shards = [put(cache, "latent", [latent], rows) for rows in drawn]
+    places = [(2, 4), (0, 1), (1, 0), (2, 0), (0, 3), (1, 1), (0, 1)]
+    refs = [RowRef(shard=shards[shard].digest, row=row) for shard, row in places]
+    out = np.full((len(refs), latent.row_bytes), 9, np.uint8)
+    targets = Targets(out)
+    reader = Reader(cache.root)
+    wanted = [list(drawn[shard].values())[row]["latent"].tobytes() for shard, row in places]
+    for _ in range(2):
+        reader.read_batch(targets, "latent", refs)
+        assert [row.tobytes() for row in out] == wanted
+    out[:] = 9
+    reader.read_batch(targets.only([5, 1]), "latent", [refs[0], refs[2]])
+    assert (out[5].tobytes(), out[1].tobytes()) == (wanted[0], wanted[2])
+    assert (out[[0, 2, 3, 4, 6]] == 9).all()
+
+
+def test_opening_many_at_once(cache: Cache, draw: Any, put: Any, latent: ArraySpec, edit: Edit) -> None:
+    """In their order, few files open at the end, and the first fault in that order is the one that is raised."""
+    shards = [put(cache, "latent", [latent], draw([latent], 2 + seed, seed)) for seed in range(12)]
+    places = [(shard.digest, "latent") for shard in shards]
+    gc.collect()
+    before = descriptors()
+    reader = Reader(cache.root, open_arrays=3)
+    assert reader.open_all(places) == [(latent, 2 + seed) for seed in range(12)]
+    assert descriptors() <= before + 3
+    assert Reader(cache.root).open_all([]) == []
+    for bad in (3, 7):
+        edit(cache.shard(shards[bad].digest) / DATA, lambda data: bytes(data[:-1]))
+    with pytest.raises(CacheError, match=f"shard {shards[3].digest}, array 'latent': .* bytes, expected"):
+        Reader(cache.root).open_all(places, jobs=4)
+    assert all(damage.recorded(cache, shards[bad].digest) for bad in (3, 7))
 
 
 def test_buffers_of_another_number(cache: Cache, shard: Shard) -> None:
