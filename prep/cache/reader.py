@@ -72,7 +72,7 @@ class Targets:
     def check(self, spec: ArraySpec) -> None:
         """Raises `ValueError` unless a row is as large as those of an array."""
         if self.row_bytes != spec.row_bytes:
-            raise ValueError(f"out has rows of {self.row_bytes} bytes, expected {spec.row_bytes} of array '{spec.name}'")
+            raise ValueError(f"out has rows of {self.row_bytes} bytes, array '{spec.name}' has {spec.row_bytes}")
 
 
 class Reader:

@@ -64,7 +64,7 @@ def test_rows_go_straight_into_a_slice_of_a_batch(cache: Cache, shard: Shard, ro
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        (np.empty((1, 47), np.uint8), "out has rows of 47 bytes, expected 48 of array 'latent'"),
+        (np.empty((1, 47), np.uint8), "out has rows of 47 bytes, array 'latent' has 48"),
         (np.empty((1, 24), np.uint16), r"out is uint16 \[1, 24\], expected uint8 \[B, row_bytes\], rows contiguous"),
         (np.empty(48, np.uint8), r"out is uint8 \[48\], expected uint8 \[B, row_bytes\], rows contiguous"),
         (np.empty((1, 96), np.uint8)[:, ::2], r"out is uint8 \[1, 48\], expected uint8 \[B, row_bytes\], rows contig"),
