@@ -24,12 +24,12 @@ PATIENCE = 2.0  # seconds; whoever has the lock has it for some milliseconds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Damage:
-    """One damaged row, or a whole shard."""
+    """One damaged row, or a whole shard, or an array's shard index."""
 
     shard: str
     field: str | None  # None: the shard does not say any more
     array: str | None  # None: the whole shard
-    row: int | None  # None: the whole shard
+    row: int | None  # None: the whole shard; with an array, its shard index, which costs no row
     what: str
 
 

@@ -6,19 +6,50 @@ Nothing is allocated that a file of that size could not hold.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prep.cache import layout
-from prep.cache.door import check_dir, open_plain, read_plain, size_plain
+from prep.cache.door import check_dir, entries, open_plain, read_plain, size_plain
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.parse import Unparsed
 from prep.records import ArraySpec
 
 HINT = "prep verify MANIFEST names every damaged row; prep encode, as it was first run, makes them again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a shard's documents and keys say together."""
+
+    field: str
+    rows: int
+    arrays: tuple[ArraySpec, ...]  # sorted by name
+    keys: np.ndarray[Any, np.dtype[np.uint8]]  # [rows, 32]
+
+
+def read_header(cache: Cache, shard: str) -> Header:
+    """The header of a shard whose documents agree; the arrays' data is not looked at. Raises `CacheError`."""
+    root = cache.shard(shard)
+    keys = read_keys(cache, shard)
+    array, arrays = "", []
+    try:
+        field = layout.parse_group(read_document(root / "zarr.json"), "zarr.json")
+        for array in [entry.name for entry in entries(root) if entry.is_dir(follow_symlinks=False)]:
+            layout.checked_name(array, "a directory")
+            if array != layout.KEY:
+                where = f"{array}/zarr.json"
+                spec, rows = layout.parse_array(read_document(root / array / "zarr.json"), array, where)
+                if rows != len(keys):
+                    raise Unparsed(f"{rows} rows, expected {len(keys)} as there are keys")
+                arrays.append(spec)
+    except (OSError, Unparsed) as error:
+        raise fault(root, shard, array, error) from None
+    return Header(field=field, rows=len(keys), arrays=tuple(arrays), keys=keys)
 
 
 def read_document(path: Path) -> bytes:
@@ -69,10 +100,11 @@ def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def fault(root: Path, shard: str, array: str, error: Exception) -> CacheError:
-    """What a user is told when an array cannot be opened."""
+    """What a user is told when an array cannot be opened; or the shard itself, when `array` is empty."""
     what = str(error)
     if not root.is_dir():
         what = "the shard is missing"
     elif isinstance(error, FileNotFoundError):
         what = f"{Path(error.filename).name} is missing"
-    return CacheError(f"shard {shard}, array '{array}': {what}", hint=HINT)
+    named = f"shard {shard}, array '{array}'" if array else f"shard {shard}"
+    return CacheError(f"{named}: {what}", hint=HINT)

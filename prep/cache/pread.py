@@ -41,5 +41,18 @@ def will_need(descriptor: int, offset: int, length: int) -> None:
     os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
 
+def no_reading_through(descriptor: int) -> None:
+    """Does nothing."""
+
+
+def reading_through(descriptor: int) -> None:
+    """The file will be read from its beginning to its end: the kernel reads twice as far ahead.
+
+    (Cold files, blocks of 1 MiB: 1.6 GB/s at 0.56 CPU s/GB; `will_need` ahead of each block 1.2 at 0.78.)
+    """
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
 READ_AT: ReadAt = getattr(os, "preadv", plain_read)
 ADVISE: Advise = will_need if hasattr(os, "posix_fadvise") else no_advice
+SEQUENTIAL: Callable[[int], None] = reading_through if hasattr(os, "posix_fadvise") else no_reading_through

@@ -1,22 +1,26 @@
-"""A damaged shard, replaced by one of its good rows: only what is truly lost is encoded again."""
+"""Damage, made good at the least cost: what is whole stays, good rows are copied, only the lost are encoded again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from prep.cache import files, layout
-from prep.cache.damage import recorded
-from prep.cache.header import read_document
+from prep.cache.columns import Column, packed
+from prep.cache.commits import read_commit
+from prep.cache.damage import forget
+from prep.cache.door import tree
+from prep.cache.header import Header, read_header, read_keys
 from prep.cache.layout import Shard
-from prep.cache.ledger import commit, read_commit
-from prep.cache.reader import Reader
+from prep.cache.ledger import Ledger, commit
 from prep.cache.store import Cache, retire_shard
+from prep.cache.verify import bad_rows, rows_of, verify_shard
 from prep.cache.writer import ShardWriter
-from prep.digest import digest_json
+from prep.digest import digest_json, digest_parts
 from prep.errors import CacheError
-from prep.parse import Unparsed
 from prep.records import ArraySpec, Task
 
 
@@ -25,13 +29,65 @@ def damaged_shards(cache: Cache) -> list[str]:
     return list(cache.names("damaged"))
 
 
-def salvage(cache: Cache, digest: str) -> Shard | None:
-    """Copies a damaged shard's good rows into a new shard with a commit of its own, then retires the old one.
+def suspects(cache: Cache, ledger: Ledger) -> list[str]:
+    """The tasks whose commit is there and does not count: damaged, or its shard is missing, torn or damaged."""
+    return [task for task in cache.names("commits") if not ledger.has_commit(task)]
 
-    None when no row could be saved. Every copied row passed its checksum again; a crash in between leaves both
-    shards, and running this again ends it. Commits that name the old shard go before it, rejects in them with them.
+
+def mend(cache: Cache, tasks: Iterable[str]) -> None:
+    """Looks into suspects: what their shards still have is kept, commits that say nothing go.
+
+    Only for whoever is alone with the cache.
     """
-    new = _copy(cache, digest)
+    for task in tasks:
+        found = read_commit(cache, task)
+        if found is not None and found.shard is None:
+            continue
+        digest = None if found is None or found.shard is None else found.shard.digest
+        if digest is not None and cache.shard(digest).is_dir() and verify_shard(cache, digest):
+            if digest in damaged_shards(cache):  # else it could not be read, which may pass
+                salvage(cache, digest)
+        else:  # a shard without a commit that is sound is found again by `adopt`
+            files.remove(cache.commit(task))
+
+
+def adopt(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
+    """Commits for shards that no sound commit names and that hold wanted rows: those rows need not be made again.
+
+    Such a shard is what a damaged commit leaves, or a crash before the commit. Its digest is verified first.
+    """
+    keys = packed(wanted)
+    known = {shard.digest for shard in ledger.shards}
+    return [shard for digest in cache.shards() if digest not in known
+            and (shard := _adopted(cache, digest, keys)) is not None]
+
+
+def _adopted(cache: Cache, digest: str, wanted: Column) -> Shard | None:
+    try:
+        held = read_keys(cache, digest).view("S32").reshape(-1)
+        if not np.isin(held, wanted).any() or verify_shard(cache, digest):
+            return None
+        header = read_header(cache, digest)
+        size = sum(size for _, size in tree(cache.shard(digest)))
+    except (CacheError, OSError):
+        return None
+    shard = Shard(digest=digest, rows=header.rows, bytes=size)
+    _commit(cache, header.field, [bytes(key).hex() for key in header.keys], shard, digest)
+    return shard
+
+
+def salvage(cache: Cache, digest: str) -> Shard | None:
+    """Replaces a damaged shard by one of its good rows, with a commit of its own; None when no row could be saved.
+
+    A shard that is sound after all stays, as does one that only lost what can be made again from the rest (its shard
+    index): then no row is lost, and manifests that name it stay valid. Every copied row passed its checksum again; a
+    crash in between leaves both shards, and running this again ends it. Commits that name the old shard go before it,
+    rejects in them with them.
+    """
+    new = _saved(cache, digest)
+    if new is not None and new.digest == digest:
+        forget(cache, digest)
+        return new
     for task in list(cache.names("commits")):
         found = read_commit(cache, task)
         if found is not None and found.shard is not None and found.shard.digest == digest:
@@ -40,42 +96,73 @@ def salvage(cache: Cache, digest: str) -> Shard | None:
     return new
 
 
-def _copy(cache: Cache, digest: str) -> Shard | None:
-    damages = recorded(cache, digest)
-    if any(damage.row is None for damage in damages):
-        return None
+def _saved(cache: Cache, digest: str) -> Shard | None:
+    """The shard that takes the place of a damaged one; of the same digest when that is, or can be made, whole."""
     root = cache.shard(digest)
-    reader = Reader(cache.root)
     try:
-        field = layout.parse_group(read_document(root / "zarr.json"), "zarr.json")
-        names = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name != layout.KEY)
-        specs = [reader.array_info(digest, name)[0] for name in names]
-        keys = [bytes(key).hex() for key in reader.keys(digest)]
-    except (CacheError, Unparsed, OSError):
+        header = read_header(cache, digest)
+        bad = {row for spec in header.arrays for row, _ in bad_rows(root, header, spec)}
+        if bad:
+            return _copied(cache, digest, header, bad)
+        if layout.tree_digest(root) != digest:
+            # Where every row has its checksum and the digest does not fit all the same, some are not this shard's rows.
+            if _rebuilt_digest(root, header) != digest:
+                return None
+            _rewrite_indexes(cache, root, header)
+    except (CacheError, OSError):
         return None
-    bad = {damage.row for damage in damages}
-    good = [(row, key) for row, key in enumerate(keys) if row not in bad]
-    return _copy_rows(cache, reader, digest, field, specs, good)
+    return Shard(digest=digest, rows=header.rows, bytes=sum(size for _, size in tree(root)))
 
 
-def _copy_rows(
-    cache: Cache, reader: Reader, digest: str, field: str, specs: Sequence[ArraySpec], rows: Sequence[tuple[int, str]]
-) -> Shard | None:
-    kept = []
-    with ShardWriter(cache, field, specs) as writer:
-        for row, key in rows:
-            values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in specs}
-            try:
-                for name, value in values.items():
-                    reader.read_into(value, digest, name, row)
-            except CacheError:
+def _rebuilt_digest(root: Path, header: Header) -> str:
+    """The digest of the shard that these rows and documents make when its shard indexes are written anew."""
+    listing = [{"path": layout.data_path(spec), "size": layout.data_bytes(spec, header.rows),
+                "sha256": digest_parts(_data_of(root, header, spec))} for spec in header.arrays]
+    mine = {entry["path"] for entry in listing}
+    listing += [{"path": name, "size": size, "sha256": layout.file_digest(root / name)}
+                for name, size in tree(root) if name not in mine]
+    return layout.listing_digest(listing)
+
+
+def _data_of(root: Path, header: Header, spec: ArraySpec) -> Iterator[Any]:
+    """The bytes of an array's data file as they should be."""
+    for row, _ in rows_of(root, header, spec):
+        yield row.data
+        yield layout.crc_bytes(row)
+    yield layout.index(spec, header.rows)
+
+
+def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
+    """Puts files with new shard indexes in the place of the old ones, each in one step."""
+    for spec in header.arrays:
+        path = root / layout.data_path(spec)
+        staged = files.beside(path, cache.staging())
+        with files.create(staged) as handle:
+            for part in _data_of(root, header, spec):
+                files.write(handle, part)
+            files.sync(handle)
+        files.protect(staged)
+        files.rename(staged, path)
+        files.sync_dir(path.parent)
+
+
+def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:
+    """A shard of the rows that are not bad, with its commit; None when there are no such rows."""
+    root, kept = cache.shard(digest), []
+    with ShardWriter(cache, header.field, header.arrays) as writer:
+        sources = [rows_of(root, header, spec) for spec in header.arrays]
+        for number, (key, *rows) in enumerate(zip(header.keys, *sources, strict=True)):
+            if number in bad or any(what for _, what in rows):
                 continue
-            writer.add(key, {name: value.data for name, value in values.items()})
-            kept.append(key)
+            kept.append(bytes(key).hex())
+            writer.add(kept[-1], {spec.name: row.data for spec, (row, _) in zip(header.arrays, rows, strict=True)})
         if not kept:
             return None
         shard = writer.finish()
-    task = Task(key=digest_json({"kind": "salvage", "meaning": 1, "field": field, "rows": kept}), field=field,
-                rows=tuple(kept))
-    commit(cache, task, shard, [], {"salvaged": digest})
+    _commit(cache, header.field, kept, shard, digest)
     return shard
+
+
+def _commit(cache: Cache, field: str, rows: Sequence[str], shard: Shard, origin: str) -> None:
+    key = digest_json({"kind": "salvage", "meaning": 1, "field": field, "rows": list(rows)})
+    commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": origin})

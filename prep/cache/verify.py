@@ -3,61 +3,152 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from prep.cache import damage, layout
 from prep.cache.damage import Damage
-from prep.cache.header import read_document
-from prep.cache.reader import Reader
+from prep.cache.door import NotPlain, open_plain, tree
+from prep.cache.header import Header, check_index, fault, read_array_header, read_header
+from prep.cache.pread import READ_AT, SEQUENTIAL, ReadAt
 from prep.cache.store import Cache
+from prep.digest import digest_parts
 from prep.errors import CacheError
 from prep.parse import Unparsed
+from prep.records import ArraySpec
+
+Tick = Callable[[int], object]
+BLOCK = 1 << 20  # bytes; SHA-256 is as fast with a quarter or four times that, cold files are slower with less
+NOT_THERE = "the shard is missing"
+NOT_PLACED = "the digest does not fit, and every row's checksum does: files were added, removed or replaced"
+# What a disk says of bytes that it has lost; anything else (rights, a server that does not answer) may pass.
+LOST = {getattr(errno, name, errno.EIO) for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA", "EREMOTEIO")}
 
 
-def verify_shard(cache: Cache, digest: str) -> list[Damage]:
+def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read_at: ReadAt = READ_AT) -> list[Damage]:
     """What is damaged in a shard; nothing when its digest fits. The cache remembers either, where it is writable.
 
-    Damage that no checksum places (a lost file, a header, the keys) counts against the whole shard. What the system
-    does not let us read is told, and not remembered: it may be a matter of rights.
+    Every byte is read once, and `tick` called with the bytes of each block; rows are looked at one by one only where
+    the digest does not fit. Damage that no checksum places (a lost file, a header, the keys) counts against the whole
+    shard; that of a shard index against no row. What the system does not let us read is told, and not remembered: it
+    may be a matter of rights.
     """
     root = cache.shard(digest)
-    if not root.is_dir():
-        return [Damage(shard=digest, field=None, array=None, row=None, what="the shard is missing")]
     try:
-        found = [] if layout.tree_digest(root) == digest else _locate(cache, digest)
+        root.lstat()
+        found = [] if _tree_digest(root, tick, read_at) == digest else locate(cache, digest, read_at)
     except OSError as error:
-        return [Damage(shard=digest, field=None, array=None, row=None, what=f"cannot be read: {error}")]
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(root):
+            return [whole(digest, NOT_THERE)]
+        if not isinstance(error, NotPlain) and error.errno not in LOST:
+            return [whole(digest, f"cannot be read: {error}")]
+        found = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
     with contextlib.suppress(OSError):
-        damage.forget(cache, digest)
-        damage.record(cache, found)
+        damage.replace(cache, digest, found)
     return found
 
 
-def _locate(cache: Cache, digest: str) -> list[Damage]:
+def glance(cache: Cache, digest: str) -> list[Damage]:
+    """What is damaged in a shard as far as its documents, keys, shard indexes and sizes say; no row is read."""
     root = cache.shard(digest)
-    field = None
     try:
-        field = layout.parse_group(read_document(root / "zarr.json"), "zarr.json")
-        reader = Reader(cache.root)
-        rows = len(reader.keys(digest))
-        names = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name != layout.KEY)
-        found = [bad for name in names for bad in _damaged_rows(reader, digest, field, name, rows)]
-    except (CacheError, Unparsed, FileNotFoundError) as error:
-        return [Damage(shard=digest, field=field, array=None, row=None, what=str(error))]
-    what = "the digest does not fit, and every row's checksum does: files were added, removed or replaced"
-    return found or [Damage(shard=digest, field=field, array=None, row=None, what=what)]
+        header = read_header(cache, digest)
+        for spec in header.arrays:
+            read_array_header(root, spec.name)
+            check_index(root / layout.data_path(spec), spec, header.rows)
+    except (CacheError, OSError, Unparsed) as error:
+        return [whole(digest, str(error) if root.is_dir() else NOT_THERE)]
+    return []
 
 
-def _damaged_rows(reader: Reader, digest: str, field: str, name: str, rows: int) -> list[Damage]:
-    spec, own_rows = reader.array_info(digest, name)
-    if own_rows != rows:
-        raise CacheError(f"shard {digest}, array '{name}': {own_rows} rows, expected {rows} as there are keys")
-    row_bytes = np.empty(spec.row_bytes, dtype=np.uint8)
-    found = []
-    for row in range(rows):
-        try:
-            reader.read_into(row_bytes, digest, name, row)
-        except CacheError as error:
-            found.append(Damage(shard=digest, field=field, array=name, row=row, what=error.message))
-    return found
+def locate(cache: Cache, digest: str, read_at: ReadAt = READ_AT, *, otherwise: str = NOT_PLACED) -> list[Damage]:
+    """Where a shard is damaged whose digest does not fit; `otherwise` is said of the whole when no place is found."""
+    root = cache.shard(digest)
+    array, found = "", []
+    try:
+        header = read_header(cache, digest)
+        for spec in header.arrays:
+            array = spec.name
+            for row, what in bad_rows(root, header, spec, read_at):
+                found.append(Damage(shard=digest, field=header.field, array=array, row=row, what=what))
+            found += _index_damage(digest, root, header, spec)
+    except CacheError as error:
+        return [whole(digest, error.message)]
+    except OSError as error:
+        return [whole(digest, fault(root, digest, array, error).message)]
+    return found or [Damage(shard=digest, field=header.field, array=None, row=None, what=otherwise)]
+
+
+def _index_damage(digest: str, root: Path, header: Header, spec: ArraySpec) -> list[Damage]:
+    """Whether a shard index is damaged; it says nothing that N and the shape of a row do not, so no row is lost."""
+    try:
+        check_index(root / layout.data_path(spec), spec, header.rows)
+    except (Unparsed, OSError) as error:
+        return [Damage(shard=digest, field=header.field, array=spec.name, row=None, what=str(error))]
+    return []
+
+
+def bad_rows(root: Path, header: Header, spec: ArraySpec, read_at: ReadAt = READ_AT) -> Iterator[tuple[int, str]]:
+    """The rows of an array that cannot be read or do not match their checksums, and what is wrong with each."""
+    return ((row, what) for row, (_, what) in enumerate(rows_of(root, header, spec, read_at)) if what)
+
+
+def rows_of(
+    root: Path, header: Header, spec: ArraySpec, read_at: ReadAt = READ_AT
+) -> Iterator[tuple[np.ndarray[Any, np.dtype[np.uint8]], str]]:
+    """Each row of an array in a buffer that the next row overwrites, and what is wrong with it, or "".
+
+    Raises `OSError` when its file cannot be opened.
+    """
+    descriptor = open_plain(root / layout.data_path(spec))
+    stride = layout.row_stride(spec)
+    row_bytes, stored = np.empty(spec.row_bytes, np.uint8), np.empty(1, "<u4")
+    try:
+        for row in range(header.rows):
+            what = ""
+            try:
+                got = read_at(descriptor, [row_bytes, stored], row * stride)
+                if got != stride:
+                    what = f"ends after {got} of {stride} bytes"
+                elif layout.crc32c(row_bytes) != stored[0]:
+                    what = "is damaged: its bytes do not match their checksum"
+            except OSError as error:
+                what = f"cannot be read: {error}"
+            yield row_bytes, what
+    finally:
+        os.close(descriptor)
+
+
+def whole(digest: str, what: str) -> Damage:
+    """Damage of a whole shard."""
+    return Damage(shard=digest, field=None, array=None, row=None, what=what)
+
+
+def _tree_digest(root: Path, tick: Tick, read_at: ReadAt) -> str:
+    """`layout.tree_digest` of large files: in blocks that stay in the CPU's cache, the disk reading ahead."""
+    return layout.listing_digest([{"path": name, "size": size, "sha256": _file_digest(root / name, size, tick, read_at)}
+                                  for name, size in tree(root)])
+
+
+def _file_digest(path: Path, size: int, tick: Tick, read_at: ReadAt) -> str:
+    descriptor = open_plain(path)
+    try:
+        SEQUENTIAL(descriptor)
+        return digest_parts(_blocks(descriptor, min(size + 1, BLOCK), tick, read_at))
+    finally:
+        os.close(descriptor)
+
+
+def _blocks(descriptor: int, block: int, tick: Tick, read_at: ReadAt) -> Iterator[Any]:
+    """The bytes of a file, each block in the same buffer; a short read is no end, only an empty one."""
+    buffer = memoryview(bytearray(block))
+    at = 0
+    while got := read_at(descriptor, [buffer], at):
+        yield buffer[:got]
+        at += got
+        tick(got)

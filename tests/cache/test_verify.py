@@ -87,10 +87,10 @@ def test_another_number_of_rows(
 def test_what_cannot_be_read_is_told_and_not_remembered(
     cache: Cache, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(root: object) -> str:
+    def refuse(path: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(layout, "tree_digest", refuse)
+    monkeypatch.setattr(verify, "open_plain", refuse)
     (found,) = verify.verify_shard(cache, shard.digest)
     assert found.what == "cannot be read: [Errno 13] Permission denied"
     assert not cache.damaged(shard.digest).exists()
@@ -151,13 +151,13 @@ def test_repair_copies_good_rows_and_retires_the_shard(cache: Cache, shard: Shar
         assert out == rows[key]["latent"].tobytes()
 
 
-def test_repair_finds_rows_that_went_bad_since(cache: Cache, shard: Shard, rows: Any, edit: Edit) -> None:
+def test_repair_looks_at_every_row_itself(cache: Cache, shard: Shard, rows: Any, edit: Edit) -> None:
     committed(cache, shard, rows)
     damage.record(cache, [damage.Damage(shard=shard.digest, field="latent", array="latent", row=0, what="bits")])
     edit(cache.shard(shard.digest) / DATA, lambda data: data.__setitem__(2 * 52, data[2 * 52] ^ 1))
     new = repair.salvage(cache, shard.digest)
     assert new is not None
-    assert new.rows == 5
+    assert new.rows == 6, "row 2 went bad since, and row 0 is sound after all"
 
 
 def lose_header(cache: Cache, digest: str, edit: Edit) -> None:
@@ -172,11 +172,17 @@ def lose_all(cache: Cache, digest: str, edit: Edit) -> None:
     store.retire_shard(cache, digest)
 
 
-def condemn(cache: Cache, digest: str, edit: Edit) -> None:
-    damage.record(cache, [damage.Damage(shard=digest, field=None, array=None, row=None, what="gone")])
+def swap_rows(cache: Cache, digest: str, edit: Edit) -> None:
+    """Every checksum fits, and no row belongs to its key any more."""
+    edit(cache.shard(digest) / DATA, lambda data: bytes(data[52:104] + data[:52] + data[104:]))
 
 
-@pytest.mark.parametrize("harm", [lose_header, flip_every_row, lose_all, condemn])
+def swap_rows_and_spoil_the_index(cache: Cache, digest: str, edit: Edit) -> None:
+    swap_rows(cache, digest, edit)
+    edit(cache.shard(digest) / DATA, lambda data: data.__setitem__(-1, data[-1] ^ 1))
+
+
+@pytest.mark.parametrize("harm", [lose_header, flip_every_row, lose_all, swap_rows, swap_rows_and_spoil_the_index])
 def test_nothing_to_save(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm: Any) -> None:
     committed(cache, shard, rows)
     harm(cache, shard.digest, edit)
@@ -184,3 +190,40 @@ def test_nothing_to_save(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm
     assert list(cache.shards()) == []
     assert list(cache.names("commits")) == []
     assert list((cache.root / "tmp").iterdir()) == []
+
+
+def condemn(cache: Cache, digest: str, edit: Edit) -> None:
+    damage.record(cache, [damage.Damage(shard=digest, field=None, array=None, row=None, what="gone")])
+
+
+def spoil_record(cache: Cache, digest: str, edit: Edit) -> None:
+    condemn(cache, digest, edit)
+    cache.damaged(digest).write_bytes(b"{")
+
+
+def spoil_index(cache: Cache, digest: str, edit: Edit) -> None:
+    edit(cache.shard(digest) / DATA, lambda data: data.__setitem__(-20, data[-20] ^ 1))
+
+
+def lose_index(cache: Cache, digest: str, edit: Edit) -> None:
+    edit(cache.shard(digest) / DATA, lambda data: bytes(data[:-50]))
+
+
+def add_to_the_end(cache: Cache, digest: str, edit: Edit) -> None:
+    edit(cache.shard(digest) / DATA, lambda data: bytes(data) + b"more")
+
+
+@pytest.mark.parametrize("harm", [condemn, spoil_record, spoil_index, lose_index, add_to_the_end])
+def test_nothing_is_lost(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm: Any) -> None:
+    """The shard is whole, or is made so from what it has: it stays, with its commit."""
+    committed(cache, shard, rows)
+    harm(cache, shard.digest, edit)
+    if harm not in (condemn, spoil_record):
+        (found,) = verify.verify_shard(cache, shard.digest)
+        assert (found.array, found.row) == ("latent", None)
+    assert repair.salvage(cache, shard.digest) == shard
+    assert verify.verify_shard(cache, shard.digest) == []
+    assert repair.damaged_shards(cache) == []
+    assert len(ledger.load(cache).resolve(rows)) == 7
+    assert list((cache.root / "tmp").iterdir()) == []
+    assert (cache.shard(shard.digest) / DATA).stat().st_mode & 0o222 == 0 or harm in (condemn, spoil_record)
