@@ -73,14 +73,13 @@ def bucketing(pictures: Iterable[tuple[str, Size]], rules: Rules) -> Bucketing:
         if home is not None:
             members[home] = _crowd(members.get(home, (0, size)), (1, size))
     moves, merges = merge_small(members, rules)
+    placements = {size: place(size, moves.get(home, home)) for size, home in homes.items() if home is not None}
     placed, findings = [], []
     for index, (name, size) in enumerate(given):
-        home = homes[size]
-        if home is None:
-            findings.append(_too_small(name, size, rules))
+        if size in placements:
+            placed.append(Bucketed(index=index, name=name, size=size, placement=placements[size]))
         else:
-            placement = place(size, moves.get(home, home))
-            placed.append(Bucketed(index=index, name=name, size=size, placement=placement))
+            findings.append(_too_small(name, size, rules))
     used = tuple(sorted({one.placement.bucket for one in placed}))
     findings += _still_small(placed, rules)
     return Bucketing(rules=rules, buckets=used, pictures=tuple(placed), findings=tuple(findings), merges=merges)

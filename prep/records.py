@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,11 +37,17 @@ class Blob:
     file: str  # the file's path; a `Path` of it takes longer to make than all that a run without news does with it
     offset: int = 0
     length: int | None = None  # None: up to the end of the file
+    member: str = ""  # what the range is called in its tar; "": the blob is a whole file
 
     @property
     def path(self) -> Path:
         """The file."""
         return Path(self.file)
+
+    @property
+    def name(self) -> str:
+        """The file's name, or the member's, without its directory."""
+        return self.member.rpartition("/")[2] or self.file.rpartition(os.sep)[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +59,8 @@ class Item:
     picture: Blob
     caption: Blob | None
     mask: Blob | None
+    caption_format: Literal["text", "json"] = "text"
+    captions: tuple[str, ...] = ()  # from a table, where there is no caption file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 from prep.bucket import Bucketing
 from prep.draw import choose_validation
-from prep.keys import latent_key, mask_key, sample_id, text_key, unconditional_key
-from prep.parse import colour_of
+from prep.keys import LatentKeys, MaskKeys, TextKeys, sample_id
+from prep.parse import RGB, colour_of
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import Blob, Finding, Placement, Role, Sample, Size, Surveyed, Text, View
@@ -96,21 +96,40 @@ def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Con
              prompts: Sequence[PromptPair]) -> Wants:
     """The wants of a recipe whose items went into `bucketing` in the survey's order."""
     roles, notices = roles_of(recipe, survey.items)
+    keys = _Keys.of(recipe, contexts)
     samples: list[Sample] = []
     latents: dict[str, PictureWork] = {}
     masks: dict[str, PictureWork] = {}
     for seat in seats_of(survey.items, roles, bucketing):
-        latent, mask = _latent_work(seat, recipe, contexts), _mask_work(seat, recipe, contexts)
+        name = label(recipe, seat.item.item)
+        latent, mask = _latent_work(seat, name, keys), _mask_work(seat, name, keys)
         latents.setdefault(latent.key, latent)
         if mask is not None:
             masks.setdefault(mask.key, mask)
         view = View(placement=seat.placement, latent=latent.key, mask=None if mask is None else mask.key)
-        samples.append(_sample(seat, recipe, (view,), contexts))
-    rows = tuple(_prompt(prompt, negative, contexts.text) for prompt, negative in prompts)
-    unconditional = unconditional_key(contexts.text)
-    return Wants(samples=tuple(samples), prompts=rows, unconditional=unconditional, latents=latents, masks=masks,
-                 texts=_text_works(samples, rows, unconditional), findings=(*survey.findings, *bucketing.findings),
-                 notices=notices)
+        samples.append(_sample(seat, recipe, (view,), keys.text))
+    rows = tuple(_prompt(prompt, negative, keys.text) for prompt, negative in prompts)
+    return Wants(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
+                 masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
+                 findings=(*survey.findings, *bucketing.findings), notices=notices)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Keys:
+    """What makes the keys of each field, and what decides them beside the item."""
+
+    latent: LatentKeys
+    mask: MaskKeys | None
+    text: TextKeys
+    origin: str | None  # of masks: "file" or "alpha"
+    alpha: RGB | None  # that transparency is flattened onto; None: pictures with any are refused
+
+    @classmethod
+    def of(cls, recipe: Recipe, contexts: Contexts) -> _Keys:
+        mask, alpha = contexts.mask, recipe.image.alpha
+        return cls(latent=LatentKeys(contexts.latent), mask=None if mask is None else MaskKeys(mask),
+                   text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
+                   alpha=None if alpha == "reject" else colour_of(alpha))
 
 
 def roles_of(recipe: Recipe, items: Sequence[Surveyed]) -> tuple[list[Role], tuple[str, ...]]:
@@ -149,20 +168,19 @@ def _order(item: Surveyed) -> tuple[int, str]:
     return item.item.source, item.item.name
 
 
-def _latent_work(seat: Seat, recipe: Recipe, contexts: Contexts) -> PictureWork:
-    item, name = seat.item, label(recipe, seat.item.item)
-    alpha = colour_of(recipe.image.alpha) if item.has_alpha else None
-    key = latent_key(item.picture, seat.placement, alpha, contexts.latent)
+def _latent_work(seat: Seat, name: str, keys: _Keys) -> PictureWork:
+    item = seat.item
+    key = keys.latent.key(item.picture, seat.placement, keys.alpha if item.has_alpha else None)
     return PictureWork(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
                        placement=seat.placement)
 
 
-def _mask_work(seat: Seat, recipe: Recipe, contexts: Contexts) -> PictureWork | None:
+def _mask_work(seat: Seat, name: str, keys: _Keys) -> PictureWork | None:
     """The mask's work; `None` for a picture without one, which reads as all ones."""
-    item, name = seat.item, label(recipe, seat.item.item)
-    if contexts.mask is None:
+    item = seat.item
+    if keys.mask is None:
         return None
-    if contexts.mask["origin"] == "alpha":
+    if keys.origin == "alpha":
         if not item.has_alpha:
             return None
         blob, digest, file = item.item.picture, item.picture, name
@@ -170,23 +188,23 @@ def _mask_work(seat: Seat, recipe: Recipe, contexts: Contexts) -> PictureWork | 
         return None
     else:
         blob, digest = item.item.mask, item.mask
-        file = f"{name}: its mask {printable(blob.path.name)}"
-    key = mask_key(digest, seat.placement, contexts.mask)
-    return PictureWork(key=key, name=name, file=file, blob=blob, digest=digest, placement=seat.placement)
+        file = f"{name}: its mask {printable(blob.name)}"
+    return PictureWork(key=keys.mask.key(digest, seat.placement), name=name, file=file, blob=blob, digest=digest,
+                       placement=seat.placement)
 
 
-def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], contexts: Contexts) -> Sample:
+def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], keys: TextKeys) -> Sample:
     item = seat.item
     source = recipe.sources[item.item.source]
-    texts = tuple(Text(caption=caption, weight=1.0, key=text_key(caption, contexts.text)) for caption in item.captions)
+    texts = tuple(Text(caption=caption, weight=1.0, key=keys.key(caption)) for caption in item.captions)
     return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
                   size=item.size, bucket=seat.placement.bucket, views=views, texts=texts, repeats=source.repeats,
                   weight=source.weight)
 
 
-def _prompt(prompt: str, negative: str | None, context: Mapping[str, Any]) -> Prompt:
-    negative_key = unconditional_key(context) if negative is None else text_key(negative, context)
-    return Prompt(prompt=prompt, negative=negative, positive_key=text_key(prompt, context), negative_key=negative_key)
+def _prompt(prompt: str, negative: str | None, keys: TextKeys) -> Prompt:
+    negative_key = keys.unconditional if negative is None else keys.key(negative)
+    return Prompt(prompt=prompt, negative=negative, positive_key=keys.key(prompt), negative_key=negative_key)
 
 
 def _text_works(samples: Iterable[Sample], prompts: Iterable[Prompt], unconditional: str) -> dict[str, TextWork]:
