@@ -19,8 +19,8 @@ from prep.cache.damage import Damage, recorded
 from prep.cache.door import entries
 from prep.cache.header import read_keys
 from prep.cache.layout import Shard
-from prep.cache.lookup import Lookup
-from prep.cache.stamps import Stamp, commit_stamps, ctime_is_change, file_stamp, tree_stamp
+from prep.cache.lookup import Entry, Lookup
+from prep.cache.stamps import Stamp, Tree, commit_stamps, ctime_is_change, file_stamp, list_tree, tree_stamp
 from prep.cache.store import Cache
 from prep.errors import CacheError
 
@@ -42,7 +42,7 @@ class _Rows:
     """The sound rows of a shard."""
 
     count: int
-    stamp: bytes | None  # under which they may be remembered
+    entry: Entry | None  # how they may be remembered
     read: tuple[Column, Column] | None  # keys and rows; None: as the look-up file has them
 
 
@@ -62,7 +62,7 @@ def count(cache: Cache, known: Lookup, *, remember: bool) -> Census:
     for digest in sorted(digest for digest in named if digest[:2] in fans):
         damages = recorded(cache, digest) if digest in damaged else ()
         root = f"{fans[digest[:2]]}{os.sep}{digest}"  # not by Cache.shard, which looks for links at every step: 25 µs
-        rows = _rows(cache, known, named[digest][0], damages, root, remember=remember)
+        rows = _rows(cache, known, named[digest][0], damages, root)
         if rows.count:
             held[digest] = rows
     columns = _columns(known, held)
@@ -75,7 +75,7 @@ def count(cache: Cache, known: Lookup, *, remember: bool) -> Census:
 def sound_rows(cache: Cache, shard: Shard) -> int:
     """How many rows of a shard are to be trusted, looked up now."""
     root = str(cache.shard(shard.digest))
-    return _rows(cache, lookup.EMPTY, shard, recorded(cache, shard.digest), root, remember=False).count
+    return _rows(cache, lookup.EMPTY, shard, recorded(cache, shard.digest), root).count
 
 
 def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit]]:
@@ -91,13 +91,15 @@ def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit
             yield _stamp_to_keep(before, _file_stamp(cache, task)), found
 
 
-def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], root: str, *, remember: bool) -> _Rows:
-    before = _tree_stamp(root)
+def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], root: str) -> _Rows:
+    entry = known.shards.get(shard.digest)
+    before = None if entry is None else _tree_stamp(root, entry.tree)
+    if entry is not None and before is not None and before.digest == entry.stamp and not damages:
+        return _Rows(entry.rows, entry, None) if before.bytes == shard.bytes else _NONE
+    tree = _tree(root)
+    before = _tree_stamp(root, tree)
     if before is None or before.bytes != shard.bytes or any(damage.row is None for damage in damages):
         return _NONE
-    stamp, count = known.shards.get(shard.digest, (None, 0))
-    if before.digest == stamp and not damages:
-        return _Rows(count, stamp, None)
     try:
         keys = read_keys(cache, shard.digest).view(KEY).reshape(-1)
     except CacheError:
@@ -106,7 +108,9 @@ def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], 
     if bad:
         rows = rows[[row not in bad for row in range(len(keys))]]
         return _Rows(len(rows), None, (keys[rows], rows))
-    return _Rows(len(rows), _stamp_to_keep(before, _tree_stamp(root)) if remember else None, (keys, rows))
+    stamp = _stamp_to_keep(before, _tree_stamp(root, tree))
+    entry = Entry(stamp, len(rows), tree) if stamp is not None and lookup.is_ours(tree) else None
+    return _Rows(len(rows), entry, (keys, rows))
 
 
 def _columns(known: Lookup, held: Mapping[str, _Rows]) -> Columns:
@@ -123,7 +127,7 @@ def _remember(cache: Cache, known: Lookup, commits: Sequence[tuple[bytes | None,
               columns: Columns) -> None:
     """Writes the look-up file when enough of it is new, or in it and no more true."""
     entries = {commit.task: (stamp, commit) for stamp, commit in commits if stamp is not None}
-    shards = {digest: (rows.stamp, rows.count) for digest, rows in held.items() if rows.stamp is not None}
+    shards = {digest: rows.entry for digest, rows in held.items() if rows.entry is not None}
     changed = sum(known.commits.get(task, (None,))[0] != stamp for task, (stamp, _) in entries.items())
     changed += sum(held[digest].read is not None for digest in shards)
     changed += len(known.commits.keys() - entries.keys()) + len(known.shards.keys() - shards.keys())
@@ -135,9 +139,16 @@ def _remember(cache: Cache, known: Lookup, commits: Sequence[tuple[bytes | None,
     lookup.write(cache, Lookup(commits=entries, shards=shards, columns=columns))
 
 
-def _tree_stamp(root: str) -> Stamp | None:
+def _tree(root: str) -> Tree:
     try:
-        return tree_stamp(root)
+        return list_tree(root) or ()
+    except OSError:
+        return ()
+
+
+def _tree_stamp(root: str, tree: Tree) -> Stamp | None:
+    try:
+        return tree_stamp(root, tree) if tree else None
     except OSError:
         return None
 
