@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from prep import contents
 from prep.cache.reader import Reader
-from prep.cache.samples import SampleColumns, open_samples
+from prep.cache.samples import SampleColumns
+from prep.cache.shards import ShardFacts
 from prep.cache.store import Cache, open_cache
-from prep.cache.tables import FINDINGS, SAMPLES, SHARDS, read_table
 from prep.errors import CacheError, UsageError
 from prep.manifest import Manifest
 from prep.parse import suggest
@@ -34,21 +34,29 @@ class Audit:
     @cached_property
     def shards(self) -> list[dict[str, Any]]:
         """Rows of the SHARDS table: digest (hex), field, rows, bytes, shapes and dtypes by array."""
-        table = read_table(self.cache, self.manifest.document["tables"]["shards"], SHARDS)
-        return [{**row, "digest": row["digest"].hex(), "shapes": json.loads(row["shapes"]),
-                 "dtypes": json.loads(row["dtypes"])} for row in table.to_pylist()]
+        return [{"digest": facts.digest, "field": facts.field, "rows": facts.rows, "bytes": facts.bytes,
+                 "shapes": {name: list(shape) for name, shape in facts.shapes.items()}, "dtypes": dict(facts.dtypes)}
+                for facts in self._facts]
+
+    @cached_property
+    def _facts(self) -> tuple[ShardFacts, ...]:
+        return contents.read_shards(self.cache, self.manifest)
 
     @cached_property
     def samples(self) -> SampleColumns:
-        """The SAMPLES table."""
-        return open_samples(read_table(self.cache, self.manifest.document["tables"]["samples"], SAMPLES))
+        """The SAMPLES table; the places of rows in it are checked, too, where the SHARDS table can be read."""
+        found = contents.read_samples(self.cache, self.manifest)
+        try:
+            facts = self._facts
+        except CacheError:
+            return found  # whoever asks for the shards is told
+        contents.check_places(self.manifest, facts, found)
+        return found
 
     @cached_property
     def findings(self) -> list[dict[str, str]]:
         """Rows of the FINDINGS table: path, code, severity, detail."""
-        table = read_table(self.cache, self.manifest.document["tables"]["findings"], FINDINGS)
-        rows: list[dict[str, str]] = table.to_pylist()
-        return rows
+        return contents.read_findings(self.cache, self.manifest)
 
 
 def open_audit(manifest: Manifest) -> Audit:

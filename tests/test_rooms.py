@@ -22,7 +22,7 @@ ROOMS = {
     "zarr": {"prep.cache.shard"},
     "awscrt": {"prep.cache.layout"},
     "google_crc32c": set(),
-    "pyarrow": {"prep.cache.plans", "prep.cache.samples", "prep.cache.tables", "prep.audit"},
+    "pyarrow": {"prep.cache.plans", "prep.cache.samples", "prep.cache.shards", "prep.cache.tables", "prep.audit"},
     "sqlite3": {"prep.facts"},
     "diffusers": {"prep.models.vae", "prep.models.text", "prep.models.quiet", "train.model", "train.sample",
                   "prep.demo.*"},
@@ -39,7 +39,7 @@ ROOMS = {
 
 # What `train` may take from `prep`: only what is light.
 FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", "prep.digest", "prep.plan", "prep.draw",
-             "prep.keys", "prep.prompts", "prep.manifest", "prep.console", "prep.models.family",
+             "prep.keys", "prep.prompts", "prep.manifest", "prep.contents", "prep.console", "prep.models.family",
              "prep.models.fingerprint", "prep.models.hub", "prep.models.loading"}
 
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only

@@ -148,7 +148,8 @@ def test_a_denoiser_without_safetensors_is_refused(make, faults, other_model):
 
 def test_rows_of_another_bucket_s_shape_are_refused(make, faults):
     def swap(document):
-        document["buckets"].reverse()
+        first, second = document["buckets"]
+        first["size"], second["size"] = second["size"], first["size"]
 
     (fault,) = faults(make(change=swap))
     assert fault.exit_code == 7 and "has its latent in shard" in fault.message

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from prep.contents import check_places
 from prep.errors import CacheError
-from train.index import Index, _check_places, open_index
+from train.index import Index, open_index
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def changed(index: Index, **columns) -> Index:
 
 def refused(index: Index, message: str) -> None:
     with pytest.raises(CacheError, match=message) as caught:
-        _check_places(index)
+        check_places(index.manifest, index.shards, index.samples)
     assert caught.value.hint.startswith("prep encode, run again")
 
 
@@ -38,17 +39,6 @@ def test_an_occurrence_is_a_sample_and_one_of_its_repeats(index):
 def test_shapes_follow_bucket_and_factor(index):
     assert index.shape("latent", 1) == {"latent": (4, 6, 10)} and index.shape("mask", 0) == {"mask": (1, 8, 8)}
     assert index.shape("text", 0) == {"hidden": (8, 32)}
-
-
-def test_a_bucket_that_is_not_there(index):
-    refused(changed(index, bucket=index.samples.bucket + 5), "names a bucket that the manifest does not have")
-
-
-def test_a_sample_without_a_text(index):
-    offsets = index.samples.text_offsets.copy()
-    offsets[1] = offsets[2]
-    offsets[1:3] = offsets[1]
-    refused(changed(index, text_offsets=offsets), "has a sample without a view or without a text")
 
 
 @pytest.mark.parametrize(("column", "value"), [("latent_row", 999), ("latent_row", -1), ("latent_shard", 77),
