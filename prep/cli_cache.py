@@ -84,4 +84,24 @@ def gc(
         put(done.as_text())
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify, gc)  # in the order of `prep --help`
+def compact(
+    cache: opt.CacheArg,
+    shard_mib: Annotated[int, typer.Option(help="size of a shard in MiB, at most; below half of it is small", min=1,
+                                           max=4096)] = 256,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be joined")] = False,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Join many small shards of CACHE into few; rows stay, manifests stay valid. Exit 7 for damaged rows."""
+    from prep.command_compact import compact as join_all
+
+    done = join_all(cache, shard_bytes=shard_mib << 20, dry_run=dry_run,
+                    progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    if as_json:
+        put_json(done.as_json())
+    else:
+        put(done.as_text())
+    if done.lost:
+        raise typer.Exit(CacheError.exit_code)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify, gc, compact)  # in the order of `prep --help`
