@@ -34,10 +34,7 @@ def read_shards(cache: Cache, manifest: Manifest) -> tuple[ShardFacts, ...]:
 def read_samples(cache: Cache, manifest: Manifest) -> SampleColumns:
     """The manifest's samples, each value checked but for the places of rows. Raises `CacheError`."""
     samples = open_samples(read_table(cache, manifest.document["tables"]["samples"], SAMPLES))
-    for column, values, good, wanted in _rules(samples, manifest):
-        if not good.all():
-            at = int(np.flatnonzero(~good)[0])
-            raise CacheError(f"the sample table has {column} {values[at]} in place {at}, expected {wanted}", hint=HINT)
+    _require(_rules(samples, manifest))
     _check_counts(samples, manifest)
     return samples
 
@@ -53,6 +50,13 @@ def read_findings(cache: Cache, manifest: Manifest) -> list[dict[str, str]]:
 
 
 Rule = tuple[str, Column, Column, str]  # column, its values, which of them are good, what is expected
+
+
+def _require(rules: Iterator[Rule]) -> None:
+    for column, values, good, wanted in rules:
+        if not good.all():
+            at = int(np.flatnonzero(~good)[0])
+            raise CacheError(f"the sample table has {column} {values[at]} in place {at}, expected {wanted}", hint=HINT)
 
 
 def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
@@ -75,7 +79,6 @@ def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
     yield "coverage", samples.coverage, ~there | ((samples.coverage >= 0) & (samples.coverage <= 1)), "null, or 0 to 1"
     shard, none = views["mask_shard"], views["mask_shard"] == -1
     yield "mask_shard", shard, (shard >= -1) & (none == (views["mask_row"] == -1)), "a shard, or -1 with row -1"
-    yield from _placements(samples, manifest)
 
 
 def _placements(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
@@ -131,6 +134,7 @@ def check_places(manifest: Manifest, shards: Sequence[ShardFacts], samples: Samp
     check.field("mask", views["mask_shard"][masked], views["mask_row"][masked], by_view[masked])
     check.field("text", texts["shard"], texts["row"], by_text)
     check.prompts()
+    _require(_placements(samples, manifest))
 
 
 class _Places:
