@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prep import images
@@ -17,7 +17,7 @@ from prep.bucket import Bucketing, bucketing
 from prep.cache import ledger as ledgers
 from prep.cache.ledger import Ledger
 from prep.cache.plans import read_plan, remove_plan, write_plan
-from prep.cache.store import Cache
+from prep.cache.store import Cache, settle
 from prep.digest import digest_json
 from prep.errors import ConfigError, ModelError
 from prep.facts import Facts
@@ -127,6 +127,21 @@ def mask_origin(recipe: Recipe) -> str:
 
 def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True) -> Planned:
     """The tasks to be run; with `store`, those of the stored plan where there is one; without a cache, all."""
+    planned = _look(wanted, cache, shard_bytes)
+    if cache is None or not store:
+        return planned
+    stored = read_plan(cache, planned.digest)
+    if stored is not None:
+        settle(cache)  # whoever was at it may be dead
+    elif planned.tasks:
+        stored = write_plan(cache, planned.digest, planned.tasks)
+        # Whoever was at the same may have ended, and taken the plan away, after the first look.
+        planned = _look(wanted, cache, shard_bytes)
+    return replace(planned, tasks=_followed(stored or (), planned.tasks))
+
+
+def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int) -> Planned:
+    """What is there now, and tasks of what is not."""
     ledger = ledgers.empty() if cache is None else ledgers.load(cache)
     keys = wanted.wants.keys()
     digest = digest_json(keys)
@@ -135,8 +150,6 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
     missing = {field: [key for key in names if key not in there and ledger.rejected(key) is None]
                for field, names in by_field.items()}
     tasks = _tasks(wanted, missing, shard_bytes)
-    if store and tasks and cache is not None:
-        tasks = _left_over(write_plan(cache, digest, tasks), {key for names in missing.values() for key in names})
     return Planned(
         ledger=ledger, tasks=tuple(tasks), digest=digest,
         missing={field: len(names) for field, names in missing.items()},
@@ -147,7 +160,7 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
 
 def finish(cache: Cache, planned: Planned) -> None:
     """The manifest is sealed: the plan goes."""
-    if read_plan(cache, planned.digest) is not None:
+    if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be one that only can be read
         remove_plan(cache, planned.digest)
 
 
@@ -164,16 +177,22 @@ def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> l
     return tasks
 
 
-def _left_over(tasks: Sequence[Task], missing: set[str]) -> list[Task]:
-    """Of a stored plan's tasks, what is still to be made: whole tasks as they were cut, and the rest of others.
+def _followed(stored: Sequence[Task], tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """`tasks`, cut as in the stored plan; rows that it has not were there when it was made, and are lost since."""
+    missing = {key for task in tasks for key in task.rows}
+    planned = {key for task in stored for key in task.rows}
+    return (*_left_over(stored, missing), *_left_over(tasks, missing - planned))
+
+
+def _left_over(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:
+    """What of `tasks` is still to be made: whole tasks as they were cut, and the rest of others.
 
     A task is begun only where some of its rows could not be made at the time, a file that could not be read, say.
     """
-    left = []
     for task in tasks:
         rows = [key for key in task.rows if key in missing]
-        left += [task if len(rows) == len(task.rows) else _task(task.field, rows)] if rows else []
-    return left
+        if rows:
+            yield task if len(rows) == len(task.rows) else _task(task.field, rows)
 
 
 def _task(field: str, rows: Sequence[str]) -> Task:

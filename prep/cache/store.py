@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ MARKER_BYTES = 1 << 16  # at most
 VERSION = 1
 Kind = str  # one of SUFFIX
 SUFFIX = {"tables": ".arrow", "commits": ".json", "plans": ".arrow", "damaged": ".json"}
+SETTLED = 3600.0  # seconds after which every system has written names by itself; Linux does within 30
 FANNED = {"tables", "commits"}  # kinds of which there can be many: two digits make a directory
 
 
@@ -191,6 +193,19 @@ def retire_shard(cache: Cache, digest: str) -> None:
     if target.exists():
         _move_out(cache, target)
     files.remove(cache.damaged(digest))
+
+
+def settle(cache: Cache) -> None:
+    """Every name that appeared lately is on the disk when this returns, also where its writer died before it was.
+
+    Without it a run could build on what a killed one did, and a power cut take that away from under it.
+    """
+    since = time.time() - SETTLED
+    folders = [cache.root, *(cache.root / kind for kind in ("shards", *SUFFIX))]
+    for folder in [*folders, *(cache.root / "shards").glob("??"), *(cache.root / "commits").glob("??")]:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if folder.stat().st_mtime > since:
+                files.sync_dir(folder)
 
 
 def clear_staging(cache: Cache) -> None:

@@ -1,10 +1,14 @@
-"""What an executor is given, and what it hands back."""
+"""What an executor is given, what it hands back, and what its commits say of their making."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from prep.cache.store import Cache
 from prep.records import Finding, Size, Task
@@ -12,6 +16,7 @@ from prep.specs import Specs
 from prep.wants import Wants
 
 Tick = Callable[[int], object]
+LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,3 +47,14 @@ class Outcome:
 
     encoded: dict[str, int]
     transient: tuple[Finding, ...]
+
+
+def provenance(device: str, seconds: float) -> dict[str, Any]:
+    """What a commit says of its making; never part of a key."""
+    return {"host": platform.node(), "device": device, "versions": _versions(), "milliseconds": round(1000 * seconds)}
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of the libraries that make rows; looking them up takes 6 ms."""
+    return {name: version(name) for name in LIBRARIES}

@@ -6,13 +6,12 @@ A task becomes one shard and one commit, or, when it is interrupted, nothing. Ba
 
 from __future__ import annotations
 
-import platform
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import version
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from prep.cache.layout import Shard
 from prep.cache.ledger import commit, is_finished
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_bytes, digest_json
-from prep.engine.job import Job, Outcome, Tick
+from prep.engine.job import Job, Outcome, Tick, provenance
 from prep.errors import CacheError
 from prep.mask import fits_scaled
 from prep.records import Finding, Reject, Task
@@ -35,7 +34,6 @@ Row = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as 
 Made = Row | Reject | Finding  # a row; one that can never be made; one that cannot be made now
 NOT_FINITE = "not-finite"
 TEXT_BATCH = 16  # captions per forward pass of the text encoder
-LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
 
 def run(job: Job, tick: Tick) -> Outcome:
@@ -192,8 +190,24 @@ def _in_order(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: C
 
 
 def _unfinished(job: Job, tasks: Sequence[Task]) -> Iterator[Task]:
-    """Those that no other process has finished by the time they are reached."""
-    return (task for task in tasks if not is_finished(job.cache, task.key))
+    """Those that no other process has finished by the time they are reached.
+
+    Whoever follows the same plan begins somewhere else, and goes somewhere else when it meets what another has done:
+    what comes after that is what the other is at.
+    """
+    left = deque(tasks)
+    left.rotate(-start_at(left))
+    while left:
+        task = left.popleft()
+        if is_finished(job.cache, task.key):
+            left.rotate(-start_at(left))
+        else:
+            yield task
+
+
+def start_at(tasks: Sequence[Task]) -> int:
+    """Where to begin among `tasks`: anywhere, and it decides no byte of the result."""
+    return secrets.randbelow(len(tasks)) if tasks else 0
 
 
 def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tally, tick: Tick, device: str) -> None:
@@ -215,12 +229,6 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
     if len(tally.transient) > failed:  # the task is not finished; what was made of it is committed as a task of its own
         task = replace(task, key=digest_json({"kind": "begun", "task": task.key, "rows": made_keys}))
     commit(job.cache, task, shard, rejects, provenance(device, time.monotonic() - begun))
-
-
-def provenance(device: str, seconds: float) -> dict[str, Any]:
-    """What a commit says of its making; never part of a key."""
-    return {"host": platform.node(), "device": device, "versions": {name: version(name) for name in LIBRARIES},
-            "milliseconds": round(1000 * seconds)}
 
 
 def _chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,14 @@ def test_clear_staging(cache: Cache) -> None:
     (cache.stage() / "a").write_bytes(b"")
     store.clear_staging(cache)
     assert not (cache.root / "tmp").exists()
+
+
+def test_settling_syncs_every_directory_that_changed_lately(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, fan in (("shards", "ab"), ("shards", "cd"), ("commits", "ab")):
+        (cache.root / kind / fan).mkdir(parents=True)
+    (cache.root / "commits" / "note").touch()
+    os.utime(cache.root / "shards" / "cd", (0, 0))
+    synced: list[str] = []
+    monkeypatch.setattr(files, "sync_dir", lambda path: synced.append(path.relative_to(cache.root).as_posix()))
+    store.settle(cache)
+    assert synced == [".", "shards", "commits", "shards/ab", "commits/ab"]
