@@ -82,16 +82,18 @@ def _views(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Map
     placements = [view.placement for view in views]
     latents = _places([view.latent for view in views], refs, shard_index)
     masks = _places([view.mask for view in views], refs, shard_index)
-    columns = [[placement.scaled[0] for placement in placements], [placement.scaled[1] for placement in placements],
-               [placement.crop[0] for placement in placements], [placement.crop[1] for placement in placements],
-               [placement.flip for placement in placements], *latents, *masks]
+    columns: list[Any] = [[placement.scaled[0] for placement in placements],
+                          [placement.scaled[1] for placement in placements],
+                          [placement.crop[0] for placement in placements],
+                          [placement.crop[1] for placement in placements],
+                          [placement.flip for placement in placements], *latents, *masks]
     return _lists([len(sample.views) for sample in block], columns, SAMPLES.field("views").type)
 
 
 def _texts(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> pa.Array:
     texts = [text for sample in block for text in sample.texts]
     places = _places([text.key for text in texts], refs, shard_index)
-    columns = [[text.caption for text in texts], [text.weight for text in texts], *places]
+    columns: list[Any] = [[text.caption for text in texts], [text.weight for text in texts], *places]
     return _lists([len(sample.texts) for sample in block], columns, SAMPLES.field("texts").type)
 
 
@@ -102,7 +104,7 @@ def _places(keys: Sequence[str | None], refs: Mapping[str, RowRef], shard_index:
             [-1 if ref is None else ref.row for ref in found]]
 
 
-def _lists(lengths: Sequence[int], columns: Sequence[list[Any]], kind: pa.ListType) -> pa.Array:
+def _lists(lengths: Sequence[int], columns: Sequence[Any], kind: pa.ListType) -> pa.Array:
     """Lists of so many records each; the records' columns in the order of their fields."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from prep.cache import tables
 from prep.cache.samples import ROLES, build_samples, open_samples
@@ -102,6 +105,47 @@ def test_the_same_samples_make_the_same_bytes_in_any_order(cache: Cache) -> None
     (digest,) = digests
     assert tables.read_table(cache, digest, tables.SAMPLES).equals(build(*made))
     assert digest_bytes(cache.table(digest).read_bytes()) == digest
+
+
+def plainly(samples: list[Sample], coverage: dict[str, float]) -> pa.Table:
+    """The table as Arrow makes it of one dict a sample: slow, and what `build_samples` must not differ from."""
+
+    def place(key: str | None) -> tuple[int, int]:
+        return (-1, -1) if key is None else (SHARDS[REFS[key].shard], REFS[key].row)
+
+    rows = []
+    for one in sorted(samples, key=lambda one: (one.id, one.name)):
+        views = [(*view.placement.scaled, *view.placement.crop, view.placement.flip, *place(view.latent),
+                  *place(view.mask)) for view in one.views]
+        texts = [(text.caption, text.weight, *place(text.key)) for text in one.texts]
+        rows.append({
+            "id": bytes.fromhex(one.id), "name": one.name, "source": one.source, "role": one.role,
+            "picture": bytes.fromhex(one.picture), "width": one.size[0], "height": one.size[1],
+            "bucket": BUCKETS.index(one.bucket), "repeats": one.repeats, "weight": one.weight,
+            "coverage": coverage.get(one.id), "views": [dict(zip(tables.VIEW, view, strict=True)) for view in views],
+            "texts": [dict(zip(tables.TEXT, text, strict=True)) for text in texts],
+        })
+    return pa.Table.from_pylist(rows, schema=tables.SAMPLES)
+
+
+sides, parts = st.integers(0, 2**31 - 1), st.floats(0, 1)
+digests, keys = st.binary(min_size=32, max_size=32).map(bytes.hex), st.sampled_from(KEYS)
+pairs, words = st.tuples(sides, sides), st.text(st.characters(exclude_categories=["Cs"]))
+placings = st.builds(Placement, scaled=pairs, crop=pairs, bucket=pairs, flip=st.booleans())
+made_samples = st.builds(
+    Sample, id=digests, name=words, source=sides, role=st.sampled_from(ROLES), picture=digests, size=pairs,
+    bucket=st.sampled_from(BUCKETS), repeats=sides, weight=parts,
+    views=st.lists(st.builds(View, placement=placings, latent=keys, mask=st.none() | keys), max_size=3).map(tuple),
+    texts=st.lists(st.builds(Text, caption=words, weight=parts, key=keys), max_size=3).map(tuple))
+
+
+@given(st.lists(made_samples, max_size=9), st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sample], data: st.DataObject) -> None:
+    coverage = {one.id: data.draw(parts) for one in samples if data.draw(st.booleans())}
+    with mock.patch.object(tables, "BATCH_ROWS", 4), mock.patch("prep.cache.samples.BATCH_ROWS", 4):
+        quick = tables.write_table(cache, build_samples(samples, BUCKETS, REFS, SHARDS, coverage))
+        assert quick == tables.write_table(cache, plainly(samples, coverage))
 
 
 def test_the_cut_of_a_table_in_memory_does_not_matter(cache: Cache) -> None:
