@@ -62,7 +62,8 @@ class Ours:
         if split is None:
             split = self.split[id(out)] = {name: Targets(rows) for name, rows in out.items()}
         for name, refs in self.refs.items():
-            self.reader.read_batch(split[name], name, [refs[pick] for pick in picks])
+            rows = split[name] if len(picks) == len(split[name].rows) else split[name].only(range(len(picks)))
+            self.reader.read_batch(rows, name, [refs[pick] for pick in picks])
 
     def soon(self, picks: Sequence[int]) -> None:
         for name, refs in self.refs.items():
