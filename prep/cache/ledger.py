@@ -5,7 +5,7 @@ Whatever is missing or damaged is simply encoded again. Holds 40 bytes a row, no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,22 +88,33 @@ def commit(
 
     A commit whose shard is missing or damaged by now is replaced.
     """
-    document = seal({
-        **provenance,
-        "format": "latentry/commit", "version": VERSION, "task": task.key, "field": task.field,
-        "shard": shard.digest if shard else None,
-        "rows": shard.rows if shard else 0,
-        "bytes": shard.bytes if shard else 0,
-        "rejects": [as_json(reject) for reject in rejects],
-    })
+    document = _document(task.key, task.field, shard, rejects, provenance)
     target = cache.commit(task.key)
     files.make_dirs(target.parent)
-    if files.write_new(target, canonical(document), staging=cache.staging()):
+    if files.write_new(target, document, staging=cache.staging()):
         return True
     if is_finished(cache, task.key):
         return False
-    files.write_whole(target, canonical(document), staging=cache.staging())
+    files.write_whole(target, document, staging=cache.staging())
     return True
+
+
+def forget_rejects(cache: Cache, keys: Set[str]) -> None:
+    """These rows count as never tried: they go from the commits that reject them, and a commit without any row goes.
+
+    So another run makes tasks of them, whose commits take those places: however often a row is rejected, there is one
+    commit more at most. Whatever ends this midway, the rows forgotten so far are tried by the next run.
+    """
+    for task in list(cache.names("commits")):
+        found = read_commit(cache, task)
+        if found is None or not any(reject.key in keys for reject in found.rejects):
+            continue
+        left = [reject for reject in found.rejects if reject.key not in keys]
+        if found.shard is None and not left:
+            files.remove(cache.commit(task))
+        else:
+            document = _document(task, found.field, found.shard, left, found.provenance)
+            files.write_whole(cache.commit(task), document, staging=cache.staging())
 
 
 def is_finished(cache: Cache, task: str) -> bool:
@@ -117,6 +128,19 @@ def is_finished(cache: Cache, task: str) -> bool:
 def shard_bytes(root: Path) -> int:
     """The bytes of all files of a shard, as the disk has them now. Raises `FileNotFoundError`, `NotPlain`."""
     return sum(size for _, size in tree(root))
+
+
+def _document(
+    task: str, field: str, shard: Shard | None, rejects: Iterable[Reject], provenance: Mapping[str, Any]
+) -> bytes:
+    return canonical(seal({
+        **provenance,
+        "format": "latentry/commit", "version": VERSION, "task": task, "field": field,
+        "shard": shard.digest if shard else None,
+        "rows": shard.rows if shard else 0,
+        "bytes": shard.bytes if shard else 0,
+        "rejects": [as_json(reject) for reject in rejects],
+    }))
 
 
 def _ledger(census: Census) -> Ledger:

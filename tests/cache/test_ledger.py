@@ -205,3 +205,43 @@ def test_resolve_agrees_with_the_rule_said_plainly(parts: list[list[int]], wante
     for name, shard, row in zip(names.values(), places.shard.tolist(), places.row.tolist(), strict=True):
         there = RowRef(shard=shards[shard].digest, row=row) if shard >= 0 else None
         assert found.get(name) == there
+
+
+def rejects_of(cache: Cache, task: str) -> list[str]:
+    found = ledger.read_commit(cache, task)
+    return [] if found is None else [reject.key for reject in found.rejects]
+
+
+def test_forgotten_rejects_leave_rows_and_other_rejects(cache: Cache, shard: Shard, rows: Any) -> None:
+    kept, gone = Reject(key=A, code="x", detail="é"), Reject(key=B, code="y", detail="z")
+    ledger.commit(cache, task_of(rows, A), shard, [kept, gone], PROVENANCE)
+    ledger.commit(cache, task_of([B], B), None, [gone], PROVENANCE)
+    only = digest_bytes(b"neither")
+    ledger.commit(cache, task_of([A, B], only), None, [gone, kept], PROVENANCE)
+    assert ledger.load(cache).rejected(B) == gone
+    ledger.forget_rejects(cache, frozenset([B]))
+    loaded = ledger.load(cache)
+    assert (loaded.rejected(A), loaded.rejected(B)) == (kept, None)
+    assert len(loaded.resolve(rows)) == 7
+    assert list(cache.names("commits")) == sorted([A, only])
+    assert rejects_of(cache, A) == rejects_of(cache, only) == [A]
+    found = ledger.read_commit(cache, A)
+    assert found is not None and (found.shard, found.provenance) == (shard, PROVENANCE)
+    ledger.forget_rejects(cache, frozenset([A, B]))
+    assert list(cache.names("commits")) == [A] and len(ledger.load(cache).resolve(rows)) == 7
+
+
+def test_what_nobody_rejected_is_not_written(cache: Cache, committed: Shard) -> None:
+    before = cache.commit(A).stat()
+    ledger.forget_rejects(cache, frozenset([A, B]))
+    assert cache.commit(A).stat() == before
+
+
+def test_a_row_rejected_again_and_again_has_one_commit(cache: Cache, shard: Shard, rows: Any) -> None:
+    ledger.commit(cache, task_of([*rows, B], A), shard, [Reject(key=B, code="x", detail="0")], PROVENANCE)
+    for number in "123":
+        ledger.forget_rejects(cache, frozenset([B]))
+        assert ledger.load(cache).rejected(B) is None and not ledger.is_finished(cache, B)
+        ledger.commit(cache, task_of([B], B), None, [Reject(key=B, code="x", detail=number)], PROVENANCE)
+        assert ledger.load(cache).rejected(B) == Reject(key=B, code="x", detail=number)
+        assert list(cache.names("commits")) == sorted([A, B])
