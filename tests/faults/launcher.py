@@ -1,0 +1,148 @@
+"""Forks real `prep` processes from one that has imported everything: 0.2 s each instead of 4.
+
+    python launcher.py      then a line of JSON in, a line of JSON out
+
+A request is a list of runs, all started at once; each is `{"argv": [[…], …], "shim": {…}, …}`: commands run one after
+another in one process, under the faults that `shim.py` makes. `kill_after` kills a run with SIGKILL after so many
+seconds; `beside` repeats its commands until every run without it has ended. The answer has for each run its exit codes,
+the signal that ended it, and what it wrote. Nothing here has threads when it forks, Arrow's allocator apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+for name, value in {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+                    "ARROW_DEFAULT_MEMORY_POOL": "system", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+                    "CUDA_VISIBLE_DEVICES": ""}.items():  # fmt: skip
+    os.environ[name] = value
+
+import shim  # noqa: E402  # beside this file
+
+
+def load() -> None:
+    """Imports what `prep encode` and its friends import late."""
+    import torch
+
+    torch.set_num_threads(1)
+    from prep.models.quiet import quiet_libraries
+
+    quiet_libraries()
+    import diffusers
+    import transformers
+
+    import prep.cli
+    import prep.command_encode
+    import prep.engine.local
+    import prep.models.text
+    import prep.models.vae
+
+    lazy = (diffusers.StableDiffusionPipeline, transformers.CLIPTokenizer, transformers.CLIPTextModel, prep.models.vae)
+    assert all(lazy)
+    threads = len(list(Path("/proc/self/task").glob("*")))  # none where there is no /proc
+    assert threads <= 2, f"{threads} threads where one is wanted: a fork of them is no copy"
+
+
+def command(argv: list[str]) -> int:
+    """Runs one command in this process; its exit code."""
+    from prep.cli import app as prep_app
+    from prep.console import run
+
+    try:
+        run(prep_app, "prep", argv)
+    except SystemExit as ending:
+        return int(ending.code or 0)
+
+
+def child(run: dict[str, Any], folder: Path) -> None:
+    """A run's process: never returns."""
+    code = 99
+    try:
+        for descriptor, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
+        if run.get("user"):
+            os.setgroups([])
+            os.setgid(run["user"])
+            os.setuid(run["user"])
+        faults = shim.install(run.get("shim", {}))
+        ended = False
+        while not ended:
+            with (folder / "codes").open("a") as codes:
+                for argv in run["argv"]:
+                    code = command(argv)
+                    print(code, file=codes, flush=True)
+            ended = not run.get("beside") or (folder / "stop").exists()
+        faults.end()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def start(run: dict[str, Any], folder: Path) -> int:
+    folder.mkdir()
+    folder.chmod(0o777)
+    pid = os.fork()
+    if pid == 0:
+        child(run, folder)
+    return pid
+
+
+def wait(pid: int, until: float | None) -> int:
+    """The process's status; killed when it lives at `until`."""
+    while until is not None and time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.001)
+    if until is not None:
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+def answer(runs: list[dict[str, Any]], scratch: Path) -> list[dict[str, Any]]:
+    """Starts all runs, waits for all, and says how each ended."""
+    begun = time.monotonic()
+    started = [(run, scratch / str(number), start(run, scratch / str(number))) for number, run in enumerate(runs)]
+    statuses: dict[int, int] = {}
+    for run, _, pid in sorted(started, key=lambda one: one[0].get("kill_after", 1e9)):
+        if not run.get("beside"):
+            statuses[pid] = wait(pid, begun + run["kill_after"] if "kill_after" in run else None)
+    for run, folder, pid in started:
+        if run.get("beside"):
+            (folder / "stop").touch()
+            statuses[pid] = wait(pid, None)
+    return [ending(folder, statuses[pid]) for _, folder, pid in started]
+
+
+def ending(folder: Path, status: int) -> dict[str, Any]:
+    codes = (folder / "codes").read_text().split() if (folder / "codes").exists() else []
+    return {"signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+            "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+            "codes": [int(code) for code in codes],
+            "out": (folder / "out").read_text(), "err": (folder / "err").read_text()}
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints while it is imported is no answer
+    load()
+    print(json.dumps("ready"), file=replies, flush=True)
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory() as scratch:
+            Path(scratch).chmod(0o777)
+            print(json.dumps(answer(json.loads(line), Path(scratch))), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Faults, made at the primitives of `prep.cache.files`, by which alone a cache changes the disk.
+
+A plan, as JSON:
+
+    {"kill": n, "when": "before" | "after" | "half"}   SIGKILL at the n-th call; half of a write is done
+    {"power": n, "home": DIR, "seed": s}               the power goes after n calls: see `power.py`; n = -1: at the end
+    {"fail": n, "errno": "ENOSPC", "for": k}           the n-th call and all k that follow raise; k = 0: to the end
+    {"quota": bytes}                                   a full disk: so much can be written, then ENOSPC
+    {"drop": ["sync", "sync_dir"]}                     these do nothing, to show what they are for
+    {"plain": true}                                    a system without hard links and without syncs of directories
+    {"record": FILE}                                   a line for each call: name, and path below `home`
+    {"watch": FILE}                                    a line for each other change below `home`: event, and path
+    {"task_rows": n}                                   the engine's tasks have n rows
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CHANGES = ("open", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate",
+           "shutil.copyfile", "shutil.move", "shutil.rmtree", "sqlite3.connect", "tempfile.mkdtemp", "tempfile.mkstemp")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+GROWING = ("create", "write", "link", "make_dir")  # what takes room on a disk
+
+
+def install(plan: dict[str, Any]) -> Shim:
+    """Puts the plan's faults into this process."""
+    shim = Shim(plan)
+    from prep import encode
+    from prep.cache import files
+    from prep.engine import local
+
+    for name in files.PRIMITIVES:
+        setattr(files, name, shim.wrapped(name, getattr(files, name)))
+    if plan.get("plain"):
+        _take_away(files)
+    if "task_rows" in plan:
+        encode.TASK_ROWS = plan["task_rows"]
+    if "watch" in plan:
+        shim.watch(Path(plan["watch"]))
+    if plan.get("ordered", True):
+        local.start_at = lambda tasks: 0
+    return shim
+
+
+class Shim:
+    """Counts the calls of primitives, outermost ones only, and does what the plan says at some of them."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.calls = 0
+        self.room = plan.get("quota")
+        self.inside = False
+        self.home = Path(plan.get("home", "/"))
+        self.record = Path(plan["record"]).open("w") if "record" in plan else None  # noqa: SIM115  # to the end
+        self.disk = None
+        if "power" in plan:
+            from power import Disk
+
+            self.disk = Disk(self.home)
+
+    def wrapped(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def step(first: Any, *rest: Any, **options: Any) -> Any:
+            if self.inside:  # a fallback, which is part of the call around it
+                return plain(first, *rest, **options)
+            self.inside = True
+            try:
+                return self._step(name, plain, first, *rest, **options)
+            finally:
+                self.inside = False
+
+        return step
+
+    def _step(self, name: str, plain: Callable[..., Any], first: Any, *rest: Any, **options: Any) -> Any:
+        number, self.calls = self.calls, self.calls + 1
+        path = first if isinstance(first, Path) else Path(first.name)
+        self._note(name, rest[0] if name in ("rename", "link") else path)
+        here, when = self.plan.get("kill") == number, self.plan.get("when", "before")
+        if here and when == "half" and name == "write":
+            first.write(bytes(rest[0])[: len(bytes(rest[0])) // 2])
+            first.flush()
+        if here and when != "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._refuse(name, number, first, rest)
+        dropped = name in self.plan.get("drop", ())
+        result = None if dropped else plain(first, *rest, **options)
+        if here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.disk is not None:
+            if not dropped:
+                self.disk.saw(name, path)
+            if self.plan["power"] == self.calls:
+                self._cut()
+        return result
+
+    def _refuse(self, name: str, number: int, first: Any, rest: tuple[Any, ...]) -> None:
+        begun, lasting = self.plan.get("fail", 1 << 60), self.plan.get("for", 0)
+        if number >= begun and (not lasting or number < begun + lasting):
+            self._raise(self.plan["errno"], first)
+        if self.room is not None and name in GROWING:
+            size = len(bytes(rest[0])) if name == "write" else 0
+            if size > self.room or self.room == 0:
+                if name == "write":
+                    first.write(bytes(rest[0])[: self.room])
+                    first.flush()
+                self.room = 0
+                self._raise("ENOSPC", first)
+            self.room -= size
+
+    def _raise(self, name: str, first: Any) -> None:
+        number = getattr(errno, name)
+        raise OSError(number, os.strerror(number), *([str(first)] if isinstance(first, Path) else []))
+
+    def _note(self, name: str, path: Path) -> None:
+        if self.record is not None:
+            with contextlib.suppress(ValueError):
+                path = path.resolve().relative_to(self.home.resolve())
+            print(json.dumps([name, path.as_posix()]), file=self.record, flush=True)
+
+    def watch(self, file: Path) -> None:
+        """Notes what changes the disk and is inside no primitive."""
+        notes = file.open("w")
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            if self.inside or event not in CHANGES or not isinstance(args[0], str | Path):
+                return
+            if Path(args[0]).is_relative_to(self.home) and (event != "open" or args[2] & WRITING):
+                print(json.dumps([event, Path(args[0]).relative_to(self.home).as_posix()]), file=notes, flush=True)
+
+        sys.addaudithook(hook)
+
+    def _cut(self) -> None:
+        assert self.disk is not None
+        self.disk.lose(self.plan.get("seed"))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def end(self) -> None:
+        """The commands are done."""
+        if self.plan.get("power") == -1:
+            self._cut()
+
+
+def _take_away(files: Any) -> None:
+    """Hard links are refused, and directories cannot be opened, as on Windows with a FAT disk."""
+    plain_open = os.open
+
+    def no_link(self: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "no links on this file system")
+
+    def no_directory(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags == os.O_RDONLY and Path(path).is_dir():
+            raise OSError(errno.EACCES, "directories cannot be opened")
+        return plain_open(path, flags, *rest, **options)
+
+    Path.hardlink_to = no_link  # type: ignore[method-assign]
+    files.os = type("os", (), {**{name: getattr(os, name) for name in dir(os)}, "open": staticmethod(no_directory)})

@@ -1,0 +1,173 @@
+"""SIGKILL at every change that the commands make to the disk, and at random moments: a second run mends all of it.
+
+The processes are real, and so is their death; only its moment is chosen, by a shim in `prep.cache.files`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from account import account, state
+
+from prep.cache.files import PRIMITIVES
+from prep.cache.ledger import load
+from prep.cache.store import Cache
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here, and no SIGKILL")
+WHEN = ("before", "after", "half")
+PARTS = 8  # of all points, so that no test is long
+PART = pytest.mark.parametrize("part", [None, *(pytest.param(n, marks=pytest.mark.slow) for n in range(PARTS))])
+
+
+def of(points, part, sample):
+    """The numbers of a part of all points; for None a `sample` of so many, spread evenly."""
+    last = len(points) - 1
+    return sorted({round(n * last / (sample - 1)) for n in range(sample)}) if part is None else range(
+        part, len(points), PARTS)
+
+
+def kill(there, point, points, *argv):
+    """Runs the commands up to `point`; the process is then dead."""
+    when = WHEN[point % 3] if points[point][0] == "write" else WHEN[point % 2]
+    ending = there.run(*argv, kill=point, when=when)
+    assert ending["signal"] == signal.SIGKILL, ending
+
+
+def test_an_undisturbed_run_makes_the_same_calls_each_time(stage, tmp_path):
+    """Else the points of the other tests would be other points in each run."""
+    first, second = (there.points(there.encode()) for there in (stage, stage.at(tmp_path / "again")))
+    assert [name for name, _ in first] == [name for name, _ in second]
+    assert {name for name, _ in first} == set(PRIMITIVES) - {"remove_dir"}, "what has no call is not tested below"
+    assert len(first) > 300
+    assert state(stage.home) == state(tmp_path / "again")
+    assert account(stage.home).staging == []
+
+
+def test_nothing_else_changes_the_disk(stage, tmp_path):
+    """Two files apart, both disposable: else there would be points at which nothing is tested."""
+    stage.run(stage.encode(), stage.verify(), watch=str(tmp_path / "seen"))
+    seen = {tuple(json.loads(line)) for line in (tmp_path / "seen").read_text().splitlines()}
+    assert seen - {("sqlite3.connect", "cache/facts.sqlite")} == {("open", "cache/lock")}
+
+
+@PART
+def test_killed_at_any_change_of_the_disk(stage, tmp_path, part):
+    points = stage.points(stage.encode())
+    wanted, whole = state(stage.home), account(stage.home)
+    for point in of(points, part, 10):
+        there = stage.at(tmp_path / str(point))
+        kill(there, point, points, there.encode())
+        left = account(there.home)
+        assert set(left.commits) <= set(whole.commits) and set(left.shards) <= set(whole.shards)
+        assert not left.manifests or state(there.home)["m.json"] == wanted["m.json"]
+        there.recover(wanted)
+        shutil.rmtree(there.home)
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_killed_again_while_mending(stage, tmp_path, times):
+    points = stage.points(stage.encode())
+    wanted, draw, twice = state(stage.home), random.Random(times), 0
+    for number in range(times):
+        there = stage.at(tmp_path / str(number))
+        point = draw.randrange(len(points) // 2)
+        kill(there, point, points, there.encode())
+        ending = there.run(there.encode(), kill=draw.randrange(len(points) // 3), when=WHEN[number % 2])
+        twice += ending["signal"] == signal.SIGKILL
+        account(there.home)
+        there.recover(wanted)
+        shutil.rmtree(there.home)
+    assert twice == times
+
+
+@PART
+def test_killed_while_a_damaged_shard_is_mended(stage, tmp_path, part):
+    """No good row is made again, however often it is tried."""
+    assert stage.run(stage.encode())["code"] == 0
+    shard = max((one for one in load(Cache(root=stage.cache)).shards if (stage.cache_shard(one) / "latent").is_dir()),
+                key=lambda one: one.rows)
+    assert shard.rows == 2
+    flip(stage.cache_shard(shard) / "latent" / "c.0.0.0.0")
+    assert stage.run(stage.verify())["code"] == 7
+    base = shutil.copytree(stage.home, tmp_path / "base")
+    points = stage.points(stage.encode())
+    wanted = state(stage.home)
+    for point in of(points, part, 4):
+        there = stage.at(shutil.copytree(base, tmp_path / str(point)))
+        kill(there, point, points, there.encode())
+        account(there.home)
+        assert sum(there.recover(wanted)["encoded"].values()) <= 1
+        shutil.rmtree(there.home)
+
+
+@PART
+def test_killed_while_cleaning_up(stage, tmp_path, part):
+    """The kept manifest is whole at any moment, and a second run removes the rest."""
+    assert stage.run(stage.encode(), stage.encode("--resolution", 64, name="other.json"))["code"] == 0
+    (stage.home / "other.json").unlink()
+    base = shutil.copytree(stage.home, tmp_path / "base")
+    points = stage.points(stage.clean())
+    wanted = state(stage.home)
+    assert len(wanted) < len(state(base))
+    for point in of(points, part, 4):
+        there = stage.at(shutil.copytree(base, tmp_path / str(point)))
+        kill(there, point, points, there.clean())
+        account(there.home)
+        ending = there.run(there.verify(), there.clean(), there.verify())
+        assert ending["codes"] == [0, 0, 0], ending
+        assert state(there.home) == wanted and account(there.home).staging == []
+        shutil.rmtree(there.home)
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_at_a_random_moment(stage, tmp_path, times):
+    begun = time.monotonic()
+    assert stage.run(stage.encode())["code"] == 0
+    seconds, wanted, draw, dead = time.monotonic() - begun, state(stage.home), random.Random(times), 0
+    for number in range(times):
+        there = stage.at(tmp_path / str(number))
+        run = {**there.one(there.encode()), "kill_after": draw.uniform(0.05, 1) * seconds}
+        dead += stage.launch(run)[0]["signal"] == signal.SIGKILL
+        account(there.home)
+        there.recover(wanted)
+        shutil.rmtree(there.home)
+    assert dead > times / 2
+
+
+@pytest.mark.slow
+def test_the_program_itself_killed_at_a_random_moment(stage, tmp_path):
+    """As a user starts it, with threads, without a shim: fifty times."""
+    begun = time.monotonic()
+    assert program(stage).wait() == 0
+    seconds, wanted, draw, dead = time.monotonic() - begun, state(stage.home), random.Random(50), 0
+    for number in range(50):
+        there = stage.at(tmp_path / str(number))
+        process = program(there)
+        time.sleep(draw.uniform(0.5, 1) * seconds)  # before, it imports
+        process.kill()
+        dead += process.wait() == -signal.SIGKILL
+        account(there.home)
+        there.recover(wanted, task_rows=256)
+        shutil.rmtree(there.home)
+    assert dead > 25
+
+
+def program(there):
+    code = "from prep.cli import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *there.encode("--jobs", 2)], stdout=subprocess.DEVNULL)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    path.chmod(0o444)
