@@ -7,16 +7,24 @@ disposable; a damaged one is made again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 
 from prep.cache import files
+from prep.cache.door import NotPlain, read_plain
+from prep.cache.frame import check_stream
+from prep.cache.layout import checked_name
 from prep.cache.store import Cache
+from prep.cache.tables import parse_table
+from prep.parse import Unparsed, brief
 from prep.records import Task
 
 DIGEST = pa.binary(32)
 SCHEMA = pa.schema({"task": DIGEST, "field": pa.string(), "rows": pa.list_(DIGEST)})
+MOST = 1 << 34  # bytes; 10^8 rows take 4 GB
 TRAILER = 32  # bytes of SHA-256 after the stream, since a plan is not named by its bytes
 
 
@@ -34,21 +42,25 @@ def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, 
 
 
 def read_plan(cache: Cache, wanted: str) -> tuple[Task, ...] | None:
-    """The stored plan, or None when there is none or a damaged one."""
+    """The stored plan, or None when there is none or a damaged one; whose rows it has is for the caller to look at."""
     try:
-        data = cache.plan(wanted).read_bytes()
-    except FileNotFoundError:
+        data = read_plain(cache.plan(wanted), MOST)
+        body, trailer = memoryview(data)[:-TRAILER], data[-TRAILER:]
+        if hashlib.sha256(body).digest() != trailer:
+            return None
+        if check_stream(body) != len(body):
+            raise Unparsed("something follows its end")
+        return tuple(_task(row) for row in parse_table(body, SCHEMA).to_pylist())
+    except (FileNotFoundError, NotPlain, Unparsed):
         return None
-    body, trailer = data[:-TRAILER], data[-TRAILER:]
-    if hashlib.sha256(body).digest() != trailer:  # before Arrow sees it: its reader trusts offsets
-        return None
-    table = pa.ipc.open_stream(body).read_all()
-    if not table.schema.equals(SCHEMA):
-        return None
-    return tuple(
-        Task(key=row["task"].hex(), field=row["field"], rows=tuple(key.hex() for key in row["rows"]))
-        for row in table.to_pylist()
-    )
+
+
+def _task(row: Mapping[str, Any]) -> Task:
+    """Raises `Unparsed` for what no plan of ours has: nulls, no rows, rows out of order or twice."""
+    key, field, rows = row["task"], row["field"], row["rows"]
+    if key is None or not rows or None in rows or any(first >= second for first, second in pairwise(rows)):
+        raise Unparsed(f"a task has {brief(rows)}, expected keys in ascending order")
+    return Task(key=key.hex(), field=checked_name(field, "field"), rows=tuple(one.hex() for one in rows))
 
 
 def remove_plan(cache: Cache, wanted: str) -> None:
