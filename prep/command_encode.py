@@ -104,8 +104,10 @@ def encode_all(call: Encoding) -> Report:
     with hold(cache, alone=False, patience=PATIENCE):  # shared with other encoders; gc holds it alone
         planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes)
         outcome = _run(call, wanted, planned, cache, model)
-        sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, transient=outcome.transient)
+        sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
+                           transient=outcome.transient, found=None if planned.tasks else planned)
         encode.finish(cache, planned)
+    facts.save()
     return _report(call, wanted, planned, outcome, sealed)
 
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from prep.models.family import FAMILIES
 from prep.models.fingerprint import digest_file, infer_family, read_config, text_fingerprint, vae_fingerprint
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
-from prep.records import Task
+from prep.records import RowRef, Task
 from prep.sizes import Rules
 from prep.specs import Specs, text_width
 from prep.survey import Survey, label, survey
@@ -57,6 +57,7 @@ class Planned:
     """What is there and what is to be done."""
 
     ledger: Ledger
+    refs: Mapping[str, RowRef]  # places of the wanted rows that are there
     tasks: tuple[Task, ...]  # not finished yet
     missing: dict[str, int]  # rows to be made, by field
     reused: dict[str, int]  # rows that are there, by field
@@ -151,7 +152,7 @@ def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int) -> Planned:
                for field, names in by_field.items()}
     tasks = _tasks(wanted, missing, shard_bytes)
     return Planned(
-        ledger=ledger, tasks=tuple(tasks), digest=digest,
+        ledger=ledger, refs=there, tasks=tuple(tasks), digest=digest,
         missing={field: len(names) for field, names in missing.items()},
         reused={field: sum(key in there for key in names) for field, names in by_field.items()},
         bytes=sum(len(task.rows) * _row_bytes(wanted, task.field, task.rows[0]) for task in tasks),

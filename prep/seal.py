@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from prep import manifest as manifests
 from prep.cache import ledger as ledgers
@@ -17,43 +15,46 @@ from prep.cache.reader import Reader
 from prep.cache.samples import build_samples
 from prep.cache.store import Cache
 from prep.cache.tables import FINDINGS, build_findings, build_shards, read_table, write_table
+from prep.coverage import coverage
 from prep.digest import canonical, digest_bytes
-from prep.encode import Wanted
+from prep.encode import Planned, Wanted
 from prep.errors import CacheError, PathError
+from prep.facts import Facts
 from prep.models.fingerprint import read_config
 from prep.parse import colour_of
-from prep.records import Finding, RowRef, Sample
+from prep.records import Finding, Role, RowRef, Sample, Size
 from prep.survey import label
 from prep.wants import Prompt
 
 
 def seal(wanted: Wanted, cache: Cache, path: Path, *, frame: Mapping[str, Any], prompt_bytes: bytes | None,
-         transient: Sequence[Finding] = ()) -> manifests.Manifest:
+         facts: Facts, transient: Sequence[Finding] = (), found: Planned | None = None) -> manifests.Manifest:
     """Writes the manifest at `path` from its `frame` and what the cache holds now. Raises `CacheError`.
 
-    A sample with a rejected row is left out, with a finding; `transient` are findings of this run alone.
+    A sample with a rejected row is left out, with a finding; `transient` are findings of this run alone. `found` is the
+    plan, where it had no task: then the cache holds what it did when the plan was made, and is not looked at again.
     """
-    ledger = ledgers.load(cache)
-    refs = ledger.resolve(wanted.wants.keys())
-    samples, rejected = _split(wanted, ledger, refs, transient)
+    ledger = ledgers.load(cache) if found is None else found.ledger
+    refs = ledger.resolve(wanted.wants.keys()) if found is None else found.refs
     if wanted.wants.unconditional not in refs:
         raise CacheError("the unconditional text row could not be made", hint="run the same command again")
+    samples, rejected = _split(wanted, ledger, refs, transient)
     prompts, lost = _prompts(wanted, refs)
-    used = _used(samples, prompts, wanted.wants.unconditional, refs)
+    used = _used(wanted, samples, prompts, refs)
     reader = Reader(cache.root)
     numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
-    coverage = _coverage(reader, samples, refs)
+    means = coverage(reader, facts, samples, refs)
     reader.close()
     buckets = sorted({sample.bucket for sample in samples})
     findings = [*wanted.wants.findings, *rejected, *lost]
     document = {
         **frame,
         "fields": _fields(wanted, used, ledger),
-        "buckets": [{"size": list(size), **_roles(one for one in samples if one.bucket == size)} for size in buckets],
-        "samples": _roles(samples),
+        "buckets": _buckets(buckets, samples),
+        "samples": _roles(Counter(sample.role for sample in samples)),
         "prompts": _prompt_document(wanted, path, prompt_bytes, prompts, refs, numbers),
         "tables": {
-            "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, coverage)),
+            "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, means)),
             "shards": write_table(cache, shards),
             "findings": write_table(cache, build_findings(findings)),
         },
@@ -65,6 +66,8 @@ def seal(wanted: Wanted, cache: Cache, path: Path, *, frame: Mapping[str, Any], 
 def _split(wanted: Wanted, ledger: Ledger, refs: Mapping[str, RowRef],
            transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
     """Samples all of whose rows are there, and why the others are not."""
+    if len(refs) == wanted.wants.rows:
+        return list(wanted.wants.samples), []
     said = {finding.path: finding for finding in transient}
     whole: list[Sample] = []
     findings: list[Finding] = []
@@ -101,11 +104,14 @@ def _prompts(wanted: Wanted, refs: Mapping[str, RowRef]) -> tuple[list[Prompt], 
     return kept, lost
 
 
-def _used(samples: Iterable[Sample], prompts: Iterable[Prompt], unconditional: str,
-          refs: Mapping[str, RowRef]) -> dict[str, RowRef]:
+def _used(wanted: Wanted, samples: Iterable[Sample], prompts: Iterable[Prompt],
+          refs: Mapping[str, RowRef]) -> Mapping[str, RowRef]:
+    """The rows that samples and prompts have; where no wanted one is lacking, those are all of them."""
+    if len(refs) == wanted.wants.rows:
+        return refs
     keys = {key for sample in samples for key in keys_of(sample)}
     keys |= {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
-    return {key: refs[key] for key in keys | {unconditional}}
+    return {key: refs[key] for key in keys | {wanted.wants.unconditional}}
 
 
 def _shard_table(ledger: Ledger, used: set[str], wanted: Wanted, reader: Reader) -> tuple[dict[str, int], Any]:
@@ -121,23 +127,6 @@ def _shard_row(shard: Shard, field: str, wanted: Wanted, reader: Reader) -> dict
     return {"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
             "shapes": canonical({spec.name: list(spec.shape) for spec in specs}).decode(),
             "dtypes": canonical({spec.name: spec.dtype for spec in specs}).decode()}
-
-
-def _coverage(reader: Reader, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
-    """Mean of each sample's mask, 0 to 1; samples without one are not in it."""
-    means: dict[str, float] = {}
-    found: dict[str, float] = {}
-    for sample in samples:
-        key = sample.views[0].mask
-        if key is None:
-            continue
-        if key not in means:
-            spec, _ = reader.array_info(refs[key].shard, "mask")
-            row = np.empty(spec.row_bytes, np.uint8)
-            reader.read_into(row, refs[key].shard, "mask", refs[key].row)
-            means[key] = float(row.mean() / 255)
-        found[sample.id] = means[key]
-    return found
 
 
 def frame_of(wanted: Wanted, cache: Path, path: Path) -> dict[str, Any]:
@@ -189,17 +178,23 @@ def _decimal(value: Any, otherwise: str) -> str:
 def _fields(wanted: Wanted, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
     sizes = {shard.digest: shard.bytes for shard in ledger.shards}
     found: dict[str, Any] = {}
-    keys = wanted.wants.by_field()
+    works = wanted.wants.works()
     for field, context in wanted.contexts.by_field().items():
-        refs = [used[key] for key in keys[field] if key in used]
+        refs = [used[key] for key in works[field] if key in used]
         shards = {ref.shard for ref in refs}
         found[field] = {"context": context, "arrays": wanted.specs.arrays(field), "rows": len(refs),
                         "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
     return found
 
 
-def _roles(samples: Iterable[Sample]) -> dict[str, int]:
-    counts = Counter(sample.role for sample in samples)
+def _buckets(sizes: Iterable[Size], samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    counts: dict[Size, Counter[Role]] = defaultdict(Counter)
+    for sample in samples:
+        counts[sample.bucket][sample.role] += 1
+    return [{"size": list(size), **_roles(counts[size])} for size in sizes]
+
+
+def _roles(counts: Counter[Role]) -> dict[str, int]:
     return {"train": counts["train"], "validation": counts["validation"], "prior": counts["prior"]}
 
 

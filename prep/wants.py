@@ -83,9 +83,18 @@ class Wants:
         works = {"latent": self.latents, "mask": self.masks}.get(field, {})
         return works[key].placement.bucket if key in works else None
 
+    def works(self) -> dict[str, Mapping[str, PictureWork] | Mapping[str, TextWork]]:
+        """What makes each field's rows, by key."""
+        return {"latent": self.latents, "mask": self.masks, "text": self.texts}
+
     def by_field(self) -> dict[str, list[str]]:
         """The wanted keys of each field, sorted."""
-        return {"latent": sorted(self.latents), "mask": sorted(self.masks), "text": sorted(self.texts)}
+        return {field: sorted(works) for field, works in self.works().items()}
+
+    @property
+    def rows(self) -> int:
+        """How many rows are wanted."""
+        return len(self.latents) + len(self.masks) + len(self.texts)
 
     def keys(self) -> list[str]:
         """All wanted keys, sorted."""

@@ -284,7 +284,7 @@ def test_a_task_that_another_process_finished_is_not_run_again(encode, tmp_path,
     from prep import encode as module
     from prep.cache import ledger
 
-    monkeypatch.setattr("prep.encode.ledgers.load", lambda cache: ledger.empty())  # as if the other one ended just now
+    monkeypatch.setattr("prep.encode.ledgers.load", lambda *_, **__: ledger.empty())  # it ended just now
     monkeypatch.setattr("prep.seal.ledgers.load", module.ledgers.load)
     monkeypatch.setattr("prep.engine.local._from_file", lambda *_: pytest.fail("decoded again"))
     monkeypatch.setattr("prep.models.text.TextEncoder.encode", lambda *_: pytest.fail("encoded again"))

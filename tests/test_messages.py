@@ -257,11 +257,13 @@ def test_tables_that_cannot_be_read_or_are_others(cache):
 
 
 def test_no_manifest_without_the_unconditional_row(cache):
+    from prep.facts import Facts
     from prep.seal import seal as seal_manifest
 
     wanted = SimpleNamespace(wants=SimpleNamespace(keys=list, samples=(), unconditional="ab" * 32))
     with pytest.raises(CacheError, match="the unconditional text row could not be made"):
-        seal_manifest(wanted, cache, cache.root.parent / "m.json", frame={}, prompt_bytes=None)
+        seal_manifest(wanted, cache, cache.root.parent / "m.json", frame={}, prompt_bytes=None,
+                      facts=Facts(None))
 
 
 # Models.
