@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from prep import encode, manifest, seal
+from prep.cache import ledger as ledgers
 from prep.cache.lock import hold
-from prep.cache.repair import damaged_shards, salvage
+from prep.cache.repair import adopt, damaged_shards, mend, salvage, suspects
 from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
+from prep.ceiling import check_size
 from prep.console import Ticker
 from prep.encode import Planned, Wanted
 from prep.engine.job import Job, Outcome
@@ -24,6 +26,7 @@ from prep.prompts import PromptPair, read_prompts
 from prep.recipe import Recipe
 from prep.records import Finding
 from prep.report.words import rejected_line, safe
+from prep.sources.walk import places_of
 
 FACTS = "facts.sqlite"  # in the cache; disposable
 PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
@@ -47,6 +50,7 @@ class Encoding:
     download: bool
     dry_run: bool
     progress: Progress
+    retry_rejects: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,13 +100,14 @@ def encode_all(call: Encoding) -> Report:
         wanted = encode.want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick)
     frame = seal.frame_of(wanted, call.cache, output)
     _require_samples(call, wanted)
+    check_size(wanted, frame, output)
     if call.dry_run:
         return _dry(call, wanted)
     cache = open_cache(call.cache, create=True)
     facts.save()
     _tidy(cache)
     with hold(cache, alone=False, patience=PATIENCE):  # shared with other encoders; gc holds it alone
-        planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes)
+        planned = _plan(call, wanted, cache)
         outcome = _run(call, wanted, planned, cache, model)
         sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
                            transient=outcome.transient, found=None if planned.tasks else planned)
@@ -113,7 +118,7 @@ def encode_all(call: Encoding) -> Report:
 
 def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
     """Raises `PathError` when sources, masks, cache and manifest are not apart; before anything is written."""
-    places = [Place(role="pictures", path=source.path) for source in recipe.sources]
+    places = [Place(role="pictures", path=path) for source in recipe.sources for path in places_of(source.path)]
     if isinstance(recipe.mask, Path):
         places.append(Place(role="masks", path=recipe.mask))
     written = [Place(role="cache", path=cache), Place(role="manifest", path=output)]
@@ -140,15 +145,25 @@ def _require_samples(call: Encoding, wanted: Wanted) -> None:
 
 
 def _tidy(cache: Cache) -> None:
-    """Rubbish goes, and damaged shards are replaced by their good rows; left for later while others write here."""
+    """Rubbish goes, and what is damaged is mended from its good rows; left for later while others use the cache."""
     rubbish = any((cache.root / "tmp").glob("*"))
-    damaged = damaged_shards(cache)
-    if not rubbish and not damaged:
+    damaged, ill = damaged_shards(cache), suspects(cache, ledgers.load(cache))
+    if not rubbish and not damaged and not ill:
         return
     with suppress(CacheError), hold(cache, alone=True):
         clear_staging(cache)
         for shard in damaged:
             salvage(cache, shard)
+        mend(cache, ill)
+
+
+def _plan(call: Encoding, wanted: Wanted, cache: Cache) -> Planned:
+    """What is to be made, when sound shards that only lack a commit have got one."""
+    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
+    missing = {key for task in planned.tasks for key in task.rows}
+    if missing and adopt(cache, planned.ledger, missing):
+        return encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
+    return planned
 
 
 def _model(call: Encoding) -> Path:
@@ -185,7 +200,7 @@ def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: 
 
 def _dry(call: Encoding, wanted: Wanted) -> Report:
     cache = open_cache(call.cache, create=False) if (call.cache / MARKER).exists() else None
-    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, store=False)
+    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
     return Report(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                   rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
 
