@@ -10,7 +10,7 @@ import typer
 
 from prep import options as opt
 from prep.console import progress, put, put_json, say
-from prep.errors import CacheError
+from prep.errors import EXIT_FINDINGS, CacheError
 
 
 def inspect(
@@ -42,7 +42,8 @@ def inspect(
 
 def verify(
     manifest: opt.ManifestArg,
-    quick: Annotated[bool, typer.Option("--quick", help="sizes and indexes only, no checksums of rows")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="sizes, documents and indexes; no rows")] = False,
+    jobs: Annotated[int, typer.Option(help="threads that read and digest", min=1)] = opt.JOBS,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
@@ -52,14 +53,35 @@ def verify(
     from prep.verify import verify as verify_all
 
     opened = open_audit(read(manifest))
-    with progress("verifying", opened.manifest.shard_count, unit="shards", shown=not quiet) as tick:
-        document = verify_all(opened, quick=quick, tick=tick)
+    size = sum(field.bytes for field in opened.manifest.fields.values())
+    with progress("verifying", size, unit="bytes", shown=not quiet) as tick:
+        document = verify_all(opened, quick=quick, jobs=jobs, tick=tick)
     if as_json:
         put_json(document)
     else:
         put(verify_tables(document))
     if not document["ok"]:
         raise typer.Exit(CacheError.exit_code)
+
+
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="a manifest.json", show_default=False)],
+    b: Annotated[Path, typer.Argument(metavar="B", help="another, or the same one later", show_default=False)],
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="exit 1 when they differ")] = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Show what changed from manifest A to B, field by field: samples, rows, buckets, models, prompts, findings."""
+    from prep.diff import compare
+    from prep.manifest import read
+    from prep.report.changes import changes_text
+
+    document = compare(read(a), read(b))
+    if as_json:
+        put_json(document)
+    else:
+        put(changes_text(document))
+    if exit_code and not document["same"]:
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 def gc(
@@ -104,4 +126,4 @@ def compact(
         raise typer.Exit(CacheError.exit_code)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify, gc, compact)  # in the order of `prep --help`
+COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify, diff, gc, compact)  # in the order of `prep --help`
