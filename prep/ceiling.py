@@ -1,4 +1,4 @@
-"""How large a manifest can become, known before anything is encoded: too large must not show after a night's work.
+"""What a manifest will be at most, known before anything is encoded: too large must not show after a night's work.
 
 Samples, shards and findings are in tables, so only what a recipe names can make it large: prompts, sources, options,
 paths, and the number of buckets.
@@ -14,8 +14,10 @@ from typing import Any
 from prep import manifest as manifests
 from prep.cache.layout import MAX_ROWS
 from prep.digest import canonical
+from prep.document import check_document
 from prep.encode import Wanted
 from prep.errors import ConfigError
+from prep.parse import Unparsed
 from prep.records import Role
 from prep.wants import Prompt
 
@@ -30,14 +32,18 @@ _HINTS = {
 }
 
 
-def check_size(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> None:
-    """Raises `ConfigError`, naming what takes the most, when the manifest at `path` may become too large.
+def check_ceiling(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> None:
+    """Raises `ConfigError` when the manifest at `path` may become too large, or not one that a reader accepts.
 
     `frame` is what `prep.seal.frame_of` knows of it.
     """
     document = _largest(wanted, frame, path)
     size = len(canonical(document))
     if size <= manifests.LIMIT:
+        try:
+            check_document(document, str(path))
+        except Unparsed as error:
+            raise ConfigError(f"no manifest can hold what is asked for: {error}", hint=_HINTS["buckets"]) from None
         return
     sizes = {name: len(canonical({name: value})) for name, value in document.items()}
     worst = max(sizes, key=sizes.__getitem__)

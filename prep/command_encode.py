@@ -13,7 +13,7 @@ from prep.cache import ledger as ledgers
 from prep.cache.lock import hold
 from prep.cache.repair import adopt, damaged_shards, mend, salvage, suspects
 from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
-from prep.ceiling import check_size
+from prep.ceiling import check_ceiling
 from prep.console import Ticker
 from prep.encode import Planned, Wanted
 from prep.engine.job import Job, Outcome
@@ -100,7 +100,7 @@ def encode_all(call: Encoding) -> Report:
         wanted = encode.want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick)
     frame = seal.frame_of(wanted, call.cache, output)
     _require_samples(call, wanted)
-    check_size(wanted, frame, output)
+    check_ceiling(wanted, frame, output)
     if call.dry_run:
         return _dry(call, wanted)
     cache = open_cache(call.cache, create=True)

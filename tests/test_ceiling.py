@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prep import ceiling
+from prep import ceiling, document
 from prep import manifest as manifests
 from prep.command_encode import PROMPT_BYTES
 from prep.digest import canonical
@@ -61,6 +61,14 @@ def test_many_sources_are_refused(encode, photos, tmp_path, monkeypatch):
     result = encode(source=source)
     assert result.code == 3 and "of them are its sources" in result.err and "name fewer sources" in result.err
     assert not (tmp_path / "cache").exists()
+
+
+def test_what_a_reader_would_refuse_is_refused_first(encode, tmp_path, monkeypatch):
+    """More buckets than a manifest may have; the limit is lowered, since four thousand take as many pictures."""
+    monkeypatch.setattr(document, "MOST_BUCKETS", 2)
+    result = encode()
+    assert result.code == 3 and "no manifest can hold what is asked for: buckets has" in result.err
+    assert "makes fewer buckets" in result.err and not (tmp_path / "cache").exists()
 
 
 def test_the_largest_prompt_file_fits(encode, tmp_path, monkeypatch):
