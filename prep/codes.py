@@ -20,6 +20,13 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "cache-inside": ("warning", "a latent cache among the pictures, left out", "keep caches outside the pictures"),
     "unsupported-format": ("info", "a kind of picture that is not read", "convert it to PNG, JPEG or WebP"),
     "wrong-extension": ("info", "the extension does not fit the content", "rename it, if other tools are to read it"),
+    # tars
+    "path-traversal": ("error", "a tar's member would land outside its directory when unpacked", "make the tar again"),
+    "packed-archive": ("error", "a compressed tar", "unpack it to a plain .tar"),
+    "not-an-archive": ("error", "the content is no tar", "fetch it again"),
+    "empty-archive": ("warning", "a tar without members", "remove it"),
+    "archive-unended": ("warning", "a tar without its end mark: perhaps cut", "fetch it again, or count its samples"),
+    "duplicate-key": ("warning", "a key comes again in its tar; the first is used", "make the tar again"),
     # pictures that cannot be used
     "not-an-image": ("error", "the content is no picture", "fetch it again, or remove it"),
     "unreadable": ("error", "the picture's header cannot be understood", "open it in an editor and save it again"),

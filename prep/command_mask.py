@@ -13,6 +13,7 @@ from prep.paths import Place, check_apart, check_not_cache
 from prep.recipe import Recipe
 from prep.records import Item
 from prep.report.words import rejected_line, safe
+from prep.sources.walk import places_of
 from prep.survey import walk_all
 
 
@@ -25,7 +26,7 @@ def mask_all(recipe: Recipe, *, method: str, output: Path, colour: str, toleranc
     if len(recipe.sources) != 1:
         raise UsageError(f"the recipe has {len(recipe.sources)} sources, expected 1, since masks are named by pictures",
                          hint="run prep mask once for each source directory")
-    check_apart([*(Place(role="pictures", path=source.path) for source in recipe.sources),
+    check_apart([*(Place(role="pictures", path=path) for path in places_of(recipe.sources[0].path)),
                  Place(role="output", path=output)])
     check_not_cache(output)
     if output.exists() and not output.is_dir():

@@ -13,7 +13,7 @@ import typer
 from prep.errors import UsageError
 from prep.recipe import Recipe, load
 
-SourceArg = Annotated[Path, typer.Argument(metavar="SOURCE", help="a directory of pictures, or a recipe .toml",
+SourceArg = Annotated[Path, typer.Argument(metavar="SOURCE", help="a directory of pictures, a .tar (braces and globs allowed), or a recipe .toml",
                                            show_default=False)]
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json", show_default=False)]
 Resolution = Annotated[int | None, typer.Option(help="target side in pixels; a bucket's area is about its square")]

@@ -15,6 +15,7 @@ from prep.errors import ConfigError, PathError
 from prep.models.family import FAMILIES
 from prep.parse import Unparsed, colour_of, expect, known_keys, list_of, one_of, within
 from prep.records import Role
+from prep.sources.walk import HINT, is_tars, tars_of
 
 MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
@@ -96,14 +97,14 @@ def load(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
 
 
 def _existing(source: Path) -> Path:
-    if not source.exists():
-        raise PathError(f"source {source} does not exist", hint=_SOURCE_HINT)
-    if not source.is_dir():
-        raise PathError(f"source {source} is not a directory", hint=_SOURCE_HINT)
+    """The source itself, when it is there. Raises `PathError`."""
+    if is_tars(source):
+        tars_of(source)
+    elif not source.exists():
+        raise PathError(f"source {source} does not exist", hint=HINT)
+    elif not source.is_dir():
+        raise PathError(f"source {source} is not a directory", hint=HINT)
     return source
-
-
-_SOURCE_HINT = "SOURCE is a directory of pictures or a recipe .toml"
 
 
 def _read(path: Path) -> Recipe:

@@ -18,8 +18,9 @@ from prep.recipe import CaptionChoice, Recipe
 from prep.records import Blob, Finding, Item, Sample, Surveyed
 from prep.report.words import names_of
 from prep.sources.blob import code_of
-from prep.sources.directory import MaskFolder, walk
+from prep.sources.directory import MaskFolder
 from prep.sources.folders import printable
+from prep.sources.walk import walk_source
 
 Tick = Callable[[int], object]
 Ask = Callable[[Blob, str], Fact | None]  # what is asked about, kind of fact
@@ -37,7 +38,7 @@ def walk_all(recipe: Recipe) -> Iterator[Item | Finding]:
     """Everything in a recipe's sources; paths of findings are labels. Raises `PathError`."""
     masks = MaskFolder.read(recipe.mask) if isinstance(recipe.mask, Path) else recipe.mask
     for number, source in enumerate(recipe.sources):
-        for one in walk(source.path, source=number, mask_from=masks):
+        for one in walk_source(source.path, source=number, masks=masks):
             yield replace(one, path=_label(recipe, number, one.path)) if isinstance(one, Finding) else one
     if isinstance(masks, MaskFolder):
         yield from masks.orphans()
@@ -110,7 +111,9 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
         if header["alpha"] and recipe.image.alpha == "reject":
             return _reject(recipe, item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
         what = "caption", item.caption
-        words = ask(item.caption, "caption") if item.caption is not None else {"captions": []}
+        words: Fact | None = {"captions": list(item.captions)}
+        if item.caption is not None:
+            words = ask(item.caption, "caption" if item.caption_format == "text" else "caption-json")
         if words is None:
             return None
         if "code" in words:
@@ -136,22 +139,23 @@ def _picture_facts(data: bytes) -> Fact:
     return {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
 
 
-def _caption_facts(data: bytes) -> Fact:
+def _caption_facts(data: bytes, form: captions.Format) -> Fact:
     """The captions of a file, without empty ones; a change in how they are read raises `facts.VERSION`."""
     try:
-        return {"captions": [caption for caption in captions.read_caption(data) if caption]}
+        return {"captions": [caption for caption in captions.read_caption(data, form) if caption]}
     except captions.BadCaption as error:
         return {"code": error.code, "detail": error.detail}
 
 
 _MAKE: Mapping[str, Callable[[bytes], Fact]] = {
-    "picture": _picture_facts, "caption": _caption_facts, "file": lambda data: {"digest": digest_bytes(data)},
+    "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
+    "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
 }
 
 
 def _its(what: str, blob: Blob | None) -> str:
     """Which of an item's files is meant; the picture needs no word."""
-    return "" if blob is None else f"its {what} {printable(blob.path.name)} "
+    return "" if blob is None else f"its {what} {printable(blob.name)} "
 
 
 def _without_caption(item: Item, choice: CaptionChoice) -> tuple[str, ...] | None:

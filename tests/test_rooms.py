@@ -35,7 +35,8 @@ ROOMS = {
               "prep.demo.*"},
     "typer": {"prep.cli", "prep.cli_cache", "prep.options", "prep.console", "train.cli"},
     "rich": {"prep.console", "prep.report.*", "train.watch"},
-    "webdataset": set(),
+    "webdataset": {"prep.sources.tars"},
+    "braceexpand": {"prep.sources.walk"},
 }
 
 # What `train` may take from `prep`: only what is light.
@@ -48,6 +49,7 @@ FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", 
 LAZY = {
     "prep.cache.files", "prep.cli", "prep.cli_cache", "train.cli", "prep.console",
     "prep.command_encode", "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
+    "prep.sources.tars",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic")

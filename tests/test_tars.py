@@ -1,0 +1,160 @@
+"""WebDataset tars: grouped as webdataset groups them, read where they lie, and no fault of one ends the walk."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import webdataset
+from hypothesis import given
+from hypothesis import strategies as st
+from tarred import member, tar_of
+
+from prep.errors import PathError
+from prep.records import Finding, Item
+from prep.sources.blob import read_blob
+from prep.sources.tars import list_tar, walk_tar
+
+
+def walked(path: Path, data: bytes, *, sidecar: bool = True) -> tuple[list[Item], list[Finding]]:
+    path.write_bytes(data)
+    found = list(walk_tar(path, label=path.name, source=0, sidecar=sidecar))
+    return [one for one in found if isinstance(one, Item)], [one for one in found if isinstance(one, Finding)]
+
+
+@pytest.fixture
+def walk(tmp_path):
+    return lambda *members, **options: walked(tmp_path / "a.tar", tar_of(members), **options)
+
+
+def test_members_of_a_key_are_one_item(walk):
+    items, findings = walk("a/0.jpg", "a/0.txt", "a/0.json", "a/0.mask.png", "1.PNG", "1.json", "2.webp", "2.caption")
+    assert findings == []
+    assert [item.name for item in items] == ["a.tar/a/0.jpg", "a.tar/1.PNG", "a.tar/2.webp"]
+    assert [item.caption and item.caption.member for item in items] == ["a/0.txt", "1.json", "2.caption"]
+    assert [item.caption_format for item in items] == ["text", "json", "text"]
+    assert [item.mask and item.mask.member for item in items] == ["a/0.mask.png", None, None]
+    for item in items:
+        for blob in filter(None, (item.picture, item.caption, item.mask)):
+            assert read_blob(blob) == blob.member.encode()
+
+
+def test_masks_in_onetrainers_way(walk):
+    items, findings = walk("0.jpg", "0.txt", "0-masklabel.png", "1-masklabel.png")
+    assert [(item.name, item.mask and item.mask.member) for item in items] == [
+        ("a.tar/0.jpg", "0-masklabel.png"), ("a.tar/1-masklabel.png", None)]
+    assert walk("0.jpg", "0-masklabel.png", sidecar=False)[0][0].mask is None
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("members", "code", "path"),
+    [(["0.jpg", "1.jpg", "0.jpg"], "duplicate-key", "a.tar/0"),
+     (["0.jpg", "0.jpg"], "duplicate-key", "a.tar/0"),
+     (["0.jpg", "0.png"], "stem-collision", "a.tar/0.jpg"),
+     (["0.txt"], "orphan-caption", "a.tar/0.txt"),
+     (["0.mp4"], "unsupported-format", "a.tar/0.mp4"),
+     (["README"], "unsupported-format", "a.tar/README"),
+     (["0.thumb.jpg"], "unsupported-format", "a.tar/0.thumb.jpg"),
+     (["../0.jpg"], "path-traversal", "a.tar/../0.jpg"),
+     (["a/../../0.jpg"], "path-traversal", "a.tar/a/../../0.jpg"),
+     (["/etc/0.jpg"], "path-traversal", "a.tar//etc/0.jpg"),
+     (["c:/0.jpg"], "path-traversal", "a.tar/c:/0.jpg"),
+     (["a\\..\\0.jpg"], "path-traversal", "a.tar/a\\..\\0.jpg"),
+     ([member("out", kind=tarfile.SYMTYPE, target="../.."), "out/0.jpg"], "path-traversal", "a.tar/out/0.jpg"),
+     ([member("0.jpg", kind=tarfile.SYMTYPE, target="1.jpg")], "special-file", "a.tar/0.jpg"),
+     ([member("0.jpg", kind=tarfile.FIFOTYPE)], "special-file", "a.tar/0.jpg"),
+     ([], "empty-archive", "a.tar")],
+)  # fmt: skip
+def test_what_is_said_of_members(walk, members, code, path):
+    found = {one.code: one.path for one in walk(*members)[1]}
+    assert found[code] == path
+
+
+def test_side_files_are_passed_over(walk):
+    assert walk("0.jpg", "__index__/0.txt", "._0.jpg", ".hidden.jpg", "a/._1.jpg")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [(b"", "empty-file"), (b"\x1f\x8b" + b"\0" * 600, "packed-archive"), (b"no tar" * 200, "not-an-archive"),
+     (tar_of(["0.jpg", "1.jpg"])[:1024 + 100], "corrupt-data"),
+     (tar_of(["0.jpg", "1.jpg"])[:2048], "archive-unended"),
+     (tar_of([member("0.jpg", b"x" * 3000)])[:2000], "truncated"),
+     (tar_of(["0.jpg"])[:1024] + b"\xff" * 512, "corrupt-data")],
+)  # fmt: skip
+def test_tars_that_are_none(tmp_path, data, code):
+    _, findings = walked(tmp_path / "a.tar", data)
+    assert [one.code for one in findings] == [code]
+
+
+def test_no_tar_there(tmp_path):
+    with pytest.raises(PathError, match=r"source .*a\.tar does not exist"):
+        list_tar(tmp_path / "a.tar", "a.tar")
+    with pytest.raises(PathError, match="is not a file"):
+        list_tar(tmp_path, "a.tar")
+
+
+NAMES = st.lists(st.from_regex(r"[ab]{1,2}\.(jpg|PNG|txt|json|mask\.png)", fullmatch=True), max_size=12)
+
+
+@given(names=NAMES)
+def test_groups_are_those_of_webdataset(tmp_path_factory, names):
+    """The referee: webdataset itself reading the same tar from start to end."""
+    path = tmp_path_factory.mktemp("tar") / "a.tar"
+    data = tar_of(names)
+    items, findings = walked(path, data)
+    if any(one.code == "duplicate-key" for one in findings):
+        return  # webdataset raises, or gives both
+    with path.open("rb") as stream:
+        files = ({**one, "__url__": ""} for one in webdataset.tariterators.tar_file_iterator(stream))
+        groups = {sample["__key__"]: sample for sample in webdataset.tariterators.group_by_keys(files)}
+    pictures = {key: [suffix for suffix in sample if suffix in ("jpg", "png")] for key, sample in groups.items()}
+    assert [item.name for item in items] == [
+        f"a.tar/{groups[key][suffix].decode()}" for key, suffixes in pictures.items() for suffix in suffixes]
+    for item in items:
+        sample = groups[item.picture.member.split(".")[0]]
+        caption = next((sample[name] for name in ("txt", "json") if name in sample), None)
+        assert (None if item.caption is None else read_blob(item.caption)) == caption
+
+
+@given(st.binary(max_size=40), st.integers(0, 3000), st.booleans())
+def test_any_damage_is_a_finding(tmp_path_factory, noise, place, cut):
+    data = bytearray(tar_of(["0.jpg", "0.txt", member("1.jpg", b"y" * 700), "1.json"]))
+    data[place : place + len(noise)] = noise
+    items, _ = walked(tmp_path_factory.mktemp("tar") / "a.tar", bytes(data[:place] if cut else data))
+    for item in items:
+        read_blob(item.picture)
+
+
+@pytest.mark.real_data
+def test_real_tars(real_data, tmp_path):
+    for path in sorted((real_data / "tars").glob("*.tar")):
+        found = list(walk_tar(path, label=path.name, source=0, sidecar=True))
+        assert len(found) == 12 and all(isinstance(one, Item) for one in found)
+        assert all(one.caption.member.endswith(".txt") and one.picture.member.endswith(".jpg") for one in found)
+        with tarfile.open(path) as tar:
+            for one in found:
+                assert read_blob(one.picture) == tar.extractfile(one.picture.member).read()
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(
+    ("name", "codes", "whole"),
+    [("wds_path_traversal", {"path-traversal", "special-file"}, {"00000", "00003"}),
+     ("wds_truncated", {"truncated"}, {"00000", "00001", "00002", "00003"}),
+     ("wds_mixed_faults", {"duplicate-key", "orphan-caption"}, {"00000", "00001", "00003", "00004", "00005"}),
+     ("wds_gzip_named", {"packed-archive"}, set()), ("empty", {"empty-archive"}, set()),
+     ("zero_byte", {"empty-file"}, set())],
+)  # fmt: skip
+def test_bad_tars(real_data, name, codes, whole):
+    found = list(walk_tar(real_data / "bad/tars" / f"{name}.tar", label=name, source=0, sidecar=True))
+    assert {one.code for one in found if isinstance(one, Finding)} == codes
+    assert {one.picture.member.split(".")[0] for one in found if isinstance(one, Item)} == whole
+    expected = {entry["path"]: entry for entry in json.loads((real_data / "bad/expected.json").read_text())["entries"]}
+    entry = expected[f"bad/tars/{name}.tar"]
+    worst = min(("error", "warning").index(one.severity) for one in found if isinstance(one, Finding))
+    said = ("error", "warn")[worst]
+    assert said in (entry["verdict"], *entry.get("also_acceptable", ()))
