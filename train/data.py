@@ -2,17 +2,20 @@
 
 A batch's buffers belong to the ring and are filled again after the loop asks for the next batch; on CUDA they are
 pinned, and a batch is copied without waiting (an event keeps the thread from filling it too early). One thread makes
-4000 samples a second with all their draws (the demo's rows, one core of a 2-core EPYC), so no workers and no fork.
+4000 samples a second with all their draws (the demo's rows, one core of a 2-core EPYC), so no workers and no fork;
+noise of larger latents takes longer than anything else, and is drawn by threads of its own.
 B samples, C channels, h w latent cells, L tokens, D text channels.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,20 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prep.cache.reader import Reader
+from prep.cache.reader import Targets
 from prep.draw import philox
 from prep.errors import CacheError
-from prep.records import RowRef
 from prep.report.words import safe
 from train.device import move, record_copies
-from train.draws import NO_TEXT, Request, Shot
-from train.index import Index
+from train.draws import Request, Shot
+from train.rows import DTYPES, Rows, split
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8,
-}  # fmt: skip
 SLOTS = 4  # batches that may be ready or in use at a time
 AHEAD = 4  # batches whose rows the kernel is told of before they are read
+DRAWERS = min(4, os.cpu_count() or 1)  # threads that draw noise
+WORTH_THREADS = 1 << 15  # numbers of a batch; fewer are drawn sooner by one thread
 
 
 class Slot:
@@ -42,15 +43,29 @@ class Slot:
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
         self._buffers: dict[str, Tensor] = {}
+        self._taken: dict[str, Tensor] = {}
+        self._split: dict[str, Targets] = {}
         self.copied: Any = None  # a CUDA event after which the buffers may be filled again
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor of this shape over the buffer called `name`, which grows to the largest ever asked for."""
+        taken = self._taken.get(name)
+        if taken is not None and taken.shape == tuple(shape) and taken.dtype == dtype:
+            return taken
         size = int(np.prod(shape)) * dtype.itemsize
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[name] = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-        return buffer[:size].view(dtype).view(*shape)
+        self._taken[name] = buffer[:size].view(dtype).view(*shape)
+        self._split.pop(name, None)
+        return self._taken[name]
+
+    def targets(self, name: str) -> Targets:
+        """The tensor last taken by this name, as what the reader fills; split once for as long as it is the same."""
+        found = self._split.get(name)
+        if found is None:
+            found = self._split[name] = split(self._taken[name])
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,60 +94,7 @@ class Batch:
         return there
 
 
-class Rows:
-    """Reads rows of an index, checked against what the manifest says of them."""
-
-    def __init__(self, index: Index) -> None:
-        self.index = index
-        self.reader = Reader(index.manifest.cache_root)
-        self._unconditional = index.manifest.document["prompts"]["unconditional"]
-
-    def latent_ref(self, shot: Shot) -> RowRef:
-        """Where a shot's latent is."""
-        views = self.index.samples.views
-        return self.index.ref(int(views["latent_shard"][shot.view]), int(views["latent_row"][shot.view]))
-
-    def mask_ref(self, shot: Shot) -> RowRef | None:
-        """Where a shot's mask is; `None`: all ones."""
-        views = self.index.samples.views
-        shard = int(views["mask_shard"][shot.view])
-        return None if shard < 0 else self.index.ref(shard, int(views["mask_row"][shot.view]))
-
-    def text_ref(self, shot: Shot) -> RowRef:
-        """Where a shot's text is."""
-        if shot.text == NO_TEXT:
-            return self.index.ref(self._unconditional["shard"], self._unconditional["row"])
-        texts = self.index.samples.texts
-        return self.index.ref(int(texts["shard"][shot.text]), int(texts["row"][shot.text]))
-
-    def fill(self, out: Tensor, field: str, array: str, refs: Sequence[RowRef]) -> None:
-        """Fills `out` [B, …] from B places. Raises `CacheError` when rows are not of its shape and dtype."""
-        for shard in {ref.shard for ref in refs}:
-            spec, _ = self.reader.array_info(shard, array)
-            if spec.shape != tuple(out.shape[1:]) or DTYPES[spec.dtype] != out.dtype:
-                wanted = str(out.dtype).removeprefix("torch.")
-                raise CacheError(f"shard {shard}, array '{array}' has rows {list(spec.shape)} {spec.dtype}, expected "
-                                 f"{field} rows {list(out.shape[1:])} {wanted}", hint="prep verify MANIFEST")
-        raw = out.view(len(refs), -1).view(torch.uint8).numpy()
-        self.reader.read_batch(raw, array, refs)
-
-    def text(self, refs: Sequence[RowRef]) -> Tensor:
-        """Text rows in fresh memory, `[B, L, D]`: what sampling takes."""
-        dtype = DTYPES[str(self.index.manifest.fields["text"].arrays["hidden"]["dtype"])]
-        out = torch.empty((len(refs), *self.index.text_shapes["hidden"]), dtype=dtype)
-        self.fill(out, "text", "hidden", refs)
-        return out
-
-    def advise(self, request: Request, masked: bool) -> None:
-        """Tells the kernel which rows come soon; what is missing or damaged is told when it is read."""
-        with suppress(CacheError):
-            self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])
-            self.reader.advise("hidden", [self.text_ref(shot) for shot in request.shots])
-            if masked:
-                self.reader.advise("mask", [ref for shot in request.shots if (ref := self.mask_ref(shot))])
-
-
-def read(rows: Rows, request: Request, slot: Slot, *, masked: bool) -> Batch:
+def read(rows: Rows, request: Request, slot: Slot, drawers: ThreadPoolExecutor, *, masked: bool) -> Batch:
     """The batch of a request in the buffers of `slot`. Raises `CacheError` with the samples' names."""
     count, shots, fields = len(request.shots), request.shots, rows.index.manifest.fields
 
@@ -142,21 +104,35 @@ def read(rows: Rows, request: Request, slot: Slot, *, masked: bool) -> Batch:
 
     latent, text = take("latent", "latent"), take("text", "hidden")
     mask = take("mask", "mask") if masked else None
+    noise = slot.take("noise", latent.shape, torch.float32)
+    drawing = _draw_noise(noise, shots, drawers)
     try:
-        _fill(rows, shots, latent, text, mask)
+        _fill(rows, shots, latent, text, mask, slot)
     except CacheError as error:
         bad = [shot for shot in shots if _is_bad(rows, shot, latent, text, mask)]
         names = ", ".join(sorted({f"'{safe(rows.index.samples.name(shot.sample))}'" for shot in bad}))
         raise CacheError(f"{error.message} (needed for {names})", hint=error.hint) from None
-    noise = slot.take("noise", latent.shape, torch.float32)
-    for out, shot in zip(noise.numpy(), shots, strict=True):
-        philox(shot.noise).standard_normal(out=out, dtype=np.float32)
     timestep = slot.take("timestep", (count,), torch.int64)
     timestep.numpy()[:] = [shot.timestep for shot in shots]
     weight = slot.take("weight", (count,), torch.float32)
     weight.numpy()[:] = [shot.weight for shot in shots]
+    for part in drawing:
+        part.result()
     return Batch(latent_BChw=latent, mask_B1hw=mask, text_BLD=text, noise_BChw=noise, timestep_B=timestep,
                  weight_B=weight, shots=shots, last=request.last, slot=slot)
+
+
+def _draw_noise(noise_BChw: Tensor, shots: Sequence[Shot], drawers: ThreadPoolExecutor) -> list[Future[None]]:
+    """Starts to draw each shot's noise from its own key: what is drawn does not depend on who draws it.
+
+    Drawing is what a batch takes longest (12 ns a number, and reading 0.2), and NumPy lets other threads run meanwhile.
+    """
+    def draw(part: slice) -> None:
+        for out, shot in zip(noise_BChw.numpy()[part], shots[part], strict=True):
+            philox(shot.noise).standard_normal(out=out, dtype=np.float32)
+
+    parts = min(DRAWERS, len(shots)) if noise_BChw.numel() >= WORTH_THREADS else 1
+    return [drawers.submit(draw, slice(number, None, parts)) for number in range(parts)]
 
 
 @contextmanager
@@ -189,13 +165,14 @@ class _Ring:
 
 def _work(rows: Rows, requests: Iterator[Request], ring: _Ring, masked: bool) -> None:
     try:
-        for request in _advised(rows, requests, masked):
-            slot = ring.free.get()
-            if ring.closed:
-                return
-            if slot.copied is not None:
-                slot.copied.synchronize()
-            ring.ready.put(read(rows, request, slot, masked=masked))
+        with ThreadPoolExecutor(DRAWERS, "noise") as drawers:
+            for request in _advised(rows, requests, masked):
+                slot = ring.free.get()
+                if ring.closed:
+                    return
+                if slot.copied is not None:
+                    slot.copied.synchronize()
+                ring.ready.put(read(rows, request, slot, drawers, masked=masked))
         ring.ready.put(None)
     except BaseException as error:
         ring.ready.put(error)
@@ -220,26 +197,22 @@ def _hand_out(ring: _Ring) -> Iterator[Batch]:
         ring.free.put(given.slot)
 
 
-def _fill(rows: Rows, shots: Sequence[Shot], latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None) -> None:
-    rows.fill(latent_BChw, "latent", "latent", [rows.latent_ref(shot) for shot in shots])
-    rows.fill(text_BLD, "text", "hidden", [rows.text_ref(shot) for shot in shots])
+def _fill(rows: Rows, shots: Sequence[Shot], latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None,
+          slot: Slot | None) -> None:
+    """Rows of all fields; masks are 255 where there are none. `slot` is whose tensors these are, if they are one's."""
+    latents, texts = [rows.latent_ref(shot) for shot in shots], [rows.text_ref(shot) for shot in shots]
+    rows.fill(latent_BChw, "latent", "latent", latents, None if slot is None else slot.targets("latent"))
+    rows.fill(text_BLD, "text", "hidden", texts, None if slot is None else slot.targets("text"))
     if mask_B1hw is not None:
-        _fill_masks(rows, mask_B1hw, shots)
+        mask_B1hw.fill_(255)
+        masks = [rows.mask_ref(shot) for shot in shots]
+        rows.fill(mask_B1hw, "mask", "mask", masks, None if slot is None else slot.targets("mask"))
 
 
 def _is_bad(rows: Rows, shot: Shot, latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None) -> bool:
     """Whether this shot's rows cannot be read; the first place of the buffers is overwritten."""
     try:
-        _fill(rows, [shot], latent_BChw[:1], text_BLD[:1], None if mask_B1hw is None else mask_B1hw[:1])
+        _fill(rows, [shot], latent_BChw[:1], text_BLD[:1], None if mask_B1hw is None else mask_B1hw[:1], None)
     except CacheError:
         return True
     return False
-
-
-def _fill_masks(rows: Rows, mask_B1hw: Tensor, shots: Sequence[Shot]) -> None:
-    """Masks where there are some, 255 where there are none."""
-    refs = [rows.mask_ref(shot) for shot in shots]
-    mask_B1hw.fill_(255)
-    for number, ref in enumerate(refs):
-        if ref is not None:
-            rows.fill(mask_B1hw[number : number + 1], "mask", "mask", [ref])

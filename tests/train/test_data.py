@@ -149,3 +149,45 @@ def test_a_shard_that_went_missing_is_told_with_the_samples_that_need_it(feed):
     with pytest.raises(CacheError, match=r"\(needed for '\d+/\d\.png'"), opened as some:
         for _ in some:
             pass
+
+
+def test_noise_is_the_same_whoever_draws_it(feed, monkeypatch):
+    """Each shot's noise comes from its own key: one thread or several make the same batch."""
+    drawn = []
+    for threads, worth in ((1, 1 << 40), (3, 0)):
+        monkeypatch.setattr(data, "DRAWERS", threads)
+        monkeypatch.setattr(data, "WORTH_THREADS", worth)
+        _, opened = feed(micro_batch=4)
+        with opened as some:
+            drawn.append([batch.noise_BChw.clone() for batch in some])
+    assert len(drawn[0]) == len(drawn[1]) > 0
+    assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
+
+
+def test_a_tensor_is_split_once_for_as_long_as_it_is_the_same():
+    slot = Slot(False)
+    slot.take("x", (2, 3), torch.float32)
+    first = slot.targets("x")
+    slot.take("x", (2, 3), torch.float32)
+    assert slot.targets("x") is first
+    larger = slot.take("x", (4, 3), torch.bfloat16)
+    assert (len(slot.targets("x").rows), slot.targets("x").row_bytes) == (4, 6)
+    slot.targets("x").rows[3][:] = bytes(6)
+    assert not larger[3].any()
+
+
+def test_masks_that_are_missing_between_others_stay_255(make):
+    rows = Rows(open_index(make().manifest))
+    views = rows.index.samples.views
+    at = [int(place) for place in np.flatnonzero(views["mask_shard"] >= 0)]
+    shard = int(views["mask_shard"][at[0]])
+    found = [rows.index.ref(shard, int(views["mask_row"][place])) for place in at
+             if int(views["mask_shard"][place]) == shard][:2]
+    spec, _ = rows.reader.array_info(found[0].shard, "mask")
+    out = torch.full((4, *spec.shape), 255, dtype=torch.uint8)
+    rows.fill(out, "mask", "mask", [None, found[1], None, found[0]])
+    one = torch.empty((1, *spec.shape), dtype=torch.uint8)
+    for place, ref in ((1, found[1]), (3, found[0])):
+        rows.fill(one, "mask", "mask", [ref])
+        assert torch.equal(out[place], one[0])
+    assert bool((out[[0, 2]] == 255).all())

@@ -1,0 +1,88 @@
+"""Rows of an index, read into the buffers of a batch, checked against what the manifest says of them.
+
+B samples; no other dimension matters here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from prep.cache.reader import Reader, Targets
+from prep.errors import CacheError
+from prep.records import RowRef
+from train.draws import NO_TEXT, Request, Shot
+from train.index import Index
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8,
+}  # fmt: skip
+
+
+class Rows:
+    """Where rows of an index are, and their values."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.reader = Reader(index.manifest.cache_root)
+        self._unconditional = index.manifest.document["prompts"]["unconditional"]
+
+    def latent_ref(self, shot: Shot) -> RowRef:
+        """Where a shot's latent is."""
+        views = self.index.samples.views
+        return self.index.ref(int(views["latent_shard"][shot.view]), int(views["latent_row"][shot.view]))
+
+    def mask_ref(self, shot: Shot) -> RowRef | None:
+        """Where a shot's mask is; `None`: all ones."""
+        views = self.index.samples.views
+        shard = int(views["mask_shard"][shot.view])
+        return None if shard < 0 else self.index.ref(shard, int(views["mask_row"][shot.view]))
+
+    def text_ref(self, shot: Shot) -> RowRef:
+        """Where a shot's text is."""
+        if shot.text == NO_TEXT:
+            return self.index.ref(self._unconditional["shard"], self._unconditional["row"])
+        texts = self.index.samples.texts
+        return self.index.ref(int(texts["shard"][shot.text]), int(texts["row"][shot.text]))
+
+    def fill(self, out: Tensor, field: str, array: str, refs: Sequence[RowRef | None],
+             targets: Targets | None = None) -> None:
+        """Fills `out` [B, …] from B places; a row without a place stays as it is. `targets`: `out`, split before.
+
+        Raises `CacheError` when rows are not of its shape and dtype.
+        """
+        found = [ref for ref in refs if ref is not None]
+        for shard in {ref.shard for ref in found}:
+            spec, _ = self.reader.array_info(shard, array)
+            if spec.shape != tuple(out.shape[1:]) or DTYPES[spec.dtype] != out.dtype:
+                wanted = str(out.dtype).removeprefix("torch.")
+                raise CacheError(f"shard {shard}, array '{array}' has rows {list(spec.shape)} {spec.dtype}, expected "
+                                 f"{field} rows {list(out.shape[1:])} {wanted}", hint="prep verify MANIFEST")
+        if targets is None:
+            targets = split(out)
+        if len(found) < len(refs):
+            targets = targets.only(place for place, ref in enumerate(refs) if ref is not None)
+        self.reader.read_batch(targets, array, found)
+
+    def text(self, refs: Sequence[RowRef]) -> Tensor:
+        """Text rows in fresh memory, `[B, L, D]`: what sampling takes."""
+        dtype = DTYPES[str(self.index.manifest.fields["text"].arrays["hidden"]["dtype"])]
+        out = torch.empty((len(refs), *self.index.text_shapes["hidden"]), dtype=dtype)
+        self.fill(out, "text", "hidden", refs)
+        return out
+
+    def advise(self, request: Request, masked: bool) -> None:
+        """Tells the kernel which rows come soon; what is missing or damaged is told when it is read."""
+        with suppress(CacheError):
+            self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])
+            self.reader.advise("hidden", [self.text_ref(shot) for shot in request.shots])
+            if masked:
+                self.reader.advise("mask", [ref for shot in request.shots if (ref := self.mask_ref(shot))])
+
+
+def split(out: Tensor) -> Targets:
+    """A contiguous tensor [B, …] of the CPU as what the reader fills."""
+    return Targets(out.view(len(out), -1).view(torch.uint8).numpy())
