@@ -71,13 +71,14 @@ def _samples(samples: Mapping[str, Any] | None, counts: Mapping[str, Mapping[str
     groups: dict[str, list[str]] = {}
     for one in samples["changed"]:
         groups.setdefault(", ".join(REASONS[why] for why in one["why"]), []).append(one["name"])
-    for reasons, names in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
-        yield from _named(f"samples changed: {reasons}", names)
+    lines = [line for reasons, names in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+             for line in _named(f"samples changed: {reasons}", names)]
+    yield from _cut(lines, "samples changed for other reasons")
 
 
-def _buckets(buckets: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    for one in buckets:
-        yield f"bucket {size_of(one['size'])}: {_roles(one['b'])}, {_were(one['a'])}"
+def _buckets(buckets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield from _cut([f"bucket {size_of(one['size'])}: {_roles(one['b'])}, {_were(one['a'])}" for one in buckets],
+                    "buckets")
 
 
 def _prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
@@ -90,9 +91,14 @@ def _prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str
 def _findings(findings: Mapping[str, Sequence[Mapping[str, str]]] | None) -> Iterator[str]:
     for what, name in (("added", "new"), ("removed", "gone")):
         some = (findings or {}).get(what, ())
-        yield from (f"finding {name}: {one['severity']} {one['code']}: {safe(one['path'])}" for one in some[:LISTED])
-        if len(some) > LISTED:
-            yield f"findings {name}: and {len(some) - LISTED} more"
+        yield from _cut([f"finding {name}: {one['severity']} {one['code']}: {safe(one['path'])}" for one in some],
+                        f"findings {name}")
+
+
+def _cut(lines: Sequence[str], what: str) -> Iterator[str]:
+    yield from lines[:LISTED]
+    if len(lines) > LISTED:
+        yield f"{what}: and {len(lines) - LISTED} more"
 
 
 def _named(what: str, names: Sequence[str]) -> Iterator[str]:

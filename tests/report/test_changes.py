@@ -1,0 +1,78 @@
+"""The text of `prep diff`: each line once, names spelled out, long lists cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prep import diff, diff_samples
+from prep.audit import Audit
+from prep.report.changes import LISTED, REASONS, changes_text
+
+
+@pytest.fixture
+def document(small: Audit) -> dict[str, Any]:
+    """The document of a manifest and itself, made to differ by the tests."""
+    found = deepcopy(diff.compare(small.manifest, small.manifest))
+    assert found["same"] and found["identical"] and not found["notes"]
+    return {**found, "same": False, "identical": False}
+
+
+def lines_of(document: dict[str, Any]) -> list[str]:
+    return changes_text(document).splitlines()[1:]
+
+
+def test_a_manifest_and_itself(small: Audit) -> None:
+    text = changes_text(diff.compare(small.manifest, small.manifest))
+    digest = small.manifest.digest[:12]
+    assert text.splitlines() == [f"from manifest.json ({digest}) to manifest.json ({digest})",
+                                 "they are the same, byte for byte"]
+
+
+def test_names_from_strangers_are_spelled_out(document: dict[str, Any]) -> None:
+    document["samples"]["added"] = ["\x1b[31mred.png"]
+    document["findings"]["added"] = [{"path": "a\nb", "code": "truncated", "severity": "error", "detail": ""}]
+    document["notes"] = ["\x1b[2J"]
+    assert lines_of(document) == ["not compared: \\x1b[2J", "samples added (1): \\x1b[31mred.png",
+                                  "finding new: error truncated: a\\nb"]
+
+
+def test_long_lists_are_cut(document: dict[str, Any]) -> None:
+    many = LISTED + 3
+    document["buckets"] = [{"size": [64, 8 * place], "a": None, "b": {"train": 2, "validation": 0, "prior": 1}}
+                           for place in range(1, many + 1)]
+    document["findings"]["removed"] = [{"path": str(place), "code": "blank", "severity": "warning", "detail": ""}
+                                       for place in range(many)]
+    reasons = list(REASONS)
+    document["samples"]["changed"] = [{"name": str(place), "why": reasons[:place + 1]} for place in range(len(reasons))]
+    lines = lines_of(document)
+    assert lines.count("buckets: and 3 more") == lines.count("findings gone: and 3 more") == 1
+    assert lines.count(f"samples changed for other reasons: and {len(reasons) - LISTED} more") == 1
+    assert "bucket 64x8: 2 train, 1 prior, there was none" in lines and len(lines) == 3 * (LISTED + 1)
+
+
+def test_every_reason_has_words(document: dict[str, Any]) -> None:
+    document["samples"]["changed"] = [{"name": why, "why": [why]} for why in list(REASONS)[:LISTED]]
+    assert len(set(lines_of(document))) == LISTED
+    document["samples"]["renamed"] = [{"from": "a", "to": "b", "why": ["caption"]}]
+    assert "samples renamed (1): a to b (caption)" in lines_of(document)
+
+
+def test_the_reasons_that_are_told_are_those_that_are_found(small: Audit) -> None:
+    side = diff_samples.Side(samples=small.samples, buckets=small.manifest.buckets, sources=(0,), masks=None)
+    every = np.arange(len(small.samples))
+    found = diff_samples._reasons(side, side, every, every)
+    assert {*found, "source"} == set(REASONS) and not np.any(list(found.values()))
+
+
+@given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.integers(0, 5), max_size=20))
+def test_names_that_come_several_times_are_matched_as_often_as_both_have_them(a: list[int], b: list[int]) -> None:
+    counted = [diff_samples._counted(np.array(one, np.int64)) for one in (a, b)]
+    assert [len(np.unique(one)) for one in counted] == [len(a), len(b)]
+    assert len(np.intersect1d(*counted)) == (Counter(a) & Counter(b)).total()
