@@ -50,7 +50,7 @@ def main() -> None:
     emit("Look-up", "\n".join([
         f"{shards:,} shards of {options.rows} rows; the look-up file has {size / 2**20:.1f} MiB, and no shard is",
         f"opened with it; peak memory {peak:.0f} MiB. Warm, seconds, {rounds} rounds.", "",
-        table(["", "median", "from", "to"], rows),
+        table(["", "median", "from", "to", "CPU"], rows),
     ]), options.write)
 
 
@@ -86,13 +86,16 @@ def measure(cache: Cache, rounds: int) -> list[list[str]]:
         f"{len(names):,} keys resolved, as records": lambda: plain.resolve(names),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
+    worked: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, run in ways.items():
-            begun = time.perf_counter()
+            begun, working = time.perf_counter(), time.process_time()
             run()
             seconds[way].append(time.perf_counter() - begun)
-    return [[way, f"{statistics.median(times):.3f}", f"{min(times):.3f}", f"{max(times):.3f}"]
-            for way, times in seconds.items()]
+            worked[way].append(time.process_time() - working)
+    return [[way, *(f"{figure(found):.3f}" for figure, found in (
+        (statistics.median, seconds[way]), (min, seconds[way]), (max, seconds[way]), (statistics.median, worked[way])))]
+        for way in ways]
 
 
 def load_behind(cache: Cache) -> ledger.Ledger:
