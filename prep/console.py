@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, from_system
-from prep.report.words import safe
+from prep.report.words import bytes_of, safe
 
 if TYPE_CHECKING:
     import typer
@@ -100,7 +100,10 @@ def put_json(document: Mapping[str, Any]) -> None:
 
 
 class Ticker:
-    """Progress of one stage: `tick(n)` per finished unit; shows a bar once the work has lasted a second."""
+    """Progress of one stage: `tick(n)` per finished unit; shows a bar once the work has lasted a second.
+
+    Of the unit "bytes", counts and rate are spelled as sizes.
+    """
 
     def __init__(self, title: str, total: int | None, *, unit: str = "", shown: bool = True) -> None:
         self.title, self.total, self.unit = title, total, unit
@@ -119,14 +122,16 @@ class Ticker:
             self._start()
         if self._bar is not None:
             rate = self._done / (time.monotonic() - self._begun)
-            self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f} {self.unit}/s")
+            spelled = bytes_of(int(rate)) if self.unit == "bytes" else f"{rate:.1f} {self.unit}"
+            self._bar.update(self._task, completed=self._done, rate=f"{spelled}/s")
 
     def _start(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as Remaining
 
-        text = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+        of = DownloadColumn(binary_units=True) if self.unit == "bytes" else MofNCompleteColumn()
+        text = (TextColumn("{task.description}"), BarColumn(), of, TextColumn("{task.fields[rate]}"))
         columns = (*text, TimeElapsedColumn(), Remaining())
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task(self.title, total=self.total, rate="")

@@ -1,58 +1,77 @@
 """Is every byte that a manifest needs still what it was, and does every row belong to its sample? Behind `prep verify`.
 
 Damage is named with the samples that need it, and with what its repair costs: rows to be encoded again, by field.
+Shards are read by threads, each byte once: hashing and reading hold no lock of Python's.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from prep.audit import Audit
+from prep.cache import ledger as ledgers
+from prep.cache import lookup
+from prep.cache.checkup import check_up
 from prep.cache.damage import Damage, recorded
+from prep.cache.header import Header, read_header, read_keys
 from prep.cache.ledger import shard_bytes
-from prep.cache.reader import Reader
-from prep.cache.verify import verify_shard
+from prep.cache.lock import hold
+from prep.cache.verify import NOT_THERE, glance, verify_shard, whole
 from prep.errors import CacheError
-from prep.keys import text_key, unconditional_key
+from prep.uses import Uses
 
-Place = tuple[int, int]  # (number of the shard, row)
+Tick = Callable[[int], object]
 WRONG_ROW = "its key is not the one of this sample: the manifest's tables and its shards do not belong together"
+PATIENCE = 30.0  # seconds that gc may take
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Use:
-    """Who needs a row."""
+class Look:
+    """What was found in one shard."""
 
-    who: str  # a sample's name, or what the manifest itself needs it for
-    key: str | None  # a text row's key, recomputed; None for pictures: their colour and mask files are not known here
+    number: int
+    damaged: Sequence[Damage] = ()
+    wrong: Mapping[int, list[str]] | None = None  # rows of a sound shard that are not their samples', and whose
+
+    @property
+    def lost(self) -> bool:
+        """Whether the whole shard is."""
+        return any(one.array is None for one in self.damaged)
 
 
-def verify(audit: Audit, *, quick: bool = False, tick: Callable[[int], object] = lambda _: None) -> dict[str, Any]:
-    """The document of `prep verify --json`; calls `tick(1)` for each shard.
+def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lambda _: None) -> dict[str, Any]:
+    """The document of `prep verify --json`; calls `tick` with the bytes of shards as they are dealt with.
 
-    `quick` compares sizes instead of bytes and keys, and repeats the damage remembered by readers. Damage is data here:
-    nothing is raised for it.
+    `quick` looks at sizes, documents, keys and shard indexes instead of rows, and repeats the damage remembered by
+    readers. Damage is data here: nothing is raised for it. Raises `CacheError` while gc cleans the cache.
     """
-    damaged = _damaged_tables(audit)
-    broken = {one["field"] for one in damaged}
-    uses = {} if broken & {"samples table", "shards table"} else _uses(audit, keys=not quick)
-    cost: Counter[str] = Counter()
-    shards = [] if "shards table" in broken else audit.shards
-    for number, shard in enumerate(shards):
-        found = _quick(audit, shard) if quick else verify_shard(audit.cache, shard["digest"])
-        mine = uses.get(number, {})
-        damaged += [_named(one, shard["field"], mine) for one in found]
-        damaged += [] if found or quick else _wrong_rows(audit, shard, mine)
-        cost[shard["field"]] += _rows_lost(found, mine)
-        tick(1)
+    with hold(audit.cache, alone=False, patience=PATIENCE):
+        damaged = _damaged_tables(audit)
+        broken = {one["field"] for one in damaged}
+        uses = None if broken & {"samples table", "shards table"} else Uses(audit)
+        shards = [] if "shards table" in broken else audit.shards
+        counted = _one_at_a_time(tick)
+        with ThreadPoolExecutor(jobs, "verify") as pool:
+            try:
+                work = [pool.submit(_look, audit, uses, number, quick, counted) for number in range(len(shards))]
+                checkup = check_up(audit.cache, {shard["digest"]: shard for shard in shards})  # while they read
+                looks = [one.result() for one in work]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        damaged += [_entry("commit", what) for what in checkup.damaged]
+        damaged += [entry for look in looks for entry in _entries(shards[look.number], look, uses)]
+        if damaged or checkup.notes:
+            lookup.drop(audit.cache)  # the next ledger is read from what the files say now
+        cost = _cost(audit, uses, [look for look in looks if look.damaged])
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
-            "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged,
-            "repair": {field: rows for field, rows in cost.items() if rows}}
+            "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged, "notes": checkup.notes,
+            "repair": {field: rows for field, rows in sorted(cost.items()) if rows}}
 
 
 def _damaged_tables(audit: Audit) -> list[dict[str, Any]]:
@@ -61,91 +80,117 @@ def _damaged_tables(audit: Audit) -> list[dict[str, Any]]:
         try:
             getattr(audit, name)
         except CacheError as error:
-            found.append({"shard": None, "field": f"{name} table", "row": None, "sample": None, "samples": [],
-                          "what": error.message})
+            found.append(_entry(f"{name} table", error.message))
     return found
 
 
-def _quick(audit: Audit, shard: dict[str, Any]) -> list[Damage]:
+def _entry(field: str, what: str) -> dict[str, Any]:
+    """Damage that is of no shard."""
+    return {"shard": None, "field": field, "row": None, "sample": None, "samples": [], "what": what}
+
+
+def _one_at_a_time(tick: Tick) -> Tick:
+    """`tick` for threads."""
+    lock = threading.Lock()
+
+    def locked(count: int) -> None:
+        with lock:
+            tick(count)
+
+    return locked
+
+
+def _look(audit: Audit, uses: Uses | None, number: int, quick: bool, tick: Tick) -> Look:
+    shard = audit.shards[number]
+    digest = shard["digest"]
+    if quick:
+        found = _quick(audit, shard)
+        tick(shard["bytes"])
+    else:
+        found = verify_shard(audit.cache, digest, tick=tick)
+    if found:
+        return Look(number=number, damaged=found)
+    try:
+        header = read_header(audit.cache, digest)
+    except CacheError as error:  # it was sound a moment ago
+        return Look(number=number, damaged=[whole(digest, error.message)])
+    if (what := _contradiction(shard, header)) is not None:
+        return Look(number=number, damaged=[whole(digest, what)])
+    return Look(number=number, wrong=None if quick or uses is None else _wrong_rows(header, number, uses))
+
+
+def _quick(audit: Audit, shard: Mapping[str, Any]) -> list[Damage]:
     digest = shard["digest"]
     try:
         size = shard_bytes(audit.cache.shard(digest))
     except OSError as error:
-        return [_whole(digest, "the shard is missing" if isinstance(error, FileNotFoundError) else str(error))]
+        return [whole(digest, NOT_THERE if isinstance(error, FileNotFoundError) else f"cannot be read: {error}")]
     if size != shard["bytes"]:
-        return [_whole(digest, f"has {size} bytes, expected {shard['bytes']}")]
-    return list(recorded(audit.cache, digest))
+        return [whole(digest, f"has {size} bytes, expected {shard['bytes']}")]
+    return [*glance(audit.cache, digest), *recorded(audit.cache, digest)]
 
 
-def _whole(digest: str, what: str) -> Damage:
-    return Damage(shard=digest, field=None, array=None, row=None, what=what)
+def _contradiction(shard: Mapping[str, Any], header: Header) -> str | None:
+    """How a sound shard is another one than the manifest's table says."""
+    is_so = {"field": header.field, "rows": header.rows,
+             "shapes": {spec.name: list(spec.shape) for spec in header.arrays},
+             "dtypes": {spec.name: spec.dtype for spec in header.arrays}}
+    for name, value in is_so.items():
+        if shard[name] != value:
+            return f"{name} of this shard: {value}, expected {shard[name]} as the manifest's table says"
+    return None
 
 
-def _named(damage: Damage, field: str, mine: dict[int, list[Use]]) -> dict[str, Any]:
-    """The damage with the samples that need it; `row` null: the whole shard."""
-    rows = mine if damage.row is None else {damage.row: mine.get(damage.row, [])}
-    who = sorted({use.who for uses in rows.values() for use in uses})
-    return {"shard": damage.shard, "field": field, "row": damage.row, "sample": who[0] if who else None,
-            "samples": who, "what": damage.what}
-
-
-def _rows_lost(found: list[Damage], mine: dict[int, list[Use]]) -> int:
-    """Rows that this manifest needs and has to have encoded again."""
-    if any(damage.row is None for damage in found):
-        return len(mine)
-    return len({damage.row for damage in found} & set(mine))
-
-
-def _wrong_rows(audit: Audit, shard: dict[str, Any], mine: dict[int, list[Use]]) -> list[dict[str, Any]]:
+def _wrong_rows(header: Header, number: int, uses: Uses) -> dict[int, list[str]]:
     """Rows of a sound shard that are not what their samples need."""
-    keys = Reader(audit.cache.root).keys(shard["digest"])
+    wrong: dict[int, set[str]] = {}
+    stored = [bytes(key).hex() for key in header.keys]
+    for need in uses.needs(number):
+        there = 0 <= need.row < len(stored)
+        if not there or (need.keys and stored[need.row] not in need.keys):
+            wrong.setdefault(need.row, set()).add(need.who)
+    return {row: sorted(who) for row, who in sorted(wrong.items())}
+
+
+def _entries(shard: Mapping[str, Any], look: Look, uses: Uses | None) -> list[dict[str, Any]]:
+    """What was found in a shard with the samples that need it; `row` null: the whole shard, or its shard index."""
     found = []
-    for row, uses in sorted(mine.items()):
-        stored = bytes(keys[row]).hex() if 0 <= row < len(keys) else None
-        who = sorted({use.who for use in uses if stored is None or use.key not in (None, stored)})
-        if who:
-            found.append({"shard": shard["digest"], "field": shard["field"], "row": row, "sample": who[0],
-                          "samples": who, "what": WRONG_ROW})
-    return found
+    for one in look.damaged:
+        who = [] if uses is None or (one.row is None and one.array) else uses.names(look.number, one.row)
+        what = f"array '{one.array}' {one.what}" if one.array and one.row is not None else one.what
+        found.append((one.row, who, what))
+    found += [(row, who, WRONG_ROW) for row, who in (look.wrong or {}).items()]
+    return [{"shard": shard["digest"], "field": shard["field"], "row": row, "sample": who[0] if who else None,
+             "samples": who, "what": what} for row, who, what in found]
 
 
-def _uses(audit: Audit, *, keys: bool) -> dict[int, dict[int, list[Use]]]:
-    """Who needs which row, by shard number and row; with `keys`, also what the row's key should be."""
-    found: dict[int, dict[int, list[Use]]] = defaultdict(lambda: defaultdict(list))
-    for (shard, row), use in (*_view_uses(audit), *_text_uses(audit, keys), *_prompt_uses(audit)):
-        found[shard][row].append(use)
-    return found
+def _cost(audit: Audit, uses: Uses | None, looks: Iterable[Look]) -> Counter[str]:
+    """Rows that this manifest needs and that have to be encoded again, by field: no other shard has them.
+
+    The key of a mask from a file is not known where its shard does not say; then it counts.
+    """
+    cost: Counter[str] = Counter()
+    lost = {} if uses is None else {look.number: rows for look in looks if (rows := _lost(audit, uses, look))}
+    if not lost:
+        return cost
+    ledger = ledgers.load(audit.cache)
+    spoiled = {audit.shards[number]["digest"] for number in lost}
+    for number, rows in lost.items():
+        places = ledger.resolve(key for keys in rows.values() for key in keys)
+        elsewhere = {key for key, place in places.items() if place.shard not in spoiled}
+        cost[audit.shards[number]["field"]] += sum(elsewhere.isdisjoint(keys) for keys in rows.values())
+    return cost
 
 
-def _view_uses(audit: Audit) -> Iterator[tuple[Place, Use]]:
-    samples, views = audit.samples, audit.samples.views
-    names = samples.table["name"].to_pylist()
-    owners = np.repeat(np.arange(len(samples)), np.diff(samples.view_offsets)).tolist()
-    columns = (views[name].tolist() for name in ("latent_shard", "latent_row", "mask_shard", "mask_row"))
-    for owner, shard, row, mask_shard, mask_row in zip(owners, *columns, strict=True):
-        yield (shard, row), Use(who=names[owner], key=None)
-        if mask_shard >= 0:
-            yield (mask_shard, mask_row), Use(who=names[owner], key=None)
-
-
-def _text_uses(audit: Audit, keys: bool) -> Iterator[tuple[Place, Use]]:
-    context = audit.manifest.fields["text"].context
-    for name, texts in zip(*(audit.samples.table[column].to_pylist() for column in ("name", "texts")), strict=True):
-        for text in texts:
-            key = text_key(text["caption"], context) if keys else None
-            yield (text["shard"], text["row"]), Use(who=name, key=key)
-
-
-def _prompt_uses(audit: Audit) -> Iterator[tuple[Place, Use]]:
-    prompts, context = audit.manifest.document["prompts"], audit.manifest.fields["text"].context
-    nothing = unconditional_key(context)
-    yield _place(prompts["unconditional"]), Use(who="(unconditional)", key=nothing)
-    for sample in prompts["samples"]:
-        who = f"(prompt) {sample['prompt']}"
-        yield _place(sample["positive"]), Use(who=who, key=text_key(sample["prompt"], context))
-        negative = nothing if sample["negative"] is None else text_key(sample["negative"], context)
-        yield _place(sample["negative_row"]), Use(who=who, key=negative)
-
-
-def _place(named: dict[str, int]) -> Place:
-    return named["shard"], named["row"]
+def _lost(audit: Audit, uses: Uses, look: Look) -> dict[int, tuple[str, ...]]:
+    """The needed rows of a damaged shard that are lost, and the keys that each may have had."""
+    gone = {one.row for one in look.damaged if one.row is not None}
+    rows = [row for row in uses.rows(look.number) if look.lost or row in gone]
+    if not rows:
+        return {}
+    found = {need.row: need.keys for need in uses.needs(look.number)}
+    try:
+        stored = [(bytes(key).hex(),) for key in read_keys(audit.cache, audit.shards[look.number]["digest"])]
+    except CacheError:
+        stored = []
+    return {row: found[row] or (stored[row] if row < len(stored) else ()) for row in rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -55,7 +56,7 @@ def test_a_flipped_bit_costs_one_row(prep, encode, tmp_path):
     assert encode()["encoded"] == {"latent": 0, "mask": 0, "text": 0}
 
 
-@pytest.mark.parametrize("spoil", ["truncate", "empty", "delete file", "delete shard"])
+@pytest.mark.parametrize("spoil", ["empty", "delete file", "delete shard"])
 def test_a_lost_shard_is_made_again(prep, encode, tmp_path, spoil):
     encode()
     before = manifests.read(tmp_path / "m.json").digest
@@ -66,13 +67,65 @@ def test_a_lost_shard_is_made_again(prep, encode, tmp_path, spoil):
     elif spoil == "delete file":
         path.unlink()
     else:
-        path.write_bytes(b"" if spoil == "empty" else path.read_bytes()[:-9])
+        path.write_bytes(b"")
     assert prep("verify", tmp_path / "m.json").code == 7
     assert prep("verify", tmp_path / "m.json", "--quick").code == 7
     again = encode()
     assert again["encoded"]["latent"] > 0 and again["encoded"]["text"] == 0
     assert prep("verify", tmp_path / "m.json").code == 0
     assert manifests.read(tmp_path / "m.json").digest == before  # the same rows in the same shards
+
+
+def rows_in(path: Path) -> int:
+    return json.loads((path.parent / "zarr.json").read_bytes())["shape"][0]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_torn_shard_costs_the_rows_behind_the_tear(prep, encode, tmp_path, told):
+    """Also where nobody has verified: encode looks itself into what does not count."""
+    encode()
+    path = payload(tmp_path / "cache", "latent")
+    path.chmod(0o644)
+    rows, size = rows_in(path), path.stat().st_size
+    assert rows > 2
+    path.write_bytes(path.read_bytes()[: size // 2])
+    if told:
+        result = prep("verify", tmp_path / "m.json", "--json")
+        assert result.code == 7 and result.json["repair"] == {"latent": rows - rows // 2}
+        assert all(one["sample"] for one in result.json["damaged"] if one["row"] is not None)
+    assert encode()["encoded"] == {"latent": rows - rows // 2, "mask": 0, "text": 0}
+    assert prep("verify", tmp_path / "m.json").code == 0
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_lost_shard_index_costs_nothing(prep, encode, tmp_path, told):
+    encode()
+    before = (tmp_path / "m.json").read_bytes()
+    path = payload(tmp_path / "cache", "latent")
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-9])
+    if told:
+        result = prep("verify", tmp_path / "m.json", "--json")
+        assert result.code == 7 and result.json["repair"] == {}
+    assert set(encode()["encoded"].values()) == {0}
+    assert prep("verify", tmp_path / "m.json").code == 0 and (tmp_path / "m.json").read_bytes() == before
+
+
+def test_two_shards_with_each_others_bytes_are_made_again(prep, photos, encode, tmp_path, tiny_model):
+    """Every checksum of every row fits, so that no reader can notice: the digests do not."""
+    encode()
+    before = (tmp_path / "m.json").read_bytes()
+    by_name = {}
+    for path in sorted((tmp_path / "cache").glob("shards/*/*/latent/c.*")):
+        by_name.setdefault(path.stat().st_size, []).append(path)
+    one, other, *_ = next(paths for paths in by_name.values() if len(paths) > 1)
+    spare = one.with_name("spare")
+    one.rename(spare), other.rename(one), spare.rename(other)
+    result = prep("verify", tmp_path / "m.json", "--json")
+    assert result.code == 7 and {damage["row"] for damage in result.json["damaged"]} == {None}
+    assert {damage["shard"] for damage in result.json["damaged"]} == {one.parts[-3], other.parts[-3]}
+    assert encode()["encoded"] == {"latent": rows_in(one) + rows_in(other), "mask": 0, "text": 0}
+    assert prep("verify", tmp_path / "m.json").code == 0 and (tmp_path / "m.json").read_bytes() == before
 
 
 def test_training_on_a_damaged_row_stops_with_its_name_and_encode_mends_it(prep, train, encode, tmp_path):
@@ -139,3 +192,53 @@ def test_kill_9_at_any_moment_and_a_second_run_give_the_undisturbed_manifest(pre
         home = tmp_path / f"kill{number}"
         assert killed_and_mended(photos, tiny_model, home, draw.uniform(0.3, 1) * seconds) == wanted
         assert prep("verify", home / "m.json").code == 0
+
+
+def commits_of(cache: Path, field: str) -> list[Path]:
+    found = {path: json.loads(path.read_bytes()) for path in cache.glob("commits/*/*.json")}
+    return [path for path, commit in found.items() if commit["field"] == field and commit["shard"]]
+
+
+def spoil_commit(path: Path) -> None:
+    flip(path, 30)
+
+
+def halve_commit(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("spoil", [spoil_commit, halve_commit, Path.unlink])
+def test_a_damaged_commit_costs_no_encoding(prep, encode, tmp_path, spoil):
+    encode()
+    before, shards = (tmp_path / "m.json").read_bytes(), sorted(tmp_path.glob("cache/shards/*/*"))
+    lost = commits_of(tmp_path / "cache", "latent")
+    for path in lost:
+        spoil(path)
+    if spoil is not Path.unlink:
+        prep("verify", tmp_path / "m.json")
+    assert set(encode()["encoded"].values()) == {0}
+    assert (tmp_path / "m.json").read_bytes() == before and sorted(tmp_path.glob("cache/shards/*/*")) == shards
+    assert prep("verify", tmp_path / "m.json").code == 0
+    assert not [path for path in lost if path.exists()]
+    assert set(encode()["encoded"].values()) == {0}
+
+
+def test_a_damaged_commit_of_a_damaged_shard_costs_its_rows(prep, encode, tmp_path):
+    """Nothing says any more that those are its rows: its digest does not fit."""
+    encode()
+    flip(payload(tmp_path / "cache", "hidden"), 100)
+    for path in commits_of(tmp_path / "cache", "text"):
+        flip(path, 30)
+    prep("verify", tmp_path / "m.json")
+    assert encode()["encoded"] == {"latent": 0, "mask": 0, "text": 1}
+    assert prep("verify", tmp_path / "m.json").code == 0
+
+
+def test_a_commit_that_points_to_nothing_costs_its_rows_and_goes(prep, encode, tmp_path):
+    encode()
+    before = (tmp_path / "m.json").read_bytes()
+    commit = json.loads(commits_of(tmp_path / "cache", "mask")[0].read_bytes())
+    shutil.rmtree(tmp_path / "cache" / "shards" / commit["shard"][:2] / commit["shard"])
+    assert encode()["encoded"] == {"latent": 0, "mask": commit["rows"], "text": 0}
+    assert prep("verify", tmp_path / "m.json").code == 0 and (tmp_path / "m.json").read_bytes() == before

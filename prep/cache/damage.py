@@ -73,6 +73,17 @@ def recorded(cache: Cache, shard: str) -> tuple[Damage, ...]:
         return (Damage(shard=shard, field=None, array=None, row=None, what=str(error)),)
 
 
+def record_fault(cache: Cache, shard: str) -> str:
+    """What is wrong with the record of a shard itself; empty when it is sound, or there is none."""
+    try:
+        _parse(read_plain(cache.damaged(shard), MOST), shard)
+    except FileNotFoundError:
+        return ""
+    except (Unparsed, OSError) as error:
+        return str(error)
+    return ""
+
+
 def forget(cache: Cache, shard: str) -> None:
     """Removes a shard's record, there or not."""
     files.remove(cache.damaged(shard))

@@ -82,14 +82,15 @@ def sample_text(document: Mapping[str, Any]) -> str:
 
 
 def verify_tables(document: Mapping[str, Any]) -> str:
-    """What `prep verify` says: a line for each damaged row, and what repair costs."""
+    """What `prep verify` says: a line for each damaged row, what repair costs, and notes of what costs nothing."""
     rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
              names_of(one["samples"], 3), one["what"]) for one in document["damaged"]]
-    how = "sizes" if document["quick"] else "every byte"
+    notes = [f"note: {note}" for note in document["notes"]]
+    how = "sizes, documents and indexes as they should be" if document["quick"] else "every byte as it should be"
     if document["ok"]:
-        return _page(f"{document['shards']} shards, {bytes_of(document['bytes'])}: {how} as it should be")
+        return _page(*notes, f"{document['shards']} shards, {bytes_of(document['bytes'])}: {how}")
     lost = ", ".join(f"{count} {field}" for field, count in document["repair"].items()) or "no"
-    return _page(_table(("shard", "field", "row", "samples", "what"), rows, right=(2,)),
+    return _page(_table(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes,
                  f"prep encode, run again, repairs this: {lost} rows to be made")
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import shutil
 
 import pytest
+from small_manifest import SQUARE, latent, write_shards
 
 from prep import audit
 from prep import manifest as manifests
 from prep.audit import open_audit
+from prep.cache import damage, lookup
+from prep.cache.verify import verify_shard
+from prep.digest import canonical, seal
+from prep.report.terminal import verify_tables
 from prep.verify import WRONG_ROW, verify
 
 
@@ -35,8 +43,8 @@ def test_all_is_well(small, quick):
     document = verify(small, quick=quick, tick=ticks.append)
     size = sum(shard["bytes"] for shard in small.shards)
     assert document == {"format": "latentry/verify", "version": 1, "ok": True, "quick": quick, "shards": 4,
-                        "bytes": size, "damaged": [], "repair": {}}
-    assert ticks == [1] * 4
+                        "bytes": size, "damaged": [], "notes": [], "repair": {}}
+    assert sum(ticks) == size
 
 
 def test_a_damaged_row_is_named_with_its_sample_and_its_cost(small):
@@ -106,3 +114,202 @@ def test_rows_of_another_caption_are_found_though_every_byte_is_sound(small):
     assert {one["what"] for one in found["damaged"]} == {WRONG_ROW}
     assert {one["field"] for one in found["damaged"]} == {"text"}
     assert found["repair"] == {}
+
+
+def changed(small, **changes):
+    """The manifest with other values, sealed anew."""
+    manifests.write(small.manifest.path, {**small.manifest.document, **changes})
+    return open_audit(manifests.read(small.manifest.path))
+
+
+def with_context(small, field, **changes):
+    fields = small.manifest.document["fields"]
+    context = {**fields[field]["context"], **changes}
+    return changed(small, fields={**fields, field: {**fields[field], "context": context}})
+
+
+@pytest.mark.parametrize(("field", "samples"), [("latent", ["a.png", "c.png", "sub/b.png"]), ("mask", ["a.png"])])
+def test_rows_of_other_pictures_or_another_vae_are_found_though_every_byte_is_sound(small, field, samples):
+    found = verify(with_context(small, field, meaning=2))
+    assert {one["what"] for one in found["damaged"]} == {WRONG_ROW}
+    assert sorted(name for one in found["damaged"] for name in one["samples"]) == samples
+    assert verify(with_context(small, field), quick=True)["ok"]
+
+
+def test_a_latent_on_another_colour_is_found_and_an_opaque_one_has_none(small):
+    latents = small.manifest.document["latents"]
+    for colour in ([255, 255, 254], None):
+        found = verify(changed(small, latents={**latents, "alpha": colour}))
+        assert [one["samples"] for one in found["damaged"]] == [["c.png"]]
+    unsaid = {name: value for name, value in latents.items() if name != "alpha"}
+    assert verify(changed(small, latents=unsaid))["ok"], "a manifest from before colours were said in it"
+
+
+def test_masks_from_files_have_keys_that_nobody_knows(small):
+    assert verify(with_context(small, "mask", meaning=2, origin="file"))["ok"]
+
+
+def shard_entry(small, field):
+    return next(shard for shard in small.shards if shard["field"] == field)
+
+
+def commit_of(small, field):
+    digest = shard_entry(small, field)["digest"]
+    found = {path: json.loads(path.read_bytes()) for path in small.cache.root.glob("commits/*/*.json")}
+    return next((path, document) for path, document in found.items() if document["shard"] == digest)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_damaged_commit_is_named(small, quick):
+    path, _ = commit_of(small, "mask")
+    flip(path, 40)
+    found = verify(small, quick=quick)
+    (damaged,) = found["damaged"]
+    assert (damaged["field"], damaged["shard"], damaged["row"]) == ("commit", None, None)
+    assert damaged["what"].startswith(f"commit {path.stem}: commit ")
+    assert found["notes"] == [f"shard {shard_entry(small, 'mask')['digest']} has no sound commit; "
+                              "prep encode gives it one"]
+    assert found["repair"] == {}
+
+
+@pytest.mark.parametrize("change", [{"rows": 2}, {"bytes": 1}, {"field": "latent"}])
+def test_a_commit_that_says_something_else_is_named(small, change):
+    path, document = commit_of(small, "mask")
+    path.write_bytes(canonical(seal({**document, **change})))
+    (damaged,) = verify(small)["damaged"]
+    assert damaged["field"] == "commit" and damaged["what"].startswith(f"commit {path.stem}: ")
+    assert f"bytes of shard {document['shard']}" in damaged["what"]
+
+
+def test_a_commit_under_another_name_or_of_another_version_is_named(small):
+    path, document = commit_of(small, "mask")
+    other = small.cache.commit("ab" * 32)
+    other.parent.mkdir(exist_ok=True)
+    other.write_bytes(path.read_bytes())
+    (damaged,) = verify(small)["damaged"]
+    assert f"commit is of task {path.stem}, expected that of its file's name" in damaged["what"]
+    other.write_bytes(canonical(seal({**document, "version": 2})))
+    (damaged,) = verify(small)["damaged"]
+    assert "version 2, expected 'latentry/commit' version 1" in damaged["what"]
+
+
+def test_what_costs_nothing_is_a_note(small):
+    _, document = commit_of(small, "mask")
+    nowhere, task = "cd" * 32, "ef" * 32
+    path = small.cache.commit(task)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(canonical(seal({**document, "shard": nowhere, "task": task})))
+    for kind in ("plans", "damaged"):
+        (small.cache.root / kind).mkdir(exist_ok=True)
+        small.cache.file(kind, nowhere).write_bytes(b"half a docum")
+    found = verify(small)
+    assert found["ok"] and found["damaged"] == []
+    assert [note.replace(nowhere, "N").replace(task, "T") for note in found["notes"]] == [
+        "commit T names shard N, which is missing; this manifest does not need it",
+        "plan N is damaged; prep encode makes it again",
+        "the damage record of shard N is damaged itself (damage record is not JSON: Expecting value: line 1 column 1 "
+        "(char 0)); prep encode looks at that shard"]
+    assert f"note: plan {nowhere} is damaged" in verify_tables(found).replace("\n", " ")
+
+
+def test_a_table_that_says_something_else_of_a_sound_shard_is_named(small, monkeypatch):
+    digest = shard_of(small, "latent", [4, 8, 8])
+    monkeypatch.setitem(next(one for one in small.shards if one["digest"] == digest), "dtypes", {"latent": "float16"})
+    for quick in (False, True):
+        (damaged,) = verify(small, quick=quick)["damaged"]
+        assert damaged["what"] == ("dtypes of this shard: {'latent': 'bfloat16'}, expected {'latent': 'float16'} as "
+                                   "the manifest's table says")
+
+
+@pytest.mark.parametrize("file", ["zarr.json", "latent/zarr.json", "key/zarr.json", "key/c.0.0"])
+def test_quick_reads_documents_and_keys(small, file):
+    path = small.cache.shard(shard_of(small, "latent", [4, 8, 8])) / file
+    path.chmod(0o600)
+    flip(path, 20)
+    (damaged,) = verify(small, quick=True)["damaged"]
+    assert damaged["row"] is None and damaged["samples"] == ["a.png", "sub/b.png"]
+
+
+def test_quick_reads_shard_indexes(small):
+    flip(data_of(small, shard_of(small, "latent", [4, 8, 8]), "latent"), -12)
+    (damaged,) = verify(small, quick=True)["damaged"]
+    assert damaged["what"] == "latent/c.0.0.0.0 has a damaged shard index"
+    (damaged,) = verify(small)["damaged"]
+    assert damaged["what"] == "latent/c.0.0.0.0 has a damaged shard index"
+    assert verify(small)["repair"] == {}, "an index says nothing that cannot be told again"
+
+
+def test_rows_that_another_shard_has_cost_nothing(small):
+    """As after `prep compact`, or where two manifests share rows."""
+    digest = shard_of(small, "latent", [4, 8, 8])
+    whole = [latent(name, SQUARE) for name in ("a.png", "sub/b.png")]
+    write_shards(small.cache, [*whole, latent("other.png", SQUARE)])
+    flip(data_of(small, digest, "latent"), 0)
+    assert verify(small)["repair"] == {}
+    shutil.rmtree(small.cache.shard(digest))
+    found = verify(small)
+    assert found["repair"] == {} and len(found["damaged"]) == 1
+    assert verify_tables(found).endswith("prep encode, run again, repairs this: no rows to be made")
+
+
+def test_a_row_that_this_manifest_does_not_need_costs_it_nothing(small):
+    """Two manifests share a shard; the row is the other's."""
+    write_shards(small.cache, [latent("z.png", SQUARE)])
+    digest = shard_of(small, "text", [2, 3])
+    path = data_of(small, digest, "hidden")
+    unused = changed(small, prompts={**small.manifest.document["prompts"], "samples": []})
+    samples = [audit.look_up(unused, name)["samples"][0] for name in ("a.png", "c.png")]
+    rows = {text["row"]["row"] for sample in samples for text in sample["texts"]}
+    rows.add(unused.manifest.document["prompts"]["unconditional"]["row"])
+    (other,) = set(range(4)) - rows
+    flip(path, other * 16)
+    found = verify(unused)
+    assert [one["samples"] for one in found["damaged"]] == [[]] and found["repair"] == {}
+    assert verify(small)["repair"] == {"text": 1}
+
+
+def test_threads_find_the_same(small):
+    for shard in small.shards:
+        array = next(iter(shard["shapes"]))
+        flip(data_of(small, shard["digest"], array), 1)
+    found = verify(small, jobs=1)
+    assert len(found["damaged"]) == 4 and found == verify(small, jobs=8)
+
+
+def test_the_end_of_a_thread_is_the_end(small, monkeypatch):
+    def broken(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prep.verify.verify_shard", broken)
+    with pytest.raises(KeyboardInterrupt):
+        verify(small)
+
+
+def test_an_error_of_the_disk_is_placed_told_and_remembered(small, monkeypatch):
+    digest = shard_of(small, "latent", [4, 8, 8])
+
+    def failing(descriptor, buffers, offset):
+        if offset == 0 and sum(len(buffer) * memoryview(buffer).itemsize for buffer in buffers) > 500:
+            raise OSError(errno.EIO, "Input/output error")
+        return os.preadv(descriptor, buffers, offset)
+
+    found = verify_shard(small.cache, digest, read_at=failing)
+    assert [(one.row, one.what) for one in found] == [(0, "cannot be read: [Errno 5] Input/output error")]
+    assert damage.recorded(small.cache, digest) == tuple(found)
+    assert verify_shard(small.cache, digest) == [] and damage.recorded(small.cache, digest) == ()
+
+
+def test_short_reads_are_no_damage(small):
+    for shard in small.shards:
+        def short(descriptor, buffers, offset):
+            return os.preadv(descriptor, [memoryview(buffers[0])[:7]], offset)
+
+        assert verify_shard(small.cache, shard["digest"], read_at=short) == []
+
+
+def test_verify_forgets_the_look_up_when_files_are_not_as_they_seem(small):
+    (small.cache.root / lookup.NAME).write_bytes(b"remembered")
+    assert verify(small)["ok"] and (small.cache.root / lookup.NAME).exists()
+    flip(commit_of(small, "mask")[0], 40)
+    verify(small)
+    assert not (small.cache.root / lookup.NAME).exists()

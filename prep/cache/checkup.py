@@ -1,0 +1,65 @@
+"""The small documents of a cache: which are damaged, or do not agree with what a manifest says of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prep.cache.commits import checked_commit
+from prep.cache.damage import record_fault
+from prep.cache.plans import read_plan
+from prep.cache.store import Cache
+from prep.errors import CacheError
+from prep.parse import Unparsed
+
+Facts = Mapping[str, Any]  # of a shard, as a manifest has them: field, rows, bytes
+
+
+@dataclass(kw_only=True, slots=True)
+class Checkup:
+    """What was found, in words."""
+
+    damaged: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # that costs nothing of this manifest's: hints, other data sets
+
+
+def check_up(cache: Cache, shards: Mapping[str, Facts]) -> Checkup:
+    """Every commit, plan and damage record of a cache; `shards` are those of the manifest, by digest."""
+    found = Checkup()
+    unnamed = set(shards) - set(_check_commits(cache, shards, found))
+    found.notes += [f"shard {digest} has no sound commit; prep encode gives it one" for digest in sorted(unnamed)
+                    if cache.shard(digest).exists()]
+    found.notes += [f"plan {name} is damaged; prep encode makes it again" for name in cache.names("plans")
+                    if read_plan(cache, name) is None and cache.plan(name).exists()]
+    for digest in cache.names("damaged"):
+        if what := record_fault(cache, digest):
+            found.notes.append(f"the damage record of shard {digest} is damaged itself ({what}); "
+                               "prep encode looks at that shard")
+    return found
+
+
+def _check_commits(cache: Cache, shards: Mapping[str, Facts], found: Checkup) -> Iterator[str]:
+    """The shards that sound commits name."""
+    for task in cache.names("commits"):
+        try:
+            commit = checked_commit(cache, task)
+        except CacheError as error:
+            found.damaged.append(error.message)
+            continue
+        except (OSError, Unparsed) as error:
+            if cache.commit(task).exists():  # else gone since, with what it stood for
+                found.damaged.append(f"commit {task}: {error}")
+            continue
+        if commit.shard is None:
+            continue
+        yield commit.shard.digest
+        facts = shards.get(commit.shard.digest)
+        if facts is None:
+            if not cache.shard(commit.shard.digest).exists():
+                found.notes.append(f"commit {task} names shard {commit.shard.digest}, which is missing; "
+                                   "this manifest does not need it")
+        elif (commit.field, commit.shard.rows, commit.shard.bytes) != (facts["field"], facts["rows"], facts["bytes"]):
+            found.damaged.append(
+                f"commit {task}: {commit.shard.rows} {commit.field} rows in {commit.shard.bytes} bytes, expected "
+                f"{facts['rows']} {facts['field']} rows in {facts['bytes']} bytes of shard {commit.shard.digest}")
