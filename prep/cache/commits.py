@@ -11,7 +11,7 @@ from prep.cache.door import NotPlain, read_plain
 from prep.cache.layout import Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json, within
+from prep.parse import Unparsed, brief, count, digest_of, expect, list_of, sealed_json, within
 from prep.records import Reject
 
 VERSION = 1
@@ -42,7 +42,7 @@ def checked_commit(cache: Cache, task: str) -> Commit:
     path = cache.commit(task)
     document = sealed_json(read_plain(path, MOST), "commit")
     if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):
-        raise CacheError(f"{path} is {document.get('format')!r} version {document.get('version')!r}, "
+        raise CacheError(f"{path} is {brief(document.get('format'))} version {brief(document.get('version'))}, "
                          f"expected 'latentry/commit' version {VERSION}")
     parsed = _parse(document)
     if parsed.task != task:

@@ -21,7 +21,7 @@ from prep.cache.door import entries, read_plain, require_dirs, require_plain
 from prep.cache.layout import file_digest, tree_digest
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
-from prep.parse import Unparsed, digest_of, sealed_json
+from prep.parse import Unparsed, brief, digest_of, sealed_json
 
 MARKER = "latentry.json"
 MARKER_BYTES = 1 << 16  # at most
@@ -231,7 +231,8 @@ def _check_marker(marker: Path) -> None:
         raise CacheError(f"{marker} cannot be read: {error}") from None
     form, version = document.get("format"), document.get("version")
     if (form, version) != ("latentry/cache", VERSION):
-        raise CacheError(f"{marker} is {form!r} version {version!r}, expected 'latentry/cache' version {VERSION}")
+        seen = f"{brief(form)} version {brief(version)}"
+        raise CacheError(f"{marker} is {seen}, expected 'latentry/cache' version {VERSION}")
 
 
 def _is_whole(target: Path, digest: str) -> bool:
