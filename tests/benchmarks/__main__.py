@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,12 +25,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds: a look, not a result")
     options = parser.parse_args()
     print(machine())
-    failed = []
+    failed, environment = [], {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
     for name in options.only or names:
         path = HERE / f"{name}.py"
         print(f"\n== {name}: {doc(path)}", flush=True)
         given = [flag for flag in ("--write", "--quick") if getattr(options, flag[2:]) and takes(path, flag)]
-        if subprocess.run([sys.executable, path, *given], check=False).returncode:
+        if subprocess.run([sys.executable, path, *given], env=environment, check=False).returncode:
             failed.append(name)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

@@ -9,7 +9,6 @@ checksums, fsync, tables, manifest. The floor has its VAE loaded beforehand. Tar
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from PIL import Image
+from results import emit, parser_of, table
 
 from prep.command_encode import Encoding, encode_all
 from prep.console import progress
@@ -78,10 +78,12 @@ def cpu(call, *args) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--pictures", type=int, default=24)
     parser.add_argument("--pairs", type=int, default=9)
     options = parser.parse_args()
+    if options.quick:
+        options.pictures, options.pairs = 8, 3
     quiet_libraries()
     torch.set_num_threads(THREADS)
     with tempfile.TemporaryDirectory() as scratch:
@@ -94,10 +96,12 @@ def main() -> None:
         pairs = [(cpu(ours, root, root / f"cache{number}"), cpu(floor, vae, pictures))
                  for number in range(options.pairs)]
     ratios = sorted(mine / least for mine, least in pairs)
-    for name, seconds in zip(("prep encode", "floor"), zip(*pairs, strict=True), strict=True):
-        print(f"{name:12} median {statistics.median(seconds):7.2f} CPU s for {options.pictures} pictures")
-    print(f"{'ratio':12} median {statistics.median(ratios):7.3f}, from {ratios[0]:.3f} to {ratios[-1]:.3f}, "
-          f"{options.pairs} pairs")
+    rows = [(name, f"{statistics.median(seconds):.2f}", f"{min(seconds):.2f}", f"{max(seconds):.2f}")
+            for name, seconds in zip(("prep encode", "floor"), zip(*pairs, strict=True), strict=True)]
+    rows.append(("ratio", f"{statistics.median(ratios):.3f}", f"{ratios[0]:.3f}", f"{ratios[-1]:.3f}"))
+    emit("prep encode over decoding and the VAE's forward, CPU seconds",
+         f"{options.pictures} pictures of 900x900 at {SIDE}, batch {BATCH}, a VAE of SD1.5's shape at a quarter of its "
+         f"width, {options.pairs} pairs.\n\n" + table(("", "median", "lowest", "highest"), rows), options.write)
 
 
 if __name__ == "__main__":
