@@ -14,6 +14,7 @@ from prep.cache.lock import hold
 from prep.cache.repair import adopt, damaged_shards, mend, salvage, suspects
 from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
 from prep.ceiling import check_ceiling
+from prep.collector import at_rest, at_work
 from prep.console import Ticker
 from prep.encode import Planned, Wanted
 from prep.engine.job import Job, Outcome
@@ -88,6 +89,7 @@ class Report:
         return "\n".join(lines)
 
 
+@at_rest()
 def encode_all(call: Encoding) -> Report:
     """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
     output = resolve(call.output)  # a link is followed once, for the file and for the paths in it
@@ -194,7 +196,7 @@ def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: 
               compute=call.recipe.model.compute or call.recipe.model.dtype, device=call.device,
               batch_size=call.batch_size, jobs=call.jobs,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
-    with call.progress("encoding", rows, "rows") as tick:
+    with call.progress("encoding", rows, "rows") as tick, at_work():
         return local.run(job, tick)
 
 
