@@ -64,6 +64,11 @@ def integers(values: Iterable[int]) -> str:
     return f"[{','.join(map(int.__repr__, values))}]"
 
 
+def digest_strings(values: Iterable[str]) -> str:
+    """`digest_json` of a list of strings, in a quarter of the time: a plan has a hundred thousand."""
+    return digest_spelled(f"[{','.join(map(string, values))}]")
+
+
 def digest_spelled(spelled: str) -> str:
     """SHA-256 of what was put together from `around`."""
     return digest_bytes(spelled.encode("ascii"))

@@ -18,7 +18,7 @@ from prep.cache import ledger as ledgers
 from prep.cache.ledger import Ledger
 from prep.cache.plans import read_plan, remove_plan, write_plan
 from prep.cache.store import Cache, settle
-from prep.digest import digest_json
+from prep.digest import digest_json, digest_strings
 from prep.errors import ConfigError, ModelError
 from prep.facts import Facts
 from prep.keys import latent_context, mask_context, text_context
@@ -145,7 +145,7 @@ def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int) -> Planned:
     """What is there now, and tasks of what is not."""
     ledger = ledgers.empty() if cache is None else ledgers.load(cache)
     keys = wanted.wants.keys()
-    digest = digest_json(keys)
+    digest = digest_strings(keys)
     there = ledger.resolve(keys)
     by_field = wanted.wants.by_field()
     missing = {field: [key for key in names if key not in there and ledger.rejected(key) is None]

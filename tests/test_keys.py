@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep import keys
-from prep.digest import HOLE, canonical, digest_json, digest_parts, seal
+from prep.digest import HOLE, canonical, digest_json, digest_parts, digest_strings, seal
 from prep.parse import Unparsed, sealed_json
 from prep.records import Placement
 
@@ -93,6 +93,11 @@ def test_keys_are_digests_of_canonical_json_however_they_are_put_together(contex
     assert keys.TextKeys(context).unconditional == keys.unconditional_key(context)
     assert keys.sample_id(words, pair, copy) == digest_json(
         {"kind": "sample", "picture": words, "bucket": list(pair), "copy": copy})
+
+
+@given(st.lists(st.text()))
+def test_digest_of_strings(values):
+    assert digest_strings(values) == digest_json(values)
 
 
 def test_a_context_that_would_be_cut_in_the_wrong_place_makes_no_key():
