@@ -18,7 +18,7 @@ from prep.cache import ledger as ledgers
 from prep.cache.ledger import Ledger
 from prep.cache.plans import read_plan, remove_plan, write_plan
 from prep.cache.store import Cache, settle
-from prep.digest import digest_json, digest_strings
+from prep.digest import digest_json
 from prep.errors import ConfigError, ModelError
 from prep.facts import Facts
 from prep.keys import latent_context, mask_context, text_context
@@ -126,11 +126,17 @@ def mask_origin(recipe: Recipe) -> str:
     return "alpha" if recipe.mask == "alpha" else "file"
 
 
-def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True) -> Planned:
-    """The tasks to be run; with `store`, those of the stored plan where there is one; without a cache, all."""
-    planned = _look(wanted, cache, shard_bytes)
+def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
+         retry: bool = False) -> Planned:
+    """The tasks to be run; with `store`, those of the stored plan where there is one; without a cache, all.
+
+    With `retry` also those of rows that were rejected before; with `store` too, that is forgotten.
+    """
     if cache is None or not store:
-        return planned
+        return _look(wanted, cache, shard_bytes, remember=False, retry=retry)
+    if retry:
+        ledgers.forget_rejects(cache, frozenset(wanted.wants.keys()))
+    planned = _look(wanted, cache, shard_bytes)
     stored = read_plan(cache, planned.digest)
     if stored is not None:
         settle(cache)  # whoever was at it may be dead
@@ -141,14 +147,15 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
     return replace(planned, tasks=_followed(stored or (), planned.tasks))
 
 
-def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int) -> Planned:
-    """What is there now, and tasks of what is not."""
-    ledger = ledgers.empty() if cache is None else ledgers.load(cache)
+def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
+          retry: bool = False) -> Planned:
+    """What is there now, and tasks of what is not; with `retry`, of what was rejected, too."""
+    ledger = ledgers.empty() if cache is None else ledgers.load(cache, remember=remember)
     keys = wanted.wants.keys()
-    digest = digest_strings(keys)
+    digest = digest_json(keys)
     there = ledger.resolve(keys)
     by_field = wanted.wants.by_field()
-    missing = {field: [key for key in names if key not in there and ledger.rejected(key) is None]
+    missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
                for field, names in by_field.items()}
     tasks = _tasks(wanted, missing, shard_bytes)
     return Planned(

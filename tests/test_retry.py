@@ -1,0 +1,100 @@
+"""Rows that were rejected stay so until they are asked for again; then they are rows like others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from prep import images
+from prep.cache.store import open_cache
+
+SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar", "--json")
+
+
+@pytest.fixture
+def encode(prep, photos, tiny_model, tmp_path):
+    def go(*options, cache="cache"):
+        result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / cache, "-o", tmp_path / "m.json",
+                      *SMALL, *options)
+        assert result.code == 0, result.err
+        return result.json
+
+    return go
+
+
+@pytest.fixture
+def decoder(monkeypatch):
+    """`decoder.lacking = sizes`: pictures of these sizes cannot be decoded, `decoder.says` why."""
+    decode = images.decode
+
+    class Decoder:
+        lacking: tuple = ()
+        says = "no decoder"
+
+    def lacks(data, **options):
+        picture = decode(data, **options)
+        if picture.size in Decoder.lacking:
+            raise images.BadPicture("undecodable", Decoder.says)
+        return picture
+
+    monkeypatch.setattr(images, "decode", lacks)
+    return Decoder
+
+
+def commits(tmp_path):
+    return sorted(open_cache(tmp_path / "cache", create=False).names("commits"))
+
+
+def test_a_decoder_that_came_later_mends_what_was_rejected(encode, decoder, tmp_path):
+    encode(cache="whole")
+    undisturbed = (tmp_path / "m.json").read_bytes()
+    decoder.lacking = ((144, 64), (97, 96))
+    first = encode()
+    assert first["encoded"]["latent"] == 6 and len(first["rejected"]) == 2
+    assert encode()["encoded"]["latent"] == 0
+    decoder.lacking = ()
+    assert len(encode()["rejected"]) == 2  # nobody asked
+    before = commits(tmp_path)
+    assert encode("--retry-rejects", "--dry-run")["encoded"] == {"latent": 2, "mask": 0, "text": 0}
+    assert commits(tmp_path) == before and len(encode()["rejected"]) == 2
+    mended = encode("--retry-rejects")
+    assert mended["encoded"] == {"latent": 2, "mask": 0, "text": 0} and mended["rejected"] == []
+    assert encode()["rejected"] == []
+    assert samples(tmp_path, undisturbed) == samples(tmp_path, (tmp_path / "m.json").read_bytes())
+
+
+def samples(tmp_path, manifest):
+    return json.loads(manifest)["samples"]
+
+
+def test_what_is_rejected_again_says_why_now_and_adds_no_commits(encode, decoder, tmp_path):
+    decoder.lacking = ((144, 64), (97, 96))
+    encode()
+    seen = []
+    for says in ("worse", "still worse"):
+        decoder.says = says
+        again = encode("--retry-rejects")
+        assert again["encoded"]["latent"] == 0
+        assert {one["detail"] for one in again["rejected"]} == {says}
+        seen.append(commits(tmp_path))
+    assert seen[0] == seen[1]
+    decoder.lacking = ((97, 96),)
+    assert encode("--retry-rejects")["encoded"]["latent"] == 1
+    decoder.lacking = ()
+    assert encode("--retry-rejects")["rejected"] == []
+
+
+def test_a_retry_that_is_interrupted_is_taken_up_by_the_next_run(prep, encode, decoder, tmp_path, monkeypatch):
+    decoder.lacking = ((144, 64), (97, 96))
+    encode()
+    decoder.lacking = ()
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prep.engine.local.run", interrupt)
+        with pytest.raises(AssertionError):
+            encode("--retry-rejects")
+    assert encode()["encoded"]["latent"] == 2
