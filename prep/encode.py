@@ -18,7 +18,7 @@ from prep.cache import ledger as ledgers
 from prep.cache.ledger import Ledger
 from prep.cache.plans import read_plan, remove_plan, write_plan
 from prep.cache.store import Cache, settle
-from prep.digest import digest_json
+from prep.digest import digest_json, digest_strings
 from prep.errors import ConfigError, ModelError
 from prep.facts import Facts
 from prep.keys import latent_context, mask_context, text_context
@@ -110,8 +110,8 @@ def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Cont
         return str(facts.by_stamp(path, "file", lambda: {"digest": digest_file(path)})["digest"])
 
     mask = None
-    if recipe.mask != "none":
-        mask = mask_context(image=images.POLICY, origin=mask_origin(recipe), factor=specs.family.factor)
+    if recipe.mask_origin != "none":
+        mask = mask_context(image=images.POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
     return Contexts(
         latent=latent_context(image=images.POLICY, vae=vae_fingerprint(model, file_digest), posterior="mean",
                               compute=compute, stored=stored),
@@ -119,11 +119,6 @@ def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Cont
         text=text_context(text=text_fingerprint(model, file_digest), max_length=specs.family.max_length,
                           layout=specs.family.text_layout, compute=compute, stored=stored),
     )
-
-
-def mask_origin(recipe: Recipe) -> str:
-    """Where mask rows come from: the pictures' `alpha`, or mask `file`s."""
-    return "alpha" if recipe.mask == "alpha" else "file"
 
 
 def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
@@ -152,7 +147,7 @@ def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bo
     """What is there now, and tasks of what is not; with `retry`, of what was rejected, too."""
     ledger = ledgers.empty() if cache is None else ledgers.load(cache, remember=remember)
     keys = wanted.wants.keys()
-    digest = digest_json(keys)
+    digest = digest_strings(keys)
     there = ledger.resolve(keys)
     by_field = wanted.wants.by_field()
     missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
