@@ -23,10 +23,10 @@ UNKNOWN: tuple[str, ...] = ()  # of a mask that came from a file, whose digest s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """A row that somebody needs: its name for people, and the keys that the row may have (none: not known)."""
+    """A row that somebody needs: by which use, and the keys that the row may have (none: not known)."""
 
     row: int
-    who: str
+    use: int
     keys: tuple[str, ...]
 
 
@@ -64,36 +64,41 @@ class Uses:
         """Who needs a row of a shard, or any of it."""
         first, past = self._span(shard)
         places = range(first, past) if row is None else first + np.flatnonzero(self._rows[first:past] == row)
-        return sorted({self._who(int(at)) for at in places})
+        return sorted({self.who(int(at)) for at in places})
 
     def needs(self, shard: int) -> Iterator[Need]:
         """Every use of a shard's rows, by row."""
         first, past = self._span(shard)
-        for at in range(first, past):
-            yield Need(row=int(self._rows[at]), who=self._who(at), keys=self._keys_of(at))
+        columns = (self._rows[first:past], self._kinds[first:past], self._numbers[first:past],
+                   self._owners(slice(first, past)))
+        for use, (row, kind, number, owner) in enumerate(zip(*(one.tolist() for one in columns), strict=True), first):
+            yield Need(row=row, use=use, keys=self._keys_of(kind, number, owner))
+
+    def who(self, use: int) -> str:
+        """Who makes a use of a row: a sample's name, or what the manifest itself needs it for."""
+        if self._kinds[use] == PROMPT:
+            return self._prompts[int(self._numbers[use])].who
+        return self._samples.name(int(self._owners(slice(use, use + 1))[0]))
 
     def _span(self, shard: int) -> tuple[int, int]:
         first, past = np.searchsorted(self._shards, [shard, shard + 1]).tolist()
         return first, past
 
-    def _owner(self, at: int) -> int:
-        samples, number = self._samples, self._numbers[at]
-        offsets = samples.text_offsets if self._kinds[at] == TEXT else samples.view_offsets
-        return int(np.searchsorted(offsets, number, side="right")) - 1
+    def _owners(self, uses: slice) -> Column:
+        """The sample of each use; of no meaning for prompts."""
+        numbers = self._numbers[uses]
+        views, texts = (np.searchsorted(offsets, numbers, side="right") - 1
+                        for offsets in (self._samples.view_offsets, self._samples.text_offsets))
+        return np.where(self._kinds[uses] == TEXT, texts, views)
 
-    def _who(self, at: int) -> str:
-        if self._kinds[at] == PROMPT:
-            return self._prompts[int(self._numbers[at])].who
-        return self._samples.name(self._owner(at))
-
-    def _keys_of(self, at: int) -> tuple[str, ...]:
-        kind, number = self._kinds[at], int(self._numbers[at])
+    def _keys_of(self, kind: int, number: int, owner: int) -> tuple[str, ...]:
         if kind == PROMPT:
             caption = self._prompts[number].caption
             return self._keys.unconditional() if caption is None else self._keys.text(caption)
-        owner = self._owner(at)
         if kind == TEXT:
             return self._keys.text(self._samples.captions(owner)[number - int(self._samples.text_offsets[owner])])
+        if kind == MASK and not self._keys.knows_masks:
+            return UNKNOWN
         picture, placement = self._samples.table["picture"][owner].as_py().hex(), self._placement(owner, number)
         return self._keys.latent(picture, placement) if kind == LATENT else self._keys.mask(picture, placement)
 
@@ -130,6 +135,7 @@ class _Keys:
         self._latents = LatentKeys(contexts["latent"]) if "latent" in contexts and "alpha" in latents else None
         self._masks = MaskKeys(contexts["mask"]) if contexts.get("mask", {}).get("origin") == "alpha" else None
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
+        self.knows_masks = self._masks is not None
         colour = latents.get("alpha")
         self._colours: tuple[RGB | None, ...] = (None,) if colour is None else (None, tuple(colour))
 

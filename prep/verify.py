@@ -148,7 +148,7 @@ def _wrong_rows(header: Header, number: int, uses: Uses) -> dict[int, list[str]]
     for need in uses.needs(number):
         there = 0 <= need.row < len(stored)
         if not there or (need.keys and stored[need.row] not in need.keys):
-            wrong.setdefault(need.row, set()).add(need.who)
+            wrong.setdefault(need.row, set()).add(uses.who(need.use))
     return {row: sorted(who) for row, who in sorted(wrong.items())}
 
 
