@@ -121,8 +121,7 @@ def encode_all(call: Encoding) -> Report:
 def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
     """Raises `PathError` when sources, masks, cache and manifest are not apart; before anything is written."""
     places = [Place(role="pictures", path=path) for source in recipe.sources for path in places_of(source.path)]
-    if isinstance(recipe.mask, Path):
-        places.append(Place(role="masks", path=recipe.mask))
+    places += [Place(role="masks", path=folder) for folder in recipe.mask_folders]
     written = [Place(role="cache", path=cache), Place(role="manifest", path=output)]
     check_apart([*places, *written])
     named = {"recipe": recipe.file, "prompts": recipe.prompts, "model": Path(recipe.model.path or "-")}
@@ -139,9 +138,10 @@ def _require_samples(call: Encoding, wanted: Wanted) -> None:
         found = len(_errors(wanted.wants.findings))
         raise EmptyPlanError(f"there is no picture to encode in {named}; {found} cannot be used",
                              hint="prep scan SOURCE says why")
-    if call.recipe.mask != "none" and not wanted.wants.masks:
-        count = len(wanted.wants.samples)
-        raise ConfigError(f"masks are asked for ({call.recipe.mask}), and none of the {count} pictures has one",
+    if call.recipe.mask_origin != "none" and not wanted.wants.masks:
+        count, asked = len(wanted.wants.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
+        named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
+        raise ConfigError(f"masks are asked for ({named}), and none of the {count} pictures has one",
                           hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
                           "--mask none encodes without")
 
@@ -192,7 +192,7 @@ def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: 
 
     rows = sum(len(task.rows) for task in planned.tasks)
     job = Job(cache=cache, model=model, specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
-              alpha=call.recipe.image.alpha, origin=encode.mask_origin(call.recipe),
+              alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
               compute=call.recipe.model.compute or call.recipe.model.dtype, device=call.device,
               batch_size=call.batch_size, jobs=call.jobs,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
@@ -215,7 +215,7 @@ def _report(call: Encoding, wanted: Wanted, planned: Planned, outcome: Outcome, 
 
 
 def _masked(call: Encoding, wanted: Wanted) -> int | None:
-    if call.recipe.mask == "none":
+    if call.recipe.mask_origin == "none":
         return None
     return sum(sample.views[0].mask is not None for sample in wanted.wants.samples)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from prep.errors import UsageError
-from prep.recipe import Recipe, load
+from prep.recipe import CaptionChoice, Recipe, load
 
 SourceArg = Annotated[Path, typer.Argument(metavar="SOURCE", help="a directory of pictures, a .tar (braces and globs allowed), or a recipe .toml",
                                            show_default=False)]
@@ -43,8 +43,13 @@ def seconds_of(text: str, option: str) -> float:
 
 def unstopped(recipe: Recipe) -> Recipe:
     """The recipe for a look ahead: a missing caption stops nothing, and is not yet a reason to leave a picture out."""
-    missing = "empty" if recipe.caption.missing == "stop" else recipe.caption.missing
-    return replace(recipe, caption=replace(recipe.caption, missing=missing))
+    sources = tuple(source if source.caption is None else replace(source, caption=_unstopped(source.caption))
+                    for source in recipe.sources)
+    return replace(recipe, caption=_unstopped(recipe.caption), sources=sources)
+
+
+def _unstopped(caption: CaptionChoice) -> CaptionChoice:
+    return replace(caption, missing="empty") if caption.missing == "stop" else caption
 
 
 def recipe_of(source: Path, *, resolution: int | None = None, step: int | None = None, buckets: str | None = None,

@@ -7,78 +7,23 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+from prep.choices import CAPTION_LINES, MISSING_CAPTION, STORED_DTYPES
+from prep.choices import CaptionChoice as CaptionChoice  # callers know the records by this module
+from prep.choices import ImageChoice as ImageChoice
+from prep.choices import MaskFrom as MaskFrom
+from prep.choices import ModelChoice as ModelChoice
+from prep.choices import Recipe as Recipe
+from prep.choices import Source as Source
 from prep.errors import ConfigError, PathError
 from prep.models.family import FAMILIES
 from prep.parse import Unparsed, colour_of, expect, known_keys, list_of, one_of, within
-from prep.records import Role
 from prep.sources.walk import HINT, is_tars, tars_of
 
-MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
-STORED_DTYPES = ("bfloat16", "float16", "float32")
-MaskFrom = Literal["none", "sidecar", "alpha"] | Path
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """Where pictures come from, and what they are for."""
-
-    path: Path
-    repeats: int = 1  # times an epoch shows each of its samples
-    role: Role = "train"
-    weight: float = 1.0  # of its samples' loss
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelChoice:
-    """Whose encoders make the rows, and in which numbers."""
-
-    path: str = ""  # a diffusers directory, or a Hub id; "" where none is needed (bucket, masks)
-    family: str = ""  # "": inferred from the pipeline's class
-    dtype: str = "bfloat16"  # of the stored rows
-    compute: str = ""  # of the encoders; "": the same as dtype
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageChoice:
-    """How pictures get into buckets."""
-
-    resolution: int = 512  # pixels; the target area is resolution²
-    buckets: str = "step"
-    step: int = 64  # pixels between bucket sides
-    shortest: int = 0  # side of a bucket, in pixels; 0: resolution / 4, but 256 where that is at most resolution / 2
-    longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2
-    min_side: int = 0  # of a picture, in pixels; one with a shorter side is not used; 0: step
-    upscale: bool = False  # enlarge small pictures instead of giving them smaller buckets
-    alpha: str = "white"  # colour that transparency is flattened onto, or "reject"
-    min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaptionChoice:
-    """What happens to a picture without a caption."""
-
-    missing: str = "stop"
-    constant: str = ""  # the caption of `missing = "constant"`
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """A whole recipe; complete, whatever the file left out."""
-
-    sources: tuple[Source, ...]
-    model: ModelChoice = field(default_factory=ModelChoice)
-    image: ImageChoice = field(default_factory=ImageChoice)
-    caption: CaptionChoice = field(default_factory=CaptionChoice)
-    mask: MaskFrom = "none"  # or a directory of masks
-    validation: float = 0.0  # fraction of the pictures
-    prompts: Path | None = None
-    file: Path | None = None  # where it was read from
-    options: tuple[str | Path, ...] = ()  # of the command, as far as they change what file or defaults say
 
 
 def load(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
@@ -115,7 +60,8 @@ def _read(path: Path) -> Recipe:
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     known_keys(table, ("model", "image", "caption", "mask", "source", "validation", "prompts"), "the recipe")
-    sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent), "source")
+    caption = _record(CaptionChoice, table, "caption")
+    sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
     if not sources:
         raise Unparsed("the recipe has no [[source]], expected at least one with a path")
     mask = _section(table, "mask", ("from",)).get("from", "none")
@@ -125,7 +71,7 @@ def _read(path: Path) -> Recipe:
         sources=tuple(sources),
         model=_model(_record(ModelChoice, table, "model"), path.parent),
         image=_record(ImageChoice, table, "image"),
-        caption=_record(CaptionChoice, table, "caption"),
+        caption=caption,
         mask=_mask(expect(mask, str, "mask.from"), path.parent),
         validation=expect(fraction, float, "validation.fraction"),
         prompts=None if prompts is None else path.parent / expect(prompts, str, "prompts.file"),
@@ -133,12 +79,29 @@ def _read(path: Path) -> Recipe:
     )
 
 
-def _source(value: Any, where: str, base: Path) -> Source:
+def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Source:
     table = expect(value, dict, where)
     if "path" not in table:
         raise Unparsed(f"{where} has no 'path'")
-    plain = _record(Source, {where: {**table, "path": str(expect(table["path"], str, f"{where}.path"))}}, where)
-    return replace(plain, path=base / plain.path)
+    apart = {"path", "mask", "caption", "include", "exclude"}
+    plain = {name: kind for name, kind in _types(Source).items() if name not in apart}
+    known_keys(table, (*apart, *plain), f"[{where}]")
+    own = table.get("caption")
+    mask = table.get("mask")
+    return Source(
+        path=base / expect(table["path"], str, f"{where}.path"),
+        include=_globs(table, "include", where), exclude=_globs(table, "exclude", where),
+        mask=None if mask is None else _mask(expect(mask, str, f"{where}.mask"), base),
+        caption=None if own is None else _record(CaptionChoice, {f"{where}.caption": own}, f"{where}.caption", caption),
+        **{name: expect(table[name], _WIRE[kind], f"{where}.{name}") for name, kind in plain.items() if name in table},
+    )
+
+
+def _globs(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    found = list_of(table.get(name, []), lambda one, at: expect(one, str, at), f"{where}.{name}")
+    if bad := [one for one in found if not one or one.startswith("/") or ".." in one.split("/")]:
+        raise Unparsed(f"{where}.{name} has {bad[0]!r}, expected a glob of names below the source, like 'cats/**'")
+    return tuple(found)
 
 
 def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
@@ -147,12 +110,17 @@ def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dic
     return section
 
 
-def _record(kind: type[T], table: Mapping[str, Any], name: str) -> T:
-    """A `kind` from the table's section; each value is of its field's type."""
-    types = {one.name: _TYPES[str(one.type)] for one in fields(kind)}  # type: ignore[arg-type]
+def _record(kind: type[T], table: Mapping[str, Any], name: str, base: T | None = None) -> T:
+    """A `kind` from the table's section, over `base` or the defaults; each value is of its field's type."""
+    types = _types(kind)
     section = _section(table, name, tuple(types))
     wired: dict[str, Any] = {key: expect(value, _WIRE[types[key]], f"{name}.{key}") for key, value in section.items()}
-    return kind(**{key: types[key](value) for key, value in wired.items()})
+    given = {key: types[key](value) for key, value in wired.items()}
+    return kind(**given) if base is None else replace(base, **given)  # type: ignore[type-var]  # a dataclass
+
+
+def _types(kind: type) -> dict[str, type]:
+    return {one.name: _TYPES[str(one.type)] for one in fields(kind) if str(one.type) in _TYPES}
 
 
 _TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Role": str}
@@ -215,7 +183,6 @@ def _at(recipe: Recipe, name: str) -> Any:
 def _checked(recipe: Recipe) -> Recipe:
     image, model = recipe.image, recipe.model
     one_of(image.buckets, ("step", "ratio", "sdxl-40", "single"), "image.buckets")
-    one_of(recipe.caption.missing, MISSING_CAPTION, "caption.missing")
     one_of(model.dtype, STORED_DTYPES, "model.dtype")
     if model.compute:
         one_of(model.compute, STORED_DTYPES, "model.compute")
@@ -227,10 +194,30 @@ def _checked(recipe: Recipe) -> Recipe:
     within(image.resolution, image.step, 16384, "image.resolution")
     within(image.min_bucket, 1, 1 << 30, "image.min_bucket")
     within(recipe.validation, 0, 0.9, "validation.fraction")
-    for source in recipe.sources:
+    for number, source in enumerate(recipe.sources):
+        _check_caption(recipe.caption_of(number), "caption" if source.caption is None else f"source[{number}].caption")
         one_of(source.role, ("train", "validation", "prior"), "source.role")
         within(source.repeats, 1, 10000, "source.repeats")
         within(source.weight, 0, 1000, "source.weight")
-    if isinstance(recipe.mask, Path) and not recipe.mask.is_dir():
-        raise Unparsed(f"mask.from is {str(recipe.mask)!r}, expected none, sidecar, alpha or an existing directory")
+        _check_mask(source.mask, f"source[{number}].mask")
+    _check_mask(recipe.mask, "mask.from")
+    kinds = {"alpha" if mask == "alpha" else "file" for mask in map(recipe.mask_of, range(len(recipe.sources)))
+             if mask != "none"}
+    if len(kinds) > 1:
+        raise Unparsed("masks of some sources are alpha and of others files, expected one kind in a recipe")
     return recipe
+
+
+def _check_mask(mask: MaskFrom | None, where: str) -> None:
+    if isinstance(mask, Path) and not mask.is_dir():
+        raise Unparsed(f"{where} is {str(mask)!r}, expected none, sidecar, alpha or an existing directory")
+
+
+def _check_caption(caption: CaptionChoice, where: str) -> None:
+    one_of(caption.missing, MISSING_CAPTION, f"{where}.missing")
+    one_of(caption.lines, CAPTION_LINES, f"{where}.lines")
+    within(caption.variants, 1, 1024, f"{where}.variants")
+    within(caption.dropout, 0, 1, f"{where}.dropout")
+    within(caption.keep_tokens, 0, 1 << 20, f"{where}.keep_tokens")
+    if not caption.separator:
+        raise Unparsed(f"{where}.separator is empty, expected what stands between tags, like ','")

@@ -71,7 +71,7 @@ class Surveyed:
     picture: str  # SHA-256 of the picture's bytes
     size: Size  # pixels, after EXIF orientation
     has_alpha: bool
-    captions: tuple[str, ...]  # final strings, at least one
+    captions: tuple[tuple[str, float], ...]  # final strings and their weights, at least one
     mask: str | None  # SHA-256 of the mask file's bytes
 
 

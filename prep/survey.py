@@ -5,7 +5,7 @@ What cannot be used becomes a finding. A run over unchanged files opens none of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,9 @@ from prep.report.words import names_of
 from prep.sources.blob import code_of
 from prep.sources.directory import MaskFolder
 from prep.sources.folders import printable
+from prep.sources.globs import chosen_by
 from prep.sources.walk import walk_source
+from prep.variants import variants_of
 
 Tick = Callable[[int], object]
 Ask = Callable[[Blob, str], Fact | None]  # what is asked about, kind of fact
@@ -36,11 +38,16 @@ class Survey:
 
 def walk_all(recipe: Recipe) -> Iterator[Item | Finding]:
     """Everything in a recipe's sources; paths of findings are labels. Raises `PathError`."""
-    masks = MaskFolder.read(recipe.mask) if isinstance(recipe.mask, Path) else recipe.mask
+    folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
     for number, source in enumerate(recipe.sources):
-        for one in walk_source(source.path, source=number, masks=masks):
-            yield replace(one, path=_label(recipe, number, one.path)) if isinstance(one, Finding) else one
-    if isinstance(masks, MaskFolder):
+        mask = recipe.mask_of(number)
+        fits = chosen_by(source.include, source.exclude)
+        for one in walk_source(source.path, source=number, masks=folders[mask] if isinstance(mask, Path) else mask):
+            if isinstance(one, Finding):
+                yield replace(one, path=_label(recipe, number, one.path))
+            elif fits(one.name):
+                yield one
+    for masks in folders.values():
         yield from masks.orphans()
 
 
@@ -63,13 +70,14 @@ def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: No
     """The survey of a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
     found = list(walk_all(recipe))
     findings = [one for one in found if isinstance(one, Finding)]
+    walked = [one for one in found if isinstance(one, Item)]
     items: list[Surveyed] = []
     stopped: list[str] = []
-    for result in _surveyed((one for one in found if isinstance(one, Item)), recipe, facts, jobs):
+    for item, result in zip(walked, _surveyed(walked, recipe, facts, jobs), strict=True):
         tick(1)
         if isinstance(result, Surveyed):
             items.append(result)
-        elif result.code == "missing-caption" and recipe.caption.missing == "stop":
+        elif result.code == "missing-caption" and recipe.caption_of(item.source).missing == "stop":
             stopped.append(result.path)
         else:
             findings.append(result)
@@ -123,7 +131,8 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
             return None
     except OSError as error:
         return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
-    texts = tuple(words["captions"]) or _without_caption(item, recipe.caption)
+    choice = recipe.caption_of(item.source)
+    texts = variants_of(_lines(words["captions"], choice), choice) or _without_caption(item, choice)
     if texts is None:
         return _reject(recipe, item, "missing-caption", "has no caption, or an empty one")
     return Surveyed(item=item, picture=header["digest"], size=(header["width"], header["height"]),
@@ -158,11 +167,19 @@ def _its(what: str, blob: Blob | None) -> str:
     return "" if blob is None else f"its {what} {printable(blob.name)} "
 
 
-def _without_caption(item: Item, choice: CaptionChoice) -> tuple[str, ...] | None:
+def _lines(found: Sequence[str], choice: CaptionChoice) -> Sequence[str]:
+    """The lines of a caption file that count, as the recipe says."""
+    if choice.lines == "join":
+        return [" ".join(found)] if found else []
+    return found[:1] if choice.lines == "first" else found
+
+
+def _without_caption(item: Item, choice: CaptionChoice) -> tuple[tuple[str, float], ...] | None:
     """What the recipe's policy says for a missing or empty caption; `None` where it takes none."""
     if choice.missing in ("stop", "reject"):
         return None
-    return ({"empty": "", "constant": choice.constant, "filename": spoken_name(item.name)}[choice.missing],)
+    words = {"empty": "", "constant": choice.constant, "filename": spoken_name(item.name)}[choice.missing]
+    return variants_of([words], choice)
 
 
 def spoken_name(name: str) -> str:

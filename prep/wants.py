@@ -111,7 +111,8 @@ def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Con
     masks: dict[str, PictureWork] = {}
     for seat in seats_of(survey.items, roles, bucketing):
         name = label(recipe, seat.item.item)
-        latent, mask = _latent_work(seat, name, keys), _mask_work(seat, name, keys)
+        masked = recipe.mask_of(seat.item.item.source) != "none"
+        latent, mask = _latent_work(seat, name, keys), _mask_work(seat, name, keys) if masked else None
         latents.setdefault(latent.key, latent)
         if mask is not None:
             masks.setdefault(mask.key, mask)
@@ -205,7 +206,7 @@ def _mask_work(seat: Seat, name: str, keys: _Keys) -> PictureWork | None:
 def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], keys: TextKeys) -> Sample:
     item = seat.item
     source = recipe.sources[item.item.source]
-    texts = tuple(Text(caption=caption, weight=1.0, key=keys.key(caption)) for caption in item.captions)
+    texts = tuple(Text(caption=caption, weight=weight, key=keys.key(caption)) for caption, weight in item.captions)
     return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
                   size=item.size, bucket=seat.placement.bucket, views=views, texts=texts, repeats=source.repeats,
                   weight=source.weight)

@@ -18,7 +18,7 @@ RULES = Rules(resolution=512)
 def surveyed(name, size=(512, 512), *, source=0, picture=None):
     item = Item(name=name, source=source, picture=Blob(file=name), caption=None, mask=None)
     return Surveyed(item=item, picture=picture or name.encode().hex().ljust(64, "0"), size=size, has_alpha=False,
-                    captions=("x",), mask=None)
+                    captions=(("x", 1.0),), mask=None)
 
 
 def placed(items):

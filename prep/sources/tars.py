@@ -108,7 +108,7 @@ def _list_members(stream: BinaryIO, size: int, listing: Listing) -> None:
         # "r:": no compression is looked for. UTF-8 with surrogates: any bytes are a name.
         with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
             for info in tar:
-                tar.members = []  # or the list of all headers stays in memory
+                tar.members = []  # type: ignore[attr-defined]  # or the list of all headers stays in memory
                 seen += 1
                 _add(info, size, links, listing)
             _check_end(stream, tar.offset, seen, listing)

@@ -1,0 +1,38 @@
+"""Which names of a source a recipe takes: globs as in a `.gitignore`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+_PARTS = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^\]/!][^\]/]*\])")
+_SPELLED = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+def chosen_by(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a name is among those that some glob of `include` takes (none: all are), and none of `exclude`."""
+    taken, left = ([pattern_of(glob) for glob in globs] for globs in (include, exclude))
+
+    def chosen(name: str) -> bool:
+        return (not taken or any(one.fullmatch(name) for one in taken)) and not any(
+            one.fullmatch(name) for one in left)
+
+    return chosen
+
+
+def pattern_of(glob: str) -> re.Pattern[str]:
+    """A glob of POSIX names: `*` and `?` stay within a directory, `**` does not, `[ab]` is a set, `[!ab]` all others.
+
+    `cats` takes whatever is so called or lies in a directory so called, anywhere; with a slash in it, from the top.
+    """
+    bare = glob.strip("/")
+    regex = "".join(_SPELLED.get(part) or _set_or_text(part) for part in _PARTS.split(bare) if part)
+    anywhere = "" if "/" in glob.rstrip("/") else "(?:.*/)?"
+    return re.compile(f"{anywhere}{regex}(?:/.*)?", re.DOTALL)
+
+
+def _set_or_text(part: str) -> str:
+    if not (len(part) > 2 and part.startswith("[") and part.endswith("]")):
+        return re.escape(part)
+    negated, members = part[1] == "!", part[1:-1].removeprefix("!")
+    return ("[^/" if negated else "[") + re.sub(r"[\\^\[\]&~|]", r"\\\g<0>", members) + "]"
