@@ -11,6 +11,7 @@ from types import TracebackType
 
 from prep import manifest as manifests
 from prep.cache.ledger import shard_bytes
+from prep.cache.reader import Reader
 from prep.errors import CacheError, ModelError, Problem
 from prep.manifest import Manifest
 from prep.models.fingerprint import infer_family, read_config, text_fingerprint, vae_fingerprint, weight_files
@@ -135,6 +136,12 @@ def encode_command(manifest: Manifest, options: str = "") -> str:
             f"-o {_here(manifest.path)}")
 
 
+def mend_command(manifest: Manifest) -> str:
+    """What to do about damage: who says all of it, and who mends it."""
+    return (f"prep verify {_here(manifest.path)} names all that is damaged, and this makes only that again: "
+            f"{encode_command(manifest)}")
+
+
 def _here(path: Path | str) -> str:
     """A path as seen from the working directory, when that is shorter; a word as a shell takes it."""
     if isinstance(path, str):
@@ -146,16 +153,17 @@ def _here(path: Path | str) -> str:
 
 
 def check_shards(index: Index) -> None:
-    """Raises for the first shard that is missing or not as large as it was."""
+    """Raises for the first shard that is missing or not as large as it was, or whose headers or indexes are damaged."""
     for shard in index.shards:
         try:
             size = shard_bytes(index.cache.shard(shard.digest))
         except OSError:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
-                             hint=encode_command(index.manifest)) from None
+                             hint=mend_command(index.manifest)) from None
         if size != shard.bytes:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) has {size} bytes, expected "
-                             f"{shard.bytes}", hint=encode_command(index.manifest))
+                             f"{shard.bytes}", hint=mend_command(index.manifest))
+    Reader(index.cache.root).open_all((shard.digest, array) for shard in index.shards for array in shard.shapes)
 
 
 def _plan(index: Index, config: Config) -> StepPlan:

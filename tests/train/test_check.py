@@ -112,6 +112,16 @@ def test_who_is_left_out_and_who_is_repeated_is_named(make):
     assert repeating.left_out == () and len(repeating.repeated) == 1
 
 
+def test_a_damaged_shard_index_is_told_before_any_model_is_loaded(make, faults):
+    made = make()
+    data = sorted((made.root / "cache" / "shards").glob("*/*/mask/c.*"))[0]
+    data.chmod(0o644)
+    data.write_bytes(data.read_bytes()[:-9] + b"?" + data.read_bytes()[-8:])
+    (fault,) = faults(made)
+    assert f"shard {data.parent.parent.name}, array 'mask': " in fault.message
+    assert "has a damaged shard index" in fault.message and "prep verify" in fault.hint
+
+
 def test_a_missing_model_is_told(make, faults):
     (fault,) = faults(make(), model="/nowhere/at all")
     assert fault.exit_code == 6 and "/nowhere/at all" in fault.message
