@@ -294,5 +294,7 @@ def test_no_flipped_bit_of_the_head_is_an_error_or_stays(flips):
 
 @pytest.mark.slow
 def test_no_flipped_bit_anywhere_says_anything_false(flips):
-    for bit in range(8 * len(flips.whole)):
-        flips.check(bit)
+    """Every bit of every byte that is not zero, and of each 64th of the others."""
+    for place in (place for place, byte in enumerate(flips.whole) if byte or not place % 64):
+        for bit in range(8):
+            flips.check(8 * place + bit)

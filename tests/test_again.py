@@ -1,0 +1,204 @@
+"""`prep encode` again: what did not change is not opened, what did is, and the manifest is the same to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prep import facts
+from prep.cache.reader import Reader
+from prep.cache.samples import open_samples
+from prep.cache.store import Cache
+from prep.cache.tables import SAMPLES, read_table
+from prep.coverage import coverage
+from prep.facts import Facts
+from prep.images import decode_mask
+from prep.records import Placement, RowRef, Sample, View
+
+# The command in a process of its own that writes down every file it opens, by whatever call.
+WATCHED = """
+import os, sys
+opened = []
+def watch(event, args):
+    if event == "open" and isinstance(args[0], (str, os.PathLike)):
+        opened.append(os.fspath(args[0]))
+sys.addaudithook(watch)
+from prep.cli import app
+from prep.console import run
+try:
+    run(app, "prep", sys.argv[2:])
+finally:
+    with open(sys.argv[1], "w") as file:
+        file.write("\\n".join(opened))
+"""
+
+
+@pytest.fixture
+def words(photos, tiny_model, tmp_path):
+    return ["encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
+            "--resolution", "96", "--step", "16", "--mask", "sidecar", "--json"]
+
+
+@pytest.fixture
+def encoded(prep, words, monkeypatch):
+    """A first run, after which every stamp is trusted."""
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    result = prep(*words)
+    assert result.code == 0, result.err
+    return result.json
+
+
+def opened(words, photos: Path, tmp_path: Path, *options: str) -> set[str]:
+    """The files of the source that one more run opens, by name; it must end well and make nothing."""
+    done = subprocess.run([sys.executable, "-c", WATCHED, tmp_path / "opened", *map(str, words), *options],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sum(json.loads(done.stdout)["encoded"].values()) == 0
+    files = [Path(line) for line in (tmp_path / "opened").read_text().splitlines()]
+    assert any(path.name == "facts.sqlite" for path in files) or "--rehash" in options  # the shim sees what is opened
+    return {path.name for path in files if path.is_file() and photos in path.parents}
+
+
+def test_a_second_run_opens_no_picture_caption_or_mask(encoded, words, photos, tmp_path):
+    whole = (tmp_path / "m.json").read_bytes()
+    assert opened(words, photos, tmp_path) == set()
+    assert (tmp_path / "m.json").read_bytes() == whole
+    assert opened(words, photos, tmp_path, "--rehash") == {path.name for path in photos.iterdir()}
+    assert (tmp_path / "m.json").read_bytes() == whole
+
+
+def test_only_what_changed_is_opened(encoded, words, photos, tmp_path):
+    whole = (tmp_path / "m.json").read_bytes()
+    changed = ["1.png", "3.txt", "2-masklabel.png"]
+    for name in changed:
+        os.utime(photos / name, ns=(0, 0))  # the same bytes, and a stamp that says nothing of them
+    assert opened(words, photos, tmp_path) == set(changed)
+    assert (tmp_path / "m.json").read_bytes() == whole
+
+
+def test_without_facts_everything_is_opened_and_the_manifest_is_the_same(encoded, words, photos, tmp_path):
+    whole = (tmp_path / "m.json").read_bytes()
+    (tmp_path / "cache" / "facts.sqlite").write_bytes(b"SQLite format 3\0 and then nothing of that kind")
+    done = subprocess.run([sys.executable, "-c", "from prep.cli import main; main()", *map(str, words)],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "m.json").read_bytes() == whole
+
+
+def test_an_edited_caption_is_a_new_row_and_no_other(encoded, words, prep, photos, tmp_path):
+    (photos / "3.txt").write_text("another caption")
+    result = prep(*words)
+    assert result.json["encoded"] == {"latent": 0, "mask": 0, "text": 1}
+
+
+@pytest.mark.parametrize(("data", "code"), [(b"\xff\xfe\x00", "caption-encoding"),
+                                            (b"a\x00b", "caption-control-characters")])
+def test_a_bad_caption_is_remembered_as_bad(words, prep, photos, monkeypatch, data, code):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    (photos / "3.txt").write_bytes(data)
+    first = prep(*words)
+    monkeypatch.setattr(facts, "read_blob", lambda blob: pytest.fail(f"{blob} was read"))
+    again = prep(*words)
+    assert [one["code"] for one in first.json["rejected"]] == [code]
+    assert again.json["rejected"] == first.json["rejected"] and again.json["samples"] == first.json["samples"]
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The rows that are read from shards."""
+    found: list[RowRef] = []
+    real = Reader.read_batch
+
+    def read_batch(self, out, array, refs):
+        found.extend(refs)
+        return real(self, out, array, refs)
+
+    monkeypatch.setattr(Reader, "read_batch", read_batch)
+    return found
+
+
+def test_no_mask_row_is_read_twice(encoded, words, prep, photos, tmp_path, reads):
+    whole = (tmp_path / "m.json").read_bytes()
+    assert prep(*words).code == 0 and reads == []
+    (tmp_path / "cache" / "facts.sqlite").unlink()
+    assert prep(*words).code == 0 and len(reads) == 3  # the masks of the pictures 0, 2 and 5
+    assert (tmp_path / "m.json").read_bytes() == whole
+
+
+def test_coverage_is_the_mean_of_the_mask(encoded, photos, tmp_path):
+    document = json.loads((tmp_path / "m.json").read_text())
+    columns = open_samples(read_table(Cache(root=tmp_path / "cache"), document["tables"]["samples"], SAMPLES))
+    found = {columns.name(place): float(columns.coverage[place]) for place in range(len(columns))}
+    assert {name for name, mean in found.items() if not np.isnan(mean)} == {"0.png", "2.png", "5.png"}
+    for name in ("0.png", "2.png", "5.png"):
+        mask = np.asarray(decode_mask((photos / name.replace(".png", "-masklabel.png")).read_bytes()))
+        assert found[name] == pytest.approx(mask.mean() / 255, abs=0.06)  # cropped and scaled, but much the same
+
+
+class Shelf:
+    """A reader of one shard of 150 masks, and samples on it."""
+
+    SHARD = "ab" * 32
+
+    def __init__(self) -> None:
+        self.rows = np.random.default_rng(0).integers(0, 256, (150, 1, 5, 7), dtype=np.uint8)
+        self.read: list[int] = []
+
+    def array_info(self, shard, array):
+        from prep.records import ArraySpec
+
+        return ArraySpec(name=array, dtype="uint8", shape=self.rows.shape[1:]), len(self.rows)
+
+    def read_batch(self, out, array, refs):
+        assert array == "mask" and {ref.shard for ref in refs} == {self.SHARD}
+        out[:] = [self.rows[ref.row].reshape(-1) for ref in refs]
+        self.read += [ref.row for ref in refs]
+
+    def ask(self, known: Facts, rows) -> dict[str, float]:
+        """What is said of these rows' samples; the means must be those of the rows."""
+        place = Placement(scaled=(7, 5), crop=(0, 0), bucket=(7, 5))
+        samples = [Sample(id=f"id{row}", name="", source=0, role="train", picture="", size=(7, 5), bucket=(7, 5),
+                          views=(View(placement=place, latent="", mask=None if row is None else f"mask{row}"),),
+                          texts=()) for row in [*rows, None]]
+        refs = {f"mask{row}": RowRef(shard=self.SHARD, row=row) for row in rows}
+        self.read = []
+        found = coverage(self, known, samples, refs)
+        assert found == {f"id{row}": float(self.rows[row].mean() / 255) for row in rows}
+        return found
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+def test_rows_that_were_not_read_before_are_read_and_added(shelf, tmp_path):
+    known = Facts(tmp_path / "facts.sqlite")
+    shelf.ask(known, range(3, 9))
+    assert shelf.read == [3, 4, 5, 6, 7, 8]
+    known.save()
+    again = Facts(tmp_path / "facts.sqlite")
+    shelf.ask(again, range(149, 0, -1))
+    assert shelf.read == [1, 2, *range(9, 150)]
+    again.save()
+    shelf.ask(Facts(tmp_path / "facts.sqlite"), range(1, 150))
+    assert shelf.read == []
+    shelf.ask(Facts(tmp_path / "facts.sqlite", trust=False), [0])
+    assert shelf.read == [0]
+
+
+@pytest.mark.parametrize("noted", [b"", b"1234567", b"12345678", bytes(8 * 12)])
+def test_what_is_remembered_of_a_shard_of_other_rows_is_not_used(shelf, noted):
+    known = Facts(None)
+    known.recall_bytes = lambda kind, digest: noted
+    shelf.ask(known, [100])
+    assert shelf.read == [100]
