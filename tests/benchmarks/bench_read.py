@@ -21,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from prep.records import RowRef
 
 BATCH = 16
 AHEAD = 2  # batches of which the kernel is told before they are read
-OURS, UNCHECKED = "**latentry**", "latentry, unchecked"
+OURS, TWO, UNCHECKED = "**latentry**", "latentry, two threads", "latentry, unchecked"
 Times = dict[str, list[tuple[float, float]]]  # (wall, CPU) seconds by contender
 
 
@@ -53,17 +54,26 @@ class Contender:
 class Ours:
     """Our reader, with its buffers split once as in training's ring."""
 
-    def __init__(self, root: Path, refs: dict[str, list[RowRef]], check: bool) -> None:
+    def __init__(self, root: Path, refs: dict[str, list[RowRef]], *, check: bool = True, threads: int = 1) -> None:
         self.reader, self.refs = Reader(root, check=check), refs
         self.split: dict[int, dict[str, Targets]] = {}
+        self.others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+        self.threads = threads
 
     def __call__(self, out: Data, picks: Sequence[int]) -> None:
         split = self.split.get(id(out))
         if split is None:
             split = self.split[id(out)] = {name: Targets(rows) for name, rows in out.items()}
+        shares = [range(number, len(picks), self.threads) for number in range(self.threads)]
+        reading = [self.others.submit(self.read, split, picks, share) for share in shares[1:]] if self.others else []
+        self.read(split, picks, shares[0])
+        for other in reading:
+            other.result()
+
+    def read(self, split: dict[str, Targets], picks: Sequence[int], share: range) -> None:
         for name, refs in self.refs.items():
-            rows = split[name] if len(picks) == len(split[name].rows) else split[name].only(range(len(picks)))
-            self.reader.read_batch(rows, name, [refs[pick] for pick in picks])
+            rows = split[name] if len(share) == len(split[name].rows) else split[name].only(share)
+            self.reader.read_batch(rows, name, [refs[picks[place]] for place in share])
 
     def soon(self, picks: Sequence[int]) -> None:
         for name, refs in self.refs.items():
@@ -91,7 +101,8 @@ def contenders(kind: Kind, data: Data, scratch: Path) -> dict[str, Contender]:
     shards = {name: places[0].shard for name, places in refs.items()}
     ours = {
         "sequential read": peers.sequential(cache, shards, arrays(kind)),
-        OURS: lambda: Ours(cache.root, refs, check=True),
+        OURS: lambda: Ours(cache.root, refs),
+        TWO: lambda: Ours(cache.root, refs, threads=2),
         UNCHECKED: lambda: Ours(cache.root, refs, check=False),
     }
     for name, make_reader in peers.OURS.items():
@@ -149,7 +160,7 @@ def warm(field_of: dict[str, Contender], out: Data, rows: int, rounds: int, batc
 
 def cold(field_of: dict[str, Contender], out: Data, rows: int, rounds: int) -> Times:
     """Epochs from the disk."""
-    times: Times = {name: [] for name in field_of if name not in ("memcpy", UNCHECKED)}
+    times: Times = {name: [] for name in field_of if name not in ("memcpy", TWO, UNCHECKED)}
     rng = np.random.default_rng(2)
     for number in range(rounds):
         order = rng.permutation(rows).tolist()
