@@ -159,11 +159,14 @@ def check_shards(index: Index) -> None:
             size = shard_bytes(index.cache.shard(shard.digest))
         except OSError:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
-                             hint=mend_command(index.manifest)) from None
+                             hint=encode_command(index.manifest)) from None
         if size != shard.bytes:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) has {size} bytes, expected "
-                             f"{shard.bytes}", hint=mend_command(index.manifest))
-    Reader(index.cache.root).open_all((shard.digest, array) for shard in index.shards for array in shard.shapes)
+                             f"{shard.bytes}", hint=encode_command(index.manifest))
+    try:
+        Reader(index.cache.root).open_all((shard.digest, array) for shard in index.shards for array in shard.shapes)
+    except CacheError as error:
+        raise CacheError(error.message, hint=mend_command(index.manifest)) from None
 
 
 def _plan(index: Index, config: Config) -> StepPlan:

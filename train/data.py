@@ -27,6 +27,7 @@ from prep.cache.reader import Targets
 from prep.draw import philox
 from prep.errors import CacheError
 from prep.report.words import safe
+from train.check import mend_command
 from train.device import move, record_copies
 from train.draws import Request, Shot
 from train.rows import DTYPES, Rows, split
@@ -110,8 +111,8 @@ def read(rows: Rows, request: Request, slot: Slot, drawers: ThreadPoolExecutor, 
         _fill(rows, shots, latent, text, mask, slot)
     except CacheError as error:
         bad = [shot for shot in shots if _is_bad(rows, shot, latent, text, mask)]
-        names = ", ".join(sorted({f"'{safe(rows.index.samples.name(shot.sample))}'" for shot in bad}))
-        raise CacheError(f"{error.message} (needed for {names})", hint=error.hint) from None
+        names = ", ".join(sorted({f"'{safe(rows.index.samples.name(shot.sample))}'" for shot in bad or shots}))
+        raise CacheError(f"{error.message} (needed for {names})", hint=mend_command(rows.index.manifest)) from None
     timestep = slot.take("timestep", (count,), torch.int64)
     timestep.numpy()[:] = [shot.timestep for shot in shots]
     weight = slot.take("weight", (count,), torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json
 MOST = 1 << 28  # bytes of a record: every row of the largest shard
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 PATIENCE = 2.0  # seconds; whoever has the lock has it for some milliseconds
+# What a disk says of bytes that it has lost; anything else (rights, a server that does not answer) may pass.
+LOST = {getattr(errno, name, errno.EIO) for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA", "EREMOTEIO")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +85,11 @@ def record_fault(cache: Cache, shard: str) -> str:
     except (Unparsed, OSError) as error:
         return str(error)
     return ""
+
+
+def is_lost(error: OSError) -> bool:
+    """Whether the disk has lost what was to be read, so that it must be made again."""
+    return error.errno in LOST
 
 
 def forget(cache: Cache, shard: str) -> None:

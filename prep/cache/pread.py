@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 ReadAt = Callable[[int, list[Any], int], int]
@@ -27,6 +27,23 @@ def plain_read(descriptor: int, buffers: list[Any], offset: int) -> int:
             if len(part) < len(view):
                 break
     return total
+
+
+def read_on(read_at: ReadAt, descriptor: int, buffers: Sequence[memoryview], offset: int, got: int) -> int:
+    """The bytes that are there for `buffers` from `offset`, when a first read gave `got`; only an empty read ends it.
+
+    A read may give less than it was asked for at any time; systems seldom do it to files.
+    """
+    while True:
+        left = got
+        rest = []
+        for buffer in buffers:
+            rest += [buffer[left:]] if left < len(buffer) else []
+            left = max(0, left - len(buffer))
+        more = read_at(descriptor, rest, offset + got) if rest else 0
+        if not more:
+            return got
+        got += more
 
 
 _PLAIN_LOCK = threading.Lock()

@@ -24,16 +24,17 @@ from typing import Any
 import numpy as np
 
 from prep.cache import layout
-from prep.cache.damage import Damage, record_if_writable
+from prep.cache.damage import Damage, is_lost, record_if_writable
 from prep.cache.door import open_plain
 from prep.cache.header import HINT, check_index, fault, read_array_header, read_keys
-from prep.cache.pread import ADVISE, READ_AT, Advise, ReadAt
+from prep.cache.pread import ADVISE, READ_AT, Advise, ReadAt, read_on
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.parse import Unparsed
 from prep.records import ArraySpec, RowRef
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+NOT_MATCHING = "is damaged: its bytes do not match their checksum"
 OPEN_ARRAYS = 192  # below macOS's limit of 256 files a process
 JOBS = 8  # arrays that are opened at a time: what waits is the disk
 
@@ -139,12 +140,15 @@ class Reader:
                 raise _row_fault(shard, opened.spec.name, row, f"there are {rows} rows")
             try:
                 got = read_at(descriptor, (target, checksum), row * stride)
+                if got != stride:
+                    got = read_on(read_at, descriptor, (target, checksum), row * stride, got)
             except OSError as error:
-                raise _row_fault(shard, opened.spec.name, row, f"cannot be read: {error}") from error
+                what = f"cannot be read: {error}"
+                raise self._damaged(shard, opened.spec.name, row, what, remember=is_lost(error)) from error
             if got != stride:
-                raise _row_fault(shard, opened.spec.name, row, f"ends after {got} of {stride} bytes")
+                raise self._damaged(shard, opened.spec.name, row, f"ends after {got} of {stride} bytes")
             if check and crc32c(target) != stored[0]:
-                raise self._damaged(shard, opened.spec.name, row)
+                raise self._damaged(shard, opened.spec.name, row, NOT_MATCHING)
 
     def advise(self, array: str, refs: Iterable[RowRef]) -> None:
         """Tells the kernel which rows come soon (measured: 16 to 64 rows ahead is best on a cold cache)."""
@@ -188,16 +192,15 @@ class Reader:
             if sound is None:
                 check_index(path, spec, rows)
             return OpenArray(path, spec, rows)
-        except OSError as error:
-            raise fault(root, shard, array, error) from None
-        except Unparsed as error:
-            what = Damage(shard=shard, field=None, array=None, row=None, what=str(error))
-            record_if_writable(self._cache, [what])
+        except (OSError, Unparsed) as error:
+            if isinstance(error, Unparsed) or is_lost(error):
+                what = Damage(shard=shard, field=None, array=None, row=None, what=str(error))
+                record_if_writable(self._cache, [what])
             raise fault(root, shard, array, error) from None
 
-    def _damaged(self, shard: str, array: str, row: int) -> CacheError:
-        what = "is damaged: its bytes do not match their checksum"
-        record_if_writable(self._cache, [Damage(shard=shard, field=None, array=array, row=row, what=what)])
+    def _damaged(self, shard: str, array: str, row: int, what: str, *, remember: bool = True) -> CacheError:
+        if remember:
+            record_if_writable(self._cache, [Damage(shard=shard, field=None, array=array, row=row, what=what)])
         return _row_fault(shard, array, row, what)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from prep.cache import damage, layout
 from prep.cache.damage import Damage
 from prep.cache.door import NotPlain, open_plain, tree
 from prep.cache.header import Header, check_index, fault, read_array_header, read_header
-from prep.cache.pread import READ_AT, SEQUENTIAL, ReadAt
+from prep.cache.pread import READ_AT, SEQUENTIAL, ReadAt, read_on
 from prep.cache.store import Cache
 from prep.digest import digest_parts
 from prep.errors import CacheError
@@ -26,8 +25,6 @@ Tick = Callable[[int], object]
 BLOCK = 1 << 20  # bytes; SHA-256 is as fast with a quarter or four times that, cold files are slower with less
 NOT_THERE = "the shard is missing"
 NOT_PLACED = "the digest does not fit, and every row's checksum does: files were added, removed or replaced"
-# What a disk says of bytes that it has lost; anything else (rights, a server that does not answer) may pass.
-LOST = {getattr(errno, name, errno.EIO) for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA", "EREMOTEIO")}
 
 
 def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read_at: ReadAt = READ_AT) -> list[Damage]:
@@ -45,7 +42,7 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(root):
             return [whole(digest, NOT_THERE)]
-        if not isinstance(error, NotPlain) and error.errno not in LOST:
+        if not isinstance(error, NotPlain) and not damage.is_lost(error):
             return [whole(digest, f"cannot be read: {error}")]
         found = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
     with contextlib.suppress(OSError):
@@ -108,11 +105,12 @@ def rows_of(
     descriptor = open_plain(root / layout.data_path(spec))
     stride = layout.row_stride(spec)
     row_bytes, stored = np.empty(spec.row_bytes, np.uint8), np.empty(1, "<u4")
+    buffers = [row_bytes.data, stored.view(np.uint8).data]
     try:
         for row in range(header.rows):
             what = ""
             try:
-                got = read_at(descriptor, [row_bytes, stored], row * stride)
+                got = read_on(read_at, descriptor, buffers, row * stride, 0)
                 if got != stride:
                     what = f"ends after {got} of {stride} bytes"
                 elif layout.crc32c(row_bytes) != stored[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -317,3 +318,42 @@ def test_a_cache_that_nobody_may_write_is_read(cache: Cache, shard: Shard, rows:
             read_all(Reader(cache.root), shard)
     finally:
         cache.root.chmod(0o755)
+
+
+def test_short_reads_are_read_on(cache: Cache, shard: Shard, rows: Any) -> None:
+    """A system may give less than it was asked for at any time; only nothing at all is the end of a file."""
+    given = []
+
+    def few(descriptor: int, buffers: Any, offset: int) -> int:
+        given.append(os.preadv(descriptor, [memoryview(buffers[0]).cast("B")[:5]], offset))
+        return given[-1]
+
+    assert read_all(Reader(cache.root, read_at=few), shard) == wanted(rows)
+    assert len(given) > 7 * 10 and not cache.damaged(shard.digest).exists()
+
+
+@pytest.mark.parametrize(("number", "remembered"), [(errno.EIO, True), (errno.EACCES, False), (errno.ETIMEDOUT, False)])
+def test_what_the_disk_lost_is_remembered_and_what_may_pass_is_not(
+    cache: Cache, shard: Shard, number: int, remembered: bool
+) -> None:
+    def failing(descriptor: int, buffers: Any, offset: int) -> int:
+        if offset == 2 * 52:
+            raise OSError(number, os.strerror(number))
+        return os.preadv(descriptor, buffers, offset)
+
+    with pytest.raises(CacheError, match=rf"array 'latent', row 2: cannot be read: .*{os.strerror(number)}"):
+        read_all(Reader(cache.root, read_at=failing), shard)
+    assert [found.row for found in damage.recorded(cache, shard.digest)] == [2] * remembered
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_an_index_that_cannot_be_read(
+    cache: Cache, shard: Shard, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("prep.cache.reader.check_index", refuse)
+    with pytest.raises(CacheError, match=f"array 'latent': .*{os.strerror(number)}"):
+        Reader(cache.root).array_info(shard.digest, "latent")
+    assert bool(damage.recorded(cache, shard.digest)) == (number == errno.EIO)

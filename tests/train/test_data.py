@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 
@@ -103,7 +104,27 @@ def test_a_damaged_row_is_told_with_shard_row_and_samples(feed):
             opened as some:
         for _ in some:
             pass
-    assert "prep verify" in caught.value.hint
+    assert f"prep verify {made.path}" in caught.value.hint.replace(os.path.relpath(made.path), str(made.path))
+    assert "makes only that again: prep encode " in caught.value.hint and "--cache " in caught.value.hint
+
+
+def test_a_fault_that_passes_names_all_samples_of_its_batch(feed, monkeypatch):
+    """The disk fails once, so that nothing says which of them it was."""
+    _, opened = feed(steps=20, micro_batch=2)
+    failed = []
+
+    def failing(rows, *given, **named):
+        if not failed:
+            failed.append(True)
+            raise CacheError("shard ab, array 'latent', row 0: cannot be read: [Errno 5] Input/output error")
+        return plain(rows, *given, **named)
+
+    plain = Rows.fill
+    monkeypatch.setattr(Rows, "fill", failing)
+    both = r"Input/output error \(needed for '\d+/\d.png', '\d+/\d.png'\)"
+    with pytest.raises(CacheError, match=both), opened as some:
+        for _ in some:
+            pass
 
 
 def test_rows_of_another_shape_are_refused(make):
