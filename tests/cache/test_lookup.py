@@ -25,6 +25,7 @@ from prep.cache.layout import Shard
 from prep.cache.ledger import Ledger
 from prep.cache.store import Cache, open_cache
 from prep.digest import canonical, digest_bytes, seal
+from prep.parse import Unparsed
 from prep.records import Reject, Task
 
 PROVENANCE = {"host": "h"}
@@ -298,6 +299,8 @@ def test_a_flipped_bit_and_a_cut_are_noticed(filled: Cache) -> None:
         flipped[place // 8] ^= 1 << place % 8
         path.write_bytes(flipped)
         assert lookup.read(filled) is lookup.EMPTY, place
+    with pytest.raises(Unparsed, match="does not match its checksum"):
+        lookup._parse(bytes(flipped))
     for end in (*range(lookup.HEAD.size + 5), *rng.sample(range(len(data)), 100), len(data) - 1):
         path.write_bytes(data[:end])
         assert lookup.read(filled) is lookup.EMPTY, end
@@ -362,19 +365,40 @@ def places(data: bytes) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize(("part", "offset", "value"), [
-    ("numbers", 0, -1), ("numbers", 0, 3), ("numbers", 0, 1 << 30), ("rows", 0, -1), ("rows", 0, 9),
-    ("rows", 4, 1 << 30), ("shards", 64, 0), ("shards", 64, -1), ("shards", 64, 1 << 30), ("shards", 0, -1),
-    ("commits", 0, -1), ("commits", 100, 5), ("commits", 96, -5), ("commits", 108, -5),
-    ("shards", 68, 1), ("keys", 0, -1),
+FOREIGN, UNEQUAL = "are in shards that it does not have", "have other numbers of rows than they say"
+UNSORTED, TREES = "are not in their shards, or not sorted", "have trees that it does not have"
+SHARDS, COMMITS = "are not sorted, or have no rows", "are not sorted, or have fewer than no rows"
+FIELDS, PATH, WORDS = "have fields that it does not have", "expected a path in a shard", "are not JSON"
+
+
+@pytest.mark.parametrize(("part", "offset", "value", "fault"), [
+    ("numbers", 0, -1, FOREIGN), ("numbers", 0, 3, FOREIGN), ("numbers", 0, 1 << 30, FOREIGN),
+    ("numbers", 0, 0, UNEQUAL), ("rows", 0, -1, UNSORTED), ("rows", 0, 9, UNSORTED), ("rows", 4, 1 << 30, UNSORTED),
+    ("keys", 0, -1, UNSORTED),
+    ("shards", 64, 0, SHARDS), ("shards", 64, -1, SHARDS), ("shards", 64, 1 << 30, UNEQUAL), ("shards", 0, -1, SHARDS),
+    ("shards", 68, 1, TREES), ("commits", 0, -1, COMMITS), ("commits", 96, -5, COMMITS), ("commits", 108, -5, COMMITS),
+    ("commits", 100, 5, FIELDS),
 ])  # fmt: skip
-def test_hostile_numbers_are_refused(filled: Cache, part: str, offset: int, value: int) -> None:
+def test_hostile_numbers_are_refused(filled: Cache, part: str, offset: int, value: int, fault: str) -> None:
     path, plain = filled.root / lookup.NAME, ledger.load_plainly(filled)
     data = bytearray(path.read_bytes())
     struct.pack_into("<i", data, places(data)[part][0] + offset, value)
     path.write_bytes(sealed(data))
+    with pytest.raises(Unparsed, match=fault):
+        lookup._parse(path.read_bytes())
     assert lookup.read(filled) is lookup.EMPTY
     assert same(ledger.load(filled), plain)
+
+
+def test_another_version_is_no_look_up_file(filled: Cache) -> None:
+    path = filled.root / lookup.NAME
+    data = path.read_bytes()
+    magic, version, *counts = lookup.HEAD.unpack(data[: lookup.HEAD.size])
+    path.write_bytes(refilled((magic, version + 1, *counts), data))
+    with pytest.raises(Unparsed, match=r"lookup.bin is of another version, expected 1"):
+        lookup._read(path)
+    assert same(ledger.load(filled, remember=True), ledger.load_plainly(filled))
+    assert path.read_bytes() == data
 
 
 SOUND = {"fields": ["latent"], "trees": [["/"]], "rejects": {}}
@@ -393,16 +417,21 @@ def with_words(cache: Cache, words: bytes) -> None:
     (cache.root / lookup.NAME).write_bytes(changed)
 
 
-@pytest.mark.parametrize("words", [
-    b"", b"{", b"[]", b"[" * 100_000, b"\xff", *(canonical({**SOUND, **wrong}) for wrong in (
-        {"fields": []}, {"fields": ["../x"]}, {"fields": [1]}, {"fields": None}, {"rejects": []},
-        {"rejects": {"x": []}},
-        {"rejects": {"a" * 64: [1]}}, {"rejects": {"a" * 64: [{"key": "x", "code": "c", "detail": "d"}]}},
-        {"trees": []}, {"trees": None}, {"trees": [["/../x"]]}, {"trees": [["/", "//x"]]}, {"trees": [["/a/b/c"]]},
-        {"trees": [["x"]]}, {"trees": [[1]]}, {"trees": ["/"]})),
+@pytest.mark.parametrize(("words", "fault"), [
+    (b"", WORDS), (b"{", WORDS), (b"[" * 100_000, WORDS), (b"\xff", WORDS), (b"[]", "expected a table"),
+    *((canonical({**SOUND, **wrong}), fault) for wrong, fault in (
+        ({"fields": []}, FIELDS), ({"fields": ["../x"]}, "expected lower-case letters"), ({"fields": [1]}, "name in"),
+        ({"fields": None}, "expected a list"), ({"rejects": []}, "expected a table"),
+        ({"rejects": {"x": []}}, "64 lower"), ({"rejects": {"a" * 64: [1]}}, "expected a table"),
+        ({"trees": []}, TREES), ({"trees": None}, "expected a list"),
+        ({"rejects": {"a" * 64: [{"key": "x", "code": "c", "detail": "d"}]}}, "64 lower"),
+        ({"trees": [["/../x"]]}, PATH), ({"trees": [["/", "//x"]]}, PATH), ({"trees": [["/a/b/c"]]}, PATH),
+        ({"trees": [["x"]]}, PATH), ({"trees": [[1]]}, "expected a string"), ({"trees": ["/"]}, "expected a list"))),
 ])  # fmt: skip
-def test_hostile_words_are_refused(filled: Cache, words: bytes) -> None:
+def test_hostile_words_are_refused(filled: Cache, words: bytes, fault: str) -> None:
     with_words(filled, words)
+    with pytest.raises(Unparsed, match=fault):
+        lookup._parse((filled.root / lookup.NAME).read_bytes())
     assert lookup.read(filled) is lookup.EMPTY
     assert same(ledger.load(filled), ledger.load_plainly(filled))
 
