@@ -101,7 +101,9 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
     def go(room):
         name = f"{room}_conftest"
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / room / "conftest.py")
+        folder = Path(__file__).parent / room
+        monkeypatch.syspath_prepend(folder)  # for what it imports from beside it
+        spec = importlib.util.spec_from_file_location(name, folder / "conftest.py")
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)  # where dataclasses look for their module
         spec.loader.exec_module(module)
