@@ -1,15 +1,16 @@
 """A second `prep encode` with nothing changed: seconds of work after start-up, CPU seconds, peak memory.
 
-    python tests/benchmarks/bench_again.py [--pictures 5000 100000] [--rounds 9] [--masks] [--keep DIR]
+    python -m tests.benchmarks --only bench_again [--write] [--quick]
+    python -m tests.benchmarks.bench_again [--pictures 5000 100000] [--rounds 9] [--keep DIR]
 
 Each picture, caption and mask is a file of its own with bytes of its own. The first run's rows have the right keys and
-shapes and made-up values, written by the real shard writer, since no encoder is measured here; the runs that are timed
-are the command itself, each a process of its own. Targets: 0.5 s of work for 5,000 pictures, 8 s for 100,000.
+shapes and made-up values, written by the real shard writer, since no encoder is measured here. The second run, which
+remembers what is at rest by then, is not timed either; the ones after it are the command itself, each a process of its
+own. Targets: 0.5 s of work for 5,000 pictures, 8 s for 100,000.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -27,9 +28,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-COMMAND = "import sys; from prep.cli import main; main()"
-MODEL = "import sys; from pathlib import Path; from prep.demo.build import build_random; build_random(Path(sys.argv[1]))"
-FILL = "import sys; sys.path.insert(0, {here!r}); import bench_again; bench_again.fill()"
+from tests.benchmarks.results import emit, parser_of, table
+
+ROOT = Path(__file__).parent.parent.parent
+COMMAND = "from prep.cli import main; main()"
+FILL = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.benchmarks.bench_again import fill; fill()"
+MODEL = "import pathlib, sys; from prep.demo.build import build_random; build_random(pathlib.Path(sys.argv[1]))"
 SIZES = ((64, 64), (96, 56), (56, 100), (70, 66))  # pixels: three buckets of 16 pixels a step
 
 
@@ -44,21 +48,29 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, nargs="+", default=[5000])
+    parser = parser_of(__doc__)
+    parser.add_argument("--pictures", type=int, nargs="+", default=[5000, 100_000])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--masks", action="store_true", help="a mask beside each picture")
     parser.add_argument("--keep", type=Path, help="make the pictures here, or use those that are here")
     options = parser.parse_args()
-    for count in options.pictures:
-        with tempfile.TemporaryDirectory() as scratch:
-            root = (options.keep or Path(scratch)) / f"{count}{'-masks' * options.masks}"
-            runs = measure(root, count, options.rounds, masks=options.masks)
-        print(f"{count} pictures with captions{' and masks' * options.masks}, {len(runs)} runs")
-        for what, unit in (("work", "s"), ("whole", "s"), ("cpu", "s"), ("memory", "MiB")):
-            values = [getattr(run, what) for run in runs]
-            middle, least, most = statistics.median(values), min(values), max(values)
-            print(f"  {what:6} median {middle:.2f} {unit}, from {least:.2f} to {most:.2f}")
+    counts, rounds = ([500], 3) if options.quick else (options.pictures, options.rounds)
+    rows = []
+    for count in counts:
+        for masks in (False, True):
+            with tempfile.TemporaryDirectory() as scratch:
+                root = (options.keep or Path(scratch)) / f"{count}{'-masks' * masks}"
+                runs = measure(root, count, rounds, masks=masks)
+            rows.append([f"{count:,} pictures, captions{' and masks' * masks}", *described(runs)])
+    text = table(["again", "work s", "from-to", "CPU s", "whole process s", "peak MiB"], rows)
+    emit("prep encode, nothing changed", f"{text}\n\nMedians of {rounds} runs (`bench_again.py`).", options.write)
+
+
+def described(runs: list[Run]) -> list[str]:
+    """The cells of a row."""
+    work = [run.work for run in runs]
+    cpu, whole, memory = (statistics.median(getattr(run, name) for run in runs) for name in ("cpu", "whole", "memory"))
+    return [f"{statistics.median(work):.2f}", f"{min(work):.2f}-{max(work):.2f}", f"{cpu:.2f}", f"{whole:.2f}",
+            f"{memory:.0f}"]
 
 
 def measure(root: Path, count: int, rounds: int, *, masks: bool) -> list[Run]:
@@ -67,7 +79,9 @@ def measure(root: Path, count: int, rounds: int, *, masks: bool) -> list[Run]:
         subprocess.run([sys.executable, "-c", MODEL, root / "model"], check=True)  # there: torch stays out of this one
         write_pictures(root / "photos", count, masks=masks)
         time.sleep(2.1)  # younger stamps are not trusted
-    encode(root, FILL.format(here=str(Path(__file__).parent)), masks=masks)
+    encode(root, FILL, masks=masks)
+    time.sleep(2.1)
+    encode(root, COMMAND, masks=masks)
     return [encode(root, COMMAND, masks=masks) for _ in range(rounds)]
 
 
@@ -104,8 +118,8 @@ def marked(data: bytes, number: int) -> bytes:
 
 def encode(root: Path, program: str, *, masks: bool) -> Run:
     """One run of the command."""
-    words = ["encode", root / "photos", "--resolution", "64", "--step", "16", "--model", root / "model", "--cache", root / "cache",
-             "-o", root / "m.json", "--mask", "sidecar" if masks else "none", "--json"]
+    words = ["encode", root / "photos", "--resolution", "64", "--step", "16", "--model", root / "model", "--cache",
+             root / "cache", "-o", root / "m.json", "--mask", "sidecar" if masks else "none", "--json"]
     begun = time.monotonic()
     with tempfile.TemporaryFile() as out:
         child = subprocess.Popen([sys.executable, "-c", program, *words], stdout=out)
