@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,13 +60,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def machine() -> str:
     """What the figures depend on, in words; no names of hosts or places."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else 0
-    return "\n".join([
-        "`make bench` prints these sections anew, `make bench BENCH=--write` puts them here. Ratios are medians",
-        "of interleaved rounds within one run; absolute figures move more than they do.",
-        "",
-        f"Machine of the last section written: {_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB,",
+    words = (
+        "`make bench` prints these sections anew, `make bench BENCH=--write` puts them here. Ratios are medians of "
+        "interleaved rounds within one run; absolute figures move more than they do.",
+        f"Machine of the last section written: {_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
         f"{platform.system()} {platform.release()}, Python {platform.python_version()}, {_versions()}.",
-    ])
+    )
+    return "\n\n".join(textwrap.fill(one, 119, break_long_words=False, break_on_hyphens=False) for one in words)
 
 
 def _processor() -> str:
