@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,12 +20,26 @@ from prep import manifest as manifests
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Where the first encode of these tests is kept, so that the others begin with a copy of it."""
+    return tmp_path_factory.mktemp("whole")
+
+
 @pytest.fixture
-def encode(prep, photos, tiny_model, tmp_path):
-    def go(manifest="m.json", cache="cache"):
-        result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / cache, "-o", tmp_path / manifest,
+def encode(prep, photos, tiny_model, tmp_path, whole):
+    """`encode()`: the document of the command."""
+
+    def go():
+        if (whole / "m.json").exists() and not (tmp_path / "cache").exists():
+            shutil.copytree(whole / "cache", tmp_path / "cache")
+            shutil.copy(whole / "m.json", tmp_path / "m.json")
+        result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
                       *SMALL, "--json")
         assert result.code == 0, result.err
+        if not (whole / "m.json").exists():
+            shutil.copytree(tmp_path / "cache", whole / "cache")
+            shutil.copy(tmp_path / "m.json", whole / "m.json")
         return result.json
 
     return go
@@ -242,3 +257,66 @@ def test_a_commit_that_points_to_nothing_costs_its_rows_and_goes(prep, encode, t
     shutil.rmtree(tmp_path / "cache" / "shards" / commit["shard"][:2] / commit["shard"])
     assert encode()["encoded"] == {"latent": 0, "mask": commit["rows"], "text": 0}
     assert prep("verify", tmp_path / "m.json").code == 0 and (tmp_path / "m.json").read_bytes() == before
+
+
+def halve(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("kind", ["tables", "commits", "plans", "damaged", "lookup.bin", "facts.sqlite"])
+def test_a_half_written_file_is_told_and_made_again(prep, encode, tmp_path, kind):
+    """Whatever wrote it: ours never are. What is disposable is no fault."""
+    encode()
+    before, cache = (tmp_path / "m.json").read_bytes(), tmp_path / "cache"
+    if kind in ("plans", "damaged"):
+        (cache / kind).mkdir(exist_ok=True)
+        shard = next(cache.glob("shards/*/*")).name
+        (cache / kind / (shard + (".arrow" if kind == "plans" else ".json"))).write_bytes(b"half of someth")
+    elif kind in ("lookup.bin", "facts.sqlite"):
+        (cache / kind).touch()
+        halve(cache / kind)
+    else:
+        for path in cache.glob(f"{kind}/*/*"):
+            halve(path)
+    result = prep("verify", tmp_path / "m.json", "--json")
+    assert result.code == (7 if kind in ("tables", "commits") else 0)
+    assert bool(result.json["notes"]) == (kind in ("commits", "plans", "damaged"))
+    assert set(encode()["encoded"].values()) == {0}
+    result = prep("verify", tmp_path / "m.json", "--json")
+    assert result.code == 0 and (tmp_path / "m.json").read_bytes() == before
+    assert [note for note in result.json["notes"] if not note.startswith("plan ")] == []
+
+
+TRAIN = ("--steps", 8, "--device", "cpu", "--quiet", "--set", "sample.every=0", "--set", "validation.every=0")
+
+
+@pytest.mark.parametrize(("spoil", "said"), [
+    ("flip", r"shard \w{64}, array 'latent', row \d+: is damaged.*\(needed for '\d.png'"),
+    ("index", r"shard \w{64}, array 'latent': .*damaged shard index"),
+    ("half", r"shard \w{64} \(\d+ latent rows\) has \d+ bytes, expected \d+"),
+    ("empty", r"shard \w{64} \(\d+ latent rows\) has \d+ bytes, expected \d+"),
+    ("header", r"shard \w{64}, array 'latent': latent/zarr.json is not"),
+    ("no shard", r"shard \w{64} \(\d+ latent rows\) is missing"),
+])
+def test_training_says_what_is_damaged_and_the_command_that_mends_it(prep, train, encode, tmp_path, spoil, said):
+    encode()
+    for path in (tmp_path / "cache").glob("shards/*/*/latent/c.*"):
+        if spoil in ("flip", "index"):
+            flip(path, 100 if spoil == "flip" else path.stat().st_size - 9)
+        elif spoil == "header":
+            flip(path.with_name("zarr.json"), 100)
+        elif spoil == "no shard":
+            shutil.rmtree(path.parent.parent)
+        else:
+            path.chmod(0o644)
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if spoil == "half" else b"")
+    result = train("run", tmp_path / "m.json", "-o", tmp_path / "run", *TRAIN)
+    assert result.code == 7 and re.search(said, result.err), result.err
+    assert re.search("hint: prep (verify|encode).* --cache ", result.err), result.err
+    assert result.err.count("error:") == 1
+    if spoil != "flip":
+        assert train("check", tmp_path / "m.json").code == 7
+    assert prep("verify", tmp_path / "m.json").code == 7
+    encode()
+    assert prep("verify", tmp_path / "m.json").code == 0
