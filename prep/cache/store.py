@@ -52,9 +52,9 @@ class Cache:
     def file(self, kind: Kind, digest: str) -> Path:
         """The file of a table, commit, plan or damage record."""
         name = _checked(digest)
-        folder = self.root / kind / name[:2] if kind in FANNED else self.root / kind
-        require_dirs(self.root / kind, folder)
-        return folder / (name + SUFFIX[kind])
+        path = self.root / kind / name[:2] / name if kind in FANNED else self.root / kind / name
+        require_dirs(*((path.parents[1], path.parent) if kind in FANNED else (path.parent,)))
+        return path.with_name(name + SUFFIX[kind])
 
     def table(self, digest: str) -> Path:
         """The file of a table."""

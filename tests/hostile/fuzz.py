@@ -1,0 +1,202 @@
+"""Attacks one kind of record again and again, in a process of its own: `python fuzz.py DIR KIND:FIRST:COUNT …`.
+
+Prints the kind and seed that it is at, so that a crash can be told; ends with code 0 when every answer was clean. The
+process may not grow by more than a gigabyte (where the system has such a limit), and must not by more than 200 MB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+import pyarrow as pa  # noqa: E402
+from mutations import mutate_bytes, mutate_json, mutate_table  # noqa: E402
+from onlookers import Watch, look_at, look_at_records  # noqa: E402
+from victims import Undo, Victim, both, replaced, sealed, victim, with_shard  # noqa: E402
+
+from prep.cache import layout, plans  # noqa: E402
+from prep.cache.tables import FINDINGS, SAMPLES, SHARDS  # noqa: E402
+
+GROWTH = 200 << 20  # bytes of resident memory, over all attacks
+ROOM = 1 << 30  # bytes of address space that an attack may ask for
+SCHEMAS = {"samples": SAMPLES, "shards": SHARDS, "findings": FINDINGS}
+Attack = Callable[[Victim, Random], Undo]
+
+
+def manifest(target: Victim, rng: Random) -> Undo:
+    document = target.copy()
+    raw = mutate_json(document, rng)
+    target.write(document, raw)
+    return target.restore
+
+
+def manifest_bytes(target: Victim, rng: Random) -> Undo:
+    target.path.write_bytes(mutate_bytes(sealed(target.document), rng))
+    return target.restore
+
+
+def table_values(target: Victim, rng: Random) -> Undo:
+    name = rng.choice(("samples", "samples", "shards", "shards", "findings"))
+    return _table(target, name, mutate_table(target.rows(name, SCHEMAS[name]), SCHEMAS[name], rng))
+
+
+def table_bytes(target: Victim, rng: Random) -> Undo:
+    name = rng.choice(("samples", "samples", "shards", "findings"))
+    data = target.cache.table(target.document["tables"][name]).read_bytes()
+    return _table(target, name, mutate_bytes(data, rng))
+
+
+def _table(target: Victim, name: str, data: bytes) -> Undo:
+    undo = target.put_table(name, data)
+    return both(undo, target.restore)
+
+
+def commit(target: Victim, rng: Random) -> Undo:
+    return _document(target.cache.commit(rng.choice(list(target.cache.names("commits")))), rng)
+
+
+def damage(target: Victim, rng: Random) -> Undo:
+    return _document(target.cache.damaged(next(target.cache.names("damaged"))), rng)
+
+
+def marker(target: Victim, rng: Random) -> Undo:
+    return _document(target.root / "cache" / "latentry.json", rng)
+
+
+def _document(path: Path, rng: Random) -> Undo:
+    import json
+
+    data = path.read_bytes()
+    if rng.random() < 0.2:
+        return replaced(path, mutate_bytes(data, rng))
+    document = json.loads(data)
+    raw = mutate_json(document, rng)
+    return replaced(path, sealed(document, raw))
+
+
+def plan(target: Victim, rng: Random) -> Undo:
+    path = target.cache.plan(target.plan)
+    data = path.read_bytes()[:-plans.TRAILER]
+    if rng.random() < 0.5:
+        body = mutate_bytes(data, rng)
+    else:
+        rows = pa.ipc.open_stream(data).read_all().to_pylist()
+        table = pa.ipc.open_file(mutate_table(rows, plans.SCHEMA, rng)).read_all()
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression=rng.choice((None, None, None, "zstd")))
+        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+            writer.write_table(table)
+        body = sink.getvalue().to_pybytes()
+    return replaced(path, body + hashlib.sha256(body).digest())
+
+
+def shard(target: Victim, rng: Random) -> Undo:
+    """A shard's file, with its own checksums made anew half of the time, and then its name."""
+    number = rng.randrange(len(target.rows("shards", SHARDS)))
+
+    def change(staged: Path) -> None:
+        path = rng.choice(sorted(one for one in staged.rglob("*") if one.is_file()))
+        data = path.read_bytes()
+        if path.name == "zarr.json" and rng.random() < 0.7:
+            import json
+
+            document = json.loads(data)
+            raw = mutate_json(document, rng)
+            data = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+            for mark, text in raw.items():
+                data = data.replace(f'"{mark}"'.encode(), text.encode())
+        else:
+            data = mutate_bytes(data, rng)
+            if rng.random() < 0.5 and path.parent.name == "key":
+                data = data[:-4] + layout.crc_bytes(data[:-4])
+        path.chmod(0o644)
+        path.write_bytes(data)
+
+    undo = with_shard(target, number, change)
+    return both(undo, target.restore)
+
+
+KINDS: dict[str, tuple[Attack, bool, bool]] = {  # attack, whether the manifest is looked at, whether records are
+    "manifest": (manifest, True, False), "manifest_bytes": (manifest_bytes, True, False),
+    "table_values": (table_values, True, False), "table_bytes": (table_bytes, True, False),
+    "shard": (shard, True, False), "marker": (marker, True, False), "commit": (commit, False, True),
+    "damage": (damage, True, True), "plan": (plan, False, True),
+}  # fmt: skip
+
+
+def attack(target: Victim, watch: Watch, kind: str, seed: int) -> bool:
+    """One attack; whether it was refused."""
+    change, of_manifest, of_records = KINDS[kind]
+    undo = change(target, Random(f"{kind} {seed}"))
+    codes: list[int] = []
+    try:
+        with watch.look():
+            if of_manifest:
+                codes += look_at(target, whole=seed % 8 == 0)
+            if of_records:
+                codes += look_at_records(target)
+    finally:
+        undo()
+    return bool(codes)
+
+
+def told(text: str) -> str:
+    """A traceback whose lines are no longer than anybody reads."""
+    return "\n".join(line[:300] for line in text.splitlines()[-30:])
+
+
+def resident() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
+
+
+def limit() -> None:
+    import resource
+
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + ROOM, mapped + ROOM))
+
+
+def main(root: Path, jobs: list[str]) -> None:
+    target, watch = victim(root), Watch(root)
+    assert look_at(target, whole=True) == [] and look_at_records(target) == [], "the victim itself is refused"
+    for kind in KINDS:  # what is imported late is imported now
+        for seed in (-1, -2):
+            attack(target, watch, kind, seed)
+    before = resident()
+    if sys.platform == "linux":
+        limit()
+    for job in jobs:
+        kind, first, count = job.split(":")
+        refused = 0
+        for seed in range(int(first), int(first) + int(count)):
+            os.write(1, f"\r{kind} {seed}".encode())
+            try:
+                refused += attack(target, watch, kind, seed)
+            except BaseException:
+                print(f"\n{kind} {seed} failed:\n{told(traceback.format_exc())}", flush=True)
+                sys.exit(1)
+            grown = resident() - before
+            if grown > GROWTH:
+                print(f"\n{kind} {seed}: memory grew by {grown >> 20} MB", flush=True)
+                sys.exit(1)
+        print(f"\n{kind}: {count} attacks, {refused} refused", flush=True)
+    assert look_at(target) == [] and look_at_records(target) == [], "the victim was left damaged"
+
+
+def too_long(*_: object) -> None:
+    raise TimeoutError("it took too long")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, too_long)
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,167 @@
+"""What happens when a hostile record is read: an answer or a clean error, and nothing is opened but the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from victims import Victim
+
+from prep import audit as audits
+from prep import manifest as manifests
+from prep.cache import damage, ledger, plans
+from prep.cache.commits import read_commit
+from prep.errors import Problem
+from prep.manifest import Manifest
+from prep.plan import step_plan
+from prep.report import terminal
+from prep.verify import verify
+from train import draws, prompts
+from train.data import Rows, batches
+from train.index import open_index
+
+SECONDS = 30  # for one look, on a busy machine; they take a hundredth of a second
+OPENING = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link",
+           "os.symlink", "os.chmod", "os.truncate", "shutil.copyfile", "shutil.rmtree", "sqlite3.connect"}
+RUNNING = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn", "socket.", "pickle.",
+           "ctypes.", "urllib.", "webbrowser.", "code.__new__")
+OURS = tuple({os.path.realpath(place) for place in (sys.prefix, sys.base_prefix, Path(__file__).parents[2])})
+
+
+class Watch:
+    """Hears of everything that is opened or run while it is armed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = os.path.realpath(root)
+        self.armed = False
+        self.seen: list[str] = []
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.armed:
+            return
+        self.armed = False  # not of what this does itself
+        try:
+            if event in OPENING:
+                self.seen += [f"{event} {place!r}" for place in args[:2 if "name" in event or "link" in event else 1]
+                              if not self._inside(place)]
+            elif event.startswith(RUNNING) or (event in ("exec", "compile") and not _of_a_module(event, args)):
+                self.seen.append(f"{event} {args!r}"[:200])
+        finally:
+            self.armed = True
+
+    def _inside(self, place: Any) -> bool:
+        if place is None or isinstance(place, int):  # a descriptor that was opened before
+            return True
+        real = os.path.realpath(os.fsdecode(place))
+        return any(real == root or real.startswith(root + os.sep) for root in (self.root, *OURS, "/proc", "/sys"))
+
+    @contextmanager
+    def look(self) -> Iterator[None]:
+        """Within it, opening anything outside is remembered, and taking for ever is an error."""
+        signal.alarm(SECONDS)
+        self.armed = True
+        try:
+            yield
+        finally:
+            self.armed = False
+            signal.alarm(0)
+        assert not self.seen, f"opened or run: {self.seen[:5]}"
+
+
+def _of_a_module(event: str, args: tuple[Any, ...]) -> bool:
+    """Whether that is the import of a file of Python's or ours."""
+    name = args[0].co_filename if event == "exec" else args[1]
+    name = os.fsdecode(name) if isinstance(name, bytes) else str(name)
+    return name.startswith(("<frozen", *OURS)) or (event == "compile" and args[0] is None and name == "<string>")
+
+
+class Look:
+    """Everything that reads, one after another; each may answer or raise a `Problem`."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def at(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except Problem as error:
+            assert error.message and "\n" not in error.message.strip() and len(error.message) < 20_000, error.message
+            self.codes.append(error.exit_code)
+            return None
+
+
+def look_at(victim: Victim, *, whole: bool = False) -> list[int]:
+    """Reads all there is, as inspect, verify and train would; the exit codes of what was refused."""
+    look = Look()
+    manifest = look.at(lambda: manifests.read(victim.path))
+    if manifest is not None:
+        _audit(look, manifest, whole)
+        index = look.at(lambda: open_index(manifest))
+        if index is not None:
+            look.at(lambda: _batches(index))
+    assert set(look.codes) <= {4, 5, 7, 8, 2}, look.codes
+    return look.codes
+
+
+def look_at_records(victim: Victim) -> list[int]:
+    """Reads commits, plans and damage records as encode would."""
+    look = Look()
+    cache = victim.cache
+    for task in cache.names("commits"):
+        look.at(lambda task=task: read_commit(cache, task))
+    loaded = look.at(lambda: ledger.load(cache))
+    if loaded is not None:
+        keys = [bytes(key).ljust(32, b"\0").hex() for key in loaded.keys[:40]]
+        found = look.at(lambda: loaded.resolve(keys)) or {}
+        assert all(ref.row >= 0 for ref in found.values())
+    for shard in cache.names("damaged"):
+        look.at(lambda shard=shard: damage.recorded(cache, shard))
+    for plan in cache.names("plans"):
+        look.at(lambda plan=plan: plans.read_plan(cache, plan))
+    assert set(look.codes) <= {7}, look.codes
+    return look.codes
+
+
+def _audit(look: Look, manifest: Manifest, whole: bool) -> None:
+    audit = look.at(lambda: audits.open_audit(manifest))
+    if audit is None:
+        return
+    document = look.at(lambda: audits.inspect(audit))
+    if document is not None:
+        json.dumps(document, allow_nan=False).encode()
+        if whole:
+            terminal.inspect_tables(document).encode()
+    name = look.at(lambda: audit.samples.name(0) if len(audit.samples) else "0.png")
+    found = look.at(lambda: audits.look_up(audit, name or "0.png"))
+    if found is not None:
+        json.dumps(found)
+        if whole:
+            terminal.sample_text(found).encode()
+    report = look.at(lambda: verify(audit, quick=not whole))
+    if report is not None:
+        json.dumps(report)
+        if whole:
+            terminal.verify_tables(report).encode()
+
+
+def _batches(index: Any) -> None:
+    """The first two batches, and a prompt."""
+    plan = step_plan(index.counts, seed=0, batch_size=4)
+    rows = Rows(index)
+    masked = "mask" in index.manifest.fields
+    requests = draws.training(index, plan, 0, 2 if plan.steps_per_epoch else 0, dropout=0.3, timesteps=1000)
+    with batches(rows, islice(requests, 4), masked=masked, pinned=False) as made:
+        for batch in made:
+            (bucket,) = {int(index.samples.bucket[shot.sample]) for shot in batch.shots}
+            width, height = index.manifest.buckets[bucket]
+            assert tuple(batch.latent_BChw.shape[2:]) == (height // 8, width // 8), "a batch of another bucket"
+    for prompt in prompts.cached(index)[:2]:
+        rows.text([prompt.positive, prompt.negative])
