@@ -1,6 +1,6 @@
 """Large data sets by counts of work, not by time: memory a sample, Python objects a sample, files opened for a batch.
 
-tests/benchmarks/bench_scale.py measures a million samples with the same data; here it is 24 thousand.
+tests/benchmarks/bench_scale.py measures a million samples with the same data; here it is twelve thousand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from train.data import Rows, batches
 from train.draws import training
 from train.index import Index, open_index
 
-SMALL, LARGE = (Scale(samples=samples, buckets=8, per_shard=500, batch_rows=1024) for samples in (4_000, 24_000))
+SMALL, LARGE = (Scale(samples=samples, buckets=8, per_shard=500, batch_rows=512) for samples in (2_048, 12_288))
 MORE = LARGE.samples - SMALL.samples
 DIGESTING = 5 << 19  # bytes that reading a table to compare its digest takes at most, whatever its size
 
@@ -81,8 +81,7 @@ def first_batch(index: Index, size: int = 16) -> list[int]:
 
 MOST = 200  # bytes a sample; a name as a Python string would be 80 of them, a sample as a dictionary 3,000
 WORK: dict[str, Callable[[Manifest], object]] = {
-    "train's index": lambda manifest: open_index(read(manifest)),
-    "its counts": lambda manifest: (index := open_index(read(manifest)), index.counts),
+    "train's index": lambda manifest: (index := open_index(read(manifest)), index.counts),
     "tables": lambda manifest: (audit := open_audit(read(manifest)), audit.samples),
     "inspect": lambda manifest: inspect(open_audit(read(manifest))),
     "inspect --sample": lambda manifest: look_up(open_audit(read(manifest)), "0000/00000007.png"),
@@ -155,11 +154,11 @@ HUGE = tuple(2_400_000 + 5_003 * bucket for bucket in range(40))  # 10^8 samples
 
 @pytest.mark.parametrize("underfill", ["drop", "partial", "repeat"])
 def test_a_plan_of_a_hundred_million_samples_takes_no_array_of_them(underfill):
-    """Every thousandth of an epoch, what is left out and what is repeated: less than one byte for a hundred samples."""
+    """Twenty steps of an epoch, what is left out and what is repeated: less than a byte for a hundred samples."""
     def steps() -> int:
         plan = step_plan(HUGE, seed=3, batch_size=256, micro_batch=64, underfill=underfill)
         last = plan.steps_per_epoch - 1
-        shown = sum(len(part.occurrences) for number in range(0, last, last // 50) for part in plan.step(7, number))
+        shown = sum(len(part.occurrences) for number in range(0, last, last // 20) for part in plan.step(7, number))
         lists = (plan.left_out(7), plan.repeated(7))
         assert all(len(found) <= 2 * 64 + 256 for listed in lists for found in listed.values())
         assert underfill == "partial" or any(lists)
@@ -170,9 +169,9 @@ def test_a_plan_of_a_hundred_million_samples_takes_no_array_of_them(underfill):
 
 
 def test_steps_of_a_hundred_million_samples_show_nothing_twice():
-    """Four thousand steps from all over an epoch: as many places, each in its bucket's range, none seen before."""
+    """A thousand steps from all over an epoch: as many places, each in its bucket's range, none seen before."""
     plan = step_plan(HUGE, seed=3, batch_size=64, micro_batch=64)
-    picks = np.random.default_rng(0).choice(plan.steps_per_epoch, 1500, replace=False)
+    picks = np.random.default_rng(0).choice(plan.steps_per_epoch, 1000, replace=False)
     seen: dict[int, list[np.ndarray]] = {}
     for number in picks.tolist():
         for part in plan.step(0, number):
@@ -182,11 +181,11 @@ def test_steps_of_a_hundred_million_samples_show_nothing_twice():
         together = np.concatenate(parts)
         assert len(np.unique(together)) == len(together)
         assert together.min() >= 0 and together.max() < HUGE[bucket]
-        assert abs(together.mean() / HUGE[bucket] - 0.5) < 0.1  # spread over the bucket, not its beginning
+        assert abs(together.mean() / HUGE[bucket] - 0.5) < 0.15  # spread over the bucket, not its beginning
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.sampled_from([(16, 16), (16, 4), (7, 7), (1, 1)]),
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 120), min_size=1, max_size=40), st.sampled_from([(16, 16), (16, 4), (7, 7), (1, 1)]),
        st.integers(-5, 1 << 40), st.integers(0, 1 << 20))
 def test_each_sample_is_shown_once_an_epoch(counts, batch, seed, epoch):
     """Many buckets, uneven, some empty: the whole epoch is a permutation of the samples."""
