@@ -89,7 +89,7 @@ def test_an_attack_that_succeeds_is_told(tmp_path):
                           text=True, timeout=300)
     assert done.returncode == 1, done.stderr[-2000:]
     found = "AssertionError opened or run: "
-    wanted = ["KeyError 'crime'", f"{found}[\"open '/etc/passwd'", found, f"{found}['compile", "None", found, "None"]
+    wanted = ["KeyError 'crime'", f"{found}[\"open '/etc/passwd'", found, f"{found}[\"compile", "None", found, "None"]
     for line, begins in zip(done.stdout.splitlines(), wanted, strict=False):
         assert line.startswith(begins), (line, begins)
     assert ": memory grew by 3" in done.stdout
