@@ -85,7 +85,7 @@ def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
                    for name in sorted({*first.fields, *second.fields})},
         "buckets": _buckets(one, other),
         "counts": {role: {"a": one["samples"][role], "b": other["samples"][role]} for role in ROLES},
-        "samples": None if a is None or b is None else _noted(lambda: _samples(a, b, masks=rows is not None), notes),
+        "samples": None if a is None or b is None else _noted(lambda: _samples(a, b, keys=rows is not None), notes),
         "prompts": _lists(*([{name: prompt[name] for name in ("prompt", "negative")}
                              for prompt in each["prompts"]["samples"]] for each in (one, other))),
         "findings": None if a is None or b is None else _noted(
@@ -186,18 +186,16 @@ def _rows(a: Opened, b: Opened) -> dict[str, dict[str, int]]:
     return found
 
 
-def _samples(a: Opened, b: Opened, *, masks: bool) -> dict[str, Any]:
-    sources = _sources(a.manifest, b.manifest)
-    sides = [diff_samples.Side(samples=side.audit.samples, buckets=side.manifest.buckets, sources=numbers,
-                               masks=side.keys["mask"] if masks and _same_masks(a, b) else None)
-             for side, numbers in zip((a, b), sources, strict=True)]
-    return diff_samples.compare(*sides)
+def _samples(a: Opened, b: Opened, *, keys: bool) -> dict[str, Any]:
+    """`keys`: whether they could be read; then another key is another mask or caption, where both are made alike."""
+    def known(side: Opened, field: str) -> Column | None:
+        contexts = [one.manifest.fields[field].context for one in (a, b) if field in one.manifest.fields]
+        return side.keys[field] if keys and len(contexts) == 2 and contexts[0] == contexts[1] else None
 
-
-def _same_masks(a: Opened, b: Opened) -> bool:
-    """Whether masks are made alike, so that another key is another mask picture."""
-    contexts = [side.manifest.fields["mask"].context if "mask" in side.manifest.fields else None for side in (a, b)]
-    return contexts[0] == contexts[1]
+    return diff_samples.compare(*(
+        diff_samples.Side(samples=side.audit.samples, buckets=side.manifest.buckets, sources=numbers,
+                          masks=known(side, "mask"), texts=known(side, "text"))
+        for side, numbers in zip((a, b), _sources(a.manifest, b.manifest), strict=True)))
 
 
 def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -29,7 +29,8 @@ class Side:
     samples: SampleColumns
     buckets: tuple[Size, ...]
     sources: tuple[int, ...]  # by source: a number that the same source has on the other side
-    masks: Column | None  # S32 by view: the key of its mask row; None: not known
+    masks: Column | None  # S32 by view: the key of its mask row; None: not known, or not made as on the other side
+    texts: Column | None  # S32 by text, likewise
 
     def names(self, numbers: Column) -> list[str]:
         """The names of some samples, sorted."""
@@ -78,6 +79,8 @@ def match(a: Side, b: Side) -> Matched:
 
 def _changed(a: Side, b: Side, old: Column, new: Column, known: Sequence[str]) -> list[dict[str, Any]]:
     """Those pairs that differ: name and reasons."""
+    if not len(old):
+        return []
     reasons = _reasons(a, b, old, new)
     differs = np.logical_or.reduce([*reasons.values(), np.full(len(old), bool(known))])
     places = np.flatnonzero(differs)
@@ -124,7 +127,8 @@ def _views(a: Side, b: Side, old: Column, new: Column) -> dict[str, Column]:
 
 
 def _texts(a: Side, b: Side, old: Column, new: Column) -> dict[str, Column]:
-    codes = _codes(*(pc.struct_field(pc.list_flatten(side.samples.table["texts"]), "caption") for side in (a, b)))
+    codes = (a.texts, b.texts) if a.texts is not None and b.texts is not None else _codes(*(
+        pc.struct_field(pc.list_flatten(side.samples.table["texts"]), "caption") for side in (a, b)))
     counts = [np.diff(side.samples.text_offsets)[numbers] for side, numbers in ((a, old), (b, new))]
     caption, weight = counts[0] != counts[1], np.zeros(len(old), bool)
     for place in range(int(min(counts[0].max(initial=0), counts[1].max(initial=0)))):

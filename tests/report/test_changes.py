@@ -65,7 +65,8 @@ def test_every_reason_has_words(document: dict[str, Any]) -> None:
 
 
 def test_the_reasons_that_are_told_are_those_that_are_found(small: Audit) -> None:
-    side = diff_samples.Side(samples=small.samples, buckets=small.manifest.buckets, sources=(0,), masks=None)
+    side = diff_samples.Side(samples=small.samples, buckets=small.manifest.buckets, sources=(0,), masks=None,
+                             texts=None)
     every = np.arange(len(small.samples))
     found = diff_samples._reasons(side, side, every, every)
     assert {*found, "source"} == set(REASONS) and not np.any(list(found.values()))
