@@ -5,6 +5,7 @@ What cannot be used becomes a finding. A run over unchanged files opens none of 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -88,12 +89,15 @@ def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: No
 
 def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) -> Iterator[Surveyed | Finding]:
     """Items in order; those with a file that must be read, on threads, which are no gain for the others."""
-    waiting: list[Surveyed | Finding | Future[Surveyed | Finding]] = []
+    waiting: deque[Surveyed | Finding | Future[Surveyed | Finding]] = deque()
     pool = ThreadPoolExecutor(jobs)
     try:
         for item in items:
             known = _survey_item(item, recipe, facts.recall)
             waiting.append(pool.submit(_read_item, item, recipe, facts) if known is None else known)
+            while waiting and (not isinstance(one := waiting[0], Future) or one.done()):
+                waiting.popleft()
+                yield one.result() if isinstance(one, Future) else one
         for one in waiting:
             yield one.result() if isinstance(one, Future) else one
     finally:
