@@ -26,12 +26,13 @@ from train import checkpoint, draws, ema
 from train.check import Setup
 from train.checkpoint import State
 from train.config import as_table
-from train.data import Batch, Rows, batches
+from train.data import Batch, batches
 from train.device import move
 from train.forward import answer, latents_of, share
 from train.grid import grid_png
 from train.log import Log
 from train.prompts import current
+from train.rows import Rows
 from train.sample import pictures
 from train.trainee import Trainee, begin, parts, restore, result, update
 from train.validate import validate

@@ -20,12 +20,12 @@ from prep.errors import ModelError, first_line
 from prep.models.loading import refuse_holes
 from prep.records import Size
 from train.config import Sampling
-from train.data import Rows
 from train.device import back, move, place
 from train.forward import Latents, latents_of
 from train.index import Index
 from train.model import Denoiser, evaluating, predict, quiet, scheduler_config
 from train.prompts import Prompt
+from train.rows import Rows
 
 
 def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prompt],

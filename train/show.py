@@ -17,10 +17,10 @@ from prep.paths import Place, check_apart, check_output
 from prep.prompts import read_prompts
 from train import checkpoint, rundir
 from train.check import Setup, check, encode_command
-from train.data import Rows
 from train.grid import grid_png
 from train.model import load
 from train.prompts import Found, current, look_up
+from train.rows import Rows
 from train.rundir import Run
 from train.sample import pictures
 from train.trainee import WEIGHTS, put_weights

@@ -8,10 +8,11 @@ import torch
 
 from train import draws, loss
 from train.check import Setup
-from train.data import Rows, batches
+from train.data import batches
 from train.device import back
 from train.forward import answer, latents_of
 from train.model import Denoiser, evaluating
+from train.rows import Rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
