@@ -68,6 +68,7 @@ class Source:
     weight: float = 1.0  # of its samples' loss
     include: tuple[str, ...] = ()  # globs of names below the source; none: all
     exclude: tuple[str, ...] = ()  # globs of names below the source
+    table: Path | None = None  # of captions: kohya's JSON, JSON lines, CSV, Parquet
     mask: MaskFrom | None = None  # None: the recipe's
     caption: CaptionChoice | None = None  # None: the recipe's
 

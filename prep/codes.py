@@ -72,6 +72,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "caption-too-long": ("warning", "longer than any text encoder takes", "shorten it"),
     "orphan-caption": ("warning", "caption without a picture", "remove it, or look for its picture"),
     "second-caption": ("info", "a second caption file, not used", "keep one of the two"),
+    "bad-table": ("error", "a table of captions, or a row of it, that cannot be used", "mend the table"),
+    "table-without-picture": ("warning", "rows of a table name pictures that are not there", "look for the pictures"),
     "stem-collision": ("warning", "two pictures of one name share caption and mask", "rename one"),
     # masks
     "mask-size-mismatch": ("error", "mask and picture differ in shape", "make the mask again"),

@@ -135,10 +135,11 @@ def _header_notes(header: images.Header, name: str) -> Iterator[Note]:
 
 
 def _check_caption(item: Item) -> list[Finding]:
-    if item.caption is None:
+    if item.caption is None and not item.captions:
         return [finding(item.name, "missing-caption", "no caption of this name")]
     try:
-        _, notes = captions.examine_caption(read_blob(item.caption))
+        _, notes = (captions.judge_captions(item.captions) if item.caption is None else
+                    captions.examine_caption(read_blob(item.caption), item.caption_format))
     except (OSError, MemoryError) as error:
         return [_unreadable(item.name, error)]
     except captions.BadCaption as error:

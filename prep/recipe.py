@@ -83,14 +83,15 @@ def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Sourc
     table = expect(value, dict, where)
     if "path" not in table:
         raise Unparsed(f"{where} has no 'path'")
-    apart = {"path", "mask", "caption", "include", "exclude"}
+    apart = {"path", "mask", "caption", "include", "exclude", "table"}
     plain = {name: kind for name, kind in _types(Source).items() if name not in apart}
     known_keys(table, (*apart, *plain), f"[{where}]")
     own = table.get("caption")
-    mask = table.get("mask")
+    mask, captions = table.get("mask"), table.get("table")
     return Source(
         path=base / expect(table["path"], str, f"{where}.path"),
         include=_globs(table, "include", where), exclude=_globs(table, "exclude", where),
+        table=None if captions is None else base / expect(captions, str, f"{where}.table"),
         mask=None if mask is None else _mask(expect(mask, str, f"{where}.mask"), base),
         caption=None if own is None else _record(CaptionChoice, {f"{where}.caption": own}, f"{where}.caption", caption),
         **{name: expect(table[name], _WIRE[kind], f"{where}.{name}") for name, kind in plain.items() if name in table},

@@ -15,7 +15,7 @@ from prep import captions, images
 from prep.digest import digest_bytes
 from prep.errors import ConfigError
 from prep.facts import Fact, Facts
-from prep.recipe import CaptionChoice, Recipe
+from prep.recipe import CaptionChoice, MaskFrom, Recipe, Source
 from prep.records import Blob, Finding, Item, Sample, Surveyed
 from prep.report.words import names_of
 from prep.sources.blob import code_of
@@ -43,13 +43,17 @@ def walk_all(recipe: Recipe) -> Iterator[Item | Finding]:
     for number, source in enumerate(recipe.sources):
         mask = recipe.mask_of(number)
         fits = chosen_by(source.include, source.exclude)
-        for one in walk_source(source.path, source=number, masks=folders[mask] if isinstance(mask, Path) else mask):
+        for one in _walk(number, source, folders[mask] if isinstance(mask, Path) else mask):
             if isinstance(one, Finding):
                 yield replace(one, path=_label(recipe, number, one.path))
             elif fits(one.name):
                 yield one
     for masks in folders.values():
         yield from masks.orphans()
+
+
+def _walk(number: int, source: Source, masks: MaskFrom | MaskFolder) -> Iterator[Item | Finding]:
+    return walk_source(source.path, source=number, masks=masks, table=source.table)
 
 
 def walk_labelled(recipe: Recipe) -> Iterator[Item | Finding]:

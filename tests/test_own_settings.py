@@ -38,7 +38,8 @@ def sealed(folder, prep, tiny_model):
         weights = [float(one) for one in samples.texts["weight"]]
         ends = samples.text_offsets
         several = len(set(samples.source.tolist())) > 1
-        return {f"{samples.source[at]}/{samples.name(at)}" if several else samples.name(at): dict(zip(samples.captions(at), weights[ends[at]:ends[at + 1]], strict=True))
+        return {f"{samples.source[at]}/{samples.name(at)}" if several else samples.name(at):
+                dict(zip(samples.captions(at), weights[ends[at]:ends[at + 1]], strict=True))
                 for at in range(len(samples))}
 
     return encode
@@ -95,8 +96,8 @@ def test_masks_by_source(sealed, folder):
         draw(folder / place / "0-masklabel.png", (64, 64), seed=9)
     sealed("[[source]]\npath = 'photos'\nmask = 'sidecar'\n[[source]]\npath = 'more'")
     assert sealed.report["encoded"]["mask"] == 1
-    samples = open_samples(read_table(Cache(root=folder / "cache"), read(folder / "m.json").document["tables"]["samples"],
-                                      SAMPLES))
+    table = read(folder / "m.json").document["tables"]["samples"]
+    samples = open_samples(read_table(Cache(root=folder / "cache"), table, SAMPLES))
     masked = {(int(samples.source[at]), samples.name(at)) for at in range(len(samples))
               if samples.views["mask_shard"][samples.view_offsets[at]] >= 0}
     assert masked == {(0, "0.png")}
@@ -106,12 +107,15 @@ def test_masks_by_source(sealed, folder):
     ("toml", "says"),
     [("[[source]]\npath = 'photos'\nmask = 'alpha'\n[[source]]\npath = 'photos'\nmask = 'sidecar'",
       "masks of some sources are alpha and of others files, expected one kind in a recipe"),
-     ("[[source]]\npath = 'photos'\ninclude = ['../x']", "source[0].include has '../x', expected a glob of names below"),
+     ("[[source]]\npath = 'photos'\ninclude = ['../x']",
+      "source[0].include has '../x', expected a glob of names below the source, like 'cats/**'"),
      ("[[source]]\npath = 'photos'\ncaption = {shufle = true}", "did you mean 'shuffle'"),
      ("[[source]]\npath = 'photos'\ncaption = {dropout = 2}", "source[0].caption.dropout is 2"),
-     ("[caption]\nseparator = ''\n[[source]]\npath = 'photos'", "caption.separator is empty, expected what stands"),
+     ("[caption]\nseparator = ''\n[[source]]\npath = 'photos'",
+      "caption.separator is empty, expected what stands between tags, like ','"),
      ("[caption]\nlines = 'some'\n[[source]]\npath = 'photos'", "caption.lines is 'some'"),
-     ("[[source]]\npath = 'photos'\nmask = 'nowhere'", "source[0].mask is")],
+     ("[[source]]\npath = 'photos'\nmask = 'nowhere'",
+      "nowhere', expected none, sidecar, alpha or an existing directory")],
 )  # fmt: skip
 def test_settings_that_cannot_be(sealed, toml, says):
     assert says in sealed(toml, code=3).err

@@ -23,7 +23,7 @@ ROOMS = {
     "awscrt": {"prep.cache.layout"},
     "google_crc32c": set(),
     "pyarrow": {"prep.cache.plans", "prep.cache.samples", "prep.cache.shards", "prep.cache.tables", "prep.audit",
-                "prep.diff_samples"},
+                "prep.diff_samples", "prep.sources.tables"},
     "sqlite3": {"prep.facts"},
     "diffusers": {"prep.models.vae", "prep.models.text", "prep.models.quiet", "train.model", "train.sample",
                   "prep.demo.*"},
@@ -49,7 +49,7 @@ FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", 
 LAZY = {
     "prep.cache.files", "prep.cli", "prep.cli_cache", "train.cli", "prep.console",
     "prep.command_encode", "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
-    "prep.sources.tars",
+    "prep.sources.tars", "prep.sources.tables",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic")

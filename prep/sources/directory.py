@@ -1,8 +1,9 @@
 """A directory of pictures → items, each with its caption and mask, and findings on what does not fit.
 
-Recursive, in the order of names, one directory in memory at a time. A caption is `NAME.txt`, else `NAME.caption`; a
-mask is `NAME-masklabel.png` beside its picture (OneTrainer's way), or has its stem in a directory of masks (kohya's
-way). Hidden files, side files of operating systems and caches of ours are no pictures.
+Recursive, in the order of names, one directory in memory at a time. A caption is `NAME.txt`, else `NAME.caption`, else
+`NAME.json`, else what a table says (`prep.sources.tables`); a mask is `NAME-masklabel.png` beside its picture
+(OneTrainer's way), or has its stem in a directory of masks (kohya's way), or is named by the table. Hidden files, side
+files of operating systems and caches of ours are no pictures.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from typing import Literal
 from prep.paths import check_source
 from prep.records import Blob, Finding, Item
 from prep.sources.folders import Folder, folders_below, printable, stem_of
+from prep.sources.tables import Tables
 
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # they caption nothing
 
 MaskFrom = Literal["none", "sidecar", "alpha"] | Path
 
 
-def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder) -> Iterator[Item | Finding]:
-    """The items below `root` and what is to be said on the way; nothing is opened. Raises `PathError` for a bad root.
+def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder,
+         table: Path | None = None) -> Iterator[Item | Finding]:
+    """The items below `root` and what is to be said on the way; tables are read, and `table` with those that lie there.
+
+    Raises `PathError` for a bad root.
 
     `mask_from`: `sidecar` looks beside the pictures, `none` and `alpha` look nowhere, a path looks in that directory;
     so does a `MaskFolder`, which several sources may share: it is asked for its orphans when all have been walked.
@@ -30,10 +35,16 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder) -> Iterat
     check_source(root)
     own = MaskFolder.read(mask_from) if isinstance(mask_from, Path) else None
     masks = mask_from if isinstance(mask_from, MaskFolder) else own
-    unused = 0
+    unused, tables = 0, Tables(root=root)
+    if table is not None:
+        tables.add(table, "", table.name)
     for folder in folders_below(root):
-        yield from _pair(folder, source, masks, sidecar=mask_from == "sidecar")
+        for name in folder.tables:
+            tables.add(folder.path / name, folder.prefix, printable(folder.prefix + name))
+        yield from _pair(folder, source, masks, tables, sidecar=mask_from == "sidecar")
         unused += len(folder.masks) if mask_from == "none" else 0
+    yield from tables.findings
+    yield from tables.orphans()
     if own is not None:
         yield from own.orphans()
     if unused:
@@ -44,7 +55,8 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder) -> Iterat
 # ---- names to items --------------------------------------------------------------------------------------------------
 
 
-def _pair(folder: Folder, source: int, masks: MaskFolder | None, *, sidecar: bool) -> Iterator[Item | Finding]:
+def _pair(folder: Folder, source: int, masks: MaskFolder | None, tables: Tables, *,
+          sidecar: bool) -> Iterator[Item | Finding]:
     """Items of one directory, then what was left over."""
     stems: dict[str, list[str]] = {}
     for name in folder.pictures:
@@ -56,8 +68,13 @@ def _pair(folder: Folder, source: int, masks: MaskFolder | None, *, sidecar: boo
         if masks is not None:
             mask = masks.find(folder.prefix + stem)
         captions = folder.captions.get(stem)
+        row = tables.find(folder.prefix + name)
+        if row is not None and sidecar and mask is None:
+            mask = row.mask
         yield Item(name=printable(folder.prefix + name), source=source, picture=Blob(file=place + name),
                    caption=Blob(file=place + captions[0]) if captions else None,
+                   caption_format="json" if captions and captions[0].lower().endswith(".json") else "text",
+                   captions=row.captions if row is not None and not captions else (),
                    mask=Blob(file=mask) if mask is not None else None)
         if len(stems[stem]) > 1:
             others = ", ".join(printable(other) for other in stems[stem] if other != name)
@@ -72,7 +89,10 @@ def _beginning(folder: Folder) -> str:
 
 
 def _leftovers(folder: Folder, stems: set[str], *, sidecar: bool) -> None:
-    for stem, names in sorted(folder.captions.items()):
+    for stem, found in sorted(folder.captions.items()):
+        names = [name for name in found if not name.lower().endswith(".json")]  # those may be anything
+        if not names:
+            continue
         if stem in stems:
             for name in names[1:]:
                 folder.say(name, "second-caption", "info", f"{printable(names[0])} is used instead")

@@ -13,9 +13,10 @@ from prep.paths import CACHE_MARK
 from prep.records import Finding, Severity
 
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".tif", ".tiff", ".gif")
-CAPTIONS = (".txt", ".caption")  # the first found counts
+CAPTIONS = (".txt", ".caption", ".json")  # the first found counts
 FOREIGN = {".heic", ".heif", ".jxl", ".jp2", ".j2k", ".svg", ".psd", ".tga", ".dng", ".cr2", ".cr3", ".nef", ".arw",
            ".raw", ".exr", ".hdr", ".ico", ".mp4", ".mov", ".webm", ".pdf"}
+TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # Hugging Face's; read wherever they lie
 MASK, CONDITION = "-masklabel", "-condlabel"  # OneTrainer: such files are never pictures of their own
 _USED = {*PICTURES, *CAPTIONS}
 _SYSTEM_FOLDERS = {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
@@ -32,6 +33,7 @@ class Folder:
     captions: dict[str, list[str]] = field(default_factory=dict)  # stem → names, the one to use first
     masks: dict[str, str] = field(default_factory=dict)  # stem of the picture → name
     foreign: set[str] = field(default_factory=set)  # stems of files we cannot read
+    tables: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -128,6 +130,8 @@ def _add_file(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
     if extension in FOREIGN:
         folder.foreign.add(stem)
         folder.say(name, "unsupported-format", "info", f"{extension} files are not read, expected {' '.join(PICTURES)}")
+    elif name in TABLES and _is_usable(folder, entry, inside):
+        folder.tables.append(name)
     elif extension in _USED and _is_usable(folder, entry, inside):
         if extension in CAPTIONS:
             names = folder.captions.setdefault(stem, [])

@@ -22,10 +22,14 @@ _GLOB = re.compile(r"[*?\[]")
 HINT = "SOURCE is a directory of pictures, a .tar (braces and globs allowed) or a recipe .toml"
 
 
-def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder) -> Iterator[Item | Finding]:
-    """The items of the source at `path`. Raises `PathError` for one that is not there or is not read."""
+def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder,
+                table: Path | None = None) -> Iterator[Item | Finding]:
+    """The items of the source at `path`, with captions from `table` where they have no file.
+
+    Raises `PathError` for one that is not there or is not read.
+    """
     if not is_tars(path):
-        yield from walk(path, source=source, mask_from=masks)
+        yield from walk(path, source=source, mask_from=masks, table=table)
         return
     for place, label in labelled(tars_of(path)):
         for one in walk_tar(place, label=label, source=source, sidecar=masks == "sidecar"):
