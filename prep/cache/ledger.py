@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from operator import lt
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Ledger:
     commits: frozenset[str]  # tasks whose every row is there
 
     def find(self, key: str) -> RowRef | None:
-        """Where a row is, or None: to be encoded. (33 µs; `resolve` takes 3 µs a key.)"""
+        """Where a row is, or None: to be encoded. (33 µs; `resolve` takes 1.5 µs a key of many, `locate` 0.2.)"""
         return self.resolve([key]).get(key)
 
     def rejected(self, key: str) -> Reject | None:
@@ -52,10 +53,12 @@ class Ledger:
 
         If two shards hold a row, the one with more of the wanted rows is taken, then the smaller digest.
         """
-        names = sorted(set(wanted))
-        places = self.locate(packed(names))
+        names = list(wanted)
+        if not all(map(lt, names, names[1:])):  # a recipe's wants are, and sorting takes a third
+            names = sorted(set(names))
+        places, digests = self.locate(packed(names)), [shard.digest for shard in self.shards]
         rows = zip(names, places.shard.tolist(), places.row.tolist(), strict=True)
-        return {name: RowRef(shard=self.shards[shard].digest, row=row) for name, shard, row in rows if shard >= 0}
+        return {name: RowRef(shard=digests[shard], row=row) for name, shard, row in rows if shard >= 0}
 
     def locate(self, wanted: Column) -> Places:
         """The same as columns, for very many keys (S32 [N], see `packed`): no string, no record per row."""
