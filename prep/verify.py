@@ -10,14 +10,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prep.audit import Audit
 from prep.cache import ledger as ledgers
 from prep.cache import lookup
 from prep.cache.checkup import check_up
-from prep.cache.damage import Damage, recorded
+from prep.cache.damage import Damage, is_lost, recorded
 from prep.cache.header import Header, read_header, read_keys
 from prep.cache.ledger import shard_bytes
 from prep.cache.lock import hold
@@ -27,6 +27,7 @@ from prep.uses import Uses
 
 Tick = Callable[[int], object]
 WRONG_ROW = "its key is not the one of this sample: the manifest's tables and its shards do not belong together"
+UNREADABLE = "what cannot be read may be sound: check the rights to it and the disk, then verify again"
 PATIENCE = 30.0  # seconds that gc may take
 
 
@@ -41,7 +42,7 @@ class Look:
     @property
     def lost(self) -> bool:
         """Whether the whole shard is."""
-        return any(one.array is None for one in self.damaged)
+        return any(one.array is None and not one.passing for one in self.damaged)
 
 
 def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lambda _: None) -> dict[str, Any]:
@@ -69,6 +70,8 @@ def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lam
         if damaged or checkup.notes:
             lookup.drop(audit.cache)  # the next ledger is read from what the files say now
         cost = _cost(audit, uses, [look for look in looks if look.damaged])
+        if any(one.passing for look in looks for one in look.damaged):
+            checkup.notes.append(UNREADABLE)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged, "notes": checkup.notes,
             "repair": {field: rows for field, rows in sorted(cost.items()) if rows}}
@@ -124,7 +127,9 @@ def _quick(audit: Audit, shard: Mapping[str, Any]) -> list[Damage]:
     try:
         size = shard_bytes(audit.cache.shard(digest))
     except OSError as error:
-        return [whole(digest, NOT_THERE if isinstance(error, FileNotFoundError) else f"cannot be read: {error}")]
+        if isinstance(error, FileNotFoundError):
+            return [whole(digest, NOT_THERE)]
+        return [replace(whole(digest, f"cannot be read: {error}"), passing=not is_lost(error))]
     if size != shard["bytes"]:
         return [whole(digest, f"has {size} bytes, expected {shard['bytes']}")]
     return [*glance(audit.cache, digest), *recorded(audit.cache, digest)]

@@ -157,9 +157,12 @@ def check_shards(index: Index) -> None:
     for shard in index.shards:
         try:
             size = shard_bytes(index.cache.shard(shard.digest))
-        except OSError:
+        except FileNotFoundError:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
                              hint=encode_command(index.manifest)) from None
+        except OSError as error:
+            raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) cannot be read: "
+                             f"{error.strerror}", hint="check the rights to it, and the disk") from None
         if size != shard.bytes:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) has {size} bytes, expected "
                              f"{shard.bytes}", hint=encode_command(index.manifest))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prep.cache import damage, layout
-from prep.cache.damage import Damage
+from prep.cache.damage import Damage, is_lost
 from prep.cache.door import NotPlain, open_plain, tree
 from prep.cache.header import Header, check_index, fault, read_array_header, read_header
 from prep.cache.pread import READ_AT, SEQUENTIAL, ReadAt, read_on
@@ -42,8 +43,8 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(root):
             return [whole(digest, NOT_THERE)]
-        if not isinstance(error, NotPlain) and not damage.is_lost(error):
-            return [whole(digest, f"cannot be read: {error}")]
+        if _may_pass(error) or isinstance(error, FileNotFoundError):  # a file that goes while we look: gc, or a repair
+            return [replace(whole(digest, f"cannot be read: {error}"), passing=True)]
         found = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
     with contextlib.suppress(OSError):
         damage.replace(cache, digest, found)
@@ -59,8 +60,14 @@ def glance(cache: Cache, digest: str) -> list[Damage]:
             read_array_header(root, spec.name)
             check_index(root / layout.data_path(spec), spec, header.rows)
     except (CacheError, OSError, Unparsed) as error:
-        return [whole(digest, str(error) if root.is_dir() else NOT_THERE)]
+        found = whole(digest, str(error) if root.is_dir() else NOT_THERE)
+        return [replace(found, passing=_may_pass(error) or _may_pass(error.__context__))]
     return []
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether the system did not let us read, and did not say that there is nothing sound to be read."""
+    return isinstance(error, OSError) and not isinstance(error, NotPlain | FileNotFoundError) and not is_lost(error)
 
 
 def locate(cache: Cache, digest: str, read_at: ReadAt = READ_AT, *, otherwise: str = NOT_PLACED) -> list[Damage]:
