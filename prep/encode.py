@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -139,7 +139,7 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
         stored = write_plan(cache, planned.digest, planned.tasks)
         # Whoever was at the same may have ended, and taken the plan away, after the first look.
         planned = _look(wanted, cache, shard_bytes)
-    return replace(planned, tasks=_followed(stored or (), planned.tasks))
+    return replace(planned, tasks=_followed(tuple(_ours(wanted, stored or ())), planned.tasks))
 
 
 def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
@@ -178,6 +178,20 @@ def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> l
             most = min(TASK_ROWS, max(1, shard_bytes // _row_bytes(wanted, field, groups[bucket][0])))
             tasks += [_task(field, rows) for rows in _cut(groups[bucket], most)]
     return tasks
+
+
+def _ours(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
+    """The tasks of a stored plan that a plan of these wants can have: rows of one field and shape, none of them twice.
+
+    Whoever else has written to the cache, no row is made as another's.
+    """
+    fields = {key: field for field, keys in wanted.wants.by_field().items() for key in keys}
+    seen: set[str] = set()
+    for task in stored:
+        shapes = {(fields.get(key), wanted.wants.bucket_of(task.field, key)) for key in task.rows}
+        if len(shapes) == 1 and {field for field, _ in shapes} == {task.field} and seen.isdisjoint(task.rows):
+            seen.update(task.rows)
+            yield _task(task.field, task.rows)
 
 
 def _followed(stored: Sequence[Task], tasks: Sequence[Task]) -> tuple[Task, ...]:

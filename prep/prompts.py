@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from prep.cache.door import read_plain
 from prep.errors import PathError
 
+MOST = 1 << 24  # bytes; prep encode takes fewer
 PromptPair = tuple[str, str | None]  # a prompt and its negative; None: none given
 
 
 def read_prompts(path: Path) -> tuple[bytes, list[PromptPair]]:
-    """The bytes of a prompt file, and its prompts. Raises `PathError` where it cannot be read or is not UTF-8."""
+    """The bytes of a prompt file, and its prompts.
+
+    Raises `PathError` where it cannot be read, is no file of a few pages (a manifest may name anything), or not UTF-8.
+    """
     try:
-        data = path.read_bytes()
+        data = read_plain(path.resolve(), MOST)
         return data, list(parse_prompts(data.decode("utf-8-sig")))
     except OSError as error:
         raise PathError(f"cannot read prompt file {path}: {error.strerror or error}",

@@ -20,6 +20,8 @@ from prep.records import RowRef
 from train.check import encode_command
 from train.index import Index
 
+WARNINGS = 20  # of single prompts; more are counted
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
@@ -60,12 +62,15 @@ def current(index: Index) -> Found:
         return Found(prompts=cached(index))
     if not pairs:
         return Found(prompts=cached(index), warnings=(f"{path} has no prompts; those of the manifest are used",))
-    found = look_up(index, pairs, path)
+    found = look_up(index, pairs, path, quote=".." not in Path(named).parts)
     return found if found.prompts else Found(prompts=cached(index), warnings=found.warnings)
 
 
-def look_up(index: Index, pairs: Iterable[PromptPair], path: Path) -> Found:
-    """`pairs` from the file at `path`, as far as the cache has their rows."""
+def look_up(index: Index, pairs: Iterable[PromptPair], path: Path, *, quote: bool = True) -> Found:
+    """`pairs` from the file at `path`, as far as the cache has their rows.
+
+    Without `quote` the warnings do not repeat what is in the file: a stranger's manifest may name any, and logs travel.
+    """
     context = index.manifest.fields["text"].context
     ledger = ledgers.load(index.cache)
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
@@ -79,6 +84,12 @@ def look_up(index: Index, pairs: Iterable[PromptPair], path: Path) -> Found:
         else:
             prompts.append(Prompt(prompt=prompt, positive=positive, negative=against))
     command = encode_command(index.manifest, f" --prompts {shlex.quote(str(path))}")
-    warnings = (f"prompt '{prompt}' of {path} has no text row yet, so it is left out; {command} makes it"
-                for prompt in lacking)
+    if lacking and not quote:
+        some = f"{len(lacking)} of {len(lacking) + len(prompts)} prompts"
+        return Found(prompts=tuple(prompts), warnings=(
+            f"{some} of {path} have no text row yet, so they are left out; {command} makes them",))
+    warnings = [f"prompt '{prompt}' of {path} has no text row yet, so it is left out; {command} makes it"
+                for prompt in lacking[:WARNINGS]]
+    if len(lacking) > WARNINGS:
+        warnings.append(f"and {len(lacking) - WARNINGS} more prompts of {path} have none")
     return Found(prompts=tuple(prompts), warnings=tuple(warnings))

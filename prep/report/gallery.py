@@ -47,12 +47,18 @@ def from_sources(audit: Audit) -> Thumbnail:
 
     def thumbnail(sample: Mapping[str, Any]) -> bytes | None:
         root = sources[sample["source"]] if sample["source"] < len(sources) else None
-        data = None if root is None else _read(root / sample["name"])
+        data = None if root is None or not _is_below(sample["name"]) else _read(root / sample["name"])
         if data is None or digest_bytes(data) != sample["picture"]:
             return None
         return _shrunk(data)
 
     return thumbnail
+
+
+def _is_below(name: str) -> bool:
+    """Whether a sample's name leads to something below its source, on any system."""
+    parts = name.replace("\\", "/").split("/")
+    return bool(name) and "\0" not in name and ":" not in parts[0] and not {"", ".."} & set(parts)
 
 
 def no_thumbnail(_: Mapping[str, Any]) -> None:

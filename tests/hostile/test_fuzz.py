@@ -92,4 +92,4 @@ def test_an_attack_that_succeeds_is_told(tmp_path):
     wanted = ["KeyError 'crime'", f"{found}[\"open '/etc/passwd'", found, f"{found}[\"compile", "None", found, "None"]
     for line, begins in zip(done.stdout.splitlines(), wanted, strict=False):
         assert line.startswith(begins), (line, begins)
-    assert ": memory grew by 3" in done.stdout
+    assert ": memory grew by " in done.stdout

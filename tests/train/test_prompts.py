@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,35 @@ def test_a_file_that_says_nothing_leaves_the_manifest_s(opened, content):
 def test_a_manifest_without_prompt_file_has_its_own(make):
     index = open_index(make(prompts=None).manifest)
     assert current(index).prompts == () and current(index).warnings == ()
+
+
+def test_a_file_elsewhere_that_a_manifest_names_is_not_repeated(make, monkeypatch):
+    """A stranger's manifest may name any file; what is in it goes into no log."""
+    made = make(change=lambda document: document["prompts"].update(file="../secret"))
+    (made.root.parent / "secret").write_text("a red circle\nmy password\n")
+    found = current(open_index(made.manifest))
+    (warning,) = found.warnings
+    assert words(found.prompts) == ["a red circle"] and "password" not in warning
+    assert "1 of 2 prompts of " in warning and "have no text row yet, so they are left out; prep encode" in warning
+
+
+def test_very_many_new_prompts_are_counted(opened):
+    made, index = opened
+    (made.root / "prompts.txt").write_text("\n".join(f"dragon {number}" for number in range(30)))
+    assert len(current(index).warnings) == 21 and current(index).warnings[-1].startswith("and 10 more prompts of ")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "large", "directory"])
+def test_something_else_than_a_prompt_file_is_not_waited_for(opened, kind):
+    made, index = opened
+    path = made.root / "prompts.txt"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "large":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    else:
+        path.mkdir()
+    found = current(index)
+    assert found.prompts == cached(index) and "cannot read prompt file" in found.warnings[0]
