@@ -1,8 +1,9 @@
-"""Runs commands as an ordinary user, in one process: `python as_ordinary_user.py HOME USER`, a plan on stdin.
+"""Runs commands as an ordinary user, in one process: `python as_ordinary_user.py USER`, two lines of JSON on stdin.
 
-The plan is {"warm": [command…], "cases": {name: [command…]}}, a command a list that begins with prep or train. What is
-in "warm" runs as we are, so that everything is imported before rights are lost (an ordinary user may not be able to
-read this Python); then the process becomes USER (0: stays who it is). Answers {name: [[exit code, stdout, stderr]…]}.
+The first has commands to be run as we are, each a list that begins with prep or train, so that everything is imported
+before rights are lost (an ordinary user may not be able to read this Python); it is answered by a line. The second has
+commands by case, {name: [command…]}; they are run when the process has become USER (0: stays who it is) and answered by
+{name: [[exit code, stdout, stderr]…]}.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ def run(command: list[str]) -> tuple[int, str, str]:
 
 def main() -> None:
     user = int(sys.argv[1])
-    plan = json.load(sys.stdin)
-    for command in plan["warm"]:
+    for command in json.loads(sys.stdin.readline()):
         code, _, err = run(command)
         if code:
             sys.exit(f"{command}: {err}")
+    print("ready", flush=True)
+    cases = json.loads(sys.stdin.readline())
     if user:
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
-    json.dump({name: [run(command) for command in commands] for name, commands in plan["cases"].items()}, sys.stdout)
+    print(json.dumps({name: [run(command) for command in commands] for name, commands in cases.items()}), flush=True)
 
 
 if __name__ == "__main__":

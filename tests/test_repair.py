@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from prep import manifest as manifests
+from prep.cache import verify
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar")
 
@@ -319,4 +321,44 @@ def test_training_says_what_is_damaged_and_the_command_that_mends_it(prep, train
         assert train("check", tmp_path / "m.json").code == 7
     assert prep("verify", tmp_path / "m.json").code == 7
     encode()
+    assert prep("verify", tmp_path / "m.json").code == 0
+
+
+def test_a_row_that_two_manifests_share_is_made_once(prep, encode, photos, tiny_model, tmp_path):
+    encode()
+    other = ("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "other.json",
+             *SMALL[:-1], "none", "--json")
+    assert set(prep(*other).json["encoded"].values()) == {0}
+    flip(payload(tmp_path / "cache", "latent"), 100)
+    for name in ("m.json", "other.json"):
+        assert prep("verify", tmp_path / name, "--json").json["repair"] == {"latent": 1}
+    assert encode()["encoded"] == {"latent": 1, "mask": 0, "text": 0}
+    found = prep("verify", tmp_path / "other.json", "--json")
+    assert found.code == 7 and found.json["repair"] == {}, "its shard was replaced by others, which have all its rows"
+    assert {one["what"] for one in found.json["damaged"]} == {"the shard is missing"}
+    assert set(prep(*other).json["encoded"].values()) == {0}
+    assert [prep("verify", tmp_path / name).code for name in ("m.json", "other.json")] == [0, 0]
+
+
+def test_what_the_disk_cannot_read_is_made_again(prep, encode, tmp_path, monkeypatch):
+    """EIO for one row, from the reader, and until it is mended."""
+    encode()
+    sick = payload(tmp_path / "cache", "latent")
+    inode, rows = sick.stat().st_ino, rows_in(sick)
+    stride = (sick.stat().st_size - 4) // rows - 16
+
+    def failing(descriptor, buffers, offset):
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        if os.fstat(descriptor).st_ino == inode and offset <= stride + 40 < offset + size:
+            raise OSError(errno.EIO, "Input/output error")
+        return os.preadv(descriptor, buffers, offset)
+
+    read_on, blocks = verify.read_on, verify._blocks
+    monkeypatch.setattr(verify, "read_on", lambda read_at, *given: read_on(failing, *given))
+    monkeypatch.setattr(verify, "_blocks", lambda *given: blocks(*given[:-1], failing))
+    found = prep("verify", tmp_path / "m.json", "--json")
+    assert found.code == 7 and found.json["repair"] == {"latent": 1}
+    (damaged,) = found.json["damaged"]
+    assert damaged["row"] == 1 and damaged["sample"] and "Input/output error" in damaged["what"]
+    assert encode()["encoded"] == {"latent": 1, "mask": 0, "text": 0}
     assert prep("verify", tmp_path / "m.json").code == 0

@@ -85,20 +85,20 @@ def run_all(root: Path) -> dict[str, list[tuple[int, str, str]]]:
 
     whole = root / "whole"
     whole.mkdir()
-    subprocess.run([sys.executable, "-c", "from prep.cli import main; main()", *encode(whole)[1:]], check=True,
-                   capture_output=True)
-    for case in CASES:
-        shutil.copytree(whole, root / case)
-        spoil(root / case, case)
-        (root / case).chmod(0o777)
-    plan = {"warm": [*commands(whole, "warm"), encode(whole)],
-            "cases": {case: [*commands(root / case, case), encode(root / case)] for case in CASES}}
     user = NOBODY if os.getuid() == 0 else 0
-    done = subprocess.run([sys.executable, Path(__file__).with_name("as_ordinary_user.py"), str(user)],
-                          input=json.dumps(plan), text=True, capture_output=True, check=False,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    with subprocess.Popen([sys.executable, Path(__file__).with_name("as_ordinary_user.py"), str(user)],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        assert process.stdin is not None and process.stdout is not None
+        print(json.dumps([encode(whole), *commands(whole, "warm")]), file=process.stdin, flush=True)
+        assert process.stdout.readline() == "ready\n"
+        for case in CASES:
+            shutil.copytree(whole, root / case)
+            spoil(root / case, case)
+            (root / case).chmod(0o777)
+        cases = {case: [*commands(root / case, case), encode(root / case)] for case in CASES}
+        print(json.dumps(cases), file=process.stdin, flush=True)
+        return json.loads(process.stdout.readline())
 
 
 VERIFY, QUICK, INSPECT, CHECK, TRAINED, ENCODE = range(6)

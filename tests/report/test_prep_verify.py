@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from small_manifest import SQUARE, latent, write_shards
 
@@ -14,8 +16,10 @@ from prep import audit
 from prep import manifest as manifests
 from prep.audit import open_audit
 from prep.cache import damage, lookup
+from prep.cache.reader import Reader
 from prep.cache.verify import verify_shard
 from prep.digest import canonical, seal
+from prep.errors import CacheError
 from prep.report.terminal import verify_tables
 from prep.verify import WRONG_ROW, verify
 
@@ -313,3 +317,23 @@ def test_verify_forgets_the_look_up_when_files_are_not_as_they_seem(small):
     flip(commit_of(small, "mask")[0], 40)
     verify(small)
     assert not (small.cache.root / lookup.NAME).exists()
+
+
+def test_two_that_verify_and_readers_at_the_same_time_lose_no_finding(small):
+    """Each sees all, and what is remembered in the end is all."""
+    digest = shard_of(small, "text", [2, 3])
+    path = data_of(small, digest, "hidden")
+    for row in range(4):
+        flip(path, row * 16)
+
+    def read(row):
+        with pytest.raises(CacheError):
+            Reader(small.cache.root).read_into(np.empty(12, np.uint8), digest, "hidden", row)
+
+    with ThreadPoolExecutor(6) as pool:
+        reading = [pool.submit(read, number % 4) for number in range(16)]
+        found = list(pool.map(lambda _: verify(open_audit(small.manifest)), range(4)))
+        [one.result() for one in reading]
+    assert all(document == found[0] for document in found) and len(found[0]["damaged"]) == 4
+    assert {one.row for one in damage.recorded(small.cache, digest)} == {0, 1, 2, 3}
+    assert not list((small.cache.root / "tmp").iterdir())
