@@ -126,6 +126,8 @@ def _quick(audit: Audit, shard: Mapping[str, Any]) -> list[Damage]:
     digest = shard["digest"]
     try:
         size = shard_bytes(audit.cache.shard(digest))
+    except CacheError as error:  # something else is in the place of its directory
+        return [whole(digest, error.message)]
     except OSError as error:
         if isinstance(error, FileNotFoundError):
             return [whole(digest, NOT_THERE)]

@@ -29,7 +29,7 @@ def check_up(cache: Cache, shards: Mapping[str, Facts]) -> Checkup:
     found = Checkup()
     unnamed = set(shards) - set(_check_commits(cache, shards, found))
     found.notes += [f"shard {digest} has no sound commit; prep encode gives it one" for digest in sorted(unnamed)
-                    if cache.shard(digest).exists()]
+                    if _is_there(cache, digest)]
     found.notes += [f"plan {name} is damaged; prep encode makes it again" for name in cache.names("plans")
                     if read_plan(cache, name) is None and cache.plan(name).exists()]
     for digest in cache.names("damaged"):
@@ -56,10 +56,17 @@ def _check_commits(cache: Cache, shards: Mapping[str, Facts], found: Checkup) ->
         yield commit.shard.digest
         facts = shards.get(commit.shard.digest)
         if facts is None:
-            if not cache.shard(commit.shard.digest).exists():
+            if not _is_there(cache, commit.shard.digest):
                 found.notes.append(f"commit {task} names shard {commit.shard.digest}, which is missing; "
                                    "this manifest does not need it")
         elif (commit.field, commit.shard.rows, commit.shard.bytes) != (facts["field"], facts["rows"], facts["bytes"]):
             found.damaged.append(
                 f"commit {task}: {commit.shard.rows} {commit.field} rows in {commit.shard.bytes} bytes, expected "
                 f"{facts['rows']} {facts['field']} rows in {facts['bytes']} bytes of shard {commit.shard.digest}")
+
+
+def _is_there(cache: Cache, shard: str) -> bool:
+    try:
+        return cache.shard(shard).exists()
+    except CacheError:  # something else is in the place of its directory, which verify says
+        return False

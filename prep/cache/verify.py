@@ -36,7 +36,10 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
     shard; that of a shard index against no row. What the system does not let us read is told, and not remembered: it
     may be a matter of rights.
     """
-    root = cache.shard(digest)
+    try:
+        root = cache.shard(digest)
+    except CacheError as error:  # something else is in the place of its directory
+        return [whole(digest, error.message)]
     try:
         root.lstat()
         found = [] if _tree_digest(root, tick, read_at) == digest else locate(cache, digest, read_at)
@@ -53,7 +56,10 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
 
 def glance(cache: Cache, digest: str) -> list[Damage]:
     """What is damaged in a shard as far as its documents, keys, shard indexes and sizes say; no row is read."""
-    root = cache.shard(digest)
+    try:
+        root = cache.shard(digest)
+    except CacheError as error:
+        return [whole(digest, error.message)]
     try:
         header = read_header(cache, digest)
         for spec in header.arrays:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.cache import damage, layout, ledger, repair, store, verify
+from prep.cache import damage, files, layout, ledger, pread, repair, store, verify
 from prep.cache.layout import Shard
 from prep.cache.reader import Reader
 from prep.cache.store import Cache, open_cache
@@ -227,3 +229,87 @@ def test_nothing_is_lost(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm
     assert len(ledger.load(cache).resolve(rows)) == 7
     assert list((cache.root / "tmp").iterdir()) == []
     assert (cache.shard(shard.digest) / DATA).stat().st_mode & 0o222 == 0 or harm in (condemn, spoil_record)
+
+
+def test_without_preadv_and_fadvise(cache: Cache, shard: Shard, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
+    monkeypatch.setattr(verify, "SEQUENTIAL", pread.no_reading_through)
+    ticks: list[int] = []
+    assert verify.verify_shard(cache, shard.digest, tick=ticks.append, read_at=pread.plain_read) == []
+    assert sum(ticks) == shard.bytes
+    edit(cache.shard(shard.digest) / DATA, lambda data: data.__setitem__(52, data[52] ^ 1))
+    (found,) = verify.verify_shard(cache, shard.digest, read_at=pread.plain_read)
+    assert found.row == 1
+
+
+def test_files_of_many_blocks(cache: Cache, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in (1, 7, 480, 481):
+        monkeypatch.setattr(verify, "BLOCK", block)
+        ticks: list[int] = []
+        assert verify.verify_shard(cache, shard.digest, tick=ticks.append) == []
+        assert sum(ticks) == shard.bytes and max(ticks) <= block
+
+
+@pytest.mark.parametrize("case", ["link", "pipe", "file for a shard"])
+def test_what_is_no_plain_file_is_damage(cache: Cache, shard: Shard, case: str) -> None:
+    """And nothing waits for it, or follows it."""
+    path = cache.shard(shard.digest) / DATA
+    if case == "file for a shard":
+        shutil.rmtree(cache.shard(shard.digest))
+        cache.shard(shard.digest).write_bytes(b"")
+    else:
+        path.rename(cache.root / "elsewhere")
+        path.symlink_to(cache.root / "elsewhere") if case == "link" else os.mkfifo(path)
+    (found,) = verify.verify_shard(cache, shard.digest)
+    assert found.row is None and not found.passing
+    assert "expected a plain file" in found.what or "expected a directory" in found.what
+    (found,) = verify.glance(cache, shard.digest)
+    assert not found.passing
+
+
+def test_a_crash_while_an_index_is_written_anew_loses_nothing(
+    cache: Cache, shard: Shard, rows: Any, edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(cache, shard, rows)
+    spoil_index(cache, shard.digest, edit)
+    verify.verify_shard(cache, shard.digest)
+    for primitive in ("write", "sync", "rename", "sync_dir"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(files, primitive, interrupt)
+            repair.salvage(cache, shard.digest)
+        assert cache.shard(shard.digest).is_dir()
+    assert repair.salvage(cache, shard.digest) == shard
+    assert verify.verify_shard(cache, shard.digest) == [] and len(ledger.load(cache).resolve(rows)) == 7
+
+
+def interrupt(*given: Any, **named: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_adopted(cache: Cache, shard: Shard, rows: Any) -> None:
+    """A shard without a commit, where its rows are wanted; not again, and not for rows that it does not have."""
+    assert repair.adopt(cache, ledger.load(cache), ["ab" * 32]) == []
+    assert repair.adopt(cache, ledger.load(cache), [next(iter(rows))]) == [shard]
+    assert len(ledger.load(cache).resolve(rows)) == 7
+    assert repair.adopt(cache, ledger.load(cache), list(rows)) == []
+
+
+@pytest.mark.parametrize("harm", [flip_every_row, lose_header, swap_rows, spoil_index])
+def test_no_damaged_shard_is_adopted(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm: Any) -> None:
+    harm(cache, shard.digest, edit)
+    assert repair.adopt(cache, ledger.load(cache), list(rows)) == []
+    assert list(cache.names("commits")) == []
+
+
+def test_suspects_are_looked_into(
+    cache: Cache, shard: Shard, rows: Any, draw: Any, put: Any, latent: ArraySpec
+) -> None:
+    """A commit that says something else of a sound shard goes, and the shard is found again; so does a damaged one."""
+    lying = layout.Shard(digest=shard.digest, rows=shard.rows, bytes=shard.bytes + 1)
+    committed(cache, lying, rows)
+    second = put(cache, "latent", [latent], draw([latent], 3, 5))
+    ledger.commit(cache, Task(key="cd" * 32, field="latent", rows=()), second, [], {})
+    ledger.commit(cache, Task(key="ef" * 32, field="latent", rows=()), None, [], {})
+    assert repair.suspects(cache, ledger.load(cache)) == [A]
+    repair.mend(cache, [A, "cd" * 32, "ef" * 32, "12" * 32])
+    assert list(cache.names("commits")) == ["ef" * 32], "sound ones count until somebody doubts them"
+    assert {one.digest for one in repair.adopt(cache, ledger.load(cache), list(rows))} == {shard.digest}

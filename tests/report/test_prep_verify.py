@@ -337,3 +337,14 @@ def test_two_that_verify_and_readers_at_the_same_time_lose_no_finding(small):
     assert all(document == found[0] for document in found) and len(found[0]["damaged"]) == 4
     assert {one.row for one in damage.recorded(small.cache, digest)} == {0, 1, 2, 3}
     assert not list((small.cache.root / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_something_else_in_the_place_of_a_shard_is_its_damage_alone(small, quick, tmp_path):
+    digest = shard_of(small, "latent", [4, 8, 8])
+    small.cache.shard(digest).rename(tmp_path / "elsewhere")
+    (small.cache.root / "shards" / digest[:2] / digest).symlink_to(tmp_path / "elsewhere")
+    found = verify(small, quick=quick)
+    (damaged,) = found["damaged"]
+    assert damaged["shard"] == digest and "is a link, expected a directory" in damaged["what"]
+    assert found["repair"] == {"latent": 2}
