@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import LATENT, put_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_rows import LATENT, put_shard
 
 from prep.cache import census, damage, files, layout, ledger, lookup, stamps, store
 from prep.cache.damage import Damage
