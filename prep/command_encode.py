@@ -113,7 +113,7 @@ def encode_all(call: Encoding) -> Report:
         outcome = _run(call, wanted, planned, cache, model)
         sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
                            transient=outcome.transient, found=None if planned.tasks else planned)
-        encode.finish(cache, planned)
+        encode.finish(cache, planned, output)
     facts.save()
     return _report(call, wanted, planned, outcome, sealed)
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, from_system
+from prep.paths import in_cache
 from prep.report.words import bytes_of, safe
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _ended(error: BaseException, name: str) -> int:
     if isinstance(error, typer.Abort | KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(error, OSError):
-        error = from_system(error)
+        error = from_system(error, in_cache=bool(error.filename) and in_cache(error.filename))
     if isinstance(error, Problem):
         say_problem(error)
         return error.exit_code

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from prep import images
 from prep.bucket import Bucketing, bucketing
+from prep.cache import files
 from prep.cache import ledger as ledgers
 from prep.cache.ledger import Ledger
 from prep.cache.plans import read_plan, remove_plan, write_plan
@@ -161,9 +162,10 @@ def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bo
     )
 
 
-def finish(cache: Cache, planned: Planned) -> None:
-    """The manifest is sealed: the plan goes."""
+def finish(cache: Cache, planned: Planned, manifest: Path) -> None:
+    """The manifest is sealed, and on the disk also where a run that was killed had put it there: the plan goes."""
     if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be one that only can be read
+        files.sync_dir(manifest.parent)
         remove_plan(cache, planned.digest)
 
 

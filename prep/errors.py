@@ -76,12 +76,18 @@ class EmptyPlanError(Problem):
     exit_code = 8
 
 
-def from_system(error: OSError) -> Problem:
-    """What the operating system refused, as a problem: a full disk is the cache's matter, anything else the path's."""
+def from_system(error: OSError, *, in_cache: bool = False) -> Problem:
+    """What the operating system refused, as a problem: a full disk is the cache's matter, and what happens in one.
+
+    Anything else is the path's.
+    """
     where = f"{error.filename}: " if error.filename else ""
     what = f"{where}{error.strerror or first_line(error)}"
     if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
         return CacheError(what, hint="free some space and run the same command again; what is finished is kept")
+    if in_cache:
+        return CacheError(what, hint="check the disk and the permissions of the cache, and run the same command again; "
+                          "what is finished is kept")
     return PathError(what, hint="check the path, its permissions and the disk")
 
 

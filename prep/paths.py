@@ -27,6 +27,14 @@ class Place:
     may_hold: tuple[str, ...] = ()  # roles that may lie inside this one
 
 
+def in_cache(path: str | Path) -> bool:
+    """Whether a path is a cache, or lies in one, there or not. Raises nothing."""
+    try:
+        return any((above / CACHE_MARK).is_file() for above in (Path(path).absolute(), *Path(path).absolute().parents))
+    except (OSError, ValueError):
+        return False
+
+
 def check_apart(places: Iterable[Place]) -> None:
     """Raises `PathError` with both paths when one place is another, or lies inside it."""
     resolved = [(place, resolve(place.path)) for place in places]

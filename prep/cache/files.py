@@ -13,6 +13,7 @@ import os
 import secrets
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,23 +21,31 @@ PRIMITIVES = ("create", "write", "sync", "sync_dir", "rename", "link", "remove",
 Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, a contiguous numpy array
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+NO_STAGING = {errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS}
 NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOTSUP, errno.EISDIR}
 
 
-def create(path: Path, *, buffering: int = -1) -> BinaryIO:
-    """A new, empty file to write to. Raises `FileExistsError`."""
-    return path.open("xb", buffering=buffering)
+def create(path: Path) -> BinaryIO:
+    """A new, empty file to write to, without a buffer, which would fail again when it is closed.
+
+    Raises `FileExistsError`.
+    """
+    return path.open("xb", buffering=0)
 
 
 def write(handle: BinaryIO, data: Buffer) -> None:
     """Appends `data` to an open file."""
-    handle.write(data)
+    left = memoryview(data).cast("B")
+    with _naming(handle.name):
+        while left:
+            left = left[handle.write(left) :]
 
 
 def sync(handle: BinaryIO) -> None:
     """The file's bytes are on the disk when this returns (on macOS too, where fsync stops short)."""
-    handle.flush()
-    _full_fsync(handle.fileno())
+    with _naming(handle.name):
+        handle.flush()
+        _full_fsync(handle.fileno())
 
 
 def sync_dir(path: Path) -> None:
@@ -48,7 +57,8 @@ def sync_dir(path: Path) -> None:
             return  # Windows opens no directories
         raise
     try:
-        _full_fsync(descriptor)
+        with _naming(path):
+            _full_fsync(descriptor)
     except OSError as error:
         if error.errno not in NO_DIRECTORY_SYNC:  # some network file systems
             raise
@@ -129,12 +139,13 @@ def write_synced(path: Path, data: Buffer) -> None:
 def write_whole(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None) -> None:
     """`path` has `data`, on the disk. Whoever looks meanwhile, or after a crash, sees all of the old or the new.
 
-    What a crash leaves lies in `staging`, where that is on the same file system; else, and without it, beside `path`.
+    What a crash leaves lies in `staging`, where that is on the same file system and can be written; else, and without
+    it, beside `path`.
     """
     try:
         _write_whole(path, data, read_only, beside(path, staging))
     except OSError as error:
-        if staging is None or error.errno != errno.EXDEV:
+        if staging is None or error.errno not in NO_STAGING:
             raise
         _write_whole(path, data, read_only, beside(path))
     sync_dir(path.parent)
@@ -174,6 +185,16 @@ def make_dirs(path: Path) -> None:
     with contextlib.suppress(FileExistsError):  # another process was quicker
         make_dir(path)
     sync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def _naming(path: Path | str) -> Iterator[None]:
+    """What the system says of a descriptor names its file, too."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _forget(staged: Path) -> None:

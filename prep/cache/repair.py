@@ -72,7 +72,10 @@ def _adopted(cache: Cache, digest: str, wanted: Column) -> Shard | None:
     except (CacheError, OSError):
         return None
     shard = Shard(digest=digest, rows=header.rows, bytes=size)
-    _commit(cache, header.field, [bytes(key).hex() for key in header.keys], shard, digest)
+    rows = [bytes(key).hex() for key in header.keys]
+    # The key that its task had, if all of that is in it: its own commit, should it still come, is the same.
+    key = digest_json({"kind": "task", "field": header.field, "rows": rows})
+    commit(cache, Task(key=key, field=header.field, rows=tuple(rows)), shard, [], {"salvaged": digest})
     return shard
 
 

@@ -222,6 +222,7 @@ def _create(path: Path, create: bool) -> None:
     while not (path / MARKER).exists():
         with contextlib.suppress(FileNotFoundError):  # whoever was quicker has emptied tmp/ since: no lock is held yet
             files.write_whole(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
+    files.sync_dir(path.absolute().parent)  # also after another's making of it: that may have died before its own
 
 
 def _check_marker(marker: Path) -> None:

@@ -90,7 +90,8 @@ class ShardWriter:
         for growing in self._files.values():
             with contextlib.suppress(OSError):  # a full disk, again
                 growing.close()
-        files.remove_tree(self._staged)
+        with contextlib.suppress(OSError):  # rubbish in tmp/
+            files.remove_tree(self._staged)
 
     def __enter__(self) -> ShardWriter:
         return self

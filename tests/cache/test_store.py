@@ -43,6 +43,17 @@ def test_two_at_once_make_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latentry.json"]
 
 
+def test_a_directory_that_was_there_is_synced_when_it_becomes_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may have been killed after it had made the directory, and before that was on the disk."""
+    (tmp_path / "cache").mkdir()
+    plain, synced = files.sync_dir, []
+    monkeypatch.setattr(files, "sync_dir", lambda path: (synced.append(path), plain(path)))
+    open_cache(tmp_path / "cache", create=True)
+    assert tmp_path in synced
+
+
 def test_rubbish_that_cannot_be_removed_stays(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache.staging() / "another's").write_bytes(b"x")
 

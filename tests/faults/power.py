@@ -7,6 +7,7 @@ that were not synced are torn: whole, cut short, or full of zeros.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -18,13 +19,16 @@ Tree = dict[str, Any]  # name → Tree or bytes
 class Disk:
     """Follows the primitives' calls below `home`; `lose` then makes `home` what it is after a power cut."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, before: str | None = None) -> None:
         self.home = home.resolve()
         self.fresh = 0
         self.ids: dict[int, int] = {}  # inode → our own number, since inodes are used again
         self.names: dict[int, dict[str, int]] = {}  # directory → its names on the disk
         self.bytes: dict[int, bytes] = {}  # file → its bytes on the disk
-        self._all_is_there(self.home)
+        if before is None:
+            self._all_is_there(self.home)
+        else:
+            self._as_kept(json.loads(Path(before).read_text()))
 
     def saw(self, name: str, path: Path) -> None:
         """A primitive was called, and has done its work."""
@@ -34,6 +38,17 @@ class Disk:
             self.bytes[self._id(path)] = path.read_bytes()
         elif name == "sync_dir":
             self.names[self._id(path)] = {inner.name: self._id(inner) for inner in path.iterdir()}
+
+    def keep(self, file: str) -> None:
+        """Writes down what is on the disk, for a process that goes on after this one was killed."""
+        document = {"fresh": self.fresh, "ids": list(self.ids.items()), "names": list(self.names.items()),
+                    "bytes": [(number, data.hex()) for number, data in self.bytes.items()]}  # fmt: skip
+        Path(file).write_text(json.dumps(document))
+
+    def _as_kept(self, document: dict[str, Any]) -> None:
+        self.fresh, self.ids = document["fresh"], dict(document["ids"])
+        self.names = dict(document["names"])
+        self.bytes = {number: bytes.fromhex(data) for number, data in document["bytes"]}
 
     def lose(self, seed: int | None) -> None:
         """The power goes. Without a seed all is lost that was not synced; with one, a part drawn from it."""

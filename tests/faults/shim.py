@@ -4,8 +4,11 @@ A plan, as JSON:
 
     {"kill": n, "when": "before" | "after" | "half"}   SIGKILL at the n-th call; half of a write is done
     {"power": n, "home": DIR, "seed": s}               the power goes after n calls: see `power.py`; n = -1: at the end
+    {"follow": FILE}                                   as "power" does, and keeps in FILE what is not on the disk yet
+    {"from": FILE}                                     goes on from there: the process died, the computer did not
     {"fail": n, "errno": "ENOSPC", "for": k}           the n-th call and all k that follow raise; k = 0: to the end
     {"quota": bytes}                                   a full disk: so much can be written, then ENOSPC
+    {"deny": n}                                        before the n-th call, nobody may write below `home` any more
     {"drop": ["sync", "sync_dir"]}                     these do nothing, to show what they are for
     {"plain": true}                                    a system without hard links and without syncs of directories
     {"record": FILE}                                   a line for each call: name, and path below `home`
@@ -62,10 +65,10 @@ class Shim:
         self.home = Path(plan.get("home", "/"))
         self.record = Path(plan["record"]).open("w") if "record" in plan else None  # noqa: SIM115  # to the end
         self.disk = None
-        if "power" in plan:
+        if {"power", "follow"} & set(plan):
             from power import Disk
 
-            self.disk = Disk(self.home)
+            self.disk = Disk(self.home, plan.get("from"))
 
     def wrapped(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def step(first: Any, *rest: Any, **options: Any) -> Any:
@@ -84,12 +87,14 @@ class Shim:
         path = first if isinstance(first, Path) else Path(first.name)
         self._note(name, rest[0] if name in ("rename", "link") else path)
         here, when = self.plan.get("kill") == number, self.plan.get("when", "before")
+        if here and self.disk is not None:
+            self.disk.keep(self.plan["follow"])
         if here and when == "half" and name == "write":
             first.write(bytes(rest[0])[: len(bytes(rest[0])) // 2])
             first.flush()
         if here and when != "after":
             os.kill(os.getpid(), signal.SIGKILL)
-        self._refuse(name, number, first, rest)
+        self._refuse(name, number, path, first, rest)
         dropped = name in self.plan.get("drop", ())
         result = None if dropped else plain(first, *rest, **options)
         if here:
@@ -97,14 +102,18 @@ class Shim:
         if self.disk is not None:
             if not dropped:
                 self.disk.saw(name, path)
-            if self.plan["power"] == self.calls:
+            if self.plan.get("power") == self.calls:
                 self._cut()
         return result
 
-    def _refuse(self, name: str, number: int, first: Any, rest: tuple[Any, ...]) -> None:
+    def _refuse(self, name: str, number: int, path: Path, first: Any, rest: tuple[Any, ...]) -> None:
+        if number == self.plan.get("deny"):
+            for folder in (self.home, *self.home.rglob("*")):
+                if folder.is_dir() and not folder.is_symlink():
+                    folder.chmod(0o555)
         begun, lasting = self.plan.get("fail", 1 << 60), self.plan.get("for", 0)
         if number >= begun and (not lasting or number < begun + lasting):
-            self._raise(self.plan["errno"], first)
+            self._raise(self.plan["errno"], path)
         if self.room is not None and name in GROWING:
             size = len(bytes(rest[0])) if name == "write" else 0
             if size > self.room or self.room == 0:
@@ -112,12 +121,12 @@ class Shim:
                     first.write(bytes(rest[0])[: self.room])
                     first.flush()
                 self.room = 0
-                self._raise("ENOSPC", first)
+                self._raise("ENOSPC", path)
             self.room -= size
 
-    def _raise(self, name: str, first: Any) -> None:
+    def _raise(self, name: str, path: Path) -> None:
         number = getattr(errno, name)
-        raise OSError(number, os.strerror(number), *([str(first)] if isinstance(first, Path) else []))
+        raise OSError(number, os.strerror(number), str(path))
 
     def _note(self, name: str, path: Path) -> None:
         if self.record is not None:

@@ -16,6 +16,7 @@ import time
 
 import pytest
 from account import account, state
+from harness import ENVIRONMENT
 
 from prep.cache.files import PRIMITIVES
 from prep.cache.ledger import load
@@ -162,7 +163,8 @@ def test_the_program_itself_killed_at_a_random_moment(stage, tmp_path):
 
 def program(there):
     code = "from prep.cli import main; main()"
-    return subprocess.Popen([sys.executable, "-c", code, *there.encode("--jobs", 2)], stdout=subprocess.DEVNULL)
+    return subprocess.Popen([sys.executable, "-c", code, *there.encode("--jobs", 2)], stdout=subprocess.DEVNULL,
+                            env=ENVIRONMENT)
 
 
 def flip(path):

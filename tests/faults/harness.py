@@ -1,0 +1,111 @@
+"""A launcher of real processes, and a stage for each run: pictures, a model, and a home for one cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from account import State, account, state
+
+from prep.cache.store import Cache
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}  # this tree, wherever another is installed
+OPTIONS = ("--resolution", "96", "--step", "16", "--dtype", "float32", "--device", "cpu", "--jobs", "1", "--json",
+           "--quiet")  # fmt: skip
+
+
+class Launcher:
+    """Real processes, forked from one that has imported everything."""
+
+    def __init__(self, *argv: list[str]) -> None:
+        self._process = subprocess.Popen([sys.executable, str(HERE / "launcher.py")], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True, bufsize=1, env=ENVIRONMENT)
+        print(json.dumps(argv), file=self._process.stdin, flush=True)
+        assert self._reply() == [0] * len(argv)
+
+    def __call__(self, *runs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Starts all of `runs` at once; how each ended."""
+        assert self._process.stdin is not None
+        print(json.dumps(runs), file=self._process.stdin, flush=True)
+        return self._reply()
+
+    def _reply(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the launcher has died; its last words are on stderr"
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Pictures, a model, and a home for one cache and its manifests."""
+
+    launch: Any  # a Launcher
+    pictures: Path
+    model: Path
+    home: Path
+    mask: str = "sidecar"
+    rows: int = 2  # of a task, at most
+
+    @property
+    def cache(self) -> Path:
+        return self.home / "cache"
+
+    @property
+    def manifest(self) -> Path:
+        return self.home / "m.json"
+
+    def at(self, home: Path) -> Stage:
+        """The same pictures and model, another home."""
+        home.mkdir(exist_ok=True)
+        return Stage(launch=self.launch, pictures=self.pictures, model=self.model, home=home, rows=self.rows)
+
+    def encode(self, *options: object, name: str = "m.json") -> list[str]:
+        return ["encode", str(self.pictures), "--model", str(self.model), "--cache", str(self.cache), "-o",
+                str(self.home / name), "--mask", self.mask, *OPTIONS, *map(str, options)]
+
+    def verify(self, name: str = "m.json") -> list[str]:
+        return ["verify", str(self.home / name), "--json"]
+
+    def clean(self) -> list[str]:
+        return ["gc", str(self.cache), "--keep", str(self.manifest), "--older-than", "0", "--yes"]
+
+    def cache_shard(self, shard: Any) -> Path:
+        return Cache(root=self.cache).shard(shard.digest)
+
+    def run(self, *argv: list[str], **plan: Any) -> dict[str, Any]:
+        """What this run came to; `plan` is shim.py's, but for `user`, whose rights it has."""
+        user = plan.pop("user", None)
+        return self.launch({**self.one(*argv, **plan), "user": user})[0]
+
+    def one(self, *argv: list[str], **plan: Any) -> dict[str, Any]:
+        """A run for `launch`."""
+        return {"argv": list(argv), "shim": {"home": str(self.home), "task_rows": self.rows, **plan}}
+
+    def points(self, *argv: list[str], **plan: Any) -> list[tuple[str, str]]:
+        """Every call of a primitive in an undisturbed run: its name, and the path below home."""
+        record = self.home.parent / f"{self.home.name}.calls"
+        ending = self.run(*argv, record=str(record), **plan)
+        assert ending["code"] == 0, ending["err"]
+        return [tuple(json.loads(line)) for line in record.read_text().splitlines()]
+
+    def recover(self, wanted: State, **plan: Any) -> dict[str, Any]:
+        """Runs the same again: afterwards all is as if nothing had ever happened. The report of the encode."""
+        ending = self.run(self.encode(), self.verify(), **plan)
+        assert ending["codes"] == [0, 0], ending
+        left = account(self.home)
+        assert left.staging == [] and left.plans == []
+        assert state(self.home) == wanted
+        return json.JSONDecoder().raw_decode(ending["out"])[0]
