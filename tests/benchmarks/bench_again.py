@@ -62,7 +62,7 @@ def main() -> None:
                 runs = measure(root, count, rounds, masks=masks)
             rows.append([f"{count:,} pictures, captions{' and masks' * masks}", *described(runs)])
     text = table(["again", "work s", "from-to", "CPU s", "whole process s", "peak MiB"], rows)
-    emit("prep encode, nothing changed", f"{text}\n\nMedians of {rounds} runs (`bench_again.py`).", options.write)
+    emit("Second prep encode, nothing changed", f"{text}\n\nMedians of {rounds} runs (`bench_again.py`).", options.write)
 
 
 def described(runs: list[Run]) -> list[str]:
