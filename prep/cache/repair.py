@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from prep.cache import files, layout
-from prep.cache.columns import Column, packed
-from prep.cache.commits import read_commit
+from prep.cache.columns import KEY, Column, packed
+from prep.cache.commits import Commit, read_commit
 from prep.cache.damage import forget
 from prep.cache.door import tree
 from prep.cache.header import Header, read_header, read_keys
@@ -41,14 +41,20 @@ def mend(cache: Cache, tasks: Iterable[str]) -> None:
     """
     for task in tasks:
         found = read_commit(cache, task)
-        if found is not None and found.shard is None:
-            continue
-        digest = None if found is None or found.shard is None else found.shard.digest
-        if digest is not None and cache.shard(digest).is_dir() and verify_shard(cache, digest):
-            if digest in damaged_shards(cache):  # else it could not be read, which may pass
-                salvage(cache, digest)
-        else:  # a shard without a commit that is sound is found again by `adopt`
+        if found is None:
             files.remove(cache.commit(task))
+        elif found.shard is not None:
+            _mend_shard(cache, found, found.shard)
+
+
+def _mend_shard(cache: Cache, found: Commit, shard: Shard) -> None:
+    if not cache.shard(shard.digest).is_dir():
+        files.remove(cache.commit(found.task))
+    elif verify_shard(cache, shard.digest):
+        if cache.damaged(shard.digest).exists():  # else it could not be read, which may pass
+            salvage(cache, shard.digest)
+    elif _stated(cache, shard.digest) != (found.field, shard):  # `adopt` finds the shard again
+        files.remove(cache.commit(found.task))
 
 
 def adopt(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
@@ -58,25 +64,41 @@ def adopt(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
     """
     keys = packed(wanted)
     known = {shard.digest for shard in ledger.shards}
-    return [shard for digest in cache.shards() if digest not in known
-            and (shard := _adopted(cache, digest, keys)) is not None]
+    found = [digest for digest in cache.shards() if digest not in known and _holds(cache, digest, keys)]
+    if found:  # perhaps finished by another process since
+        commits = (read_commit(cache, task) for task in cache.names("commits"))
+        named = {commit.shard.digest for commit in commits if commit is not None and commit.shard is not None}
+        found = [digest for digest in found if digest not in named]
+    return [shard for digest in found if (shard := _adopted(cache, digest)) is not None]
 
 
-def _adopted(cache: Cache, digest: str, wanted: Column) -> Shard | None:
+def _holds(cache: Cache, digest: str, wanted: Column) -> bool:
+    """Whether a shard has some of the wanted keys, as far as it can be read."""
     try:
-        held = read_keys(cache, digest).view("S32").reshape(-1)
-        if not np.isin(held, wanted).any() or verify_shard(cache, digest):
-            return None
-        header = read_header(cache, digest)
-        size = sum(size for _, size in tree(cache.shard(digest)))
+        return bool(np.isin(read_keys(cache, digest).view(KEY).reshape(-1), wanted).any())
     except (CacheError, OSError):
+        return False
+
+
+def _adopted(cache: Cache, digest: str) -> Shard | None:
+    if verify_shard(cache, digest):
         return None
-    shard = Shard(digest=digest, rows=header.rows, bytes=size)
-    rows = [bytes(key).hex() for key in header.keys]
+    try:
+        field, shard = _stated(cache, digest)
+        rows = [bytes(key).hex() for key in read_keys(cache, digest)]
+    except (CacheError, OSError):  # it was sound a moment ago, and goes just now
+        return None
     # The key that its task had, if all of that is in it: its own commit, should it still come, is the same.
-    key = digest_json({"kind": "task", "field": header.field, "rows": rows})
-    commit(cache, Task(key=key, field=header.field, rows=tuple(rows)), shard, [], {"salvaged": digest})
+    key = digest_json({"kind": "task", "field": field, "rows": rows})
+    commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": digest})
     return shard
+
+
+def _stated(cache: Cache, digest: str) -> tuple[str, Shard]:
+    """What a sound shard's commit has to say: its field, rows and bytes."""
+    header = read_header(cache, digest)
+    size = sum(size for _, size in tree(cache.shard(digest)))
+    return header.field, Shard(digest=digest, rows=header.rows, bytes=size)
 
 
 def salvage(cache: Cache, digest: str) -> Shard | None:
