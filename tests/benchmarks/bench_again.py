@@ -62,7 +62,8 @@ def main() -> None:
                 runs = measure(root, count, rounds, masks=masks)
             rows.append([f"{count:,} pictures, captions{' and masks' * masks}", *described(runs)])
     text = table(["again", "work s", "from-to", "CPU s", "whole process s", "peak MiB"], rows)
-    emit("Second prep encode, nothing changed", f"{text}\n\nMedians of {rounds} runs (`bench_again.py`).", options.write)
+    told = f"{text}\n\nMedians of {rounds} runs (`bench_again.py`)."
+    emit("Second prep encode, nothing changed", told, options.write)
 
 
 def described(runs: list[Run]) -> list[str]:
