@@ -5,13 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -177,38 +172,6 @@ def test_a_cache_that_is_not_there(prep, encode, tmp_path):
     shutil.rmtree(tmp_path / "cache")
     result = prep("inspect", tmp_path / "m.json")
     assert result.code == 7 and "is not a cache" in result.err and "prep encode" in result.err
-
-
-def command(photos, model, home: Path) -> list[str]:
-    return [sys.executable, "-c", "from prep.cli import main; main()", "encode", str(photos), "--model", str(model),
-            "--cache", str(home / "cache"), "-o", str(home / "m.json"), *map(str, SMALL)]
-
-
-def killed_and_mended(photos, model, home: Path, delay: float) -> bytes:
-    """The manifest's bytes after a kill -9 at some moment and a run to the end."""
-    home.mkdir()
-    process = subprocess.Popen(command(photos, model, home), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    subprocess.run(command(photos, model, home), check=True, capture_output=True)
-    return (home / "m.json").read_bytes()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
-@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
-def test_kill_9_at_any_moment_and_a_second_run_give_the_undisturbed_manifest(prep, photos, tiny_model, tmp_path, kills):
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    begun = time.monotonic()
-    subprocess.run(command(photos, tiny_model, whole), check=True, capture_output=True)
-    seconds = time.monotonic() - begun
-    wanted = (whole / "m.json").read_bytes()
-    draw = random.Random(kills)
-    for number in range(kills):
-        home = tmp_path / f"kill{number}"
-        assert killed_and_mended(photos, tiny_model, home, draw.uniform(0.3, 1) * seconds) == wanted
-        assert prep("verify", home / "m.json").code == 0
 
 
 def commits_of(cache: Path, field: str) -> list[Path]:

@@ -82,6 +82,9 @@ class Stage:
     def clean(self) -> list[str]:
         return ["gc", str(self.cache), "--keep", str(self.manifest), "--older-than", "0", "--yes"]
 
+    def compact(self) -> list[str]:
+        return ["compact", str(self.cache), "--quiet"]
+
     def cache_shard(self, shard: Any) -> Path:
         return Cache(root=self.cache).shard(shard.digest)
 
@@ -100,6 +103,15 @@ class Stage:
         ending = self.run(*argv, record=str(record), **plan)
         assert ending["code"] == 0, ending["err"]
         return [tuple(json.loads(line)) for line in record.read_text().splitlines()]
+
+    def writers(self, count: int, *argv: list[str], **plan: Any) -> list[dict[str, Any]]:
+        """Runs for `launch`: so many of one kind, or one for each of `argv`; all write into one trace."""
+        commands = argv or [self.encode(name=f"{number}.json") for number in range(count)]
+        return [self.one(command, anywhere=True, trace=str(self.trace), **plan) for command in commands]
+
+    @property
+    def trace(self) -> Path:
+        return self.home.parent / f"{self.home.name}.trace"
 
     def recover(self, wanted: State, **plan: Any) -> dict[str, Any]:
         """Runs the same again: afterwards all is as if nothing had ever happened. The report of the encode."""

@@ -12,6 +12,7 @@ it, and what it wrote. Nothing here has threads when it forks, Arrow's allocator
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -148,6 +149,8 @@ def main() -> None:
     load()
     codes = [command(argv) for argv in json.loads(sys.stdin.readline())]
     check_threads()
+    gc.collect()
+    gc.freeze()  # else a child's collector writes to, and so copies, every page of ours
     print(json.dumps(codes), file=replies, flush=True)
     for line in sys.stdin:
         with tempfile.TemporaryDirectory() as scratch:

@@ -9,10 +9,12 @@ A plan, as JSON:
     {"fail": n, "errno": "ENOSPC", "for": k}           the n-th call and all k that follow raise; k = 0: to the end
     {"quota": bytes}                                   a full disk: so much can be written, then ENOSPC
     {"deny": n}                                        before the n-th call, nobody may write below `home` any more
-    {"drop": ["sync", "sync_dir"]}                     these do nothing, to show what they are for
+    {"drop": ["sync"], "where": PATTERN}               these do nothing (there), to show what they are for
     {"plain": true}                                    a system without hard links and without syncs of directories
     {"record": FILE}                                   a line for each call: name, and path below `home`
     {"watch": FILE}                                    a line for each other change below `home`: event, and path
+    {"trace": FILE}                                    a line for each look at a task and each commit: what, key, time
+    {"anywhere": true}                                 tasks are begun at any of them, as without a shim
     {"task_rows": n}                                   the engine's tasks have n rows
 """
 
@@ -22,8 +24,10 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,7 +53,9 @@ def install(plan: dict[str, Any]) -> Shim:
         encode.TASK_ROWS = plan["task_rows"]
     if "watch" in plan:
         shim.watch(Path(plan["watch"]))
-    if plan.get("ordered", True):
+    if "trace" in plan:
+        _trace(local, Path(plan["trace"]))
+    if not plan.get("anywhere"):
         local.start_at = lambda tasks: 0
     return shim
 
@@ -95,7 +101,7 @@ class Shim:
         if here and when != "after":
             os.kill(os.getpid(), signal.SIGKILL)
         self._refuse(name, number, path, first, rest)
-        dropped = name in self.plan.get("drop", ())
+        dropped = name in self.plan.get("drop", ()) and re.fullmatch(self.plan.get("where", ".*"), self._below(path))
         result = None if dropped else plain(first, *rest, **options)
         if here:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -130,9 +136,12 @@ class Shim:
 
     def _note(self, name: str, path: Path) -> None:
         if self.record is not None:
-            with contextlib.suppress(ValueError):
-                path = path.resolve().relative_to(self.home.resolve())
-            print(json.dumps([name, path.as_posix()]), file=self.record, flush=True)
+            print(json.dumps([name, self._below(path)]), file=self.record, flush=True)
+
+    def _below(self, path: Path) -> str:
+        with contextlib.suppress(ValueError):
+            path = path.resolve().relative_to(self.home.resolve())
+        return path.as_posix()
 
     def watch(self, file: Path) -> None:
         """Notes what changes the disk and is inside no primitive."""
@@ -155,6 +164,27 @@ class Shim:
         """The commands are done."""
         if self.plan.get("power") == -1:
             self._cut()
+
+
+def _trace(local: Any, file: Path) -> None:
+    """Notes when each task was looked at, and when it was committed; all processes have one clock."""
+    notes, look, commit = file.open("a"), local.is_finished, local.commit
+
+    def note(*what: Any) -> None:
+        print(json.dumps(what), file=notes, flush=True)
+
+    def looked(cache: Any, key: str) -> bool:
+        begun = time.monotonic()
+        finished = look(cache, key)
+        note("finished" if finished else "missing", key, begun)
+        return bool(finished)
+
+    def committed(cache: Any, task: Any, *rest: Any) -> Any:
+        result = commit(cache, task, *rest)
+        note("committed", task.key, time.monotonic())
+        return result
+
+    local.is_finished, local.commit = looked, committed
 
 
 def _take_away(files: Any) -> None:

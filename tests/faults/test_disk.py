@@ -26,7 +26,7 @@ def refused(there, ending, words, code=7):
     return account(there.home)
 
 
-@pytest.mark.parametrize("some", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("some", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_full_disk(stage, tmp_path, some):
     """With room for so many bytes, the whole range over."""
     stage.run(stage.encode())
@@ -40,12 +40,13 @@ def test_a_full_disk(stage, tmp_path, some):
         assert sum(done["encoded"].values()) + sum(done["reused"].values()) == 11
         assert bool(sum(done["reused"].values())) == bool(finished[-1]), "what is finished is kept"
         shutil.rmtree(there.home)
-    assert finished == sorted(finished) and finished[-1] > 3
+    assert finished == sorted(finished) and finished[-1] > 2
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("EDQUOT", "uota exceeded"), ("EROFS", "Read-only file system"), ("EACCES", "Permission denied"),
-    ("EIO", "Input/output error"),
+    ("EDQUOT", "uota exceeded"), ("EIO", "Input/output error"),
+    pytest.param("EROFS", "Read-only file system", marks=pytest.mark.slow),
+    pytest.param("EACCES", "Permission denied", marks=pytest.mark.slow),
 ])
 @pytest.mark.parametrize("some", [1, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_disk_that_fails_from_some_moment_on(stage, tmp_path, name, words, some):

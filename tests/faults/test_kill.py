@@ -29,10 +29,11 @@ PART = pytest.mark.parametrize("part", [None, *(pytest.param(n, marks=pytest.mar
 
 
 def of(points, part, sample):
-    """The numbers of a part of all points; for None a `sample` of so many, spread evenly."""
+    """The numbers of a part of all points; for None of so many, spread evenly."""
     last = len(points) - 1
-    return sorted({round(n * last / (sample - 1)) for n in range(sample)}) if part is None else range(
-        part, len(points), PARTS)
+    if part is None:
+        return [round((number + 0.5) * last / sample) for number in range(sample)]
+    return range(part, len(points), PARTS)
 
 
 def kill(there, point, points, *argv):
@@ -63,7 +64,7 @@ def test_nothing_else_changes_the_disk(stage, tmp_path):
 def test_killed_at_any_change_of_the_disk(stage, tmp_path, part):
     points = stage.points(stage.encode())
     wanted, whole = state(stage.home), account(stage.home)
-    for point in of(points, part, 10):
+    for point in of(points, part, 6):
         there = stage.at(tmp_path / str(point))
         kill(there, point, points, there.encode())
         left = account(there.home)
@@ -73,7 +74,7 @@ def test_killed_at_any_change_of_the_disk(stage, tmp_path, part):
         shutil.rmtree(there.home)
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_again_while_mending(stage, tmp_path, times):
     points = stage.points(stage.encode())
     wanted, draw, twice = state(stage.home), random.Random(times), 0
@@ -101,7 +102,7 @@ def test_killed_while_a_damaged_shard_is_mended(stage, tmp_path, part):
     base = shutil.copytree(stage.home, tmp_path / "base")
     points = stage.points(stage.encode())
     wanted = state(stage.home)
-    for point in of(points, part, 4):
+    for point in of(points, part, 2):
         there = stage.at(shutil.copytree(base, tmp_path / str(point)))
         kill(there, point, points, there.encode())
         account(there.home)
@@ -118,7 +119,7 @@ def test_killed_while_cleaning_up(stage, tmp_path, part):
     points = stage.points(stage.clean())
     wanted = state(stage.home)
     assert len(wanted) < len(state(base))
-    for point in of(points, part, 4):
+    for point in of(points, part, 2):
         there = stage.at(shutil.copytree(base, tmp_path / str(point)))
         kill(there, point, points, there.clean())
         account(there.home)
@@ -128,37 +129,73 @@ def test_killed_while_cleaning_up(stage, tmp_path, part):
         shutil.rmtree(there.home)
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(50, marks=pytest.mark.slow)])
+@PART
+def test_killed_while_shards_are_joined(stage, tmp_path, part):
+    """The old manifest is whole at any moment; joined in the end, all is as if it had been done in one go."""
+    assert stage.run(stage.encode())["code"] == 0
+    base = shutil.copytree(stage.home, tmp_path / "base")
+    points = stage.points(stage.compact())
+    after = (stage.compact(), stage.encode(), stage.clean(), stage.verify())
+    assert stage.run(*after)["codes"] == [0, 0, 0, 0]
+    wanted = state(stage.home)
+    assert len(account(stage.home).shards) < len(account(base).shards)
+    for point in of(points, part, 2):
+        there = stage.at(shutil.copytree(base, tmp_path / str(point)))
+        kill(there, point, points, there.compact())
+        account(there.home)
+        ending = there.run(there.verify(), there.compact(), there.encode(), there.clean(), there.verify())
+        assert ending["codes"] == [0, 0, 0, 0, 0], ending
+        assert state(there.home) == wanted and account(there.home).staging == []
+        shutil.rmtree(there.home)
+
+
+@pytest.mark.parametrize("plan", [
+    pytest.param({"plain": True}, id="no hard links and no syncs of directories"),
+])
+def test_killed_where_the_system_lacks_something(stage, tmp_path, plan):
+    """macOS and Windows on strange disks: a commit is renamed into place, directories are not synced."""
+    points = stage.points(stage.encode(), **plan)
+    wanted = state(stage.home)
+    for point in of(points, None, 2):
+        there = stage.at(tmp_path / str(point))
+        ending = there.run(there.encode(), kill=point, when=WHEN[point % 2], **plan)
+        assert ending["signal"] == signal.SIGKILL, ending
+        account(there.home)
+        there.recover(wanted, **plan)
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_a_random_moment(stage, tmp_path, times):
     begun = time.monotonic()
     assert stage.run(stage.encode())["code"] == 0
     seconds, wanted, draw, dead = time.monotonic() - begun, state(stage.home), random.Random(times), 0
-    for number in range(times):
-        there = stage.at(tmp_path / str(number))
+    while dead < times:
+        there = stage.at(tmp_path / "killed")
         run = {**there.one(there.encode()), "kill_after": draw.uniform(0.05, 1) * seconds}
-        dead += stage.launch(run)[0]["signal"] == signal.SIGKILL
+        killed = stage.launch(run)[0]["signal"] == signal.SIGKILL
+        dead, seconds = dead + killed, seconds * (1 if killed else 0.8)  # it was quicker than the first
         account(there.home)
         there.recover(wanted)
         shutil.rmtree(there.home)
-    assert dead > times / 2
 
 
 @pytest.mark.slow
-def test_the_program_itself_killed_at_a_random_moment(stage, tmp_path):
-    """As a user starts it, with threads, without a shim: fifty times."""
+@pytest.mark.parametrize("part", range(5))
+def test_the_program_itself_killed_at_a_random_moment(stage, tmp_path, part):
+    """As a user starts it, with threads, without a shim: fifty times in all."""
     begun = time.monotonic()
     assert program(stage).wait() == 0
-    seconds, wanted, draw, dead = time.monotonic() - begun, state(stage.home), random.Random(50), 0
-    for number in range(50):
-        there = stage.at(tmp_path / str(number))
+    seconds, wanted, draw, dead = time.monotonic() - begun, state(stage.home), random.Random(part), 0
+    while dead < 10:
+        there = stage.at(tmp_path / "killed")
         process = program(there)
         time.sleep(draw.uniform(0.5, 1) * seconds)  # before, it imports
         process.kill()
-        dead += process.wait() == -signal.SIGKILL
+        killed = process.wait() == -signal.SIGKILL
+        dead, seconds = dead + killed, seconds * (1 if killed else 0.9)
         account(there.home)
         there.recover(wanted, task_rows=256)
         shutil.rmtree(there.home)
-    assert dead > 25
 
 
 def program(there):
