@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prep import encode, manifest, seal
-from prep.cache import ledger as ledgers
 from prep.cache.lock import hold
 from prep.cache.repair import adopt, damaged_shards, mend, salvage, suspects
 from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
@@ -108,8 +107,7 @@ def encode_all(call: Encoding) -> Report:
     cache = open_cache(call.cache, create=True)
     facts.save()
     _tidy(cache)
-    with hold(cache, alone=False, patience=PATIENCE):  # shared with other encoders; gc holds it alone
-        planned = _plan(call, wanted, cache)
+    with _planned(call, wanted, cache) as planned:
         outcome = _run(call, wanted, planned, cache, model)
         sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
                            transient=outcome.transient, found=None if planned.tasks else planned)
@@ -147,16 +145,34 @@ def _require_samples(call: Encoding, wanted: Wanted) -> None:
 
 
 def _tidy(cache: Cache) -> None:
-    """Rubbish goes, and what is damaged is mended from its good rows; left for later while others use the cache."""
+    """Rubbish goes, and shards of which damage is remembered are mended; left for later while others use the cache."""
     rubbish = any((cache.root / "tmp").glob("*"))
-    damaged, ill = damaged_shards(cache), suspects(cache, ledgers.load(cache))
-    if not rubbish and not damaged and not ill:
+    damaged = damaged_shards(cache)
+    if not rubbish and not damaged:
         return
     with suppress(CacheError), hold(cache, alone=True):
         clear_staging(cache)
         for shard in damaged:
             salvage(cache, shard)
+
+
+@contextmanager
+def _planned(call: Encoding, wanted: Wanted, cache: Cache) -> Iterator[Planned]:
+    """The plan, and the cache's lock while it is carried out: shared with other encoders; gc holds it alone.
+
+    Commits that do not count are looked into first, which takes the lock alone for a moment; where others use the
+    cache, that is left for later, and their rows are made again.
+    """
+    with hold(cache, alone=False, patience=PATIENCE):
+        planned = _plan(call, wanted, cache)
+        ill = suspects(cache, planned.ledger)
+        if not ill:
+            yield planned
+            return
+    with suppress(CacheError), hold(cache, alone=True):
         mend(cache, ill)
+    with hold(cache, alone=False, patience=PATIENCE):
+        yield _plan(call, wanted, cache)
 
 
 def _plan(call: Encoding, wanted: Wanted, cache: Cache) -> Planned:
