@@ -30,6 +30,7 @@ class ImageChoice:
 
     resolution: int = 512  # pixels; the target area is resolution²
     buckets: str = "step"
+    sizes: tuple[str, ...] = ()  # of `buckets = "list"`: "1024x1024" and so on, width first
     step: int = 64  # pixels between bucket sides
     shortest: int = 0  # side of a bucket, in pixels; 0: resolution / 4, but 256 where that is at most resolution / 2
     longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2

@@ -25,6 +25,7 @@ from prep.facts import Facts
 from prep.keys import latent_context, mask_context, text_context
 from prep.models.family import FAMILIES
 from prep.models.fingerprint import digest_file, infer_family, read_config, text_fingerprint, vae_fingerprint
+from prep.parse import size_of
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import RowRef, Task
@@ -100,7 +101,7 @@ def rules_of(recipe: Recipe) -> Rules:
         raise ConfigError(f"image.step is {image.step}, expected a multiple of {factor}, the pixels of a latent cell")
     return Rules(resolution=image.resolution, kind=image.buckets, step=image.step,  # type: ignore[arg-type]  # parsed
                  shortest=image.shortest, longest=image.longest, min_side=image.min_side, upscale=image.upscale,
-                 min_bucket=image.min_bucket)
+                 min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
 
 
 def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Contexts:

@@ -13,12 +13,14 @@ import typer
 from prep.errors import UsageError
 from prep.recipe import CaptionChoice, Recipe, load
 
-SourceArg = Annotated[Path, typer.Argument(metavar="SOURCE", help="a directory of pictures, a .tar (braces and globs allowed), or a recipe .toml",
-                                           show_default=False)]
+SourceArg = Annotated[Path, typer.Argument(
+    metavar="SOURCE", help="a directory of pictures, a .tar (braces and globs allowed), or a recipe .toml",
+    show_default=False)]
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json", show_default=False)]
 Resolution = Annotated[int | None, typer.Option(help="target side in pixels; a bucket's area is about its square")]
 Step = Annotated[int | None, typer.Option(help="pixels between bucket sides (default 64)")]
-Buckets = Annotated[str | None, typer.Option(help="step, ratio, sdxl-40 or single")]
+Buckets = Annotated[str | None, typer.Option(help="step, ratio, sdxl-40, list or single")]
+Sizes = Annotated[str | None, typer.Option(help="of --buckets list: 1024x1024,832x1216,…")]
 MinBucket = Annotated[int | None, typer.Option(help="buckets with fewer pictures merge into their nearest neighbour")]
 Upscale = Annotated[bool | None, typer.Option("--upscale/--no-upscale", help="enlarge small pictures")]
 Alpha = Annotated[str | None, typer.Option(help="colour that transparency is flattened onto, or 'reject'")]
@@ -53,13 +55,15 @@ def _unstopped(caption: CaptionChoice) -> CaptionChoice:
 
 
 def recipe_of(source: Path, *, resolution: int | None = None, step: int | None = None, buckets: str | None = None,
-              min_bucket: int | None = None, upscale: bool | None = None, alpha: str | None = None,
+              sizes: str | None = None, min_bucket: int | None = None, upscale: bool | None = None,
+              alpha: str | None = None,
               missing_caption: str | None = None, mask: str | None = None, validation: float | None = None,
               model: str | None = None, dtype: str | None = None, compute: str | None = None,
               prompts: Path | None = None) -> Recipe:
     """The recipe of SOURCE with the command's options above it. Raises `ConfigError`, `PathError`."""
     return load(source, choices={
         "image.resolution": resolution, "image.step": step, "image.buckets": buckets, "image.min_bucket": min_bucket,
+        "image.sizes": None if sizes is None else tuple(part.strip() for part in sizes.split(",")),
         "image.upscale": upscale, "image.alpha": alpha, "caption.missing": missing_caption, "mask": mask,
         "validation": validation, "model.path": model, "model.dtype": dtype, "model.compute": compute,
         "prompts": prompts})

@@ -57,6 +57,14 @@ def colour_of(text: str, where: str = "colour", *, also: tuple[str, ...] = ()) -
     return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
+def size_of(text: str, where: str) -> tuple[int, int]:
+    """(width, height) of `1024x768`."""
+    parts = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
+    if not parts:
+        raise Unparsed(f"{where} has {brief(text)}, expected a width and a height in pixels, like 1024x768")
+    return int(parts[1]), int(parts[2])
+
+
 def rgb_of(value: Any, where: str) -> RGB:
     """`value` when it is a list of red, green and blue, each 0 to 255."""
     parts = list_of(value, lambda part, at: expect(part, int, at), where)

@@ -20,7 +20,7 @@ from prep.choices import Recipe as Recipe
 from prep.choices import Source as Source
 from prep.errors import ConfigError, PathError
 from prep.models.family import FAMILIES
-from prep.parse import Unparsed, colour_of, expect, known_keys, list_of, one_of, within
+from prep.parse import Unparsed, colour_of, expect, known_keys, list_of, one_of, size_of, within
 from prep.sources.walk import HINT, is_tars, tars_of
 
 T = TypeVar("T")
@@ -115,16 +115,23 @@ def _record(kind: type[T], table: Mapping[str, Any], name: str, base: T | None =
     """A `kind` from the table's section, over `base` or the defaults; each value is of its field's type."""
     types = _types(kind)
     section = _section(table, name, tuple(types))
-    wired: dict[str, Any] = {key: expect(value, _WIRE[types[key]], f"{name}.{key}") for key, value in section.items()}
+    wired: dict[str, Any] = {key: _wired(value, types[key], f"{name}.{key}") for key, value in section.items()}
     given = {key: types[key](value) for key, value in wired.items()}
     return kind(**given) if base is None else replace(base, **given)  # type: ignore[type-var]  # a dataclass
+
+
+def _wired(value: Any, kind: type, where: str) -> Any:
+    if kind is tuple:
+        return list_of(value, lambda one, at: expect(one, str, at), where)
+    return expect(value, _WIRE[kind], where)
 
 
 def _types(kind: type) -> dict[str, type]:
     return {one.name: _TYPES[str(one.type)] for one in fields(kind) if str(one.type) in _TYPES}
 
 
-_TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Role": str}
+_TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Role": str,
+                              "tuple[str, ...]": tuple}
 _WIRE: Mapping[type, type] = {str: str, int: int, float: float, bool: bool, Path: str}
 
 
@@ -155,6 +162,7 @@ def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 OPTIONS: Mapping[str, str | tuple[str, str]] = {
     "model.path": "--model", "model.dtype": "--dtype", "model.compute": "--compute",
     "image.resolution": "--resolution", "image.step": "--step", "image.buckets": "--buckets",
+    "image.sizes": "--sizes",
     "image.min_bucket": "--min-bucket", "image.upscale": ("--upscale", "--no-upscale"), "image.alpha": "--alpha",
     "caption.missing": "--missing-caption", "mask": "--mask", "validation": "--validation", "prompts": "--prompts",
 }
@@ -172,7 +180,8 @@ def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
             words.append(option[0] if value else option[1])
         else:
             is_path = isinstance(value, Path) or (name == "model.path" and Path(value).is_dir())
-            words += [option, Path(value) if is_path else str(value)]
+            spelled = ",".join(value) if isinstance(value, tuple) else str(value)
+            words += [option, Path(value) if is_path else spelled]
     return tuple(words)
 
 
@@ -183,7 +192,12 @@ def _at(recipe: Recipe, name: str) -> Any:
 
 def _checked(recipe: Recipe) -> Recipe:
     image, model = recipe.image, recipe.model
-    one_of(image.buckets, ("step", "ratio", "sdxl-40", "single"), "image.buckets")
+    one_of(image.buckets, ("step", "ratio", "sdxl-40", "list", "single"), "image.buckets")
+    if (image.buckets == "list") != bool(image.sizes):
+        raise Unparsed(f"image.buckets is '{image.buckets}' and image.sizes has {len(image.sizes)} sizes, expected "
+                       "sizes with 'list', and with nothing else")
+    for size in image.sizes:
+        size_of(size, "image.sizes")
     one_of(model.dtype, STORED_DTYPES, "model.dtype")
     if model.compute:
         one_of(model.compute, STORED_DTYPES, "model.compute")

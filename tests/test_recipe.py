@@ -127,3 +127,23 @@ def test_a_step_that_no_latent_grid_has(prep, photos):
 def test_the_recipes_in_manifests_are_read():
     for path in sorted((Path(__file__).parent.parent / "manifests").glob("dataset*.toml")):
         assert load(path, choices={"mask": "none"}).sources
+
+
+def test_a_list_of_sizes(recipe):
+    found = recipe("[image]\nbuckets = 'list'\nsizes = ['512x512', '384x640']\n[[source]]\npath = 'photos'")
+    assert found.image.sizes == ("512x512", "384x640")
+    given = recipe("[[source]]\npath = 'photos'", **{"image.buckets": "list", "image.sizes": ("512x512", "64x64")})
+    assert given.options == ("--buckets", "list", "--sizes", "512x512,64x64")
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [("sizes = ['512x512']", "image.buckets is 'step' and image.sizes has 1 sizes, expected sizes with 'list'"),
+     ("buckets = 'list'", "image.buckets is 'list' and image.sizes has 0 sizes"),
+     ("buckets = 'list'\nsizes = ['512']", "image.sizes has '512', expected a width and a height in pixels, like 1024"),
+     ("buckets = 'list'\nsizes = [512]", "image.sizes[0] is 512, expected a string")],
+)  # fmt: skip
+def test_lists_of_sizes_that_are_none(recipe, image, says):
+    with pytest.raises(ConfigError) as caught:
+        recipe(f"[image]\n{image}\n[[source]]\npath = 'photos'")
+    assert says in str(caught.value)
