@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pictures import draw, draw_mask
 
 # Before any library reads them: tests never reach the network, and tiny models are quicker on few threads.
@@ -19,6 +20,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# No test is timed: how long something takes is for the benchmarks, and machines are busy.
+settings.register_profile("latentry", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("latentry")
 
 
 @pytest.fixture(scope="session")

@@ -99,4 +99,5 @@ def test_the_example_recipe_has_every_key():
         assert set(given[name]) == set(kind.__dataclass_fields__)
     assert set(given["source"][0]) == set(recipe.Source.__dataclass_fields__)
     defaults = recipe.ImageChoice()
-    assert given["image"] == {name: getattr(defaults, name) for name in recipe.ImageChoice.__dataclass_fields__}
+    image = {name: tuple(value) if isinstance(value, list) else value for name, value in given["image"].items()}
+    assert image == {name: getattr(defaults, name) for name in recipe.ImageChoice.__dataclass_fields__}
