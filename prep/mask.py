@@ -1,33 +1,73 @@
-"""Mask pictures for people to look at and edit, made from transparency or from a background colour.
+"""Mask pictures for people to look at and edit: which methods there are, what they take, and how files are named.
 
-Written as `NAME-masklabel.png` into a directory of its own, in the pictures' own subdirectories; white trains. Each
-file is whole or absent; one that exists is left alone, since somebody may have edited it. So a run goes on where it
-stopped.
+`prep.masking` makes them, from what `prep.mask_pixels` computes.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Literal
 
-import numpy as np
-
-from prep import images
-from prep.cache.files import write_whole
-from prep.errors import PathError, UsageError
-from prep.paths import is_inside, resolve, same_place
-from prep.records import Finding, Item, Size
-from prep.report.words import safe
-from prep.sources.blob import read_blob
+from prep.errors import UsageError
+from prep.parse import Unparsed, colour_of, suggest, within
+from prep.records import Finding, Size
 from prep.sources.folders import MASK
 
-Method = Literal["alpha", "color"]
-Outcome = Literal["written", "kept", "skipped"]
-METHODS: dict[Method, str] = {"alpha": "opaque parts train", "color": "what differs from the background colour trains"}
+Method = Literal["alpha", "color", "threshold", "clipseg", "segment", "rembg"]
+Combine = Literal["replace", "add", "subtract", "intersect"]
+Naming = Literal["onetrainer", "kohya"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodFacts:
+    """What is true of a method."""
+
+    says: str  # what trains
+    threshold: float | None  # where its map is cut into black and white, unless asked otherwise; None: it stays gray
+    needs: str = ""  # the option that it cannot do without
+    model: bool = False  # a model makes its map
+
+
+# 0.3: what OneTrainer takes for CLIPSeg by default, whose maps are far from 1 even where the prompt is right.
+METHODS: Mapping[Method, MethodFacts] = {
+    "alpha": MethodFacts(says="opaque parts train", threshold=None),
+    "color": MethodFacts(says="what differs from the background colour trains", threshold=None),
+    "threshold": MethodFacts(says="bright parts train", threshold=0.5),
+    "clipseg": MethodFacts(says="what a prompt names trains", threshold=0.3, needs="--prompt", model=True),
+    "segment": MethodFacts(says="what has a label trains", threshold=0.5, needs="--label", model=True),
+    "rembg": MethodFacts(says="the foreground trains", threshold=None, model=True),
+}
+COMBINE: Mapping[Combine, str] = {
+    "replace": "the new mask", "add": "the lighter of both", "subtract": "the old mask less the new one",
+    "intersect": "the darker of both"}
+NAMING: Mapping[Naming, str] = {"onetrainer": f"{MASK}.png", "kohya": ".png"}  # what follows the picture's stem
 ASPECT = 0.01  # relative: how far a mask's aspect may be off before it is another picture's mask
+MOST_SMOOTH, MOST_EXPAND = 256, 1024  # pixels; more than any outline is off
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskChoice:
+    """How masks are made. The order: map, smooth, cut at the threshold, invert, expand, combine."""
+
+    method: Method
+    colour: str = "white"  # of `color`: the background
+    tolerance: int = 16  # of `color`: how far a channel may be from it, 0 to 255
+    threshold: float | None = None  # part of white from which a pixel trains; None: the method's own
+    invert: bool = False
+    smooth: float = 0.0  # radius of a gaussian blur before the cut, in pixels
+    expand: int = 0  # pixels by which what trains grows on each side; negative: shrinks
+    prompts: tuple[str, ...] = ()  # of `clipseg`
+    labels: tuple[str, ...] = ()  # of `segment`
+    combine: Combine | None = None  # None: a picture's own mask is taken over, a file that is there is kept
+    naming: Naming = "onetrainer"
+    force: bool = False  # files that are there are made anew
+
+    @property
+    def cut(self) -> float | None:
+        """Where the map is cut; `None`: it stays gray."""
+        return METHODS[self.method].threshold if self.threshold is None else self.threshold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +76,9 @@ class Made:
 
     written: int
     kept: int  # were there already
-    skipped: int  # would be white everywhere: the picture has no transparency, or nothing of the colour
+    skipped: int  # would be white everywhere: no transparency, nothing of the colour
     findings: tuple[Finding, ...]  # pictures that cannot be used
+    black: tuple[str, ...] = ()  # names of those written that are black everywhere: nothing of the picture trains
 
 
 def fits(mask: Size, picture: Size) -> bool:
@@ -52,111 +93,35 @@ def fits_scaled(mask: Size, scaled: Size) -> bool:
     return fits(mask, scaled) or abs(width * high - wide * height) <= max(width, height)
 
 
-def make_masks(items: Iterable[Item], *, method: Method, out: Path, colour: str = "white", tolerance: int = 16,
-               force: bool = False, tick: Callable[[int], object] = lambda _: None) -> Made:
-    """Writes the masks of `items` below `out`, the only place it writes to; an item's own mask is taken over.
-
-    `color`: a pixel trains when one of its channels is further than `tolerance` (0-255) from `colour`. `force` writes
-    masks anew that are there. Raises `UsageError` for a colour or tolerance that is none, `PathError` where `out`
-    cannot be written, or where a link in it leads elsewhere.
-    """
-    _check(method, colour, tolerance)
-    counts: dict[Outcome, int] = {"written": 0, "kept": 0, "skipped": 0}
-    findings: list[Finding] = []
-    done: set[Path] = set()
-    checked: set[Path] = set()
-    for item in items:
-        target = out / mask_path(item.name)
-        if target.parent not in checked:
-            _check_below(target.parent, out)
-            checked.add(target.parent)
-        if target in done:  # two pictures of one stem share the first one's mask
-            outcome: Outcome | Finding = "kept"
-        else:
-            outcome = _make_one(item, method, colour, tolerance, target, force)
-        if isinstance(outcome, Finding):
-            findings.append(outcome)
-        else:
-            counts[outcome] += 1
-            done.update([target] if outcome == "written" else [])
-        tick(1)
-    return Made(**counts, findings=tuple(findings))
-
-
-def mask_path(name: str) -> PurePosixPath:
+def mask_path(name: str, naming: Naming = "onetrainer") -> PurePosixPath:
     """Where the mask of the picture `name` goes below the masks' directory: the same place, `NAME-masklabel.png`."""
     path = PurePosixPath(name)
     assert not path.is_absolute() and ".." not in path.parts, f"item name {name!r} leads out of its source"
-    return path.with_name(f"{path.stem}{MASK}.png")
+    return path.with_name(f"{path.stem}{NAMING[naming]}")
 
 
-def alpha_mask(data: bytes) -> images.Pixels:
-    """uint8 [H, W]: the picture's opacity. Raises `BadPicture`."""
-    return np.asarray(images.alpha_of(data))
-
-
-def colour_mask(data: bytes, *, colour: str, tolerance: int) -> images.Pixels:
-    """uint8 [H, W]: 0 where every channel is within `tolerance` of `colour`, else 255. Raises `BadPicture`."""
-    pixels_HW3 = np.asarray(images.decode(data, alpha=colour)).astype(np.int16)
-    away_HW = np.abs(pixels_HW3 - np.array(images.colour_of(colour), dtype=np.int16)).max(axis=-1)
-    return np.where(away_HW > tolerance, np.uint8(255), np.uint8(0))
-
-
-def _check(method: str, colour: str, tolerance: int) -> None:
-    if method not in METHODS:
-        raise UsageError(f"mask method is '{method}', expected one of: {', '.join(METHODS)}")
-    if not 0 <= tolerance <= 254:
-        raise UsageError(f"tolerance is {tolerance}, expected a number from 0 to 254")
+def check_choice(choice: MaskChoice) -> None:
+    """Raises `UsageError` for what makes no mask."""
+    _check_words(choice)
     try:
-        images.colour_of(colour)
-    except ValueError as error:
-        raise UsageError(str(error), hint="prep mask SOURCE --with color --color '#00ff00' -o DIR") from None
+        within(choice.tolerance, 0, 254, "--tolerance")
+        within(0.5 if choice.cut is None else choice.cut, 0.001, 1, "--threshold")
+        within(choice.smooth, 0, MOST_SMOOTH, "--smooth")
+        within(choice.expand, -MOST_EXPAND, MOST_EXPAND, "--expand")
+        colour_of(choice.colour, "--color")
+    except Unparsed as error:
+        raise UsageError(str(error), hint="prep mask SOURCE --with color --color '#00ff00' -o DIR, for one") from None
 
 
-def _check_below(folder: Path, out: Path) -> None:
-    """Raises `PathError` when a link in `out` makes `folder` lie elsewhere, beside the pictures perhaps."""
-    at, top = resolve(folder), resolve(out)
-    if not same_place(at, top) and not is_inside(at, top):
-        raise PathError(f"{safe(str(folder))} leads to {safe(str(at))}, expected a directory below {safe(str(top))}",
-                        hint="remove the link, or choose another directory: -o DIR")
-
-
-def _make_one(item: Item, method: Method, colour: str, tolerance: int, target: Path, force: bool) -> Outcome | Finding:
-    """Writes one mask, unless it is there or would be white everywhere."""
-    try:
-        if target.exists() and not force:
-            return "kept"
-    except OSError as error:
-        return _no_room(item, target, error)
-    try:
-        mask = _pixels(item, method, colour, tolerance)
-    except OSError as error:
-        return Finding(path=item.name, code="unreadable-file", severity="error",
-                       detail=f"cannot be read: {error.strerror or error}")
-    except images.BadPicture as error:
-        return Finding(path=item.name, code=error.code, severity="error", detail=error.detail)
-    if mask.min() == 255:
-        return "skipped"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, images.encode_png(mask))
-    except OSError as error:
-        return _no_room(item, target, error)
-    return "written"
-
-
-def _no_room(item: Item, target: Path, error: OSError) -> Finding:
-    """The finding for a name that the file system of `target` does not take. Raises `PathError` for another error."""
-    if error.errno != errno.ENAMETOOLONG:
-        raise PathError(f"cannot write mask {safe(str(target))}: {error.strerror or error}",
-                        hint="choose another directory: -o DIR") from None
-    return Finding(path=item.name, code="name-too-long", severity="error",
-                   detail="the name or path of its mask would be longer than the file system allows")
-
-
-def _pixels(item: Item, method: Method, colour: str, tolerance: int) -> images.Pixels:
-    """The mask that the item has, or else the one that `method` makes. Raises `OSError`, `BadPicture`."""
-    if item.mask is not None:
-        return np.asarray(images.decode_mask(read_blob(item.mask)))
-    data = read_blob(item.picture)
-    return alpha_mask(data) if method == "alpha" else colour_mask(data, colour=colour, tolerance=tolerance)
+def _check_words(choice: MaskChoice) -> None:
+    """Raises `UsageError` for a word that is none of those known, and for words for another method."""
+    method: str = choice.method
+    for option, value, known in (("--with", method, METHODS), ("--combine", choice.combine or "add", COMBINE),
+                                 ("--naming", choice.naming, NAMING)):
+        if value not in known:
+            raise UsageError(f"{option} is '{value}', expected one of: {', '.join(known)}{suggest(value, known)}")
+    for option, given, owner in (("--prompt", choice.prompts, "clipseg"), ("--label", choice.labels, "segment")):
+        if given and owner != method:
+            raise UsageError(f"{option} is for --with {owner}, and masks are made with {method}")
+        if owner == method and not [one for one in given if one.strip()]:
+            raise UsageError(f"--with {method} has no {option}, expected at least one: {METHODS[choice.method].says}")

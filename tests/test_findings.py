@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pictures import draw, draw_mask
 
@@ -118,7 +120,8 @@ def test_names_forge_no_line():
     assert rejected_line(finding) == r"rejected: b\nerror: fake.png: truncated: ends\nhint: early"
     encoded = command_encode.Report(manifest=FORGED, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,
                                     samples={}, dry_run=False).as_text(0)
-    masked = command_mask.as_text(Made(written=0, kept=0, skipped=0, findings=(finding,)), FORGED)
+    masked = command_mask.Masked(made=Made(written=0, kept=0, skipped=0, findings=(finding,), black=(FORGED,)),
+                                 output=Path(FORGED), pages=(Path(FORGED),)).as_text()
     for text in (encoded, masked):
         assert rejected_line(finding) in text.splitlines()
         assert not [line for line in text.splitlines() if line.startswith(("error", "hint"))]

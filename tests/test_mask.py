@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from prep.errors import PathError, UsageError
-from prep.mask import make_masks, mask_path
+from prep.mask import MaskChoice, mask_path
+from prep.masking import make_masks
 from prep.records import Item
 from prep.sources.directory import walk
 
@@ -35,6 +36,10 @@ def items(root):
     return [one for one in walk(root, source=0, mask_from="none") if isinstance(one, Item)]
 
 
+def make(items, *, out, tick=lambda _: None, **choice):
+    return make_masks(items, MaskChoice(**choice), out=out, tick=tick)
+
+
 def read(path):
     with Image.open(path) as picture:
         assert picture.mode == "L"
@@ -47,7 +52,7 @@ def names(out):
 
 def test_alpha(pictures, tmp_path):
     out, ticks = tmp_path / "masks", []
-    made = make_masks(items(pictures), method="alpha", out=out, tick=ticks.append)
+    made = make(items(pictures), method="alpha", out=out, tick=ticks.append)
     assert (made.written, made.kept, made.skipped) == (1, 0, 2)
     assert [(one.path, one.code) for one in made.findings] == [("broken.jpg", "empty-file")]
     assert names(out) == ["clear-masklabel.png"]
@@ -57,30 +62,30 @@ def test_alpha(pictures, tmp_path):
 
 def test_colour(pictures, tmp_path):
     out = tmp_path / "masks"
-    made = make_masks(items(pictures), method="color", colour="#00ff00", tolerance=16, out=out)
+    made = make(items(pictures), method="color", colour="#00ff00", tolerance=16, out=out)
     assert made.written == 2
     wanted = np.zeros((30, 40), np.uint8)
     wanted[5:15, 10:20] = 255
     assert (read(out / "sub" / "green-masklabel.png") == wanted).all()
-    strict = make_masks(items(pictures), method="color", colour="#00ff00", tolerance=9, out=out, force=True)
+    strict = make(items(pictures), method="color", colour="#00ff00", tolerance=9, out=out, force=True)
     assert strict.written == 2
     assert read(out / "sub" / "green-masklabel.png")[0, 0] == 255
 
 
 def test_masks_that_are_there_are_kept(pictures, tmp_path):
     out = tmp_path / "masks"
-    make_masks(items(pictures), method="alpha", out=out)
+    make(items(pictures), method="alpha", out=out)
     edited = out / "clear-masklabel.png"
     edited.write_bytes(b"edited by hand")
-    assert make_masks(items(pictures), method="alpha", out=out).kept == 1
+    assert make(items(pictures), method="alpha", out=out).kept == 1
     assert edited.read_bytes() == b"edited by hand"
-    assert make_masks(items(pictures), method="alpha", out=out, force=True).written == 1
+    assert make(items(pictures), method="alpha", out=out, force=True).written == 1
     assert (read(edited) == ALPHA).all()
 
 
 def test_masks_pair_with_their_pictures(pictures, tmp_path):
     out = tmp_path / "masks"
-    make_masks(items(pictures), method="color", colour="#00ff00", out=out)
+    make(items(pictures), method="color", colour="#00ff00", out=out)
     paired = {one.name for one in walk(pictures, source=0, mask_from=out) if isinstance(one, Item) and one.mask}
     assert paired == {"clear.png", "sub/green.png"}
 
@@ -89,7 +94,7 @@ def test_nothing_half_written_stays(pictures, tmp_path):
     out = tmp_path / "masks"
     out.write_bytes(b"a file where the directory should be")
     with pytest.raises(PathError, match=r"cannot write mask .*clear-masklabel\.png") as caught:
-        make_masks(items(pictures), method="alpha", out=out)
+        make(items(pictures), method="alpha", out=out)
     assert "choose another directory" in caught.value.hint
 
 
@@ -97,7 +102,7 @@ def test_a_failed_write_leaves_nothing(pictures, tmp_path):
     out = tmp_path / "masks"
     (out / "clear-masklabel.png").mkdir(parents=True)
     with pytest.raises(PathError):
-        make_masks(items(pictures), method="alpha", out=out, force=True)
+        make(items(pictures), method="alpha", out=out, force=True)
     assert names(out) == []
 
 
@@ -105,7 +110,7 @@ def test_two_pictures_of_one_stem_share_the_first_ones_mask(tmp_path):
     (tmp_path / "in").mkdir()
     for name, level in (("a.png", 10), ("a.webp", 200)):
         Image.new("LA", (8, 8), (0, level)).save(tmp_path / "in" / name, lossless=True)
-    made = make_masks(items(tmp_path / "in"), method="alpha", out=tmp_path / "masks", force=True)
+    made = make(items(tmp_path / "in"), method="alpha", out=tmp_path / "masks", force=True)
     assert (made.written, made.kept) == (1, 1)
     assert (read(tmp_path / "masks" / "a-masklabel.png") == 10).all()
 
@@ -115,7 +120,7 @@ def test_names_with_and_without_room_for_a_mask(tmp_path):
     (tmp_path / "in").mkdir()
     for name in ("a.png", "x" * 251 + ".png", "y" * 241 + ".png", "z.png"):
         Image.new("LA", (8, 8), (0, 10)).save(tmp_path / "in" / name)
-    made = make_masks(items(tmp_path / "in"), method="alpha", out=tmp_path / "masks")
+    made = make(items(tmp_path / "in"), method="alpha", out=tmp_path / "masks")
     assert names(tmp_path / "masks") == ["a-masklabel.png", "y" * 241 + "-masklabel.png", "z-masklabel.png"]
     (finding,) = made.findings
     assert (finding.path, finding.code) == ("x" * 251 + ".png", "name-too-long")
@@ -126,8 +131,8 @@ def test_a_file_system_of_shorter_names(pictures, tmp_path, monkeypatch):
     def short(path, data):
         raise OSError(errno.ENAMETOOLONG, "File name too long", str(path))
 
-    monkeypatch.setattr("prep.mask.write_whole", short)
-    made = make_masks(items(pictures), method="alpha", out=tmp_path / "masks")
+    monkeypatch.setattr("prep.masking.write_whole", short)
+    made = make(items(pictures), method="alpha", out=tmp_path / "masks")
     assert (made.written, [one.code for one in made.findings]) == (0, ["empty-file", "name-too-long"])
 
 
@@ -140,7 +145,7 @@ def test_links_never_lead_masks_out_of_their_directory(pictures, tmp_path, targe
     before = names(tmp_path)
     green = [one for one in items(pictures) if one.name == "sub/green.png"]
     with pytest.raises(PathError, match=r"masks/sub leads to .*, expected a directory below .*masks") as caught:
-        make_masks(green, method="color", colour="#00ff00", out=out)
+        make(green, method="color", colour="#00ff00", out=out)
     assert caught.value.hint == "remove the link, or choose another directory: -o DIR"
     assert names(tmp_path) == before
 
@@ -149,7 +154,7 @@ def test_links_inside_the_masks_directory_and_to_it_are_fine(pictures, tmp_path)
     (tmp_path / "real" / "other").mkdir(parents=True)
     (tmp_path / "real" / "sub").symlink_to("other")
     (tmp_path / "masks").symlink_to("real")
-    made = make_masks(items(pictures), method="color", colour="#00ff00", out=tmp_path / "masks")
+    made = make(items(pictures), method="color", colour="#00ff00", out=tmp_path / "masks")
     assert made.written == 2
     assert names(tmp_path / "real") == ["clear-masklabel.png", "other/green-masklabel.png"]
 
@@ -158,7 +163,7 @@ def test_a_link_for_a_mask_is_replaced_and_not_followed(pictures, tmp_path):
     out, original = tmp_path / "masks", (pictures / "plain.png").read_bytes()
     out.mkdir()
     (out / "clear-masklabel.png").symlink_to(pictures / "plain.png")
-    assert make_masks(items(pictures), method="alpha", out=out, force=True).written == 1
+    assert make(items(pictures), method="alpha", out=out, force=True).written == 1
     assert (pictures / "plain.png").read_bytes() == original
     assert (read(out / "clear-masklabel.png") == ALPHA).all()
 
@@ -166,28 +171,38 @@ def test_a_link_for_a_mask_is_replaced_and_not_followed(pictures, tmp_path):
 def test_files_that_are_gone(pictures, tmp_path):
     (gone,) = [one for one in items(pictures) if one.name == "clear.png"]
     gone.picture.path.unlink()
-    (finding,) = make_masks([gone], method="alpha", out=tmp_path / "masks").findings
+    (finding,) = make([gone], method="alpha", out=tmp_path / "masks").findings
     assert (finding.code, finding.detail) == ("unreadable-file", "cannot be read: No such file or directory")
 
 
 def test_the_originals_are_not_touched(pictures, tmp_path):
     before = {path: path.read_bytes() for path in pictures.rglob("*") if path.is_file()}
-    make_masks(items(pictures), method="color", colour="#00ff00", out=tmp_path / "masks")
+    make(items(pictures), method="color", colour="#00ff00", out=tmp_path / "masks")
     assert {path: path.read_bytes() for path in pictures.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"method": "magic"}, "mask method is 'magic', expected one of: alpha, color"),
-     ({"method": "color", "tolerance": 255}, "tolerance is 255, expected a number from 0 to 254"),
-     ({"method": "color", "colour": "greenish"}, "colour is 'greenish', expected #rrggbb")],
+    [({"method": "magic"}, "--with is 'magic', expected one of: alpha, color, threshold, clipseg, segment, rembg"),
+     ({"method": "color", "tolerance": 255}, "--tolerance is 255, expected a number from 0 to 254"),
+     ({"method": "color", "colour": "greenish"}, "--color is 'greenish', expected #rrggbb"),
+     ({"method": "threshold", "threshold": 0.0}, "--threshold is 0.0, expected a number from 0.001 to 1"),
+     ({"method": "alpha", "smooth": 300.0}, "--smooth is 300.0, expected a number from 0 to 256"),
+     ({"method": "alpha", "expand": -2000}, "--expand is -2000, expected a number from -1024 to 1024"),
+     ({"method": "alpha", "combine": "ad"}, "--combine is 'ad', expected one of: .*; did you mean 'add'?"),
+     ({"method": "alpha", "naming": "khoya"}, "--naming is 'khoya', expected one of: onetrainer, kohya; did you mean"),
+     ({"method": "alpha", "prompts": ("a",)}, "--prompt is for --with clipseg, and masks are made with alpha"),
+     ({"method": "clipseg", "prompts": ("a",), "labels": ("b",)},
+      "--label is for --with segment, and masks are made with clipseg"),
+     ({"method": "clipseg", "prompts": (" ",)}, "--with clipseg has no --prompt, expected at least one: what a p")],
 )  # fmt: skip
 def test_bad_options(tmp_path, options, says):
     with pytest.raises(UsageError, match=says):
-        make_masks([], out=tmp_path, **options)
+        make([], out=tmp_path, **options)
 
 
 def test_mask_paths():
     assert str(mask_path("cat/cat.v2.jpg")) == "cat/cat.v2-masklabel.png"
+    assert str(mask_path("cat/cat.v2.jpg", "kohya")) == "cat/cat.v2.png"
     with pytest.raises(AssertionError, match="leads out of its source"):
         mask_path("../cat.jpg")

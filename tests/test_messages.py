@@ -124,7 +124,8 @@ def test_a_model_that_cannot_be_fetched(prep, photos, tmp_path):
 def test_masks_of_no_known_method_or_into_a_file(prep, photos, tmp_path):
     result = prep("mask", photos, "--with", "alpa", "-o", tmp_path / "masks")
     assert result.code == 2
-    assert result.err == "error: --with is 'alpa', expected one of: alpha, color; did you mean 'alpha'?\n"
+    assert result.err == ("error: --with is 'alpa', expected one of: alpha, color, threshold, clipseg, segment, "
+                          "rembg; did you mean 'alpha'?\n")
     (tmp_path / "file").touch()
     result = prep("mask", photos, "--with", "alpha", "-o", tmp_path / "file")
     assert (result.code, result.err) == (5, f"error: {tmp_path}/file is a file, expected a directory for masks\n")

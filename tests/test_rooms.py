@@ -18,7 +18,8 @@ NAMES = set(MODULES.values())
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).
 ROOMS = {
-    "PIL": {"prep.images", "prep.colour", "train.grid", "prep.demo.draw", "prep.demo.*"},
+    "PIL": {"prep.images", "prep.formats", "prep.looks", "prep.colour", "train.grid", "prep.demo.draw", "prep.demo.*",
+            "prep.mask_pixels"},
     "zarr": {"prep.cache.shard"},
     "awscrt": {"prep.cache.layout"},
     "google_crc32c": set(),
@@ -27,12 +28,13 @@ ROOMS = {
     "sqlite3": {"prep.facts"},
     "diffusers": {"prep.models.vae", "prep.models.text", "prep.models.quiet", "train.model", "train.sample",
                   "prep.demo.*"},
-    "transformers": {"prep.models.text", "prep.models.quiet", "prep.demo.*"},
+    "transformers": {"prep.models.text", "prep.models.segment", "prep.models.quiet", "prep.demo.*"},
     "huggingface_hub": {"prep.models.hub"},
+    "rembg": {"prep.models.matting"},
     "peft": {"train.lora"},
     "safetensors": {"train.checkpoint", "train.lora", "prep.demo.*"},
-    "torch": {"prep.models.arrays", "prep.models.device", "prep.models.vae", "prep.models.text", "train.*",
-              "prep.demo.*"},
+    "torch": {"prep.models.arrays", "prep.models.device", "prep.models.vae", "prep.models.text",
+              "prep.models.segment", "train.*", "prep.demo.*"},
     "typer": {"prep.cli", "prep.cli_cache", "prep.options", "prep.console", "train.cli"},
     "rich": {"prep.console", "prep.report.*", "train.watch"},
     "webdataset": {"prep.sources.tars"},
@@ -49,7 +51,8 @@ FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", 
 LAZY = {
     "prep.cache.files", "prep.cli", "prep.cli_cache", "train.cli", "prep.console",
     "prep.command_encode", "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
-    "prep.sources.tars", "prep.sources.tables",
+    "prep.command_mask", "prep.models.matting",
+    "prep.sources.tars", "prep.sources.tables", "prep.worker",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic")

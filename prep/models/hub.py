@@ -7,12 +7,13 @@ from pathlib import Path
 from prep.errors import ModelError
 from prep.parse import Unparsed, hub_id
 
-# What a pipeline is made of, for us: configs, tokenizers and safetensors; never pickles or code.
-_PATTERNS = ("model_index.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors")
+# What a pipeline, or a single model, is made of, for us: configs, tokenizers and safetensors; never pickles or code.
+PIPELINE = ("model_index.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors")
+SINGLE = ("*.json", "*.txt", "*.model", "*.safetensors")
 
 
-def locate(model: str | Path, *, download: bool = False) -> Path:
-    """The directory of `model`; a Hub id is looked up in the local cache, and fetched when `download` says so.
+def locate(model: str | Path, *, download: bool = False, parts: tuple[str, ...] = PIPELINE) -> Path:
+    """The directory of `model`; a Hub id is looked up in the local cache, and `parts` fetched when `download` says so.
 
     Raises `ModelError` (exit 6) when there is none.
     """
@@ -22,16 +23,17 @@ def locate(model: str | Path, *, download: bool = False) -> Path:
         named = hub_id(str(model), "model")
     except Unparsed:
         raise ModelError(f"model {model} is not a directory, and not a Hub id either",
-                         hint="name a diffusers pipeline directory, or a Hub id like owner/name") from None
-    return _snapshot(named, download)
+                         hint="name a diffusers pipeline directory, or a Hub id like owner/name" if parts == PIPELINE
+                         else "name a directory with config.json and weights, or a Hub id like owner/name") from None
+    return _snapshot(named, download, parts)
 
 
-def _snapshot(named: str, download: bool) -> Path:
+def _snapshot(named: str, download: bool, parts: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download  # here: most runs name a directory, and this import takes 0.3 s
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(named, allow_patterns=list(_PATTERNS), local_files_only=not download))
+        return Path(snapshot_download(named, allow_patterns=list(parts), local_files_only=not download))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         if download:
             raise ModelError(f"model '{named}' could not be fetched: {error}") from None

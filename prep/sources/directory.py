@@ -119,13 +119,18 @@ class MaskFolder:
         for folder in folders_below(root):
             place = _beginning(folder)
             for name in folder.pictures:
-                by_stem.setdefault(folder.prefix + stem_of(name), place + name)
-            by_stem.update({folder.prefix + stem: place + name for stem, name in folder.masks.items()})
+                by_stem.setdefault(printable(folder.prefix + stem_of(name)), place + name)
+            by_stem.update({printable(folder.prefix + stem): place + name for stem, name in folder.masks.items()})
         return cls(root=root, by_stem=by_stem)
 
-    def find(self, stem: str) -> str | None:
-        """The mask for a picture's name without extension: in the same subdirectory, else directly in the root."""
-        found = self.by_stem.get(stem) or self.by_stem.get(stem.rpartition("/")[2])
+    def find(self, *stems: str) -> str | None:
+        """The mask for a picture's name without extension: in the same subdirectory, else directly in the root.
+
+        A picture may go by several names, the most telling first.
+        """
+        asked = [printable(stem) for stem in stems]  # as `prep mask` names what it writes
+        found = next((self.by_stem[stem] for stem in (*asked, asked[-1].rpartition("/")[2]) if stem in self.by_stem),
+                     None)
         if found is not None:
             self.used.add(found)
         return found

@@ -108,6 +108,6 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def _with_mask(item: Item, masks: MaskFolder) -> Item:
-    """The item with the mask that a directory of masks has for its key."""
-    found = masks.find(item.picture.member.rpartition(".")[0])
+    """The item with the mask that a directory of masks has for it, below its tar's name or not."""
+    found = masks.find(*(name.rpartition(".")[0] for name in (item.name, item.picture.member)))
     return item if found is None else replace(item, mask=Blob(file=found))

@@ -1,0 +1,209 @@
+"""Masks from segmentation models of transformers: local files, safetensors, no code but the library's own.
+
+A map says of each cell how sure the model is that what is asked for is there, from 0 to 255. Models differ in what they
+give:
+
+    clipseg       one map per prompt; where several are asked for, the surest counts
+    semantic      each pixel's classes (softmax); those of the labels are added up (Segformer, BEiT, UperNet, DPT, …)
+    by queries    things, each with its classes and where it is; the surest of the labels' counts. So instance,
+                  panoptic and semantic checkpoints of MaskFormer, Mask2Former and DETR are read alike
+
+Pictures are scaled as the model's own preprocessor_config.json says, but never cut: every pixel gets its mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from prep.errors import ModelError, UsageError, first_line
+from prep.models.device import pick_device
+from prep.models.loading import dtype_keyword, refuse_holes
+from prep.models.quiet import quiet_transformers
+from prep.parse import suggest
+
+# Legend: B pictures, Q queries, C classes, H W pixels, h w cells of a map.
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+BY_QUERIES = ("maskformer", "mask2former", "detr")  # model types, as config.json has them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A picture as the model takes it."""
+
+    pixels_3HW: torch.Tensor
+    valid: tuple[int, int]  # rows and columns that are the picture; the rest fills up
+    padded: bool  # the processor says which part is the picture
+
+
+class Segmenter:
+    """A segmentation model on its device, and what it is asked for; see `clipseg` and `segment`."""
+
+    def __init__(self, model: Any, processor: Any, device: torch.device,
+                 sure: Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]) -> None:
+        self._model, self._processor, self._device, self._sure = model, processor, device, sure
+
+    def prepare(self, picture: Pixels) -> Prepared:
+        """A picture, uint8 [H, W, 3], scaled and normalised."""
+        found = self._processor(images=picture, input_data_format="channels_last", return_tensors="pt")
+        pixels_3HW = found["pixel_values"][0]
+        if "pixel_mask" not in found:
+            return Prepared(pixels_3HW=pixels_3HW, valid=(pixels_3HW.shape[1], pixels_3HW.shape[2]), padded=False)
+        inside_HW = found["pixel_mask"][0].bool()
+        return Prepared(pixels_3HW=pixels_3HW, padded=True,
+                        valid=(int(inside_HW.any(1).sum()), int(inside_HW.any(0).sum())))
+
+    def maps(self, inputs: Sequence[Prepared]) -> list[Pixels]:
+        """uint8 [h, w] for each picture, over all of it; those of one shape go through the model together."""
+        found: dict[int, Pixels] = {}
+        for numbers in _of_one_shape(inputs):
+            chosen = [inputs[number] for number in numbers]
+            found.update(zip(numbers, self._maps(chosen), strict=True))
+        return [found[number] for number in range(len(inputs))]
+
+    @torch.inference_mode()
+    def _maps(self, inputs: Sequence[Prepared]) -> Iterator[Pixels]:
+        pixels_B3HW = torch.stack([one.pixels_3HW for one in inputs])
+        batch = {"pixel_values": pixels_B3HW.to(self._device)}
+        if inputs[0].padded:
+            inside_BHW = torch.zeros(pixels_B3HW.shape[0], *pixels_B3HW.shape[2:], dtype=torch.int64)
+            for number, one in enumerate(inputs):
+                inside_BHW[number, :one.valid[0], :one.valid[1]] = 1
+            batch["pixel_mask"] = inside_BHW.to(self._device)
+        sure_Bhw = self._sure(self._model, batch).float()
+        if any(one.valid != one.pixels_3HW.shape[1:] for one in inputs):  # then cells are not whole pixels of it
+            sure_Bhw = torch.nn.functional.interpolate(sure_Bhw[:, None], pixels_B3HW.shape[2:], mode="bilinear")[:, 0]
+        gray_Bhw = sure_Bhw.nan_to_num(0).clamp(0, 1).mul(255).round().to(torch.uint8).cpu().numpy()
+        for gray_hw, one in zip(gray_Bhw, inputs, strict=True):
+            cut = one.valid != one.pixels_3HW.shape[1:]
+            yield np.ascontiguousarray(gray_hw[:one.valid[0], :one.valid[1]]) if cut else gray_hw
+
+
+def clipseg(folder: Path, *, prompts: Sequence[str], device: str) -> Segmenter:
+    """CLIPSeg (Lüddecke and Ecker, 2022) below `folder`, asked for `prompts`. Raises `ModelError`, `UsageError`."""
+    quiet_transformers()
+    where = pick_device(device)
+    config = _config(folder)
+    if config.model_type != "clipseg":
+        raise ModelError(f"the model in {folder} is a {config.model_type}, expected a clipseg",
+                         hint="--with segment takes other segmentation models")
+    model = _load(transformers.CLIPSegForImageSegmentation, folder).to(where).eval()
+    tokens = _from(transformers.AutoTokenizer, folder, "tokenizer")
+    asked = [_embedded(model, tokens, prompt, where) for prompt in prompts]
+
+    def sure(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        count = batch["pixel_values"].shape[0]
+        logits = (model(**batch, conditional_embeddings=one_1D.expand(count, -1)).logits for one_1D in asked)
+        return torch.stack([one.reshape(count, *one.shape[-2:]) for one in logits]).amax(0).sigmoid()
+
+    return Segmenter(model, _processor(folder), where, sure)
+
+
+@torch.inference_mode()
+def _embedded(model: Any, tokens: Any, prompt: str, device: torch.device) -> torch.Tensor:
+    """[1, channel]: what CLIPSeg makes of a prompt."""
+    words = tokens(prompt, return_tensors="pt").to(device)
+    count, most = words["input_ids"].shape[1], model.config.text_config.max_position_embeddings
+    if count > most:
+        raise UsageError(f"prompt '{prompt[:60]}' has {count} tokens, expected at most {most}")
+    found: torch.Tensor = model.get_conditional_embeddings(
+        batch_size=1, input_ids=words["input_ids"], attention_mask=words["attention_mask"])
+    return found
+
+
+def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
+    """The segmentation model below `folder`, asked for `labels` of its own. Raises `ModelError`, `UsageError`."""
+    quiet_transformers()
+    where = pick_device(device)
+    config = _config(folder)
+    wanted = _numbers(config.id2label, labels)
+    queries = config.model_type in BY_QUERIES
+    kinds = transformers.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING if queries else (
+        transformers.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING)
+    if type(config) not in kinds:
+        raise ModelError(f"the model in {folder} is a {config.model_type}, expected one that gives each pixel a class, "
+                         f"or one of: {', '.join(BY_QUERIES)}", hint="clipseg models are for --with clipseg")
+    model = _load(kinds[type(config)], folder).to(where).eval()
+
+    def semantic(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        logits_BChw = model(pixel_values=batch["pixel_values"]).logits
+        alone = logits_BChw.shape[1] == 1  # a single class has nothing to be compared with
+        sure: torch.Tensor = (logits_BChw.sigmoid() if alone else logits_BChw.softmax(1))[:, wanted].sum(1)
+        return sure
+
+    def by_queries(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        found = model(**batch)
+        detr = config.model_type == "detr"
+        classes_BQC = found.logits if detr else found.class_queries_logits
+        masks_BQhw = found.pred_masks if detr else found.masks_queries_logits
+        sure_BQ = classes_BQC.softmax(-1)[..., wanted].sum(-1)
+        best: torch.Tensor = (sure_BQ[..., None, None] * masks_BQhw.sigmoid()).amax(1)
+        return best
+
+    return Segmenter(model, _processor(folder), where, by_queries if queries else semantic)
+
+
+def _numbers(names: Mapping[int, str], labels: Sequence[str]) -> list[int]:
+    """The classes that `labels` name: letter case does not count, and "person" is one of "person, individual"."""
+    known: dict[str, set[int]] = {}
+    for number, name in names.items():
+        for word in (name, *name.split(",")):
+            known.setdefault(word.strip().casefold(), set()).add(int(number))
+    found: set[int] = set()
+    for label in labels:
+        if label.strip().casefold() not in known:
+            raise UsageError(f"label '{label[:60]}' is none of this model's {len(names)}"
+                             f"{suggest(label.strip().casefold(), known)}", hint=f"it has: {_some(names)}")
+        found |= known[label.strip().casefold()]
+    return sorted(found)
+
+
+def _some(names: Mapping[int, str]) -> str:
+    words = [name.split(",")[0].strip() for name in names.values()]
+    return ", ".join(words[:40]) + (f" and {len(words) - 40} more" if len(words) > 40 else "")
+
+
+def _of_one_shape(inputs: Sequence[Prepared]) -> list[list[int]]:
+    shapes: dict[tuple[torch.Size, bool], list[int]] = {}
+    for number, one in enumerate(inputs):
+        shapes.setdefault((one.pixels_3HW.shape, one.padded), []).append(number)
+    return list(shapes.values())
+
+
+def _config(folder: Path) -> Any:
+    return _from(transformers.AutoConfig, folder, "config")
+
+
+def _processor(folder: Path) -> Any:
+    """The model's own image processor, which leaves nothing of a picture out."""
+    processor = _from(transformers.AutoImageProcessor, folder, "image processor")
+    if getattr(processor, "do_center_crop", False):
+        processor.do_center_crop = False
+    return processor
+
+
+def _from(kind: Any, folder: Path, what: str) -> Any:
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # as below
+        raise ModelError(f"cannot load the {what} of {folder}: {first_line(error)}") from None
+
+
+def _load(kind: Any, folder: Path) -> Any:
+    try:
+        model, loaded = kind.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True,
+            ignore_mismatched_sizes=True, **{dtype_keyword(transformers.__version__): torch.float32})
+    except ImportError as error:  # the training loss of MaskFormer wants SciPy as soon as the model is made
+        raise ModelError(f"the model in {folder} needs a package that is not installed: {first_line(error)}",
+                         hint="pip install 'latentry[masks]', or scipy alone") from None
+    except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
+        raise ModelError(f"cannot load the segmentation model in {folder}: {first_line(error)}") from None
+    refuse_holes(loaded, folder)
+    return model
