@@ -1,0 +1,69 @@
+"""Which tool's file it is, and what is told of a file that is none of theirs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prep.convert import formats
+from prep.errors import ConfigError, PathError, Problem
+
+KOHYA = "[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'photos'\n"
+
+
+@pytest.mark.parametrize(("text", "tool"), [
+    (KOHYA, "kohya"), (f"\ufeff{KOHYA}", "kohya"),
+    (json.dumps({"datasets": [{"resolution": 512, "subsets": [{"image_dir": "photos"}]}]}), "kohya"),
+    (json.dumps([{"path": "photos"}]), "onetrainer"),
+    (json.dumps([{"id": "a", "instance_data_dir": "photos"}]), "simpletuner"),
+    (json.dumps([{"id": "t", "dataset_type": "text_embeds"}, {"id": "a", "instance_data_dir": "photos"}]),
+     "simpletuner")])
+def test_a_tool_is_known_by_what_its_file_says_not_by_its_name(convert_text, text, tool):
+    assert convert_text(text, name="config.txt").tool == tool
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("[]", "it is of no format that is converted, expected a kohya dataset TOML ([[datasets]]), OneTrainer's concepts"),
+    ("{}", "it is of no format"), ("[[directory]]\npath = 'x'", "it is of no format"), ("[1, 2]", "it is of no format"),
+    ("[[source]]\npath = 'x'", "it is a recipe already, expected another tool's file"),
+    ("{nothing", "it is neither JSON nor TOML"), ("resolution 512", "it is neither JSON nor TOML"),
+    ('[{"path": "a", "path": "b"}]', "the key 'path' comes twice in a table"),
+    ('[{"path": "photos", "loss_weight": NaN}]', "it has the number NaN, which is not JSON"),
+    ("[" * 100_000, "it is neither JSON nor TOML"),
+    (json.dumps([{"path": "p"}] * 10_001), "it lists 10001 sources, expected at most 10000")])
+def test_files_of_no_tool(convert_text, text, says):
+    with pytest.raises(ConfigError) as error:
+        convert_text(text)
+    assert says in error.value.message and error.value.exit_code == 3
+
+
+def test_a_file_that_is_not_text_or_too_long_or_not_there(convert_text, tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(b"[\xff]")
+    with pytest.raises(ConfigError, match="byte 1 is not UTF-8, expected a kohya"):
+        formats.convert(tmp_path / "x")
+    monkeypatch.setattr(formats, "MOST_BYTES", 2)
+    with pytest.raises(ConfigError, match="has more than 2 bytes, expected a kohya"):
+        formats.convert(tmp_path / "x")
+    with pytest.raises(PathError, match=r"cannot read .*nothing\.json: No such file"):
+        formats.convert(tmp_path / "nothing.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([
+        "path", "image_dir", "instance_data_dir", "datasets", "subsets", "general", "text", "image", "repeats",
+        "resolution", "caption_shuffle", "id", "dataset_type", "parquet", "balancing", "num_repeats", "prompt_path",
+        "prompt_source", "conditioning_data", "resolution_type", "minimum_image_size"]), inner, max_size=4),
+    max_leaves=12)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(JSON, max_size=3) | st.dictionaries(st.just("datasets"), st.lists(JSON, max_size=2)))
+def test_any_document_is_converted_or_refused(convert_json, document):
+    try:
+        assert convert_json(document).recipe.sources
+    except Problem as error:
+        assert error.message

@@ -1,0 +1,116 @@
+"""OneTrainer's concepts: what each of their keys becomes, and that none is lost in silence."""
+
+from __future__ import annotations
+
+import pytest
+from told import said
+
+from prep.choices import CaptionChoice, ImageChoice, Source
+from prep.errors import ConfigError, PathError
+
+# The settings of a concept that does nothing special, as far as they are not off.
+PLAIN = {"path": "photos", "include_subdirectories": True, "text": {"keep_tags_count": 0}}
+
+
+def concept(**keys):
+    return {**PLAIN, **keys}
+
+
+def test_a_whole_file(convert_json, tmp_path):
+    found = convert_json([
+        {"name": "a cat", "path": "photos", "enabled": True, "type": "STANDARD", "include_subdirectories": True,
+         "text_variations": 4, "balancing": 3.0, "balancing_strategy": "REPEATS", "loss_weight": 0.5,
+         "text": {"prompt_source": "sample", "enable_tag_shuffling": True, "tag_delimiter": ";", "keep_tags_count": 2,
+                  "tag_dropout_enable": True, "tag_dropout_mode": "RANDOM", "tag_dropout_probability": 0.1}},
+        {"name": "held back", "path": "more", "type": "VALIDATION"},
+        {"name": "others", "path": "reg", "type": "PRIOR_PREDICTION"},
+        {"name": "not now", "path": "masks", "enabled": False},
+    ])
+    tags = CaptionChoice(variants=4, shuffle=True, dropout=0.1, separator=";", keep_tokens=2, keep_separator="")
+    other = CaptionChoice(keep_tokens=1, keep_separator="")
+    assert found.recipe.sources == (
+        Source(path=tmp_path / "photos", repeats=3, weight=0.5, caption=tags),
+        Source(path=tmp_path / "more", role="validation", exclude=("*/*",), caption=other),
+        Source(path=tmp_path / "reg", role="prior", exclude=("*/*",), caption=other))
+    assert found.recipe.image == ImageChoice(buckets="ratio", upscale=True)
+    assert said(found)["concepts[3].enabled"] == "left out: concept 'not now'"
+    assert {"resolution", "masked_training"} <= set(said(found)), "what the main configuration says is asked for"
+
+
+IMAGE = {"enable_crop_jitter": True, "enable_random_flip": True, "enable_fixed_flip": True,
+         "enable_random_rotate": True, "enable_fixed_rotate": True, "random_rotate_max_angle": 5.0,
+         "enable_random_circular_mask_shrink": True, "enable_random_mask_rotate_crop": True,
+         "resolution_override": "512,768", "never_heard_of": 1,
+         **{f"{kind}_{name}": True for kind in ("enable_random", "enable_fixed")
+            for name in ("brightness", "contrast", "saturation", "hue")},
+         **{f"random_{name}_max_strength": 0.2 for name in ("brightness", "contrast", "saturation", "hue")}}
+TEXT = {"prompt_source": "filename", "enable_tag_shuffling": True, "tag_delimiter": ";", "keep_tags_count": 3,
+        "tag_dropout_enable": True, "tag_dropout_mode": "FULL", "tag_dropout_probability": 0.3,
+        "tag_dropout_special_tags_mode": "WHITELIST", "tag_dropout_special_tags": "a",
+        "tag_dropout_special_tags_regex": True, "caps_randomize_enable": True, "caps_randomize_mode": "title",
+        "caps_randomize_probability": 0.5, "caps_randomize_lowercase": True, "never_heard_of": 1}
+WHOLE = {"name": "x", "path": "more", "seed": 7, "enabled": False, "type": "PRIOR_PREDICTION",
+         "validation_concept": True, "include_subdirectories": False, "image_variations": 3, "text_variations": 3,
+         "balancing": 2.5, "repeats": 2, "balancing_strategy": "SAMPLES", "loss_weight": 2.0, "never_heard_of": 1}
+# A setting that only has an effect together with another is given with it.
+WITH = {"tag_dropout_mode": {"tag_dropout_enable": True, "tag_dropout_probability": 0.1},
+        "tag_dropout_probability": {"tag_dropout_enable": True, "tag_dropout_mode": "RANDOM"},
+        "resolution_override": {"enable_resolution_override": True}}
+
+
+@pytest.mark.parametrize(("part", "key", "value"), [
+    *[("", *pair) for pair in WHOLE.items()], *[("image", *pair) for pair in IMAGE.items()],
+    *[("text", *pair) for pair in TEXT.items()]])
+def test_every_key_changes_the_recipe_or_has_a_note(convert_json, part, key, value):
+    rest = {**PLAIN.get(part, {}), **WITH.get(key, {})} if part else {}
+    without = convert_json([concept(**({part: rest} if part else {})), concept(path="masks")])
+    given = {part: {**rest, key: value}} if part else {key: value}
+    found = convert_json([concept(**given), concept(path="masks")])
+    noted = any(one.key.rpartition(".")[2] == key for one in found.notes)
+    assert noted or found.recipe != without.recipe or key == "name", "a name is for people"
+
+
+def test_a_resolution_of_its_own(convert_json):
+    image = {"enable_resolution_override": True, "resolution_override": "768"}
+    assert convert_json([concept(image=image)]).recipe.image.resolution == 768
+
+
+def test_names_as_captions(convert_json):
+    found = convert_json([concept(text={"prompt_source": "filename"})])
+    assert found.recipe.caption.missing == "filename"
+    assert "used all the same" in said(found)["concepts[0].text.prompt_source"]
+
+
+@pytest.mark.parametrize(("text", "constant", "wildcards", "variants"), [
+    ("a cat\n", "a cat", False, 8), ("a cat\n\na dog\n", "{a cat|a dog}", True, 8),
+    ("\n".join(f"cat {number}" for number in range(20)), "{" + "|".join(f"cat {n}" for n in range(20)) + "}", True, 20),
+    ("a {cat}\na dog", "a {cat}", False, 8)])
+def test_a_list_of_captions_for_all(convert_json, tmp_path, text, constant, wildcards, variants):
+    (tmp_path / "prompts.txt").write_text(text)
+    caption = convert_json([concept(text={"prompt_source": "concept", "prompt_path": "prompts.txt"})]).recipe.caption
+    assert (caption.missing, caption.constant, caption.wildcards, caption.variants) == (
+        "constant", constant, wildcards, variants)
+
+
+@pytest.mark.parametrize(("data", "says"), [
+    (b" \n", "has no text, expected captions, one a line"), (b"\xff", "is not UTF-8, expected lines of text")])
+def test_a_list_of_captions_that_is_none(convert_json, tmp_path, data, says):
+    (tmp_path / "prompts.txt").write_bytes(data)
+    with pytest.raises(ConfigError) as error:
+        convert_json([concept(text={"prompt_source": "concept", "prompt_path": "prompts.txt"})])
+    assert says in error.value.message
+
+
+def test_a_list_of_captions_that_is_not_there(convert_json):
+    with pytest.raises(PathError, match=r"concepts\[0\].text.prompt_path .* cannot be read"):
+        convert_json([concept(text={"prompt_source": "concept", "prompt_path": "nothing.txt"})])
+
+
+@pytest.mark.parametrize(("keys", "says"), [
+    ({"path": None}, "concepts[0] has no 'path', expected the directory of its pictures"),
+    ({"type": "OTHER"}, "concepts[0].type is 'OTHER', expected one of: STANDARD"),
+    ({"loss_weight": "1"}, "concepts[0].loss_weight is '1', expected a number")])
+def test_what_onetrainer_would_refuse(convert_json, keys, says):
+    with pytest.raises(ConfigError) as error:
+        convert_json([concept(**keys), concept()])
+    assert says in error.value.message
