@@ -25,7 +25,7 @@ from awscrt import checksums
 
 from prep.cache.door import open_plain, tree
 from prep.digest import canonical, digest_json, digest_parts
-from prep.parse import Unparsed, expect, list_of, one_of
+from prep.parse import Unparsed, brief, expect, list_of, one_of
 from prep.records import ITEM_BYTES, ArraySpec, DType
 
 CRC_BYTES = 4
@@ -145,7 +145,7 @@ def parse_array(data: bytes, name: str, where: str) -> tuple[ArraySpec, int]:
 def checked_name(name: Any, where: str) -> str:
     """`name` when it may be a field or an array: lower-case letters, digits, underscores. Raises `Unparsed`."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise Unparsed(f"name in {where} is {name!r}, expected lower-case letters, digits and underscores")
+        raise Unparsed(f"name in {where} is {brief(name)}, expected lower-case letters, digits and underscores")
     return name
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from prep.cache.door import open_plain
+from prep.cache.door import open_plain, size_plain
 from prep.cache.frame import stream_of
 from prep.cache.layout import file_digest
 from prep.cache.store import Cache, publish_table
@@ -25,6 +25,7 @@ from prep.parse import Unparsed, brief
 from prep.records import Finding
 
 BATCH_ROWS = 1 << 16
+MOST = 1 << 35  # bytes of a table; 10^8 samples have 24 GB
 HINT = "prep encode SOURCE --cache DIR -o MANIFEST writes the tables again"
 
 
@@ -75,6 +76,8 @@ def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = Tr
     """
     path = cache.table(digest)
     try:
+        if (size := size_plain(path)) > MOST:
+            raise Unparsed(f"it has {size} bytes, expected at most {MOST}")
         if check and file_digest(path) != digest:
             raise CacheError(f"table {digest} is damaged: its bytes do not match its name", hint=HINT)
         return parse_table(stream_of(_mapped(path)), schema)

@@ -13,8 +13,8 @@ import numpy as np
 
 from prep.cache import damage, layout
 from prep.cache.damage import Damage, is_lost
-from prep.cache.door import NotPlain, open_plain, tree
-from prep.cache.header import Header, check_index, fault, read_array_header, read_header
+from prep.cache.door import NotPlain, entries, open_plain, tree
+from prep.cache.header import Header, check_index, fault, read_array_header, read_document, read_header
 from prep.cache.pread import READ_AT, SEQUENTIAL, ReadAt, read_on
 from prep.cache.store import Cache
 from prep.digest import digest_parts
@@ -42,7 +42,8 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
         return [whole(digest, error.message)]
     try:
         root.lstat()
-        found = [] if _tree_digest(root, tick, read_at) == digest else locate(cache, digest, read_at)
+        sound = not _is_swollen(root) and _tree_digest(root, tick, read_at) == digest
+        found = [] if sound else locate(cache, digest, read_at)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(root):
             return [whole(digest, NOT_THERE)]
@@ -138,6 +139,20 @@ def rows_of(
 def whole(digest: str, what: str) -> Damage:
     """Damage of a whole shard."""
     return Damage(shard=digest, field=None, array=None, row=None, what=what)
+
+
+def _is_swollen(root: Path) -> bool:
+    """Whether a file is larger than its documents say, and would be read to an end that may never come."""
+    most: dict[str, int] = {}
+    with contextlib.suppress(Unparsed):
+        for entry in entries(root):
+            if entry.is_dir(follow_symlinks=False):
+                where = root / entry.name / "zarr.json"
+                spec, rows = layout.parse_array(read_document(where), entry.name, where.name)
+                key = entry.name == layout.KEY
+                size = rows * layout.KEY_BYTES + layout.CRC_BYTES if key else layout.data_bytes(spec, rows)
+                most[layout.data_path(spec)] = size
+    return any(size > most.get(name, layout.MAX_DOCUMENT) for name, size in tree(root))
 
 
 def _tree_digest(root: Path, tick: Tick, read_at: ReadAt) -> str:

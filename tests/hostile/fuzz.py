@@ -1,4 +1,4 @@
-"""Attacks one kind of record again and again, in a process of its own: `python fuzz.py DIR KIND:FIRST:COUNT …`.
+"""Attacks kinds of records again and again, in a process of its own: `fuzz.py DIR KIND:FIRST:COUNT … [--as USER]`.
 
 Prints the kind and seed that it is at, so that a crash can be told; ends with code 0 when every answer was clean. The
 process may not grow by more than a gigabyte (where the system has such a limit), and must not by more than 200 MB.
@@ -24,6 +24,7 @@ from victims import Undo, Victim, both, replaced, sealed, victim, with_shard  # 
 
 from prep.cache import layout, plans  # noqa: E402
 from prep.cache.tables import FINDINGS, SAMPLES, SHARDS  # noqa: E402
+from prep.report.words import safe  # noqa: E402
 
 GROWTH = 200 << 20  # bytes of resident memory, over all attacks
 ROOM = 1 << 30  # bytes of address space that an attack may ask for
@@ -124,28 +125,86 @@ def shard(target: Victim, rng: Random) -> Undo:
     return both(undo, target.restore)
 
 
+def links(target: Victim, rng: Random) -> Undo:
+    """Something in the cache is a link to the same outside, or a pipe, a device, an endless file, the other kind."""
+    root, outside = target.root / "cache", target.root.with_name(f"{target.root.name}-outside")
+    path = rng.choice([root / "latentry.json", *sorted(one for one in root.rglob("*") if rng.random() < 0.5)])
+    aside = outside / "aside"
+    outside.mkdir(exist_ok=True)
+    path.rename(aside)
+    kind = rng.choice(("link", "link", "link", "pipe", "device", "endless", "loop", "other", "nothing"))
+    if kind in ("link", "device", "loop"):
+        path.symlink_to({"link": aside, "device": "/dev/zero", "loop": path}[kind])
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "other" and not aside.is_dir():
+        path.mkdir()
+    elif kind in ("other", "endless"):
+        path.touch()
+        os.truncate(path, 1 << (30 if path.name.startswith("c.") else 40))  # whatever rows there are, are read
+
+    def undo() -> None:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+        aside.rename(path)
+
+    return undo
+
+
 KINDS: dict[str, tuple[Attack, bool, bool]] = {  # attack, whether the manifest is looked at, whether records are
     "manifest": (manifest, True, False), "manifest_bytes": (manifest_bytes, True, False),
     "table_values": (table_values, True, False), "table_bytes": (table_bytes, True, False),
     "shard": (shard, True, False), "marker": (marker, True, False), "commit": (commit, False, True),
-    "damage": (damage, True, True), "plan": (plan, False, True),
+    "damage": (damage, True, True), "plan": (plan, False, True), "links": (links, True, True),
 }  # fmt: skip
 
 
-def attack(target: Victim, watch: Watch, kind: str, seed: int) -> bool:
-    """One attack; whether it was refused."""
+def attack(target: Victim, watch: Watch, kind: str, seed: int, user: int | None = None) -> bool:
+    """One attack, looked at by ourselves or by an ordinary user; whether it was refused."""
     change, of_manifest, of_records = KINDS[kind]
-    undo = change(target, Random(f"{kind} {seed}"))
-    codes: list[int] = []
-    try:
+
+    def look() -> bool:
+        codes: list[int] = []
         with watch.look():
             if of_manifest:
                 codes += look_at(target, whole=seed % 8 == 0)
             if of_records:
                 codes += look_at_records(target)
+        return bool(codes)
+
+    undo = change(target, Random(f"{kind} {seed}"))
+    try:
+        return look() if user is None else as_user(target, look, user)
     finally:
         undo()
-    return bool(codes)
+        target.restore_damage()
+
+
+def as_user(target: Victim, look: Callable[[], bool], user: int) -> bool:
+    """The same by an ordinary user, who may write nothing in the cache."""
+    places = [one for one in (target.root, *target.root.rglob("*")) if one.is_dir() and not one.is_symlink()]
+    for place in places:
+        place.chmod(0o555)
+    child = os.fork()
+    if not child:
+        code = 2
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            code = int(look())
+        except BaseException:
+            print(f"\n{told(traceback.format_exc())}", flush=True)
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for place in places:
+        place.chmod(0o755)
+    if code not in (0, 1):
+        raise AssertionError(f"as an ordinary user it ended with code {code}")
+    return bool(code)
 
 
 def told(text: str) -> str:
@@ -166,12 +225,14 @@ def limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + ROOM, mapped + ROOM))
 
 
-def main(root: Path, jobs: list[str]) -> None:
+def main(root: Path, jobs: list[str], user: int | None = None) -> None:
     target, watch = victim(root), Watch(root)
     assert look_at(target, whole=True) == [] and look_at_records(target) == [], "the victim itself is refused"
-    for kind in KINDS:  # what is imported late is imported now
-        for seed in (-1, -2):
-            attack(target, watch, kind, seed)
+    target.restore_damage()
+    safe("\x1b")
+    for kind in KINDS:  # what is imported late is imported now: an ordinary user may not be able to read this Python
+        for seed in (-1, -2, -8):
+            attack(target, watch, kind, seed, None)
     before = resident()
     if sys.platform == "linux":
         limit()
@@ -181,7 +242,7 @@ def main(root: Path, jobs: list[str]) -> None:
         for seed in range(int(first), int(first) + int(count)):
             os.write(1, f"\r{kind} {seed}".encode())
             try:
-                refused += attack(target, watch, kind, seed)
+                refused += attack(target, watch, kind, seed, user)
             except BaseException:
                 print(f"\n{kind} {seed} failed:\n{told(traceback.format_exc())}", flush=True)
                 sys.exit(1)
@@ -193,10 +254,15 @@ def main(root: Path, jobs: list[str]) -> None:
     assert look_at(target) == [] and look_at_records(target) == [], "the victim was left damaged"
 
 
+class TooLong(BaseException):
+    """A look takes for ever; nobody may catch that by mistake."""
+
+
 def too_long(*_: object) -> None:
-    raise TimeoutError("it took too long")
+    raise TooLong
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, too_long)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    words, given = sys.argv[1:], "--as" in sys.argv
+    main(Path(words[0]), words[1:-2] if given else words[1:], int(words[-1]) if given else None)

@@ -6,8 +6,10 @@ fails is done again with `python tests/hostile/fuzz.py DIR KIND:SEED:1`.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ SCRIPT = Path(__file__).parent / "fuzz.py"
 SILENT = {"damage", "plan"}  # read as what is known of a cache, or as nothing: nothing is refused
 # How many in the ordinary suite (about 2 to 40 ms each), and how many with `slow`.
 FEW = {"manifest": 300, "manifest_bytes": 30, "table_values": 200, "table_bytes": 200, "shard": 30, "marker": 100,
-       "commit": 200, "damage": 25, "plan": 200}
-MANY = dict.fromkeys(KINDS, 10_000) | {"manifest_bytes": 2000, "shard": 4000, "marker": 2000, "damage": 3000}
+       "commit": 200, "damage": 25, "plan": 200, "links": 80}
+MANY = dict.fromkeys(KINDS, 10_000) | {"manifest_bytes": 2000, "shard": 4000, "marker": 2000, "damage": 3000,
+                                        "links": 3000}
 
 
 def attacked(root: Path, jobs: list[str], timeout: float) -> None:
@@ -26,7 +29,7 @@ def attacked(root: Path, jobs: list[str], timeout: float) -> None:
                           text=True, errors="replace", timeout=timeout)
     seen = done.stdout.replace("\r", "\n").splitlines()
     assert done.returncode == 0, "\n".join([*seen[-30:], done.stderr[-3000:]])
-    for kind in {job.partition(":")[0] for job in jobs} - SILENT:
+    for kind in {job.partition(":")[0] for job in jobs if ":" in job} - SILENT:
         (told,) = [line for line in seen if line.startswith(f"{kind}: ")]
         assert not told.endswith(" 0 refused"), told
 
@@ -40,6 +43,16 @@ def test_some_attacks_of_each_kind(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_attacks(tmp_path, kind):
     attacked(tmp_path, [f"{kind}:1000:{MANY[kind]}"], 7200)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
+def test_attacks_on_an_ordinary_user_who_cannot_write(tmp_path):
+    """As root, rights prove nothing. Damage that is found cannot be recorded, locks cannot be made."""
+    with tempfile.TemporaryDirectory() as scratch:  # pytest's own are closed to others
+        root = Path(scratch)
+        root.chmod(0o755)
+        jobs = [f"{kind}:0:{8 if kind in ('shard', 'damage') else 20}" for kind in KINDS if kind != "manifest_bytes"]
+        attacked(root, [*jobs, "--as", "65534"], 900)
 
 
 CRIMES = """

@@ -36,6 +36,7 @@ class Victim:
     root: Path
     document: Mapping[str, Any]
     plan: str  # its name
+    damage: Mapping[Path, bytes]  # the damage records
 
     @property
     def path(self) -> Path:
@@ -67,6 +68,14 @@ class Victim:
     def restore(self) -> None:
         self.write(self.document)
 
+    def restore_damage(self) -> None:
+        """The damage records as they were: readers add what they find, and verify takes away what it does not."""
+        for path in (self.root / "cache" / "damaged").glob("*"):
+            if path not in self.damage:
+                path.unlink()
+        for path, data in self.damage.items():
+            path.write_bytes(data)
+
 
 def victim(root: Path) -> Victim:
     """The victim in a new directory."""
@@ -87,7 +96,9 @@ def victim(root: Path) -> Victim:
     document["rejected"] = 1
     document.pop("self")
     manifests.write(root / "m.json", document)
-    return Victim(root=root, document=document, plan=_records(cache))
+    plan = _records(cache)
+    records = {path: path.read_bytes() for path in (root / "cache" / "damaged").glob("*.json")}
+    return Victim(root=root, document=document, plan=plan, damage=records)
 
 
 def _records(cache: Cache) -> str:
