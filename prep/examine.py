@@ -11,29 +11,20 @@ import numpy as np
 from prep import captions, images
 from prep.codes import CODES
 from prep.containers import Note
-from prep.digest import digest_bytes, digest_parts
-from prep.duplicates import LONG, SIDE, Thumb
+from prep.duplicates import Thumb
+from prep.looks import Identity, identify, pixels_of, sampled, thumb_of
 from prep.mask import fits
-from prep.records import Blob, Finding, Item, Size
+from prep.records import Blob, Finding, Item, Placement, Size
 from prep.sources.blob import code_of, read_blob
 from prep.sources.folders import printable
 
 MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
 SMALL_SIDE = 32  # pixels: an icon; scaled up, there is nothing in it to learn
+WHITE = 240  # mean of 255 from which a part of a mask is called white; with softened edges it is not all 255
 LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
 
 _EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
                "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"}}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """What copies of a picture are known by."""
-
-    file: str  # SHA-256 of the bytes
-    pixels: str  # SHA-256 of size and decoded pixels
-    size: Size
-    thumb: Thumb
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +34,8 @@ class Examined:
     name: str
     findings: tuple[Finding, ...]
     identity: Identity | None  # None: the picture cannot be decoded
+    thumb: Thumb | None  # the same
+    captions: tuple[str, ...]  # none where they cannot be read
 
     @property
     def usable(self) -> bool:
@@ -52,11 +45,44 @@ class Examined:
 
 def check_item(item: Item) -> Examined:
     """Reads and decodes everything of `item`. A pure function of its files; what is wrong with them is a finding."""
-    findings, identity = _check_picture(item)
-    if identity is not None or item.caption is not None:
-        findings += _check_caption(item)
-    findings += _check_mask(item, identity.size if identity else None)
-    return Examined(name=item.name, findings=tuple(findings), identity=identity)
+    findings, seen = _check_picture(item)
+    captions: tuple[str, ...] = ()
+    if seen is not None or item.caption is not None:
+        said, captions = _check_caption(item)
+        findings += said
+    findings += _check_mask(item, seen[0].size if seen else None)
+    identity, thumb = seen or (None, None)
+    return Examined(name=item.name, findings=tuple(findings), identity=identity, thumb=thumb, captions=captions)
+
+
+def exact_pixels(picture: Blob) -> str:
+    """A digest of every pixel of a picture that `check_item` could decode; "" where it cannot be by now."""
+    whole = _decoded(picture)
+    return "" if whole is None else pixels_of(whole)
+
+
+def small(picture: Blob) -> Thumb | None:
+    """The thumbnail of such a picture once more."""
+    whole = _decoded(picture)
+    return None if whole is None else thumb_of(sampled(whole), whole.size)
+
+
+def preview(picture: Blob, side: int) -> bytes:
+    """A PNG of a picture with its longer side at most `side`; nothing where it cannot be decoded."""
+    whole = _decoded(picture)
+    if whole is None:
+        return b""
+    longer = max(whole.size)
+    width, height = (max(1, length * min(side, longer) // longer) for length in whole.size)
+    return images.encode_png(images.place(whole, Placement(scaled=(width, height), crop=(0, 0),
+                                                           bucket=(width, height))))
+
+
+def _decoded(picture: Blob) -> images.Picture | None:
+    try:
+        return images.decode(read_blob(picture), alpha="white")
+    except (OSError, MemoryError, images.BadPicture):
+        return None
 
 
 def finding(path: str, code: str, detail: str, *, fatal: bool = False) -> Finding:
@@ -73,38 +99,28 @@ def _unreadable(path: str, error: OSError | MemoryError) -> Finding:
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def _check_picture(item: Item) -> tuple[list[Finding], Identity | None]:
+def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | None]:
     try:
-        notes, identity = _look(read_blob(item.picture), item.name)
+        notes, seen = _look(read_blob(item.picture), item.name)
     except (OSError, MemoryError) as error:
         return [_unreadable(item.name, error)], None
     except images.BadPicture as error:
         return [finding(item.name, error.code, error.detail, fatal=True)], None
-    return [finding(item.name, *note) for note in notes], identity
+    return [finding(item.name, *note) for note in notes], seen
 
 
-def _look(data: bytes, name: str) -> tuple[list[Note], Identity]:
+def _look(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
     """What is to be said of the picture in `data`, and what its copies are known by."""
-    header = images.read_header(data)
-    picture = images.decode(data, alpha="white")
-    alpha = np.asarray(images.alpha_of(data)) if header.has_alpha else None
+    header, picture, transparency = images.look(data, alpha="white")
     notes = [*header.notes, *_header_notes(header, name)]
+    alpha = None if transparency is None else np.asarray(transparency)
     if alpha is not None and not alpha.any():
         notes.append(("fully-transparent", "transparent everywhere; nothing of it will be seen"))
     elif alpha is not None and alpha.min() < 255:
         notes.append(("has-alpha", f"{float((alpha < 255).mean()):.0%} of it is transparent to some degree"))
     elif len(picture.getcolors(1) or ()) == 1:
         notes.append(("blank", "all pixels are the same"))
-    return notes, _identify(data, np.asarray(picture))
-
-
-def _identify(data: bytes, pixels: images.Pixels) -> Identity:
-    high, wide = pixels.shape[:2]
-    across = images.shrink_gray(pixels, (max(round(SIDE * wide / high), 2), SIDE))
-    down = images.shrink_gray(pixels, (SIDE, max(round(SIDE * high / wide), 2))).T
-    looks = digest_parts([f"{wide}x{high} ".encode(), pixels.tobytes()])
-    return Identity(file=digest_bytes(data), pixels=looks, size=(wide, high),
-                    thumb=Thumb(across=across[:, :LONG], down=down[:, :LONG]))
+    return notes, identify(data, picture)
 
 
 def _header_notes(header: images.Header, name: str) -> Iterator[Note]:
@@ -123,6 +139,8 @@ def _header_notes(header: images.Header, name: str) -> Iterator[Note]:
         yield "low-bit-depth", "1 bit per pixel"
     if header.mode == "CMYK":
         yield "not-rgb", "colours are CMYK; converted to sRGB"
+    if header.mode == "P" and header.format != "GIF":  # which has no other
+        yield "palette", "has a palette of at most 256 colours"
     if header.mode in ("1", "L", "LA", "F") or header.mode.startswith("I"):
         yield "grayscale", "has one colour channel"
     if min(width, height) < SMALL_SIDE:
@@ -134,17 +152,17 @@ def _header_notes(header: images.Header, name: str) -> Iterator[Note]:
 # ---- its caption and mask --------------------------------------------------------------------------------------------
 
 
-def _check_caption(item: Item) -> list[Finding]:
+def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
     if item.caption is None and not item.captions:
-        return [finding(item.name, "missing-caption", "no caption of this name")]
+        return [finding(item.name, "missing-caption", "no caption of this name")], ()
     try:
-        _, notes = (captions.judge_captions(item.captions) if item.caption is None else
-                    captions.examine_caption(read_blob(item.caption), item.caption_format))
+        found, notes = (captions.judge_captions(item.captions) if item.caption is None else
+                        captions.examine_caption(read_blob(item.caption), item.caption_format))
     except (OSError, MemoryError) as error:
-        return [_unreadable(item.name, error)]
+        return [_unreadable(item.name, error)], ()
     except captions.BadCaption as error:
-        return [finding(item.name, error.code, error.detail, fatal=True)]
-    return [finding(item.name, *note) for note in notes]
+        return [finding(item.name, error.code, error.detail, fatal=True)], ()
+    return [finding(item.name, *note) for note in notes], found
 
 
 def _check_mask(item: Item, size: Size | None) -> list[Finding]:
@@ -153,9 +171,9 @@ def _check_mask(item: Item, size: Size | None) -> list[Finding]:
         return []
     where = mask_name(item, item.mask)
     try:
-        data = read_blob(item.mask)
-        mask = np.asarray(images.decode_mask(data))
-        notes = [*_mask_colours(data), *_mask_values(mask)]
+        header, picture, coloured = images.look_at_mask(read_blob(item.mask))
+        mask = np.asarray(picture)
+        notes = [*_mask_colours(header, coloured), *_mask_values(mask)]
     except (OSError, MemoryError) as error:
         return [_unreadable(where, error)]
     except images.BadPicture as error:
@@ -174,11 +192,10 @@ def mask_name(item: Item, mask: Blob) -> str:
     return str(PurePosixPath(item.name).with_name(printable(mask.path.name)))
 
 
-def _mask_colours(data: bytes) -> Iterator[Note]:
-    if images.read_header(data).has_alpha:
+def _mask_colours(header: images.Header, coloured: bool) -> Iterator[Note]:
+    if header.has_alpha:
         yield "mask-not-gray", "mask has transparency, which counts as black"
-    colours = np.asarray(images.decode(data, alpha="black"))
-    if (colours != colours[:, :, :1]).any():
+    if coloured:
         yield "mask-not-gray", "mask has colours, of which the brightness is used"
 
 
@@ -187,3 +204,15 @@ def _mask_values(mask: images.Pixels) -> Iterator[Note]:
         yield "mask-empty", "mask is black everywhere"
     elif mask.min() == 255:
         yield "mask-full", "mask is white everywhere"
+    elif _looks_inverted(mask):
+        yield "mask-inverted", "its border is white and its middle black; white trains"
+
+
+def _looks_inverted(mask: images.Pixels) -> bool:
+    """Whether nearly all of the outer sixteenth on each side is white, and nearly all of the middle third black."""
+    high, wide = mask.shape
+    edge = max(high // 16, 1), max(wide // 16, 1)
+    middle = mask[high // 3 : high - high // 3, wide // 3 : wide - wide // 3]
+    rows = np.concatenate([mask[: edge[0]], mask[-edge[0] :]]).mean()
+    columns = np.concatenate([mask[:, : edge[1]], mask[:, -edge[1] :]], axis=1).mean()
+    return bool(min(rows, columns) >= WHITE and middle.mean() <= 255 - WHITE)

@@ -65,7 +65,7 @@ class Facts:
 
     def recall(self, blob: Blob, kind: str) -> Fact | None:
         """What is remembered of `blob`, which is not read; `None`: nothing that can be trusted. Raises `OSError`."""
-        return self._recall(kind, _stamp(blob)[0])
+        return self._recall(kind, stamp_of(blob)[0])
 
     def recall_bytes(self, kind: str, digest: str) -> bytes | None:
         """What was noted of the thing that has this digest."""
@@ -80,8 +80,8 @@ class Facts:
         if self._path is None or not self._new or not self._trust:
             return
         for _ in range(2):  # again where the table was damaged and is gone now
-            with _guarded(self._path):
-                with closing(_connect(self._path)) as connection, connection:
+            with guarded(self._path):
+                with closing(connect(self._path)) as connection, connection:
                     _prepare(connection)
                     connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", self._new.items())
                 self._known |= self._new
@@ -90,14 +90,14 @@ class Facts:
                 return
 
     def _ask(self, blob: Blob, kind: str, make: Callable[[], Fact]) -> Fact:
-        before, changed = _stamp(blob)
+        before, changed = stamp_of(blob)
         known = self._recall(kind, before)
         if known is not None:
             return known
         value = make()
         with self._lock:
             self.read += 1
-        if _stamp(blob)[0] == before and time.time_ns() - changed > REST_NS:
+        if stamp_of(blob)[0] == before and time.time_ns() - changed > REST_NS:
             self._note(kind, before, json.dumps(value).encode())
         return value
 
@@ -122,7 +122,7 @@ def ctime_is_change() -> bool:
     return os.name != "nt"
 
 
-def _stamp(blob: Blob) -> tuple[bytes, int]:
+def stamp_of(blob: Blob) -> tuple[bytes, int]:
     """What changes with the blob's file, and when that was last (ns); two ranges of a file have two stamps."""
     stat = os.stat(blob.file)  # noqa: PTH116  (a Path of each file would take twice the time)
     whole = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
@@ -139,9 +139,9 @@ def _load(path: Path) -> dict[bytes, bytes]:
     if not path.is_file():
         return {}
     found: dict[bytes, bytes] = {}
-    with _guarded(path):
+    with guarded(path):
         _check_head(path)
-        with closing(_connect(path)) as connection:
+        with closing(connect(path)) as connection:
             if _version(connection) == VERSION:
                 _check_table(connection)
                 rows = connection.execute("SELECT name, value FROM facts WHERE typeof(value) = 'blob'")
@@ -149,7 +149,7 @@ def _load(path: Path) -> dict[bytes, bytes]:
     return found
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=WAIT)
     connection.text_factory = bytes  # a flipped bit makes text of bytes; their checksum says what they are worth
     return connection
@@ -195,7 +195,7 @@ def _damaged(what: str) -> sqlite3.DatabaseError:
 
 
 @contextmanager
-def _guarded(path: Path) -> Iterator[None]:
+def guarded(path: Path) -> Iterator[None]:
     """Nothing that is wrong with the table is an error: nothing is lost, the files are read again next time.
 
     A table that is damaged is removed; one that is locked, or that lies where nothing can be read, is not.

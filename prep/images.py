@@ -30,25 +30,20 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile
-from PIL.AvifImagePlugin import AvifImageFile
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
 
 from prep.colour import judge, split, to_srgb
 from prep.containers import BadPicture as BadPicture  # callers know this and colour_of by this module
 from prep.containers import Note, Parts, unwrap
 from prep.exif import checked_orientation, orientation_of
+from prep.formats import OPENERS
 from prep.parse import colour_of as colour_of
 from prep.records import Placement, Size
 
@@ -58,12 +53,8 @@ POLICY: dict[str, str | int] = {"meaning": 1, "orientation": "exif", "colour": "
 MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Picture = Image.Image
 
-_OPENERS: dict[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
-    "JPEG": JpegImageFile, "PNG": PngImageFile, "WEBP": WebPImageFile,
-    "BMP": BmpImageFile, "TIFF": TiffImageFile, "GIF": GifImageFile,
-    "AVIF": AvifImageFile,
-}
 _TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
           5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
           8: Image.Transpose.ROTATE_90}
@@ -99,14 +90,19 @@ def decode(data: bytes, *, alpha: str) -> Image.Image:
 
     Raises `BadPicture` for anything that cannot be decoded to its last pixel, `ValueError` as `colour_of` does.
     """
+    return look(data, alpha=alpha)[1]
+
+
+def look(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
+    """(header, picture, transparency or `None`) of one decoding: what `read_header`, `decode` and `alpha_of` say."""
     colour, transparency, profile, header = _load(data)
     with _blaming("corrupt-data"):
         pixels = to_srgb(colour, profile)
     if transparency is not None:
         canvas = Image.new("RGB", pixels.size, colour_of(alpha))
         canvas.paste(pixels, mask=transparency)
-        pixels = canvas
-    return _upright(pixels, header)
+        pixels, transparency = canvas, _upright(transparency, header)
+    return header, _upright(pixels, header), transparency
 
 
 def alpha_of(data: bytes) -> Image.Image:
@@ -120,13 +116,20 @@ def decode_mask(data: bytes) -> Image.Image:
 
     Colour profiles are ignored, colours become luma, what is transparent counts as black. Raises `BadPicture`.
     """
+    return look_at_mask(data)[1]
+
+
+def look_at_mask(data: bytes) -> tuple[Header, Image.Image, bool]:
+    """(header, mask, whether it has colours) of one decoding; the mask as `decode_mask` gives it."""
     colour, transparency, _, header = _load(data)
-    gray = (colour.convert("RGB") if colour.mode == "CMYK" else colour).convert("L")
+    colour = colour.convert("RGB") if colour.mode == "CMYK" else colour
+    coloured = colour.mode == "RGB" and len({band.tobytes() for band in colour.split()}) > 1
+    gray = colour.convert("L")
     if transparency is not None:
         canvas = Image.new("L", gray.size, 0)
         canvas.paste(gray, mask=transparency)
         gray = canvas
-    return _upright(gray, header)
+    return header, _upright(gray, header), coloured
 
 
 def place(picture: Image.Image, placement: Placement) -> Pixels:
@@ -148,11 +151,6 @@ def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:
     sums_hw = pixels_HW.reshape(high, factor, wide, factor).sum(axis=(1, 3), dtype=np.int64)
     mean_hw: Pixels = ((2 * sums_hw + factor * factor) // (2 * factor * factor)).astype(np.uint8)
     return mean_hw
-
-
-def shrink_gray(pixels: Pixels, size: Size) -> Pixels:
-    """`pixels` (uint8 [H, W, 3]) in gray at `size`, each the mean of its area: uint8 [H, W]."""
-    return np.asarray(Image.fromarray(pixels).convert("L").resize(size, Image.Resampling.BOX))
 
 
 def encode_png(pixels: Pixels) -> bytes:
@@ -177,7 +175,7 @@ def _cut(scaled: Image.Image, placement: Placement) -> Pixels:
 def _open(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
     parts = unwrap(data)
     with _blaming("unreadable"):
-        picture = _OPENERS[parts.format](io.BytesIO(parts.body))
+        picture = OPENERS[parts.format](io.BytesIO(parts.body))
         return picture, parts, _header(picture, parts)
 
 

@@ -1,27 +1,35 @@
 """Every picture of a source decoded to its last pixel, every caption and mask read, copies found → a report.
 
-The work is a pure function per item (`examine.check_item`), run on threads: decoding releases the GIL. Results are
-taken in order, a bounded number ahead, so that memory stays small for sources of any size.
+The work is a pure function per item (`examine.check_item`), done by worker processes (`crew`), so that a decoder that
+hangs, crashes or eats memory costs one finding. What did not change since an earlier scan is remembered. A bounded
+number of items is under way at a time; what is kept of a picture is 600 bytes, and its thumbnail only as long as there
+are few enough to compare: 100,000 pictures take 60 MB.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from prep.codes import CODES as CODES  # a scan's codes
-from prep.duplicates import LIMIT, Near, near_duplicates
-from prep.examine import Examined, Identity, check_item, finding
-from prep.records import Finding, Item
+from prep.copies import Seen, exact_copies, near_findings, too_many
+from prep.crew import Crew, Lost
+from prep.duplicates import LIMIT, SIDE, Near, Thumb, near_duplicates
+from prep.examine import Examined, finding
+from prep.parse import Unparsed
+from prep.records import Blob, Finding, Item
+from prep.remembered import Remembered
+from prep.wire import of_blob, of_item, to_examined, to_thumb
 
 Tick = Callable[[int], object]
 Progress = Callable[[str, int | None, str], AbstractContextManager[Tick]]  # title, total, unit
-Named = tuple[str, Identity]  # a picture's name, and what its copies are known by
+Check = Callable[[Item, Examined], Iterable[Finding]]  # what else is to be said of an item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,25 +50,74 @@ def silent(_title: str, _total: int | None, _unit: str) -> AbstractContextManage
     return nullcontext(lambda _: None)
 
 
-def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent) -> Report:
-    """The report on `items`, as a source yields them; its findings are taken over."""
+def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
+    """A `Check` that says nothing."""
+    return ()
+
+
+def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, crew: Crew | None = None,
+         memory: Remembered | None = None, check: Check = nothing_else, compare: bool = True) -> Report:
+    """The report on `items`, as a source yields them; its findings are taken over.
+
+    `jobs` workers of `crew` (default: a new one, ended here) decode. `compare`: near-duplicates are looked for.
+    """
+    with crew or Crew() as workers, ThreadPoolExecutor(jobs) as pool:
+        work = _Work(crew=workers, pool=pool, jobs=jobs, memory=memory or Remembered(None))
+        try:
+            return _scan(items, work, progress, check, compare)
+        finally:
+            workers.close()  # before the pool waits for who waits for them
+            pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """Who decodes, and what is known."""
+
+    crew: Crew
+    pool: ThreadPoolExecutor
+    jobs: int
+    memory: Remembered
+
+
+@dataclass(kw_only=True, slots=True)
+class _Album:
+    """The pictures that can be decoded, and their thumbnails while they are few."""
+
+    seen: list[Seen] = field(default_factory=list)
+    thumbs: dict[str, Thumb] = field(default_factory=dict)  # by digest of the file
+    full: bool = False
+
+    def add(self, item: Item, examined: Examined) -> None:
+        if examined.identity is None:
+            return
+        self.seen.append(Seen(name=item.name, identity=examined.identity, picture=item.picture))
+        if examined.thumb is not None and not self.full:
+            self.thumbs[examined.identity.file] = examined.thumb
+            self.full = len(self.thumbs) > LIMIT
+        if self.full:
+            self.thumbs.clear()
+
+
+def _scan(items: Iterable[Item | Finding], work: _Work, progress: Progress, check: Check, compare: bool) -> Report:
     findings: list[Finding] = []
-    identities: list[Named] = []
+    album = _Album()
     pictures = samples = 0
     with progress("scanning", None, "pictures") as tick:
-        for result in _examined(items, jobs):
+        for result in _examined(items, work):
             if isinstance(result, Finding):
                 findings.append(result)
                 continue
-            pictures, samples = pictures + 1, samples + result.usable
-            findings.extend(result.findings)
-            if result.identity is not None:
-                identities.append((result.name, result.identity))
+            item, examined = result
+            pictures, samples = pictures + 1, samples + examined.usable
+            findings += [*examined.findings, *check(item, examined)]
+            album.add(item, examined)
             tick(1)
-    copied, distinct = copies(identities)
-    with progress("comparing", len(distinct), "pictures") as tick:
-        near = near_copies(distinct, tick)
-    findings += [*copied, *near]
+    copied, distinct = exact_copies(album.seen, lambda blobs: _pixels(blobs, work))
+    findings += copied
+    if compare:
+        findings += too_many(distinct) or near_findings(_nears(distinct, album, work, progress), distinct)
+    work.memory.save()
     ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
     return Report(pictures=pictures, samples=samples, findings=tuple(ordered))
 
@@ -71,63 +128,77 @@ def as_json(report: Report) -> dict[str, Any]:
             "findings": [one.as_json() for one in report.findings]}
 
 
-def _examined(items: Iterable[Item | Finding], jobs: int) -> Iterator[Examined | Finding]:
-    """Findings as they come, items examined, in order."""
-    waiting: deque[Future[Examined]] = deque()
-    with ThreadPoolExecutor(jobs) as pool:
-        for item in items:
-            if isinstance(item, Finding):
-                yield item
-                continue
-            waiting.append(pool.submit(check_item, item))
-            if len(waiting) > 2 * jobs:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+# ---- items -----------------------------------------------------------------------------------------------------------
+
+
+def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[Item, Examined] | Finding]:
+    """Findings as they come, and items as they are examined, in no order: one that takes long holds up nobody."""
+    done: SimpleQueue[Future[Any]] = SimpleQueue()
+    under_way = 0
+    for item in items:
+        if isinstance(item, Finding):
+            yield item
+            continue
+        stamp, known = work.memory.recall(item)
+        if known is not None:
+            yield item, known
+            continue
+        work.pool.submit(_examine, item, stamp, work.crew).add_done_callback(done.put)
+        under_way += 1
+        while under_way > 2 * work.jobs or not done.empty():
+            yield _noted(done.get(), work.memory)
+            under_way -= 1
+    for _ in range(under_way):
+        yield _noted(done.get(), work.memory)
+
+
+def _examine(item: Item, stamp: Any, crew: Crew) -> tuple[Item, Any, Examined, bool]:
+    """The item, its stamp, what was found, and whether a worker lived to find it."""
+    try:
+        document, data = crew.ask("examine", item=of_item(item))
+        return item, stamp, to_examined(document, to_thumb(data)), True
+    except Lost as lost:
+        code, detail = lost.code, lost.detail
+    except Unparsed as error:
+        code, detail = "decoder-crashed", f"the decoder's worker says what it never would: {error}"
+    said = finding(item.name, code, detail)
+    return item, stamp, Examined(name=item.name, findings=(said,), identity=None, thumb=None, captions=()), False
+
+
+def _noted(future: Future[tuple[Item, Any, Examined, bool]], memory: Remembered) -> tuple[Item, Examined]:
+    item, stamp, examined, lived = future.result()
+    if lived:  # what a worker died of may have been its memory or the load, and is tried again
+        memory.note(stamp, item, examined)
+    return item, examined
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
 
-def copies(identities: Iterable[Named]) -> tuple[list[Finding], list[Named]]:
-    """One finding for each exact copy of another picture, and the pictures that are none, by rank.
-
-    The original is the largest, then the one with the shortest name: copies tend to have longer ones.
-    """
-    files: dict[str, str] = {}
-    pixels: dict[str, str] = {}
-    found: list[Finding] = []
-    distinct: list[Named] = []
-    for name, identity in sorted(identities, key=_rank):
-        if identity.file in files:
-            found.append(finding(name, "exact-duplicate", f"same bytes as {files[identity.file]}"))
-        elif identity.pixels in pixels:
-            found.append(finding(name, "pixel-duplicate", f"same pixels as {pixels[identity.pixels]}"))
-        else:
-            distinct.append((name, identity))
-        files.setdefault(identity.file, name)
-        pixels.setdefault(identity.pixels, name)
-    return found, distinct
+def _pixels(pictures: Sequence[Blob], work: _Work) -> list[str]:
+    return list(work.pool.map(lambda blob: _asked(work.crew, "pixels", blob)[0].get("pixels", ""), pictures))
 
 
-def _rank(named: Named) -> tuple[int, int, str]:
-    name, identity = named
-    return -identity.size[0] * identity.size[1], len(PurePosixPath(name).name), name
+def _nears(distinct: Sequence[Seen], album: _Album, work: _Work, progress: Progress) -> Sequence[Near]:
+    name, known = work.memory.nears(bytes.fromhex(one.identity.file) for one in distinct)
+    if known is not None and all(near.second < len(distinct) for near in known):
+        return known
+    thumbs = [album.thumbs.get(one.identity.file) or work.memory.thumb(one.identity) or _thumb(one, work)
+              for one in distinct]
+    with progress("comparing", len(distinct), "pictures") as tick:
+        nears = near_duplicates(thumbs, tick)
+    work.memory.note_nears(name, nears)
+    return nears
 
 
-def near_copies(distinct: Sequence[Named], tick: Tick) -> list[Finding]:
-    """Near-duplicates among pictures sorted by rank, each reported once, against the first it resembles."""
-    if len(distinct) > LIMIT:
-        many = f"{len(distinct)} pictures; copies that are not exact are looked for among up to {LIMIT}"
-        return [finding(".", "duplicates-skipped", many)]
-    found: dict[int, Near] = {}
-    alike = near_duplicates([identity.thumb for _, identity in distinct], tick)
-    for near in sorted(alike, key=lambda near: near.mirrored):
-        found.setdefault(near.second, near)
-    return [_near_finding(near, distinct) for near in found.values()]
+def _thumb(one: Seen, work: _Work) -> Thumb:
+    """A thumbnail made again; a flat one, which is like nothing, where the picture is gone by now."""
+    flat = np.zeros((SIDE, 2), np.uint8)
+    return to_thumb(_asked(work.crew, "thumb", one.picture)[1]) or Thumb(across=flat, down=flat)
 
 
-def _near_finding(near: Near, distinct: Sequence[Named]) -> Finding:
-    code = "mirrored-duplicate" if near.mirrored else "near-duplicate"
-    alike = "the mirror image of" if near.mirrored else "nearly the same picture as"
-    return finding(distinct[near.second][0], code, f"{alike} {distinct[near.first][0]} ({near.score:.3f} of 1)")
+def _asked(crew: Crew, do: str, picture: Blob) -> tuple[Any, bytes]:
+    try:
+        return crew.ask(do, picture=of_blob(picture))
+    except Lost:
+        return {}, b""

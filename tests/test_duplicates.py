@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from prep.duplicates import near_duplicates
-from prep.examine import _identify
+from prep.looks import sampled, thumb_of
 
 
 def scene(seed: int, size=(360, 300)) -> Image.Image:
@@ -21,7 +21,7 @@ def scene(seed: int, size=(360, 300)) -> Image.Image:
 
 
 def thumb(picture: Image.Image):
-    return _identify(b"", np.asarray(picture)).thumb
+    return thumb_of(sampled(picture), picture.size)
 
 
 def jpeg(picture: Image.Image) -> Image.Image:

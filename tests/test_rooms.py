@@ -25,7 +25,7 @@ ROOMS = {
     "google_crc32c": set(),
     "pyarrow": {"prep.cache.plans", "prep.cache.samples", "prep.cache.shards", "prep.cache.tables", "prep.audit",
                 "prep.diff_samples", "prep.sources.tables"},
-    "sqlite3": {"prep.facts"},
+    "sqlite3": {"prep.facts", "prep.remembered"},
     "diffusers": {"prep.models.vae", "prep.models.text", "prep.models.quiet", "train.model", "train.sample",
                   "prep.demo.*"},
     "transformers": {"prep.models.text", "prep.models.segment", "prep.models.quiet", "prep.demo.*"},

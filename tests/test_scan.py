@@ -156,7 +156,7 @@ def test_huge_files(tmp_path, kind):
     assert details == {"too-large": "cannot be read: it has 2199023255552 bytes, expected at most 1073741824"}
 
 
-@pytest.mark.parametrize("step", ["images.decode", "images.shrink_gray", "images.decode_mask",
+@pytest.mark.parametrize("step", ["images.look", "looks.thumb_of", "images.look_at_mask",
                                   "captions.examine_caption"])
 def test_what_memory_does_not_hold(tmp_path, monkeypatch, step):
     def exhausted(*_, **__):
@@ -250,6 +250,7 @@ def test_nothing_to_scan(tmp_path):
 
 def test_too_many_to_compare(tmp_path, monkeypatch):
     monkeypatch.setattr("prep.scan.LIMIT", 2)
+    monkeypatch.setattr("prep.copies.LIMIT", 2)
     report = scan(walk(source(tmp_path), source=0, mask_from="none"), jobs=1)
     (told,) = [one for one in report.findings if one.code == "duplicates-skipped"]
     assert told.detail == "4 pictures; copies that are not exact are looked for among up to 2"
