@@ -13,6 +13,8 @@ from pictures import draw, draw_mask, saved
 from PIL import Image
 from tarred import member, tar_of
 
+from prep.sources.folders import PICTURES
+
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--quiet")
 
 
@@ -222,7 +224,7 @@ def test_every_photo_gets_a_mask_of_its_size(prep, real_data, clipseg_model, tmp
     result = prep("mask", real_data / "photos", "--with", "clipseg", "--prompt", "a cat", "-o", tmp_path / "out",
                   "--model", clipseg_model, "--threshold", 0.5, "--json", "--html", tmp_path / "look.html")
     assert result.code == 0 and result.json["findings"] == [] and result.json["kept"] == 0
-    photos = [path for path in (real_data / "photos").rglob("*") if path.suffix in (".jpg", ".jpeg", ".png", ".webp")]
+    photos = [path for path in (real_data / "photos").rglob("*") if path.suffix.lower() in PICTURES]
     assert result.json["written"] + result.json["skipped"] == len(photos) == 63
     for path in photos:
         mask = tmp_path / "out" / path.relative_to(real_data / "photos").with_name(f"{path.stem}-masklabel.png")
