@@ -250,11 +250,11 @@ def test_tables_that_cannot_be_read_or_are_others(cache):
     from prep.cache.tables import FINDINGS, build_shards, read_table, write_table
 
     digest = write_table(cache, build_shards([]))
-    with pytest.raises(CacheError, match=rf"table {digest} has columns \['digest', .*\], expected \['path', .*\]"):
+    with pytest.raises(CacheError, match=rf"table {digest} cannot be read: it has columns \['digest', .*\], expected \['path', .*\]"):
         read_table(cache, digest, FINDINGS)
     cache.table(digest).unlink()
     cache.table(digest).mkdir()
-    with pytest.raises(CacheError, match=f"table {digest} cannot be read: .*Is a directory"):
+    with pytest.raises(CacheError, match=f"table {digest} cannot be read: .* is a directory, expected a plain file"):
         read_table(cache, digest, FINDINGS)
 
 
