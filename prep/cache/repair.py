@@ -17,7 +17,7 @@ from prep.cache.header import Header, read_header, read_keys
 from prep.cache.layout import Shard
 from prep.cache.ledger import Ledger, commit
 from prep.cache.store import Cache, retire_shard
-from prep.cache.verify import bad_rows, rows_of, verify_shard
+from prep.cache.verify import bad_rows, may_pass, rows_of, verify_shard
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json, digest_parts
 from prep.errors import CacheError
@@ -105,11 +105,19 @@ def salvage(cache: Cache, digest: str) -> Shard | None:
     """Replaces a damaged shard by one of its good rows, with a commit of its own; None when no row could be saved.
 
     A shard that is sound after all stays, as does one that only lost what can be made again from the rest (its shard
-    index): then no row is lost, and manifests that name it stay valid. Every copied row passed its checksum again; a
-    crash in between leaves both shards, and running this again ends it. Commits that name the old shard go before it,
-    rejects in them with them.
+    index): then no row is lost, and manifests that name it stay valid. One that cannot be read just now stays, too, as
+    does its record. Every copied row passed its checksum again; a crash in between leaves both shards, and running this
+    again ends it. Commits that name the old shard go before it, rejects in them with them. Raises `OSError` where
+    nothing can be written, a full disk, say; then nothing is lost.
     """
-    new = _saved(cache, digest)
+    try:
+        header, bad = _looked_at(cache, digest)
+    except (CacheError, OSError) as error:
+        if may_pass(error) or may_pass(error.__context__):
+            return None
+        new = None
+    else:
+        new = _saved(cache, digest, header, bad)
     if new is not None and new.digest == digest:
         forget(cache, digest)
         return new
@@ -121,21 +129,22 @@ def salvage(cache: Cache, digest: str) -> Shard | None:
     return new
 
 
-def _saved(cache: Cache, digest: str) -> Shard | None:
+def _looked_at(cache: Cache, digest: str) -> tuple[Header, set[int]]:
+    """What a shard says of itself, and the rows that are bad. Raises `CacheError`, `OSError`."""
+    root, header = cache.shard(digest), read_header(cache, digest)
+    return header, {row for spec in header.arrays for row, _ in bad_rows(root, header, spec)}
+
+
+def _saved(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:
     """The shard that takes the place of a damaged one; of the same digest when that is, or can be made, whole."""
     root = cache.shard(digest)
-    try:
-        header = read_header(cache, digest)
-        bad = {row for spec in header.arrays for row, _ in bad_rows(root, header, spec)}
-        if bad:
-            return _copied(cache, digest, header, bad)
-        if layout.tree_digest(root) != digest:
-            # Where every row has its checksum and the digest does not fit all the same, some are not this shard's rows.
-            if _rebuilt_digest(root, header) != digest:
-                return None
-            _rewrite_indexes(cache, root, header)
-    except (CacheError, OSError):
-        return None
+    if bad:
+        return _copied(cache, digest, header, bad)
+    if layout.tree_digest(root) != digest:
+        # Where every row has its checksum and the digest does not fit all the same, some are not this shard's rows.
+        if _rebuilt_digest(root, header) != digest:
+            return None
+        _rewrite_indexes(cache, root, header)
     return Shard(digest=digest, rows=header.rows, bytes=sum(size for _, size in tree(root)))
 
 

@@ -47,7 +47,7 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(root):
             return [whole(digest, NOT_THERE)]
-        if _may_pass(error) or isinstance(error, FileNotFoundError):  # a file that goes while we look: gc, or a repair
+        if may_pass(error) or isinstance(error, FileNotFoundError):  # a file that goes while we look: gc, or a repair
             return [replace(whole(digest, f"cannot be read: {error}"), passing=True)]
         found = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
     with contextlib.suppress(OSError):
@@ -68,11 +68,11 @@ def glance(cache: Cache, digest: str) -> list[Damage]:
             check_index(root / layout.data_path(spec), spec, header.rows)
     except (CacheError, OSError, Unparsed) as error:
         found = whole(digest, str(error) if root.is_dir() else NOT_THERE)
-        return [replace(found, passing=_may_pass(error) or _may_pass(error.__context__))]
+        return [replace(found, passing=may_pass(error) or may_pass(error.__context__))]
     return []
 
 
-def _may_pass(error: BaseException | None) -> bool:
+def may_pass(error: BaseException | None) -> bool:
     """Whether the system did not let us read, and did not say that there is nothing sound to be read."""
     return isinstance(error, OSError) and not isinstance(error, NotPlain | FileNotFoundError) and not is_lost(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.cache import damage, files, layout, ledger, pread, repair, store, verify
+from prep.cache import damage, files, header, layout, ledger, pread, repair, store, verify
 from prep.cache.layout import Shard
 from prep.cache.reader import Reader
 from prep.cache.store import Cache, open_cache
@@ -207,6 +208,10 @@ def spoil_index(cache: Cache, digest: str, edit: Edit) -> None:
     edit(cache.shard(digest) / DATA, lambda data: data.__setitem__(-20, data[-20] ^ 1))
 
 
+def flip_a_row(cache: Cache, digest: str, edit: Edit) -> None:
+    edit(cache.shard(digest) / DATA, lambda data: data.__setitem__(60, data[60] ^ 1))
+
+
 def lose_index(cache: Cache, digest: str, edit: Edit) -> None:
     edit(cache.shard(digest) / DATA, lambda data: bytes(data[:-50]))
 
@@ -283,6 +288,43 @@ def test_a_crash_while_an_index_is_written_anew_loses_nothing(
 
 def interrupt(*given: Any, **named: Any) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("harm", [flip_a_row, spoil_index])
+def test_a_full_disk_loses_no_row(
+    cache: Cache, shard: Shard, rows: Any, edit: Edit, monkeypatch: pytest.MonkeyPatch, harm: Any
+) -> None:
+    committed(cache, shard, rows)
+    harm(cache, shard.digest, edit)
+    verify.verify_shard(cache, shard.digest)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(files, "write", full)
+        repair.salvage(cache, shard.digest)
+    assert repair.damaged_shards(cache) == [shard.digest] and cache.commit(A).exists()
+    new = repair.salvage(cache, shard.digest)
+    assert new is not None and new.rows == (7 if harm is spoil_index else 6)
+
+
+def full(handle: Any, data: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", handle.name)
+
+
+@pytest.mark.parametrize(("module", "name"), [(verify, "open_plain"), (header, "entries")])
+def test_a_shard_that_cannot_be_read_now_stays(
+    cache: Cache, shard: Shard, rows: Any, edit: Edit, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    """As does its record, so that it is looked at again."""
+    committed(cache, shard, rows)
+    condemn(cache, shard.digest, edit)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, refuse)
+        assert repair.salvage(cache, shard.digest) is None
+    assert repair.damaged_shards(cache) == [shard.digest] and cache.commit(A).exists()
+    assert repair.salvage(cache, shard.digest) == shard
+
+
+def refuse(path: Any) -> Any:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
 def test_adopted(cache: Cache, shard: Shard, rows: Any) -> None:
