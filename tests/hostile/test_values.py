@@ -105,13 +105,13 @@ def test_a_document_of_many_buckets_or_levels(target):
         manifests.read(target.path)
     for levels in (20, 500, 100_000):
         target.write({**target.copy(), "options": "@"}, {"@": "[" * levels + "]" * levels})
-        with pytest.raises(ManifestError, match="has more than 16 levels, expected a document of ours|is not JSON"):
+        with pytest.raises(ManifestError, match=r"has more than 16 levels, expected a document of ours|is not JSON"):
             manifests.read(target.path)
 
 
 NAN = float("nan")
 SAMPLE = {
-    "0.source": [(3, "source 3 in place 0, expected a number from 0 to 2"), (-1, "source -1")],
+    "0.source": [(3, "the sample table has source 3 in place 0, expected a number from 0 to 2"), (-1, "source -1")],
     "0.role": [("tarin", "the role number 3 in place 0, expected one of train, validation, prior")],
     "0.width": [(0, "width 0 in place 0")], "0.height": [(-5, "height -5 in place 0")],
     "0.bucket": [(3, "bucket 3 in place 0, expected a number from 0 to 2"), (-1, "bucket -1")],
@@ -139,7 +139,8 @@ SHARD = {
     "0.shapes": [("{}", "it has shapes of [] and dtypes of ['latent']"),
                  ("[1]", "shapes is [1], expected a table"),
                  ('{"latent": [1]}', "expected canonical JSON"), ("[" * 4000, "shapes is not canonical JSON"),
-                 ('{"latent":[0]}', "shapes.latent[0] is 0"), ("[" * 5000, "shapes has 5000 characters, expected at most"),
+                 ('{"latent":[0]}', "shapes.latent[0] is 0"),
+                 ("[" * 5000, "shapes has 5000 characters, expected at most"),
                  ('{"latent":[9999,99999]}', "has rows of 1999780002 bytes, expected at most 134217728"),
                  ('{"latent":[1.5]}', "shapes is not canonical JSON: 'canonical JSON has no floats")],
     "0.dtypes": [('{"latent":"object"}', "dtypes.latent is 'object', expected one of")],
