@@ -36,6 +36,9 @@ class ImageChoice:
     longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2
     min_side: int = 0  # of a picture, in pixels; one with a shorter side is not used; 0: step
     upscale: bool = False  # enlarge small pictures instead of giving them smaller buckets
+    crop: str = "centre"  # where the bucket is cut out: see `prep.views`
+    views: int = 1  # cuts of a picture, with `crop = "random"`; training shows one of them at a time
+    flip: str = "none"  # mirrored: none, both (each cut as it is, and mirrored), always
     alpha: str = "white"  # colour that transparency is flattened onto, or "reject"
     min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
 
@@ -57,6 +60,14 @@ class CaptionChoice:
     trigger: str = ""  # a word that every caption has: at [trigger], else at the start
     prefix: str = ""
     suffix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanChoice:
+    """Which findings a scan tells; decides no row."""
+
+    ignore: tuple[str, ...] = ()  # codes of findings that are not told
+    severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +94,7 @@ class Recipe:
     image: ImageChoice = field(default_factory=ImageChoice)
     caption: CaptionChoice = field(default_factory=CaptionChoice)
     mask: MaskFrom = "none"  # or a directory of masks
+    scan: ScanChoice = field(default_factory=ScanChoice)
     validation: float = 0.0  # fraction of the pictures
     prompts: Path | None = None
     file: Path | None = None  # where it was read from

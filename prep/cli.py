@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from prep import cli_cache
+from prep import cli_cache, cli_init
 from prep import options as opt
 from prep.console import progress, put, put_json, run, say
 from prep.errors import EXIT_FINDINGS
@@ -17,23 +17,32 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
                   help="Turns pictures, captions and masks into a verified cache and one manifest.json.")
 
 
+app.command()(cli_init.init)
+
+
 @app.command()
 def scan(
     source: opt.SourceArg,
     mask: Annotated[str, typer.Option(help="where masks are: none, sidecar, alpha, or a directory")] = "sidecar",
+    model: Annotated[str | None, typer.Option(help="count captions' tokens for this pipeline directory or id")] = None,
+    select: Annotated[list[str] | None, typer.Option(help="only findings of this code; may be repeated")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="no findings of this code; may be repeated")] = None,
+    write_report: Annotated[Path | None, typer.Option(help="write one self-contained HTML page")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="exit 1 for warnings, too")] = False,
-    jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="read every file again, whatever its stamps say")] = False,
+    jobs: Annotated[int, typer.Option(help="processes that decode", min=1)] = opt.JOBS,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Decode every picture, read every caption and mask, and say what is wrong with them. Exit 1 for errors."""
+    from prep.command_scan import Scanning, scan_all
     from prep.report.terminal import findings_table
     from prep.scan import as_json as document
-    from prep.scan import scan as scan_all
-    from prep.survey import walk_labelled
 
     _quiet_pillow()
-    recipe = opt.recipe_of(source, mask=mask if source.suffix != ".toml" else None)
-    report = scan_all(walk_labelled(recipe), jobs=jobs,
-                      progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    report = scan_all(Scanning(
+        recipe=opt.recipe_of(source, mask=mask if source.suffix != ".toml" else None), jobs=jobs, model=model,
+        select=select or (), ignore=ignore or (), page=write_report, rehash=rehash,
+        progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
     if as_json:
         put_json(document(report))
     else:
@@ -50,8 +59,9 @@ def bucket(
     underfill: Annotated[str, typer.Option(help="of a bucket's last micro-batch: drop, partial or repeat")] = "partial",
     world: Annotated[int, typer.Option(help="ranks that share a step", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="of the epoch whose names are listed")] = 0,
-    resolution: opt.Resolution = None, step: opt.Step = None, buckets: opt.Buckets = None,
-    min_bucket: opt.MinBucket = None, upscale: opt.Upscale = None, validation: opt.Validation = None,
+    resolution: opt.Resolution = None, step: opt.Step = None, buckets: opt.Buckets = None, sizes: opt.Sizes = None,
+    min_bucket: opt.MinBucket = None, upscale: opt.Upscale = None, crop: opt.Crop = None, views: opt.Views = None,
+    flip: opt.Flip = None, mask: opt.Mask = None, validation: opt.Validation = None,
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Show buckets and step plan: scale, crop loss, and by name each picture that is left out or repeated."""
@@ -64,8 +74,9 @@ def bucket(
     from prep.survey import survey
 
     _quiet_pillow()
-    recipe = opt.unstopped(opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets,
-                                         min_bucket=min_bucket, upscale=upscale, validation=validation))
+    recipe = opt.unstopped(opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, sizes=sizes,
+                                         min_bucket=min_bucket, upscale=upscale, crop=crop, views=views, flip=flip,
+                                         mask=mask, validation=validation))
     with progress("reading", None, unit="pictures", shown=not quiet) as tick:
         surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick)
     bucketing = buckets_for(recipe, surveyed)
@@ -131,8 +142,9 @@ def encode(
     cache: Annotated[Path, typer.Option(help="the cache directory; made when it is not there", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the manifest to write")] = Path("manifest.json"),
     model: Annotated[str | None, typer.Option(help="a diffusers pipeline directory, or a Hub id")] = None,
-    resolution: opt.Resolution = None, step: opt.Step = None, buckets: opt.Buckets = None,
-    min_bucket: opt.MinBucket = None, upscale: opt.Upscale = None, alpha: opt.Alpha = None, mask: opt.Mask = None,
+    resolution: opt.Resolution = None, step: opt.Step = None, buckets: opt.Buckets = None, sizes: opt.Sizes = None,
+    min_bucket: opt.MinBucket = None, upscale: opt.Upscale = None, crop: opt.Crop = None, views: opt.Views = None,
+    flip: opt.Flip = None, alpha: opt.Alpha = None, mask: opt.Mask = None,
     missing_caption: opt.MissingCaption = None, validation: opt.Validation = None,
     prompts: Annotated[Path | None, typer.Option(help="file of sample prompts: prompt --n negative")] = None,
     dtype: Annotated[str | None, typer.Option(help="of the stored rows: bfloat16, float16 or float32")] = None,
@@ -152,9 +164,10 @@ def encode(
     from prep.command_encode import Encoding, encode_all
 
     _quiet_pillow()
-    recipe = opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, min_bucket=min_bucket,
-                           upscale=upscale, alpha=alpha, missing_caption=missing_caption, mask=mask,
-                           validation=validation, model=model, dtype=dtype, compute=compute, prompts=prompts)
+    recipe = opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, sizes=sizes,
+                           min_bucket=min_bucket, upscale=upscale, crop=crop, views=views, flip=flip, alpha=alpha,
+                           missing_caption=missing_caption, mask=mask, validation=validation, model=model,
+                           dtype=dtype, compute=compute, prompts=prompts)
     begun = time.monotonic()
     report = encode_all(Encoding(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,

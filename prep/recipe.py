@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prep.choices import CAPTION_LINES, MISSING_CAPTION, STORED_DTYPES
+from prep.checks import checked
 from prep.choices import CaptionChoice as CaptionChoice  # callers know the records by this module
 from prep.choices import ImageChoice as ImageChoice
 from prep.choices import MaskFrom as MaskFrom
@@ -19,9 +19,9 @@ from prep.choices import ModelChoice as ModelChoice
 from prep.choices import Recipe as Recipe
 from prep.choices import Source as Source
 from prep.errors import ConfigError, PathError
-from prep.models.family import FAMILIES
-from prep.parse import Unparsed, colour_of, expect, known_keys, list_of, one_of, size_of, within
+from prep.parse import Unparsed, expect, known_keys, list_of
 from prep.sources.walk import HINT, is_tars, tars_of
+from prep.verdicts import scan_choice
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def load(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
     given = {name: value for name, value in choices.items() if value is not None}
     try:
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
-        return _checked(replace(_override(recipe, given), options=_options(recipe, given)))
+        return checked(replace(_override(recipe, given), options=_options(recipe, given)))
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
         raise ConfigError(f"{where}{error}") from None
@@ -59,7 +59,7 @@ def _read(path: Path) -> Recipe:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    known_keys(table, ("model", "image", "caption", "mask", "source", "validation", "prompts"), "the recipe")
+    known_keys(table, ("model", "image", "caption", "mask", "scan", "source", "validation", "prompts"), "the recipe")
     caption = _record(CaptionChoice, table, "caption")
     sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
     if not sources:
@@ -73,6 +73,7 @@ def _read(path: Path) -> Recipe:
         image=_record(ImageChoice, table, "image"),
         caption=caption,
         mask=_mask(expect(mask, str, "mask.from"), path.parent),
+        scan=scan_choice(table.get("scan", {})),
         validation=expect(fraction, float, "validation.fraction"),
         prompts=None if prompts is None else path.parent / expect(prompts, str, "prompts.file"),
         file=path,
@@ -162,7 +163,7 @@ def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 OPTIONS: Mapping[str, str | tuple[str, str]] = {
     "model.path": "--model", "model.dtype": "--dtype", "model.compute": "--compute",
     "image.resolution": "--resolution", "image.step": "--step", "image.buckets": "--buckets",
-    "image.sizes": "--sizes",
+    "image.sizes": "--sizes", "image.crop": "--crop", "image.views": "--views", "image.flip": "--flip",
     "image.min_bucket": "--min-bucket", "image.upscale": ("--upscale", "--no-upscale"), "image.alpha": "--alpha",
     "caption.missing": "--missing-caption", "mask": "--mask", "validation": "--validation", "prompts": "--prompts",
 }
@@ -188,51 +189,3 @@ def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
 def _at(recipe: Recipe, name: str) -> Any:
     section, _, key = name.partition(".")
     return getattr(getattr(recipe, section), key) if key else getattr(recipe, section)
-
-
-def _checked(recipe: Recipe) -> Recipe:
-    image, model = recipe.image, recipe.model
-    one_of(image.buckets, ("step", "ratio", "sdxl-40", "list", "single"), "image.buckets")
-    if (image.buckets == "list") != bool(image.sizes):
-        raise Unparsed(f"image.buckets is '{image.buckets}' and image.sizes has {len(image.sizes)} sizes, expected "
-                       "sizes with 'list', and with nothing else")
-    for size in image.sizes:
-        size_of(size, "image.sizes")
-    one_of(model.dtype, STORED_DTYPES, "model.dtype")
-    if model.compute:
-        one_of(model.compute, STORED_DTYPES, "model.compute")
-    if model.family:
-        one_of(model.family, FAMILIES, "model.family")
-    if image.alpha != "reject":
-        colour_of(image.alpha, "image.alpha", also=("reject",))
-    within(image.step, 8, 1024, "image.step")
-    within(image.resolution, image.step, 16384, "image.resolution")
-    within(image.min_bucket, 1, 1 << 30, "image.min_bucket")
-    within(recipe.validation, 0, 0.9, "validation.fraction")
-    for number, source in enumerate(recipe.sources):
-        _check_caption(recipe.caption_of(number), "caption" if source.caption is None else f"source[{number}].caption")
-        one_of(source.role, ("train", "validation", "prior"), "source.role")
-        within(source.repeats, 1, 10000, "source.repeats")
-        within(source.weight, 0, 1000, "source.weight")
-        _check_mask(source.mask, f"source[{number}].mask")
-    _check_mask(recipe.mask, "mask.from")
-    kinds = {"alpha" if mask == "alpha" else "file" for mask in map(recipe.mask_of, range(len(recipe.sources)))
-             if mask != "none"}
-    if len(kinds) > 1:
-        raise Unparsed("masks of some sources are alpha and of others files, expected one kind in a recipe")
-    return recipe
-
-
-def _check_mask(mask: MaskFrom | None, where: str) -> None:
-    if isinstance(mask, Path) and not mask.is_dir():
-        raise Unparsed(f"{where} is {str(mask)!r}, expected none, sidecar, alpha or an existing directory")
-
-
-def _check_caption(caption: CaptionChoice, where: str) -> None:
-    one_of(caption.missing, MISSING_CAPTION, f"{where}.missing")
-    one_of(caption.lines, CAPTION_LINES, f"{where}.lines")
-    within(caption.variants, 1, 1024, f"{where}.variants")
-    within(caption.dropout, 0, 1, f"{where}.dropout")
-    within(caption.keep_tokens, 0, 1 << 20, f"{where}.keep_tokens")
-    if not caption.separator:
-        raise Unparsed(f"{where}.separator is empty, expected what stands between tags, like ','")

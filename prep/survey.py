@@ -15,8 +15,9 @@ from prep import captions, images
 from prep.digest import digest_bytes
 from prep.errors import ConfigError
 from prep.facts import Fact, Facts
+from prep.focus import focus_in
 from prep.recipe import CaptionChoice, MaskFrom, Recipe, Source
-from prep.records import Blob, Finding, Item, Sample, Surveyed
+from prep.records import Blob, Finding, Focus, Item, Sample, Surveyed
 from prep.report.words import names_of
 from prep.sources.blob import code_of
 from prep.sources.directory import MaskFolder
@@ -119,7 +120,8 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
     what: tuple[str, Blob | None] = "", None  # that is being read, where it is not the picture
     mask: Fact | None = None
     try:
-        header = ask(item.picture, "picture")
+        focused = recipe.image.crop == "focus"
+        header = ask(item.picture, "picture-alpha" if focused and recipe.mask_of(item.source) == "alpha" else "picture")
         if header is None:
             return None
         if "code" in header:
@@ -135,16 +137,17 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
         if "code" in words:
             return _reject(recipe, item, str(words["code"]), str(words["detail"]))
         what = "mask", item.mask
-        if item.mask is not None and (mask := ask(item.mask, "file")) is None:
+        if item.mask is not None and (mask := ask(item.mask, "mask" if focused else "file")) is None:
             return None
     except OSError as error:
         return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
     choice = recipe.caption_of(item.source)
-    texts = variants_of(_lines(words["captions"], choice), choice) or _without_caption(item, choice)
+    texts = captions_of(words["captions"], choice) or _without_caption(item, choice)
     if texts is None:
         return _reject(recipe, item, "missing-caption", "has no caption, or an empty one")
     return Surveyed(item=item, picture=header["digest"], size=(header["width"], header["height"]),
-                    has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"])
+                    has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
+                    focus=_focus(mask or header))
 
 
 def _picture_facts(data: bytes) -> Fact:
@@ -154,6 +157,18 @@ def _picture_facts(data: bytes) -> Fact:
     except images.BadPicture as error:
         return {"digest": digest, "code": error.code, "detail": error.detail}
     return {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
+
+
+def _picture_and_focus(data: bytes) -> Fact:
+    """The facts of a picture whose transparency is its mask."""
+    found = _picture_facts(data)
+    return {**found, "focus": focus_in(data, "alpha")} if found.get("alpha") else found
+
+
+def _focus(fact: Fact) -> Focus | None:
+    """Where the mask is, in facts of a mask or of a picture with its transparency."""
+    at = fact.get("focus")
+    return None if at is None else (at[0], at[1])
 
 
 def _caption_facts(data: bytes, form: captions.Format) -> Fact:
@@ -167,12 +182,19 @@ def _caption_facts(data: bytes, form: captions.Format) -> Fact:
 _MAKE: Mapping[str, Callable[[bytes], Fact]] = {
     "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
     "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
+    "mask": lambda data: {"digest": digest_bytes(data), "focus": focus_in(data, "mask")},
+    "picture-alpha": _picture_and_focus,
 }
 
 
 def _its(what: str, blob: Blob | None) -> str:
     """Which of an item's files is meant; the picture needs no word."""
     return "" if blob is None else f"its {what} {printable(blob.name)} "
+
+
+def captions_of(found: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str, float], ...]:
+    """What a picture's captions become, with their weights; nothing where there are none."""
+    return variants_of(_lines(found, choice), choice)
 
 
 def _lines(found: Sequence[str], choice: CaptionChoice) -> Sequence[str]:

@@ -26,6 +26,14 @@ settings.register_profile("latentry", deadline=None, suppress_health_check=[Heal
 settings.load_profile("latentry")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a scan remembers goes to a directory of the tests', not to the user's."""
+    path = tmp_path_factory.mktemp("caches")
+    os.environ["XDG_CACHE_HOME"] = str(path)
+    return path
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real pictures named by LATENTRY_REAL_DATA; without it the test is skipped."""

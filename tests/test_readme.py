@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from prep.choices import ScanChoice
 from prep.codes import CODES
 from prep.errors import Problem
 
@@ -95,7 +96,8 @@ def test_the_example_recipe_has_every_key():
     from prep import recipe
 
     given = tomllib.loads((ROOT / "manifests" / "dataset.toml").read_text())
-    for name, kind in (("model", recipe.ModelChoice), ("image", recipe.ImageChoice), ("caption", recipe.CaptionChoice)):
+    for name, kind in (("model", recipe.ModelChoice), ("image", recipe.ImageChoice), ("caption", recipe.CaptionChoice),
+                       ("scan", ScanChoice)):
         assert set(given[name]) == set(kind.__dataclass_fields__)
     assert set(given["source"][0]) == set(recipe.Source.__dataclass_fields__)
     defaults = recipe.ImageChoice()

@@ -28,14 +28,15 @@ ROOMS = {
     "sqlite3": {"prep.facts", "prep.remembered"},
     "diffusers": {"prep.models.vae", "prep.models.text", "prep.models.quiet", "train.model", "train.sample",
                   "prep.demo.*"},
-    "transformers": {"prep.models.text", "prep.models.segment", "prep.models.quiet", "prep.demo.*"},
+    "transformers": {"prep.models.text", "prep.models.tokens", "prep.models.segment", "prep.models.quiet",
+                     "prep.demo.*"},
     "huggingface_hub": {"prep.models.hub"},
     "rembg": {"prep.models.matting"},
     "peft": {"train.lora"},
     "safetensors": {"train.checkpoint", "train.lora", "prep.demo.*"},
     "torch": {"prep.models.arrays", "prep.models.device", "prep.models.vae", "prep.models.text",
               "prep.models.segment", "train.*", "prep.demo.*"},
-    "typer": {"prep.cli", "prep.cli_cache", "prep.options", "prep.console", "train.cli"},
+    "typer": {"prep.cli", "prep.cli_cache", "prep.cli_init", "prep.options", "prep.console", "train.cli"},
     "rich": {"prep.console", "prep.report.*", "train.watch"},
     "webdataset": {"prep.sources.tars"},
     "braceexpand": {"prep.sources.walk"},
@@ -49,10 +50,10 @@ FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", 
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
 LAZY = {
-    "prep.cache.files", "prep.cli", "prep.cli_cache", "train.cli", "prep.console",
+    "prep.cache.files", "prep.cli", "prep.cli_cache", "prep.cli_init", "train.cli", "prep.console",
     "prep.command_encode", "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
     "prep.command_mask", "prep.models.matting",
-    "prep.sources.tars", "prep.sources.tables", "prep.worker",
+    "prep.sources.tars", "prep.sources.tables", "prep.worker", "prep.command_scan",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic")

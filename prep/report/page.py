@@ -5,9 +5,7 @@ Every name, caption and detail is escaped, and the page's own policy forbids scr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,15 @@ from prep.audit import Audit, inspect
 from prep.cache.files import write_whole
 from prep.paths import Place, check_apart, check_output
 from prep.records import Size
+from prep.report.frame import POLICY as POLICY
+from prep.report.frame import framed, table
+from prep.report.frame import sections as as_sections
 from prep.report.gallery import Thumbnail, from_sources, gallery
 from prep.report.plot import bucket_plot
-from prep.report.words import bytes_of, safe, size_of
+from prep.report.words import bytes_of, size_of
 
 CARDS = 120  # in the gallery
 FINDINGS = 500  # rows; `prep inspect --json` has them all
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_page(audit: Audit, path: Path, *, cards: int = CARDS, thumbnail: Thumbnail | None = None) -> None:
@@ -55,16 +55,7 @@ def page(audit: Audit, *, cards: int, thumbnail: Thumbnail) -> str:
         ("Samples", gallery(audit, limit=cards, thumbnail=thumbnail)),
         ("Findings", _findings(document["findings"])),
     ]
-    body = "\n".join(f"<section><h2>{title}</h2>\n{inner}\n</section>" for title, inner in sections)
-    name = _words(document["manifest"])
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{name}</title>\n'
-            f"<style>\n{_css()}</style></head>\n<body>\n<h1>{name}</h1>\n{_facts(document)}\n{body}\n</body></html>\n")
-
-
-def _css() -> str:
-    return files("prep.report").joinpath("page.css").read_text(encoding="utf-8")
+    return framed(document["manifest"], f"{_facts(document)}\n{as_sections(sections)}")
 
 
 def _facts(document: Mapping[str, Any]) -> str:
@@ -72,7 +63,7 @@ def _facts(document: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {role}" for role, count in document["samples"].items())
     prints = [(f"{name} fingerprint", digest) for name, digest in document["models"].items()]
     what = f"{model} ({document['family']}, {document['prediction']})"
-    return _table(("", ""), [("samples", counts), ("model", what), *prints, ("manifest", document["digest"])])
+    return table(("", ""), [("samples", counts), ("model", what), *prints, ("manifest", document["digest"])])
 
 
 def _fields(document: Mapping[str, Any]) -> str:
@@ -80,14 +71,14 @@ def _fields(document: Mapping[str, Any]) -> str:
              ", ".join(str(shape) for shape in described["shapes"]), str(field["rows"]), str(field["shards"]),
              bytes_of(field["bytes"]))
             for name, field in document["fields"].items() for array, described in field["arrays"].items()]
-    return _table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), rows, numbers=(5, 6, 7))
+    return table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), rows, numbers=(5, 6, 7))
 
 
 def _buckets(audit: Audit, document: Mapping[str, Any]) -> str:
     losses = _crop_losses(audit)
     rows = [(size_of(one["size"]), *(str(one[role]) for role in ("train", "validation", "prior")), f"{loss:.1f} %")
             for one, loss in zip(document["buckets"], losses, strict=True)]
-    return _table(("bucket", "train", "validation", "prior", "cut on average"), rows, numbers=(1, 2, 3, 4))
+    return table(("bucket", "train", "validation", "prior", "cut on average"), rows, numbers=(1, 2, 3, 4))
 
 
 def _crop_losses(audit: Audit) -> list[float]:
@@ -115,19 +106,4 @@ def _findings(findings: Sequence[Mapping[str, str]]) -> str:
         return "<p>none</p>"
     more = f"<p>and {len(findings) - FINDINGS} more</p>" if len(findings) > FINDINGS else ""
     rows = [(one["severity"], one["code"], one["path"], one["detail"]) for one in findings[:FINDINGS]]
-    return _table(("severity", "code", "file", "what"), rows) + more
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """An HTML table of escaped cells; columns in `numbers` are flush right."""
-    def cells(tag: str, row: Sequence[str]) -> str:
-        kinds = (' class="number"' if number in numbers else "" for number in range(len(row)))
-        return "".join(f"<{tag}{kind}>{_words(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
-
-    head = f"<thead><tr>{cells('th', heads)}</tr></thead>" if any(heads) else ""
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table>{head}<tbody>\n{body}\n</tbody></table>"
-
-
-def _words(text: str) -> str:
-    return escape(safe(text))
+    return table(("severity", "code", "file", "what"), rows) + more

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,20 +15,33 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from prep.codes import CODES
 from prep.outlook import Outlook, as_json
 from prep.records import Finding
 from prep.report.words import bytes_of, names_of, safe, size_of
 
 LISTED = 30  # names; --json has them all
+SCREEN = 10  # findings; more are summed up by code, too
+SEVERITIES = ("error", "warning", "info")
 NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which it is worth a line
 
 
 def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int) -> str:
-    """What `prep scan` says: a line for each finding, and the sums."""
+    """What `prep scan` says: a line for each finding, then how often each code comes, and the sums."""
     rows = [(one.severity, one.code, one.path, one.detail) for one in findings]
-    severities = ("error", "warning", "info")
-    counts = ", ".join(f"{sum(one.severity == kind for one in findings)} {kind}" for kind in severities)
-    return _page(_table(("", "code", "file", "what"), rows), f"{usable} of {pictures} pictures are usable; {counts}")
+    counts = ", ".join(f"{sum(one.severity == kind for one in findings)} {kind}" for kind in SEVERITIES)
+    sums = [(severity, code, str(count), CODES[code][1] if code in CODES else "")
+            for severity, code, count in sums_by_code(findings)]
+    return _page(_table(("", "code", "file", "what"), rows),
+                 _table(("", "code", "files", "meaning"), sums if len(rows) > SCREEN else (), right=(2,)),
+                 f"{usable} of {pictures} pictures are usable; {counts}")
+
+
+def sums_by_code(findings: Iterable[Finding]) -> list[tuple[str, str, int]]:
+    """(severity, code, how many), the worst first, then the most."""
+    counts = Counter((one.severity, one.code) for one in findings)
+    return sorted(((severity, code, count) for (severity, code), count in counts.items()),
+                  key=lambda one: (SEVERITIES.index(one[0]), -one[2], one[1]))
 
 
 def outlook_tables(outlook: Outlook) -> str:

@@ -1,0 +1,114 @@
+"""What `prep scan` does: the scan, what is remembered of earlier ones, tokens of captions, the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prep.cache.files import write_whole
+from prep.crew import Crew, Lost
+from prep.errors import ModelError, UsageError
+from prep.examine import Examined, finding
+from prep.parse import Unparsed
+from prep.paths import Place, check_apart, check_output
+from prep.recipe import Recipe
+from prep.records import Blob, Finding, Item
+from prep.remembered import Remembered, usual_path
+from prep.report.scan_page import POLICY, preview_names, scan_page
+from prep.scan import Check, Progress, Report, nothing_else, scan
+from prep.sources.walk import places_of
+from prep.survey import captions_of, walk_labelled
+from prep.verdicts import code_of, judged
+from prep.wire import of_blob
+
+SIDE = 160  # pixels of a preview's longer side
+NEAR = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scanning:
+    """What the command line asks for."""
+
+    recipe: Recipe
+    jobs: int
+    model: str | None
+    select: Sequence[str]
+    ignore: Sequence[str]
+    page: Path | None
+    rehash: bool
+    progress: Progress
+
+
+def scan_all(asked: Scanning) -> Report:
+    """The report, with the findings that are asked for. Raises `UsageError`, `PathError`, `ModelError`."""
+    _check(asked)
+    recipe, choice = asked.recipe, asked.recipe.scan
+    wanted = {one.code for one in judged([finding(".", code, "") for code in sorted(NEAR)], choice,
+                                         select=asked.select, ignore=asked.ignore)}
+    tokens = nothing_else if asked.model is None else _token_check(asked.model, recipe)
+    blobs: dict[str, Blob] = {}
+
+    def check(item: Item, examined: Examined) -> Iterable[Finding]:
+        if asked.page is not None and examined.identity is not None:
+            blobs[item.name] = item.picture
+        return tokens(item, examined)
+
+    memory = Remembered(usual_path(), trust=not asked.rehash)
+    try:
+        report = scan(walk_labelled(recipe), jobs=asked.jobs, progress=asked.progress, memory=memory, check=check,
+                      compare=bool(wanted))
+    finally:
+        memory.close()
+    report = replace(report, findings=judged(report.findings, choice, select=asked.select, ignore=asked.ignore))
+    if asked.page is not None:
+        names = [name for name in preview_names(report.findings) if name in blobs]
+        write_whole(asked.page, scan_page(report, _previews(names, blobs)).encode())
+    return report
+
+
+def _check(asked: Scanning) -> None:
+    for option, codes in (("--select", asked.select), ("--ignore", asked.ignore)):
+        for code in codes:
+            try:
+                code_of(code, option)
+            except Unparsed as error:
+                raise UsageError(str(error), hint="README.md has the table of codes") from None
+    if asked.page is not None:
+        target = Place(role="page", path=asked.page)
+        for source in asked.recipe.sources:
+            for place in places_of(source.path):
+                check_apart([Place(role="pictures", path=place), target])
+        check_output(asked.page, "page", lambda start: not start or POLICY.encode() in start)
+
+
+def _token_check(model: str, recipe: Recipe) -> Check:
+    """A warning for each item one of whose captions, in all its variants, has more tokens than the encoder takes."""
+    from prep.models.hub import locate
+    from prep.models.tokens import TokenCounter  # here: it loads transformers
+
+    try:
+        where = locate(model)
+    except ModelError as error:
+        raise ModelError(error.message, hint="name a diffusers pipeline directory; a scan fetches nothing") from None
+    counter = TokenCounter(where)
+
+    def check(item: Item, examined: Examined) -> Iterable[Finding]:
+        tokens = counter.longest([text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))])
+        if tokens > counter.limit:
+            yield finding(item.name, "caption-over-limit",
+                          f"{tokens} tokens, expected at most {counter.limit}; the encoder never sees the others")
+
+    return check
+
+
+def _previews(names: Sequence[str], blobs: dict[str, Blob]) -> dict[str, bytes]:
+    """A small PNG of each picture, by name; made by a worker, like everything that is decoded."""
+    found: dict[str, bytes] = {}
+    with Crew() as crew:
+        for name in names:
+            try:
+                found[name] = crew.ask("preview", picture=of_blob(blobs[name]), side=SIDE)[1]
+            except Lost:
+                continue
+    return found
