@@ -11,7 +11,8 @@ from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
 from prep.mask import METHODS, Made, MaskChoice, check_choice, mask_path
-from prep.masking import Model, make_masks
+from prep.mask_item import Model
+from prep.masking import make_masks
 from prep.models.hub import SINGLE, locate
 from prep.paths import Place, check_apart, check_not_cache
 from prep.recipe import Recipe

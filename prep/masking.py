@@ -6,51 +6,20 @@ that exists is left alone, since somebody may have edited it. So a run goes on w
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
 
-import numpy as np
-
-from prep import images
-from prep.cache.files import write_whole
 from prep.errors import PathError
-from prep.images import Pixels
 from prep.mask import METHODS, Made, MaskChoice, check_choice, mask_path
-from prep.mask_pixels import combined, finished, plain_map, read_mask, scaled
+from prep.mask_item import Model, Outcome, Ready, begin, end, no_room, write_white
 from prep.paths import is_inside, resolve, same_place
-from prep.records import Finding, Item, Size
+from prep.records import Finding, Item
 from prep.report.words import safe
-from prep.sources.blob import code_of, read_blob
 
-Outcome = Literal["written", "black", "kept", "skipped"] | Finding
 Tick = Callable[[int], object]
-
-
-class Model(Protocol):
-    """What makes maps of pictures."""
-
-    def prepare(self, picture: Pixels) -> Any:
-        """What `maps` takes of a picture, uint8 [H, W, 3]; called by many threads at once."""
-
-    def maps(self, inputs: Sequence[Any]) -> Sequence[Pixels]:
-        """For each input, uint8 [h, w] over the whole picture, of any size; called by one thread."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """A picture that waits for the model."""
-
-    item: Item
-    target: Path
-    size: Size
-    base: Pixels | None  # the mask to combine with, of the picture's size
-    input: Any  # the model's
 
 
 def make_masks(items: Iterable[Item], choice: MaskChoice, *, out: Path, load: Callable[[], Model] | None = None,
@@ -83,7 +52,17 @@ def make_masks(items: Iterable[Item], choice: MaskChoice, *, out: Path, load: Ca
         for item, target, outcome in _run(todo, choice, model, jobs, batch_size, tick):
             outcomes.append((item, outcome))
             written.update([target] if outcome in ("written", "black") else [])
-    return _made(outcomes)
+    return _made([(item, _told_apart(item, outcome, out, choice)) for item, outcome in outcomes])
+
+
+def _told_apart(item: Item, outcome: Outcome, out: Path, choice: MaskChoice) -> Outcome:
+    """A picture in a subdirectory that needs no mask gets one all the same, where one of its name lies directly in
+    `out`: `prep encode` would take that for its own, since masks may lie flat.
+    """
+    target = out / mask_path(item.name, choice.naming)
+    if outcome != "skipped" or target.parent == out or not (out / target.name).exists():
+        return outcome
+    return write_white(item, target)
 
 
 def _made(outcomes: Sequence[tuple[Item, Outcome]]) -> Made:
@@ -120,7 +99,7 @@ def _known(item: Item, target: Path, choice: MaskChoice) -> Outcome | None:
     try:
         return "kept" if target.exists() and not choice.force and choice.combine is None else None
     except OSError as error:
-        return _no_room(item, target, error)
+        return no_room(item, target, error)
 
 
 def _needs_model(item: Item, choice: MaskChoice) -> bool:
@@ -147,7 +126,7 @@ def _run(todo: Sequence[tuple[Item, Path]], choice: MaskChoice, model: Model | N
     def flush() -> None:
         assert model is not None, f"{choice.method} needs a model"
         maps = model.maps([ready.input for _, ready in batch])
-        ending.extend((number, pool.submit(_end, ready, gray, choice))
+        ending.extend((number, pool.submit(end, ready, gray, choice))
                       for (number, ready), gray in zip(batch, maps, strict=True))
         batch.clear()
         settle(2 * batch_size)
@@ -173,7 +152,7 @@ def _ahead(pool: ThreadPoolExecutor, todo: Sequence[tuple[Item, Path]], choice: 
     waiting: deque[Future[Outcome | Ready]] = deque()
     try:
         for number, (item, target) in enumerate(todo):
-            waiting.append(pool.submit(_begin, item, target, choice, model))
+            waiting.append(pool.submit(begin, item, target, choice, model))
             if len(waiting) == window:
                 yield number - window + 1, waiting.popleft().result()
         for number in range(len(todo) - len(waiting), len(todo)):
@@ -181,68 +160,3 @@ def _ahead(pool: ThreadPoolExecutor, todo: Sequence[tuple[Item, Path]], choice: 
     finally:
         for future in waiting:
             future.cancel()
-
-
-# ---- one picture -----------------------------------------------------------------------------------------------------
-
-
-def _begin(item: Item, target: Path, choice: MaskChoice, model: Model | None) -> Outcome | Ready:
-    """The whole mask, or what the model needs for it."""
-    try:
-        if item.mask is not None and choice.combine is None:
-            size = images.read_header(read_blob(item.picture)).size if choice.naming == "kohya" else None
-            return _write(item, target, read_mask(read_blob(item.mask), size))  # kohya wants the picture's size
-        data = read_blob(item.picture)
-        if not METHODS[choice.method].model:
-            made = plain_map(data, choice)
-            return _finish(item, target, made, _base(item, target, (made.shape[1], made.shape[0]), choice), choice)
-        picture = images.decode(data, alpha="white")
-        assert model is not None, f"{choice.method} needs a model"
-        return Ready(item=item, target=target, size=picture.size, base=_base(item, target, picture.size, choice),
-                     input=model.prepare(np.asarray(picture)))
-    except OSError as error:
-        return Finding(path=item.name, code=code_of(error), severity="error",
-                       detail=f"cannot be read: {error.strerror or error}")
-    except images.BadPicture as error:
-        return Finding(path=item.name, code=error.code, severity="error", detail=error.detail)
-    except MemoryError:
-        return Finding(path=item.name, code="too-large", severity="error", detail="takes more memory than there is")
-
-
-def _base(item: Item, target: Path, size: Size, choice: MaskChoice) -> Pixels | None:
-    """The mask to combine with: the file that is there, else the item's own. Raises `OSError`, `BadPicture`."""
-    if choice.combine in (None, "replace"):
-        return None
-    if target.exists():
-        return read_mask(target.read_bytes(), size)
-    return None if item.mask is None else read_mask(read_blob(item.mask), size)
-
-
-def _end(ready: Ready, gray: Pixels, choice: MaskChoice) -> Outcome:
-    return _finish(ready.item, ready.target, scaled(gray, ready.size), ready.base, choice)
-
-
-def _finish(item: Item, target: Path, gray: Pixels, base: Pixels | None, choice: MaskChoice) -> Outcome:
-    mask = finished(gray, choice)
-    return _write(item, target, combined(mask, base, choice.combine) if choice.combine else mask)
-
-
-def _write(item: Item, target: Path, mask: Pixels) -> Outcome:
-    """Writes a mask, unless it would be white everywhere, which is what having none means."""
-    try:
-        if mask.min() == 255 and not target.exists():
-            return "skipped"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, images.encode_png(np.ascontiguousarray(mask)))
-    except OSError as error:
-        return _no_room(item, target, error)
-    return "written" if mask.max() else "black"
-
-
-def _no_room(item: Item, target: Path, error: OSError) -> Finding:
-    """The finding for a name that the file system of `target` does not take. Raises `PathError` for another error."""
-    if error.errno != errno.ENAMETOOLONG:
-        raise PathError(f"cannot write mask {safe(str(target))}: {error.strerror or error}",
-                        hint="choose another directory: -o DIR") from None
-    return Finding(path=item.name, code="name-too-long", severity="error",
-                   detail="the name or path of its mask would be longer than the file system allows")

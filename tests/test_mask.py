@@ -131,7 +131,7 @@ def test_a_file_system_of_shorter_names(pictures, tmp_path, monkeypatch):
     def short(path, data):
         raise OSError(errno.ENAMETOOLONG, "File name too long", str(path))
 
-    monkeypatch.setattr("prep.masking.write_whole", short)
+    monkeypatch.setattr("prep.mask_item.write_whole", short)
     made = make(items(pictures), method="alpha", out=tmp_path / "masks")
     assert (made.written, [one.code for one in made.findings]) == (0, ["empty-file", "name-too-long"])
 

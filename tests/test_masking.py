@@ -111,7 +111,7 @@ def test_a_disk_that_takes_nothing_ends_the_run(pictures, tmp_path, monkeypatch)
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("prep.masking.write_whole", full)
+    monkeypatch.setattr("prep.mask_item.write_whole", full)
     with pytest.raises(PathError, match=r"cannot write mask .*0-masklabel\.png: No space left on device"):
         make(pictures, tmp_path / "out", Halves())
 
@@ -137,6 +137,22 @@ def test_pictures_too_large_for_memory_are_findings(pictures, tmp_path, monkeypa
 def test_black_masks_are_written_and_named(pictures, tmp_path):
     made = make(pictures, tmp_path / "out", threshold=0.9)
     assert made.written == 7 and made.black == tuple(f"{'sub/' if n > 4 else ''}{n}.png" for n in range(7))
+
+
+def test_a_picture_without_a_mask_does_not_get_that_of_another_directory(tmp_path):
+    """Masks that lie flat are found by the name alone, so where one lies there, white is written, too."""
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    Image.new("LA", (8, 8), (0, 10)).save(tmp_path / "in" / "a.png")
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (16, 12)).save(tmp_path / "in" / "sub" / name)
+    made = make(tmp_path / "in", tmp_path / "out", method="alpha")
+    assert (made.written, made.skipped) == (2, 1)
+    assert read(tmp_path / "out" / "sub" / "a-masklabel.png").tolist() == [[255] * 16] * 12
+    masked = [one for one in walk(tmp_path / "in", source=0, mask_from=tmp_path / "out") if isinstance(one, Item)]
+    assert [one.mask and one.mask.file for one in masked] == [
+        str(tmp_path / "out" / name) for name in ("a-masklabel.png", "sub/a-masklabel.png")] + [None]
+    again = make(tmp_path / "in", tmp_path / "out", method="alpha")
+    assert (again.written, again.kept, again.skipped) == (0, 2, 1)
 
 
 # Combining.
