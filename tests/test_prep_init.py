@@ -1,0 +1,290 @@
+"""prep init: looks at pictures, or at another tool's file, and writes a recipe that prep encode takes as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+
+import pytest
+from pictures import draw, draw_mask
+from tarred import member, tar_of
+
+from prep import command_init
+from prep.cache import files
+from prep.choices import CaptionChoice, Source
+from prep.recipe import load
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current directory, empty."""
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def written(folder, prep):
+    """`written(*args)` runs prep init and gives the recipe, read again."""
+    def go(*args):
+        result = prep("init", *args)
+        assert result.code == 0, result.err
+        go.result, go.text = result, (folder / "dataset.toml").read_text()
+        return load(folder / "dataset.toml", choices={})
+
+    return go
+
+
+def pictures(root, count, *, size=(300, 300), captions=True):
+    for number in range(count):
+        draw(root / f"{number}.png", size, seed=number)
+        if captions:
+            (root / f"{number}.txt").write_text(f"picture number {number}")
+
+
+def test_encode_takes_it_as_it_is(written, photos, prep, tiny_model, folder):
+    recipe = written(photos, "--model", tiny_model)
+    assert recipe.mask == "sidecar" and recipe.image.resolution <= 96
+    assert (folder / recipe.model.path).resolve() == tiny_model.resolve()
+    result = prep("encode", "dataset.toml", "--cache", "cache", "--device", "cpu", "--json")
+    assert result.code == 0, result.err
+    assert result.json["encoded"]["latent"] == 8 and result.json["rejected"] == []
+    assert not list(photos.parent.glob("photos/*.toml")) and not list(folder.glob(".*")), "nothing is left behind"
+
+
+def test_resolution_is_what_most_pictures_reach_and_the_model_too(written, tmp_path, tiny_model):
+    for number, side in enumerate([400, 800, 800, 800, 800, 900]):
+        draw(tmp_path / f"photos/{number}.png", (side, side), seed=number)
+    assert written(tmp_path / "photos").image.resolution == 768
+    assert "# from 400x400 to 900x900, the middle one 800x800; 1 of 6 have a smaller area than 768x768" in written.text
+    recipe = written(tmp_path / "photos", "--force", "--model", tiny_model)
+    assert recipe.image.resolution == 512 and "(trained at 512)" in written.text
+
+
+def test_small_pictures_get_finer_steps_and_tiny_ones_are_told(written, tmp_path):
+    for number, size in enumerate([(100, 100), (100, 100), (300, 12)]):
+        draw(tmp_path / f"photos/{number}.png", size, seed=number)
+    image = written(tmp_path / "photos").image
+    assert (image.resolution, image.step) == (64, 16)
+    assert "# 1 have a side below 16 and are not used" in written.text
+
+
+def test_captions_that_are_missing(written, tmp_path):
+    pictures(tmp_path / "photos", 4)
+    assert written(tmp_path / "photos").caption.missing == "stop" and "# captions: 4 .txt" in written.text
+    (tmp_path / "photos/0.txt").unlink()
+    (tmp_path / "photos/1.txt").write_text("\n")
+    assert written(tmp_path / "photos", "--force").caption.missing == "reject"
+    assert "# 2 of 4 pictures have no caption, or an empty one, and are left out" in written.text
+    pictures(tmp_path / "bare", 3, captions=False)
+    assert written(tmp_path / "bare", "--force").caption.missing == "empty" and "names say little" in written.text
+    draw(tmp_path / "spoken/red_round_ball.png", (300, 300), seed=1)
+    assert written(tmp_path / "spoken", "--force").caption.missing == "filename"
+
+
+@pytest.mark.parametrize(("caption", "says"), [
+    ("one\ntwo", "# 1 captions have several lines, each a caption"),
+    ("a {red|blue} ball", "# 1 captions have {a|b}: wildcards = true"),
+    ("girl, red hair, hat, smile", "# 1 captions look like tags: shuffle = true, keep_tokens = 1"),
+    ("ohwx ||| a, b", "# 1 captions have |||: with shuffle = true"),
+    ("a [trigger] dog", '# 1 captions have [trigger]: trigger = "WORD"')])
+def test_what_captions_could_become_is_said(written, tmp_path, caption, says):
+    pictures(tmp_path / "photos", 2)
+    (tmp_path / "photos/0.txt").write_text(caption)
+    recipe = written(tmp_path / "photos")
+    assert says in written.text and recipe.caption == CaptionChoice()
+    assert sum("captions have" in line or "look like" in line for line in written.text.splitlines()) == 1
+
+
+def test_kohyas_directories(written, tmp_path):
+    pictures(tmp_path / "train/10_ohwx dog", 2)
+    pictures(tmp_path / "train/1_[a] cat", 1, captions=False)
+    pictures(tmp_path / "train/0_never", 1)
+    pictures(tmp_path / "train/99999_much", 1)
+    pictures(tmp_path / "train/others", 3)
+    recipe = written(tmp_path / "train")
+    named = {one.path.name: (one.repeats, recipe.caption_of(place).constant, one.exclude)
+             for place, one in enumerate(recipe.sources)}
+    rest = ("0_never/**", "10_ohwx dog/**", "1_[[]a] cat/**", "99999_much/**")
+    assert named == {"10_ohwx dog": (10, "ohwx dog", ()), "1_[a] cat": (1, "[a] cat", ()),
+                     "99999_much": (10000, "much", ()), "train": (1, "", rest)}
+    assert "# 0_never is left out: it is repeated 0 times" in written.text
+    assert "99999 repeats are more than are taken" in written.text
+    assert "# 3 pictures in no such directory" in written.text
+
+
+def test_kohyas_directories_are_each_shown_once_per_repeat(written, tmp_path, prep):
+    pictures(tmp_path / "train/3_dog", 2, captions=False)
+    pictures(tmp_path / "train/1_[a] cat", 1)
+    pictures(tmp_path / "train/others", 1)
+    written(tmp_path / "train")
+    result = prep("bucket", "dataset.toml", "--batch-size", 1, "--json")
+    assert result.code == 0 and result.json["steps_per_epoch"] == 3 * 2 + 1 + 1, result.err
+
+
+def test_a_table_beside_the_pictures_is_named(written, tmp_path):
+    pictures(tmp_path / "photos", 3, captions=False)
+    rows = [{"file_name": f"{number}.png", "caption": "x"} for number in range(3)]
+    (tmp_path / "photos/captions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "photos/other.json").write_text('{"nothing": {"caption": "x"}}')
+    recipe = written(tmp_path / "photos")
+    assert recipe.sources == (Source(path=tmp_path / "here/../photos",
+                                     table=tmp_path / "here/../photos/captions.jsonl"),)
+    assert recipe.caption.missing == "stop" and "# captions: 3 table" in written.text
+
+
+def test_a_table_and_kohyas_directories(written, tmp_path):
+    pictures(tmp_path / "photos/2_x", 1, captions=False)
+    (tmp_path / "photos/metadata.jsonl").write_text('{"file_name": "2_x/0.png", "text": "a cat"}')
+    recipe = written(tmp_path / "photos")
+    assert len(recipe.sources) == 1 and "since a table names pictures from here" in written.text
+
+
+def test_masks_transparency_and_what_cannot_be_read(written, tmp_path):
+    pictures(tmp_path / "photos", 2)
+    (tmp_path / "photos/2.png").write_bytes(b"no picture")
+    draw(tmp_path / "photos/3.png", (300, 300), seed=3, alpha=True)
+    assert written(tmp_path / "photos").mask == "none"
+    assert '# "alpha" would train what is not transparent' in written.text
+    assert "# 1 files cannot be read as pictures" in written.text and 'alpha = "white"' in written.text
+    draw_mask(tmp_path / "photos/0-masklabel.png", (300, 300))
+    assert written(tmp_path / "photos", "--force").mask == "sidecar"
+    assert "# 1 of 4 pictures have a mask" in written.text
+
+
+def test_nothing_that_can_be_read(written, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/0.png").write_bytes(b"no picture")
+    assert written(tmp_path / "photos").image.resolution == 512
+    assert "# no picture could be read, so the defaults are written" in written.text
+
+
+def test_tars(written, tmp_path):
+    png = draw(tmp_path / "x.png", (256, 256), seed=0).read_bytes()
+    for number in range(2):
+        (tmp_path / f"{number}.tar").write_bytes(tar_of([member("a.png", png), member("a.txt", b"a cat")]))
+    recipe = written(f"{tmp_path}/{{0..1}}.tar")
+    assert "2 pictures" in written.text and str(recipe.sources[0].path).endswith("{0..1}.tar")
+
+
+def test_few_of_many_are_opened(written, tmp_path, monkeypatch):
+    from prep import init
+
+    pictures(tmp_path / "photos", 7)
+    monkeypatch.setattr(init, "MOST_OPENED", 3)
+    written(tmp_path / "photos", "--json")
+    assert written.result.json["seen"]["opened"] == 3
+    assert "comes from 3 of them, evenly spread" in written.text
+
+
+def test_validation_grows_with_the_data(written, tmp_path):
+    pictures(tmp_path / "photos", 19)
+    assert written(tmp_path / "photos").validation == 0.0
+    pictures(tmp_path / "photos", 20)
+    assert written(tmp_path / "photos", "--force").validation == 0.1
+    assert "# about 2 of 20 pictures, never trained on" in written.text
+
+
+def test_json_says_what_was_seen(written, tmp_path):
+    pictures(tmp_path / "2_cat", 2)
+    written(tmp_path / "2_cat", "--json")
+    found = written.result.json
+    assert (found["format"], found["version"], found["sources"]) == ("latentry/init", 1, 1)
+    assert found["seen"]["captions"] == {".txt": 2} and found["seen"]["sizes"]["median"] == "300x300"
+
+
+# ---- another tool's file ---------------------------------------------------------------------------------------------
+
+
+def test_another_tools_file(written, folder, prep, tmp_path):
+    pictures(tmp_path / "photos", 2)
+    (tmp_path / "kohya.toml").write_text("""
+        [general]
+        color_aug = true
+        [[datasets]]
+        resolution = 256
+        enable_bucket = true
+        [[datasets.subsets]]
+        image_dir = "photos"
+        num_repeats = 3
+        secondary_separator = ";;;"
+        [[datasets.subsets]]
+        image_dir = "photos"
+        secondary_separator = ";;;"
+    """)
+    recipe = written("--from", tmp_path / "kohya.toml")
+    assert [one.path.resolve() for one in recipe.sources] == [tmp_path / "photos"] * 2
+    assert written.result.err.splitlines() == [
+        "note: datasets[0].subsets[0].secondary_separator = ';;;': tags that stay together have no counterpart "
+        "(and 1 more)",
+        "note: general.color_aug = True: colours are never changed: no counterpart"]
+    source = written.text.partition("[[source]]")[2]
+    assert source.startswith("\n# datasets[0].subsets[0].secondary_separator = ';;;'"), "each note at its place"
+    assert prep("bucket", "dataset.toml", "--json").json["buckets"][0]["samples"] == 4
+    result = prep("init", "--from", tmp_path / "kohya.toml", "-o", "b.toml", "--json", "--quiet")
+    assert result.err == "" and [one["key"] for one in result.json["notes"]] == [
+        "datasets[0].subsets[0].secondary_separator", "general.color_aug", "datasets[0].subsets[1].secondary_separator"]
+
+
+def test_a_file_that_makes_no_recipe_of_ours(prep, folder):
+    (folder / "c.json").write_text(json.dumps([{"path": ".", "balancing": 20000}]))
+    result = prep("init", "--from", "c.json")
+    assert result.code == 3 and list(folder.iterdir()) == [folder / "c.json"]
+    assert result.err.splitlines()[-1].startswith(
+        "error: what c.json says makes no recipe: source.repeats is 20000, expected a number from 1 to 10000")
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("args", "code", "says"), [
+    ([], 2, "prep init needs a SOURCE or --from FILE, and not both"),
+    (["photos", "--from", "x.json"], 2, "prep init needs a SOURCE or --from FILE, and not both"),
+    (["--from", "x.json", "--model", "m"], 2, "--model goes with a SOURCE"),
+    (["old.toml"], 2, "SOURCE is old.toml, expected a directory of pictures or tars"),
+    (["photos", "-o", "x.txt"], 5, "recipe x.txt has another name, expected NAME.toml"),
+    (["photos", "-o", "old.toml"], 5, "recipe old.toml exists, and is not replaced"),
+    (["photos", "-o", "other.toml", "--force"], 5, "other.toml exists and is no recipe, so it is not replaced"),
+    (["nothing"], 5, "source nothing does not exist"),
+    (["empty"], 5, "source empty has no pictures, expected .png"),
+    (["photos", "--model", "a b"], 6, "or a directory that is there"),
+])
+def test_what_cannot_be(prep, folder, args, code, says):
+    pictures(folder / "photos", 1)
+    (folder / "empty").mkdir()
+    before = {"old.toml": "[[source]]\npath = 'x'\n", "other.toml": "[tool]\nname = 'x'\n"}
+    for name, text in before.items():
+        (folder / name).write_text(text)
+    result = prep("init", *args)
+    assert result.code == code and says in result.err, result.err
+    assert {path.name: path.read_text() for path in folder.glob("*.toml")} == before
+    assert not list(folder.glob(".*"))
+
+
+def test_a_recipe_is_replaced_whole_or_not_at_all(prep, folder, monkeypatch):
+    pictures(folder / "photos", 1)
+    (folder / "dataset.toml").write_text("[[source]]\npath = 'x'\n")
+    for primitive in ("write", "sync", "rename"):
+        def broken(*args):
+            raise OSError(28, "No space left on device", "dataset.toml")
+
+        place = command_init if primitive == "rename" else files
+        with monkeypatch.context() as patched:
+            patched.setattr(place, primitive, broken)
+            assert prep("init", "photos", "--force").code == 7
+        assert (folder / "dataset.toml").read_text() == "[[source]]\npath = 'x'\n"
+        assert sorted(path.name for path in folder.iterdir()) == ["dataset.toml", "photos"]
+    assert prep("init", "photos", "--force").code == 0
+    assert tomllib.loads((folder / "dataset.toml").read_text())["source"] == [{"path": "photos"}]
+
+
+@pytest.mark.real_data
+def test_the_real_photos(written, real_data, prep, folder):
+    shutil.copytree(real_data / "photos", folder / "photos")
+    recipe = written("photos")
+    assert (recipe.image.resolution, recipe.validation, recipe.caption.missing) == (768, 0.1, "stop")
+    assert "63 pictures" in written.text and "# captions: 63 .txt" in written.text
+    result = prep("bucket", "dataset.toml", "--json")
+    assert result.code == 0 and not result.json["left_out"], result.err
