@@ -1,17 +1,19 @@
 """Buckets and placements from names and sizes alone: pure, exact integers, the same on every machine.
 
-A picture goes to the bucket nearest in |log(aspect ratio)|, is scaled to cover it and cropped in the centre. It is
-never enlarged unless asked: one too small for its bucket gets a bucket of its own area, in the same step.
+A picture goes to the bucket nearest in |log(aspect ratio)|, is scaled to cover it and cropped in the centre,
+or as `views` says. It is never enlarged unless asked: one too small for its bucket gets a bucket of its own area, in
+the same step.
 Sizes are (width, height) in pixels; `sizes.Rules` says which buckets there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from prep.records import Finding, Placement, Size
+from prep.records import Finding, Placement, Size, Surveyed
 from prep.sizes import Rules, buckets_of
+from prep.views import Framing, views_of
 
 Crowd = tuple[int, Size]  # how many pictures, and the shortest width and height among them
 
@@ -23,7 +25,12 @@ class Bucketed:
     index: int  # place in the input
     name: str
     size: Size
-    placement: Placement
+    views: tuple[Placement, ...]  # in one bucket and at one scale; at least one
+
+    @property
+    def placement(self) -> Placement:
+        """The first view."""
+        return self.views[0]
 
     @property
     def scale(self) -> float:
@@ -77,12 +84,21 @@ def bucketing(pictures: Iterable[tuple[str, Size]], rules: Rules) -> Bucketing:
     placed, findings = [], []
     for index, (name, size) in enumerate(given):
         if size in placements:
-            placed.append(Bucketed(index=index, name=name, size=size, placement=placements[size]))
+            placed.append(Bucketed(index=index, name=name, size=size, views=(placements[size],)))
         else:
             findings.append(_too_small(name, size, rules))
     used = tuple(sorted({one.placement.bucket for one in placed}))
     findings += _still_small(placed, rules)
     return Bucketing(rules=rules, buckets=used, pictures=tuple(placed), findings=tuple(findings), merges=merges)
+
+
+def framed(result: Bucketing, items: Sequence[Surveyed], framing: Framing) -> Bucketing:
+    """`result`, which is that of `items`, with the views that `framing` asks for."""
+    if framing.plain:
+        return result
+    pictures = tuple(replace(one, views=views_of(one.placement, items[one.index].picture, framing,
+                                                 items[one.index].focus)) for one in result.pictures)
+    return replace(result, pictures=pictures)
 
 
 def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prep import images
-from prep.bucket import Bucketing, bucketing
+from prep.bucket import Bucketing, bucketing, framed
 from prep.cache import files
 from prep.cache import ledger as ledgers
 from prep.cache.ledger import Ledger
@@ -32,6 +32,7 @@ from prep.records import RowRef, Task
 from prep.sizes import Rules
 from prep.specs import Specs, text_width
 from prep.survey import Survey, label, survey
+from prep.views import Framing
 from prep.wants import Contexts, Wants, wants_of
 
 Tick = Callable[[int], object]
@@ -89,8 +90,11 @@ def prediction_of(model: Path) -> str:
 
 
 def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
-    """Bucket and placement of each surveyed item, in the survey's order."""
-    return bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), rules_of(recipe))
+    """Bucket and views of each surveyed item, in the survey's order."""
+    image = recipe.image
+    framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
+    result = bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), rules_of(recipe))
+    return framed(result, surveyed.items, framing)
 
 
 def rules_of(recipe: Recipe) -> Rules:

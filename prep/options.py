@@ -23,6 +23,9 @@ Buckets = Annotated[str | None, typer.Option(help="step, ratio, sdxl-40, list or
 Sizes = Annotated[str | None, typer.Option(help="of --buckets list: 1024x1024,832x1216,…")]
 MinBucket = Annotated[int | None, typer.Option(help="buckets with fewer pictures merge into their nearest neighbour")]
 Upscale = Annotated[bool | None, typer.Option("--upscale/--no-upscale", help="enlarge small pictures")]
+Crop = Annotated[str | None, typer.Option(help="where the bucket is cut out: centre, random or focus (of the mask)")]
+Views = Annotated[int | None, typer.Option(help="cuts of a picture, with --crop random")]
+Flip = Annotated[str | None, typer.Option(help="mirrored pictures: none, both (as they are, and mirrored) or always")]
 Alpha = Annotated[str | None, typer.Option(help="colour that transparency is flattened onto, or 'reject'")]
 MissingCaption = Annotated[str | None, typer.Option(help="stop, reject, empty, filename or constant")]
 Mask = Annotated[str | None, typer.Option(help="none, sidecar, alpha, or a directory of masks")]
@@ -56,7 +59,7 @@ def _unstopped(caption: CaptionChoice) -> CaptionChoice:
 
 def recipe_of(source: Path, *, resolution: int | None = None, step: int | None = None, buckets: str | None = None,
               sizes: str | None = None, min_bucket: int | None = None, upscale: bool | None = None,
-              alpha: str | None = None,
+              crop: str | None = None, views: int | None = None, flip: str | None = None, alpha: str | None = None,
               missing_caption: str | None = None, mask: str | None = None, validation: float | None = None,
               model: str | None = None, dtype: str | None = None, compute: str | None = None,
               prompts: Path | None = None) -> Recipe:
@@ -64,6 +67,6 @@ def recipe_of(source: Path, *, resolution: int | None = None, step: int | None =
     return load(source, choices={
         "image.resolution": resolution, "image.step": step, "image.buckets": buckets, "image.min_bucket": min_bucket,
         "image.sizes": None if sizes is None else tuple(part.strip() for part in sizes.split(",")),
-        "image.upscale": upscale, "image.alpha": alpha, "caption.missing": missing_caption, "mask": mask,
-        "validation": validation, "model.path": model, "model.dtype": dtype, "model.compute": compute,
-        "prompts": prompts})
+        "image.upscale": upscale, "image.crop": crop, "image.views": views, "image.flip": flip, "image.alpha": alpha,
+        "caption.missing": missing_caption, "mask": mask, "validation": validation, "model.path": model,
+        "model.dtype": dtype, "model.compute": compute, "prompts": prompts})

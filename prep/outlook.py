@@ -28,6 +28,7 @@ class Showing:
     name: str
     bucket: Size
     repeats: int
+    views: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,8 @@ class Outlook:
 def showings_of(recipe: Recipe, items: Sequence[Surveyed], bucketing: Bucketing) -> tuple[Showing, ...]:
     """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
     seats = seats_of(items, roles_of(recipe, items)[0], bucketing)
-    return tuple(Showing(id=seat.id, name=label(recipe, seat.item.item), bucket=seat.placement.bucket,
-                         repeats=recipe.sources[seat.item.item.source].repeats)
+    return tuple(Showing(id=seat.id, name=label(recipe, seat.item.item), bucket=seat.bucket,
+                         repeats=recipe.sources[seat.item.item.source].repeats, views=len(seat.views))
                  for seat in seats if seat.role != "validation")  # fmt: skip
 
 
@@ -100,7 +101,8 @@ def as_json(outlook: Outlook) -> dict[str, Any]:
     return {
         "format": "latentry/bucket", "version": 1,
         "buckets": [
-            {"size": list(size), "samples": len(members), "showings": count, "batches": batches,
+            {"size": list(size), "samples": len(members),
+             "views": sum(member.views for member in members), "showings": count, "batches": batches,
              **_summary(inside[size])}
             for size, members, count, batches
             in zip(bucketing.buckets, outlook.showings, plan.counts, plan.batches, strict=True)
@@ -124,6 +126,7 @@ def _summary(inside: Sequence[Bucketed]) -> dict[str, Any]:
 
 def _picture(one: Bucketed) -> dict[str, Any]:
     return {"name": one.name, "size": list(one.size), "bucket": list(one.placement.bucket),
-            "scaled": list(one.placement.scaled), "crop": list(one.placement.crop), "scale": round(one.scale, 4),
+            "scaled": list(one.placement.scaled), "crop": list(one.placement.crop),
+            "views": [{"crop": list(view.crop), "flip": view.flip} for view in one.views], "scale": round(one.scale, 4),
             "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}
 

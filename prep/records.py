@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Size = tuple[int, int]  # (width, height)
+Focus = tuple[int, int]  # (x, y) of what matters in a picture: parts of its width and height in 1/65536
 Severity = Literal["error", "warning", "info"]
 Role = Literal["train", "validation", "prior"]
 DType = Literal["bfloat16", "float16", "float32", "uint8"]
@@ -73,6 +74,7 @@ class Surveyed:
     has_alpha: bool
     captions: tuple[tuple[str, float], ...]  # final strings and their weights, at least one
     mask: str | None  # SHA-256 of the mask file's bytes
+    focus: Focus | None = None  # where its mask is, for `crop = "focus"`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

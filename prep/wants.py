@@ -112,12 +112,15 @@ def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Con
     for seat in seats_of(survey.items, roles, bucketing):
         name = label(recipe, seat.item.item)
         masked = recipe.mask_of(seat.item.item.source) != "none"
-        latent, mask = _latent_work(seat, name, keys), _mask_work(seat, name, keys) if masked else None
-        latents.setdefault(latent.key, latent)
-        if mask is not None:
-            masks.setdefault(mask.key, mask)
-        view = View(placement=seat.placement, latent=latent.key, mask=None if mask is None else mask.key)
-        samples.append(_sample(seat, recipe, (view,), keys.text))
+        views: list[View] = []
+        for placement in seat.views:
+            latent = _latent_work(seat.item, placement, name, keys)
+            mask = _mask_work(seat.item, placement, name, keys) if masked else None
+            latents.setdefault(latent.key, latent)
+            if mask is not None:
+                masks.setdefault(mask.key, mask)
+            views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key))
+        samples.append(_sample(seat, recipe, tuple(views), keys.text))
     rows = tuple(_prompt(prompt, negative, keys.text) for prompt, negative in prompts)
     return Wants(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
                  masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
@@ -161,16 +164,25 @@ class Seat:
     id: str
     item: Surveyed
     role: Role
-    placement: Placement
+    views: tuple[Placement, ...]
+
+    @property
+    def bucket(self) -> Size:
+        """The bucket of all its views."""
+        return self.views[0].bucket
 
 
 def seats_of(items: Sequence[Surveyed], roles: Sequence[Role], bucketing: Bucketing) -> Iterator[Seat]:
-    """The seats of a bucketing of `items` with these `roles`, in the order of source and name."""
+    """The seats of a bucketing of `items` with these `roles`, in the order of source and name.
+
+    A validation sample has its first view only, since no other is looked at.
+    """
     copies: Counter[tuple[str, Size]] = Counter()
     for placed in sorted(bucketing.pictures, key=lambda one: _order(items[one.index])):
-        item, placement = items[placed.index], placed.placement
-        same = (item.picture, placement.bucket)
-        yield Seat(id=sample_id(*same, copies[same]), item=item, role=roles[placed.index], placement=placement)
+        item, role = items[placed.index], roles[placed.index]
+        same = (item.picture, placed.placement.bucket)
+        views = placed.views[:1] if role == "validation" else placed.views
+        yield Seat(id=sample_id(*same, copies[same]), item=item, role=role, views=views)
         copies[same] += 1
 
 
@@ -178,16 +190,14 @@ def _order(item: Surveyed) -> tuple[int, str]:
     return item.item.source, item.item.name
 
 
-def _latent_work(seat: Seat, name: str, keys: _Keys) -> PictureWork:
-    item = seat.item
-    key = keys.latent.key(item.picture, seat.placement, keys.alpha if item.has_alpha else None)
+def _latent_work(item: Surveyed, placement: Placement, name: str, keys: _Keys) -> PictureWork:
+    key = keys.latent.key(item.picture, placement, keys.alpha if item.has_alpha else None)
     return PictureWork(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
-                       placement=seat.placement)
+                       placement=placement)
 
 
-def _mask_work(seat: Seat, name: str, keys: _Keys) -> PictureWork | None:
+def _mask_work(item: Surveyed, placement: Placement, name: str, keys: _Keys) -> PictureWork | None:
     """The mask's work; `None` for a picture without one, which reads as all ones."""
-    item = seat.item
     if keys.mask is None:
         return None
     if keys.origin == "alpha":
@@ -199,8 +209,8 @@ def _mask_work(seat: Seat, name: str, keys: _Keys) -> PictureWork | None:
     else:
         blob, digest = item.item.mask, item.mask
         file = f"{name}: its mask {printable(blob.name)}"
-    return PictureWork(key=keys.mask.key(digest, seat.placement), name=name, file=file, blob=blob, digest=digest,
-                       placement=seat.placement)
+    return PictureWork(key=keys.mask.key(digest, placement), name=name, file=file, blob=blob, digest=digest,
+                       placement=placement)
 
 
 def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], keys: TextKeys) -> Sample:
@@ -208,7 +218,7 @@ def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], keys: TextKeys)
     source = recipe.sources[item.item.source]
     texts = tuple(Text(caption=caption, weight=weight, key=keys.key(caption)) for caption, weight in item.captions)
     return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
-                  size=item.size, bucket=seat.placement.bucket, views=views, texts=texts, repeats=source.repeats,
+                  size=item.size, bucket=seat.bucket, views=views, texts=texts, repeats=source.repeats,
                   weight=source.weight)
 
 
