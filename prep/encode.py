@@ -145,7 +145,9 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
         stored = write_plan(cache, planned.digest, planned.tasks)
         # Whoever was at the same may have ended, and taken the plan away, after the first look.
         planned = _look(wanted, cache, shard_bytes)
-    return replace(planned, tasks=_followed(tuple(_ours(wanted, stored or ())), planned.tasks))
+    tasks = _followed(tuple(_ours(wanted, stored or ())), planned.tasks)
+    ledgers.disown(cache, tasks)
+    return replace(planned, tasks=tasks)
 
 
 def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bool = True,

@@ -1,7 +1,7 @@
 """What commits and shards there are and which rows they have: looked at now, read where no look-up file has them.
 
 Counted as missing: a commit without its shard, a shard of the wrong size or without sound keys or with anything but
-plain files in it, rows named under damaged/.
+plain files in it, or of another field than the commit says; rows named under damaged/.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from prep.cache.columns import KEY, Column, Columns, gather, merge, select
 from prep.cache.commits import Commit, read_commit
 from prep.cache.damage import Damage, recorded
 from prep.cache.door import entries
-from prep.cache.header import read_keys
-from prep.cache.layout import Shard
+from prep.cache.header import read_document, read_keys
+from prep.cache.layout import Shard, parse_group
 from prep.cache.lookup import Entry, Lookup
 from prep.cache.stamps import Stamp, Tree, commit_stamps, ctime_is_change, file_stamp, list_tree, tree_stamp
 from prep.cache.store import Cache
 from prep.errors import CacheError
+from prep.parse import Unparsed
 
 WORTH = 64  # commits and shards that changed; reading as many takes 25 ms, as writing the file for 500,000 rows does
 
@@ -87,8 +88,18 @@ def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit
             yield stamp, commit
             continue
         found = read_commit(cache, task)
-        if found is not None:
+        if found is not None and is_of_its_field(cache, found):
             yield _stamp_to_keep(before, _file_stamp(cache, task)), found
+
+
+def is_of_its_field(cache: Cache, commit: Commit) -> bool:
+    """Whether the shard says the same; one that cannot be asked is missed elsewhere."""
+    if commit.shard is None:
+        return True
+    try:
+        return parse_group(read_document(cache.shard(commit.shard.digest) / "zarr.json"), "zarr.json") == commit.field
+    except (OSError, Unparsed):
+        return True
 
 
 def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], root: str) -> _Rows:

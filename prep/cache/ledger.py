@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from prep.cache import files, lookup
-from prep.cache.census import Census, count, sound_rows
+from prep.cache.census import Census, count, is_of_its_field, sound_rows
 from prep.cache.columns import Column, Columns, Places, gather, locate, packed
 from prep.cache.commits import VERSION, as_json
 from prep.cache.commits import Commit as Commit
 from prep.cache.commits import read_commit as read_commit
 from prep.cache.door import tree
+from prep.cache.header import read_keys
 from prep.cache.layout import Shard
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
@@ -126,6 +127,22 @@ def is_finished(cache: Cache, task: str) -> bool:
     if found is None:
         return False
     return found.shard is None or sound_rows(cache, found.shard) == found.shard.rows
+
+
+def disown(cache: Cache, tasks: Iterable[Task]) -> None:
+    """Removes commits of `tasks`, none of whose rows are there, that do not have these rows: somebody else wrote them.
+
+    A task's key is the digest of its rows, so no commit of ours is one; it would stand in the way of the task for ever.
+    """
+    for task in tasks:
+        found = read_commit(cache, task.key)
+        if found is None or found.shard is not None and sound_rows(cache, found.shard) != found.shard.rows:
+            continue  # it counts as missing, and is replaced
+        keys = {reject.key for reject in found.rejects}
+        if found.shard is not None:
+            keys |= {bytes(key).hex() for key in read_keys(cache, found.shard.digest)}
+        if found.field != task.field or not keys.issuperset(task.rows) or not is_of_its_field(cache, found):
+            files.remove(cache.commit(task.key))
 
 
 def shard_bytes(root: Path) -> int:
