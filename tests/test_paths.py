@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from prep import paths
-from prep.errors import PathError
+from prep.errors import CacheError, PathError, from_system
 from prep.paths import Place, check_apart, check_not_cache, check_source
 
 
@@ -120,3 +121,17 @@ def test_an_output_that_may_not_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(PathError, match="cannot be written: no permission to write in"):
         paths.check_output(tmp_path / "m.json", "manifest", lambda _: True)
+
+
+def test_what_lies_in_a_cache(tmp_path):
+    (tmp_path / paths.CACHE_MARK).touch()
+    for place in (tmp_path, tmp_path / "tmp" / "not there", str(tmp_path / "shards")):
+        assert paths.in_cache(place)
+    assert not paths.in_cache(tmp_path.parent) and not paths.in_cache("\0")
+
+
+def test_what_the_system_refuses_in_a_cache_is_the_caches_matter(tmp_path):
+    refused = OSError(errno.EIO, "Input/output error", str(tmp_path))
+    assert isinstance(from_system(refused), PathError)
+    assert isinstance(from_system(refused, in_cache=True), CacheError)
+    assert isinstance(from_system(OSError(errno.ENOSPC, "No space left on device", str(tmp_path))), CacheError)

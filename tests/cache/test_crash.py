@@ -1,8 +1,8 @@
 """The power goes at each write, sync, rename, link and removal in turn; running the same again ends in the same cache.
 
 `Crashed` is no `Exception`, and once it was raised every later change of the disk raises it too, so that no clean-up
-of ours runs: what is left is what a dead process leaves. (What the kernel still held back is not simulated; that
-each file is synced before its name appears is checked by the order of the calls.)
+of ours runs: what is left is what a dead process leaves. (The whole command, real deaths, and what the kernel still
+held back when the power went: tests/faults. Here it is the order of the calls that is checked.)
 """
 
 from __future__ import annotations

@@ -64,11 +64,11 @@ def test_writers_some_of_whom_die(stage, tmp_path, count):
         runs[number]["shim"]["kill"] = points * (number + 1) // (2 * count)
     endings = stage.launch(*runs)
     for number, ending in enumerate(endings):
-        if number % 3 == 0:
-            assert ending["signal"] == signal.SIGKILL
-        else:
+        if ending["signal"] != signal.SIGKILL:  # who was to die may have found too little left to do
             assert ending["codes"] == [0], ending
             assert (there.home / f"{number}.json").read_bytes() == wanted
+    dead = [number for number, ending in enumerate(endings) if ending["signal"] == signal.SIGKILL]
+    assert 0 in dead and not [number for number in dead if number % 3]
     only_races(there.trace)
     begun = time.monotonic()
     ending = there.run(there.encode(name="1.json"), there.verify("1.json"))
