@@ -9,6 +9,7 @@ from typing import Literal
 from prep.records import Role
 
 MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
+MASK_RESIZE = ("allow", "reject")
 CAPTION_LINES = ("all", "first", "join")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
 MaskFrom = Literal["none", "sidecar", "alpha"] | Path
@@ -94,6 +95,7 @@ class Recipe:
     image: ImageChoice = field(default_factory=ImageChoice)
     caption: CaptionChoice = field(default_factory=CaptionChoice)
     mask: MaskFrom = "none"  # or a directory of masks
+    mask_resize: str = "allow"  # of a mask file of another size than its picture; another shape is never used
     scan: ScanChoice = field(default_factory=ScanChoice)
     validation: float = 0.0  # fraction of the pictures
     prompts: Path | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prep.checks import checked
+from prep.choices import MASK_RESIZE
 from prep.choices import CaptionChoice as CaptionChoice  # callers know the records by this module
 from prep.choices import ImageChoice as ImageChoice
 from prep.choices import MaskFrom as MaskFrom
@@ -19,7 +20,7 @@ from prep.choices import ModelChoice as ModelChoice
 from prep.choices import Recipe as Recipe
 from prep.choices import Source as Source
 from prep.errors import ConfigError, PathError
-from prep.parse import Unparsed, expect, known_keys, list_of
+from prep.parse import Unparsed, expect, known_keys, list_of, one_of
 from prep.sources.walk import HINT, is_tars, tars_of
 from prep.verdicts import scan_choice
 
@@ -72,7 +73,8 @@ def _read(path: Path) -> Recipe:
         model=_model(_record(ModelChoice, table, "model"), path.parent),
         image=_record(ImageChoice, table, "image"),
         caption=caption,
-        mask=_mask(expect(mask, str, "mask.from"), path.parent),
+        mask=_mask(expect(masks.get("from", "none"), str, "mask.from"), path.parent),
+        mask_resize=one_of(masks.get("resize", "allow"), MASK_RESIZE, "mask.resize"),
         scan=scan_choice(table.get("scan", {})),
         validation=expect(fraction, float, "validation.fraction"),
         prompts=None if prompts is None else path.parent / expect(prompts, str, "prompts.file"),

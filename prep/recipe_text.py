@@ -44,6 +44,7 @@ MEANS: Mapping[str, str] = {
     "caption.keep_tokens": "tags at the start that stay where they are",
     "caption.keep_separator": "what is before the first, and after the second, stays where it is",
     "mask.from": "none | sidecar (NAME-masklabel.png) | alpha | a directory of masks",
+    "mask.resize": "a mask of another size than its picture: allow (it is scaled) | reject",
     "source.repeats": "times an epoch shows each of its samples",
     "source.role": "train | validation | prior",
     "source.weight": "of its samples' loss",
@@ -71,13 +72,20 @@ def recipe_text(recipe: Recipe, *, base: Path, remarks: Sequence[Remark] = (), s
     lines = [*said, *writer.section("model", _changed(recipe.model, shown, "model")),
              *writer.section("image", _changed(recipe.image, shown, "image")),
              *writer.section("caption", _changed(recipe.caption, shown, "caption")),
-             *writer.section("mask", {"from": recipe.mask} if recipe.mask != "none" or "mask.from" in shown else {})]
+             *writer.section("mask", _masks(recipe, shown))]
+    lines += writer.section("scan", {name: value for name, value in (("ignore", recipe.scan.ignore),
+                                                                     ("severity", dict(recipe.scan.severity))) if value})
     for number, source in enumerate(recipe.sources):
         lines += writer.source(number, source, recipe.caption)
     fraction = {"fraction": recipe.validation} if recipe.validation or "validation.fraction" in shown else {}
     lines += writer.section("validation", fraction)
     lines += writer.section("prompts", {} if recipe.prompts is None else {"file": recipe.prompts})
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _masks(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
+    keys = {"from": (recipe.mask, "none"), "resize": (recipe.mask_resize, "allow")}
+    return {key: value for key, (value, usual) in keys.items() if value != usual or f"mask.{key}" in shown}
 
 
 def _changed(record: Any, shown: Collection[str], section: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from prep.facts import Fact, Facts
 from prep.focus import focus_in
 from prep.recipe import CaptionChoice, MaskFrom, Recipe, Source
 from prep.records import Blob, Finding, Focus, Item, Sample, Surveyed
-from prep.report.words import names_of
+from prep.report.words import names_of, size_of
 from prep.sources.blob import code_of
 from prep.sources.directory import MaskFolder
 from prep.sources.folders import printable
@@ -137,8 +137,11 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
         if "code" in words:
             return _reject(recipe, item, str(words["code"]), str(words["detail"]))
         what = "mask", item.mask
-        if item.mask is not None and (mask := ask(item.mask, "mask" if focused else "file")) is None:
+        if item.mask is not None and (mask := _ask_mask(item.mask, recipe, ask)) is None:
             return None
+        if mask and mask.get("size") not in (None, [header["width"], header["height"]]):
+            return _reject(recipe, item, "mask-size-mismatch", f'mask has {size_of(mask["size"])} pixels, '
+                           f'expected {header["width"]}x{header["height"]}, since [mask] resize is "reject"')
     except OSError as error:
         return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
     choice = recipe.caption_of(item.source)
@@ -150,6 +153,13 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
                     focus=_focus(mask or header))
 
 
+def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
+    """What has to be known of a mask file; its size only where that decides whether it is used."""
+    found = ask(blob, "mask" if recipe.image.crop == "focus" else "file")
+    size = ask(blob, "mask-size") if recipe.mask_resize == "reject" else {}
+    return None if found is None or size is None else {**found, **size}
+
+
 def _picture_facts(data: bytes) -> Fact:
     digest = digest_bytes(data)
     try:
@@ -157,6 +167,14 @@ def _picture_facts(data: bytes) -> Fact:
     except images.BadPicture as error:
         return {"digest": digest, "code": error.code, "detail": error.detail}
     return {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
+
+
+def _mask_size(data: bytes) -> Fact:
+    """The size of a mask, `None` for one that cannot be read: whoever makes its row says why."""
+    try:
+        return {"size": list(images.read_header(data).size)}
+    except images.BadPicture:
+        return {"size": None}
 
 
 def _picture_and_focus(data: bytes) -> Fact:
@@ -183,7 +201,7 @@ _MAKE: Mapping[str, Callable[[bytes], Fact]] = {
     "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
     "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
     "mask": lambda data: {"digest": digest_bytes(data), "focus": focus_in(data, "mask")},
-    "picture-alpha": _picture_and_focus,
+    "picture-alpha": _picture_and_focus, "mask-size": _mask_size,
 }
 
 

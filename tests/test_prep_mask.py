@@ -122,6 +122,34 @@ def test_masks_that_a_table_names_are_taken_over(prep, photos, tmp_path):
     assert (read(tmp_path / "out" / "1-masklabel.png") == read(photos / "more" / "m.png")).all()
 
 
+# What `prep encode` does with masks of another size.
+
+def test_masks_of_another_size_are_scaled_or_rejected(prep, photos, tiny_model, tmp_path):
+    draw_mask(photos / "0-masklabel.png", (192, 192))  # of its picture's shape
+    draw_mask(photos / "2-masklabel.png", (64, 144))  # of another
+    (photos / "5-masklabel.png").write_bytes(b"no mask")
+    recipe = tmp_path / "r.toml"
+    found = {}
+    for policy in ("allow", "reject"):
+        recipe.write_text(f"[mask]\nfrom = 'sidecar'\nresize = '{policy}'\n[[source]]\npath = 'photos'\n")
+        for run in range(2):  # the second remembers the files
+            report = prep("encode", recipe, "--model", tiny_model, "--cache", tmp_path / "cache", "-o",
+                          tmp_path / "m.json", *SMALL, "--json")
+            assert report.code == 0, report.err
+            found[policy, run] = {(one["path"], one["code"]): one["detail"] for one in report.json["rejected"]}
+    assert found["allow", 0] == found["allow", 1] and found["reject", 0] == found["reject", 1]
+    assert list(found["allow", 0]) == [("2.png", "mask-size-mismatch"), ("5.png", "not-an-image")]
+    assert sorted(found["reject", 0]) == [("0.png", "mask-size-mismatch"), *found["allow", 0]]
+    assert found["reject", 1]["0.png", "mask-size-mismatch"] == (
+        'mask has 192x192 pixels, expected 96x96, since [mask] resize is "reject"')
+
+
+def test_a_policy_that_is_none(prep, photos, tmp_path):
+    (tmp_path / "r.toml").write_text("[mask]\nresize = 'alow'\n[[source]]\npath = 'photos'\n")
+    result = prep("scan", tmp_path / "r.toml")
+    assert result.code == 3 and "mask.resize is 'alow', expected one of: allow, reject; did you mean" in result.err
+
+
 # Several sources.
 
 @pytest.fixture
