@@ -65,7 +65,7 @@ def _read(path: Path) -> Recipe:
     sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
     if not sources:
         raise Unparsed("the recipe has no [[source]], expected at least one with a path")
-    mask = _section(table, "mask", ("from",)).get("from", "none")
+    masks = _section(table, "mask", ("from", "resize"))
     fraction = _section(table, "validation", ("fraction",)).get("fraction", 0.0)
     prompts = _section(table, "prompts", ("file",)).get("file")
     return Recipe(
