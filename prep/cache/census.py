@@ -98,7 +98,7 @@ def is_of_its_field(cache: Cache, commit: Commit) -> bool:
         return True
     try:
         return parse_group(read_document(cache.shard(commit.shard.digest) / "zarr.json"), "zarr.json") == commit.field
-    except (OSError, Unparsed):
+    except (OSError, Unparsed, CacheError):
         return True
 
 
