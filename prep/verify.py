@@ -49,18 +49,21 @@ def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lam
     """The document of `prep verify --json`; calls `tick` with the bytes of shards as they are dealt with.
 
     `quick` looks at sizes, documents, keys and shard indexes instead of rows, and repeats the damage remembered by
-    readers. Damage is data here: nothing is raised for it. Raises `CacheError` while gc cleans the cache.
+    readers. Damage is data here: nothing is raised for it. `repair` is None where a table is lost that would say which
+    rows are needed. Raises `CacheError` while gc cleans the cache.
     """
     with hold(audit.cache, alone=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
         broken = {one["field"] for one in damaged}
         uses = None if broken & {"samples table", "shards table"} else Uses(audit)
-        shards = [] if "shards table" in broken else audit.shards
+        told = "shards table" not in broken
+        shards = audit.shards if told else []
         counted = _one_at_a_time(tick)
         with ThreadPoolExecutor(jobs, "verify") as pool:
             try:
                 work = [pool.submit(_look, audit, uses, number, quick, counted) for number in range(len(shards))]
-                checkup = check_up(audit.cache, {shard["digest"]: shard for shard in shards})  # while they read
+                mine = {shard["digest"]: shard for shard in shards} if told else None
+                checkup = check_up(audit.cache, mine)  # while they read
                 looks = [one.result() for one in work]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -69,12 +72,13 @@ def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lam
         damaged += [entry for look in looks for entry in _entries(shards[look.number], look, uses)]
         if damaged or checkup.notes:
             lookup.drop(audit.cache)  # the next ledger is read from what the files say now
-        cost = _cost(audit, uses, [look for look in looks if look.damaged])
+        ill = [look for look in looks if look.damaged]
+        cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
         if any(one.passing for look in looks for one in look.damaged):
             checkup.notes.append(UNREADABLE)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged, "notes": checkup.notes,
-            "repair": {field: rows for field, rows in sorted(cost.items()) if rows}}
+            "repair": None if cost is None else {field: rows for field, rows in sorted(cost.items()) if rows}}
 
 
 def _damaged_tables(audit: Audit) -> list[dict[str, Any]]:

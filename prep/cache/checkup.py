@@ -24,10 +24,11 @@ class Checkup:
     notes: list[str] = field(default_factory=list)  # that costs nothing of this manifest's: hints, other data sets
 
 
-def check_up(cache: Cache, shards: Mapping[str, Facts]) -> Checkup:
-    """Every commit, plan and damage record of a cache; `shards` are those of the manifest, by digest."""
+def check_up(cache: Cache, shards: Mapping[str, Facts] | None) -> Checkup:
+    """Every commit, plan and damage record of a cache; `shards` are those of the manifest, by digest; None: not known.
+    """
     found = Checkup()
-    unnamed = set(shards) - set(_check_commits(cache, shards, found))
+    unnamed = set(shards or ()) - set(_check_commits(cache, shards, found))
     found.notes += [f"shard {digest} has no sound commit; prep encode gives it one" for digest in sorted(unnamed)
                     if _is_there(cache, digest)]
     found.notes += [f"plan {name} is damaged; prep encode makes it again" for name in cache.names("plans")
@@ -39,7 +40,7 @@ def check_up(cache: Cache, shards: Mapping[str, Facts]) -> Checkup:
     return found
 
 
-def _check_commits(cache: Cache, shards: Mapping[str, Facts], found: Checkup) -> Iterator[str]:
+def _check_commits(cache: Cache, shards: Mapping[str, Facts] | None, found: Checkup) -> Iterator[str]:
     """The shards that sound commits name."""
     for task in cache.names("commits"):
         try:
@@ -54,11 +55,11 @@ def _check_commits(cache: Cache, shards: Mapping[str, Facts], found: Checkup) ->
         if commit.shard is None:
             continue
         yield commit.shard.digest
-        facts = shards.get(commit.shard.digest)
+        facts = None if shards is None else shards.get(commit.shard.digest)
         if facts is None:
             if not _is_there(cache, commit.shard.digest):
-                found.notes.append(f"commit {task} names shard {commit.shard.digest}, which is missing; "
-                                   "this manifest does not need it")
+                needed = "perhaps this manifest needs it" if shards is None else "this manifest does not need it"
+                found.notes.append(f"commit {task} names shard {commit.shard.digest}, which is missing; {needed}")
         elif (commit.field, commit.shard.rows, commit.shard.bytes) != (facts["field"], facts["rows"], facts["bytes"]):
             found.damaged.append(
                 f"commit {task}: {commit.shard.rows} {commit.field} rows in {commit.shard.bytes} bytes, expected "

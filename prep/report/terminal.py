@@ -103,9 +103,13 @@ def verify_tables(document: Mapping[str, Any]) -> str:
     how = "sizes, documents and indexes as they should be" if document["quick"] else "every byte as it should be"
     if document["ok"]:
         return _page(*notes, f"{document['shards']} shards, {bytes_of(document['bytes'])}: {how}")
-    lost = ", ".join(f"{count} {field}" for field, count in document["repair"].items()) or "no"
+    if document["repair"] is None:
+        cost = "without these tables nobody can tell how many rows are to be made"
+    else:
+        lost = ", ".join(f"{count} {field}" for field, count in document["repair"].items()) or "no"
+        cost = f"{lost} rows to be made"
     return _page(_table(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes,
-                 f"prep encode, run again, repairs this: {lost} rows to be made")
+                 f"prep encode, run again, repairs this: {cost}")
 
 
 def place_of(place: Mapping[str, Any] | None) -> str:
@@ -122,6 +126,12 @@ def _step_lines(document: Mapping[str, Any]) -> list[str]:
     if document["idle_ranks"]:
         lines.append(f"{document['idle_ranks']} of {document['world']} ranks have nothing to do: a step has {per_step} "
                      f"micro-batches; make micro-batches smaller")
+    if len(document["resolutions"]) > 1:
+        lines.append("pictures at resolution " + ", ".join(f"{one['resolution']}: {one['pictures']}"
+                                                            for one in document["resolutions"]))
+    samples, views = (sum(one[name] for one in document["buckets"]) for name in ("samples", "views"))
+    if views != samples:
+        lines.append(f"{views} views of {samples} samples to train on, each a row; training shows one at a time")
     for key, words in (("left_out", "left out in epoch 0"), ("repeated", "shown again in epoch 0")):
         if document[key]:
             lines.append(f"{words} ({len(document[key])}): {names_of(document[key], LISTED)}")

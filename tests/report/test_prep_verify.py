@@ -216,6 +216,19 @@ def test_what_costs_nothing_is_a_note(small):
     assert f"note: plan {nowhere} is damaged" in verify_tables(found).replace("\n", " ")
 
 
+@pytest.mark.parametrize(("table", "cost"), [("shards", None), ("samples", None), ("findings", {"latent": 2})])
+def test_the_cost_is_not_known_where_no_table_says_which_rows_are_needed(small, table, cost):
+    digest = shard_of(small, "latent", [4, 8, 8])
+    shutil.rmtree(small.cache.shard(digest))
+    small.cache.table(small.manifest.document["tables"][table]).unlink()
+    found = verify(open_audit(small.manifest))
+    assert not found["ok"] and found["repair"] == cost
+    perhaps = f"names shard {digest}, which is missing; perhaps this manifest needs it"
+    assert [perhaps in note for note in found["notes"]] == ([True] if table == "shards" else [])
+    words = "nobody can tell how many rows are to be made" if cost is None else ": 2 latent rows to be made"
+    assert verify_tables(found).endswith(words)
+
+
 def test_a_table_that_says_something_else_of_a_sound_shard_is_named(small, monkeypatch):
     digest = shard_of(small, "latent", [4, 8, 8])
     monkeypatch.setitem(next(one for one in small.shards if one["digest"] == digest), "dtypes", {"latent": "float16"})
