@@ -136,7 +136,7 @@ def disown(cache: Cache, tasks: Iterable[Task]) -> None:
     """
     for task in tasks:
         found = read_commit(cache, task.key)
-        if found is None or found.shard is not None and sound_rows(cache, found.shard) != found.shard.rows:
+        if found is None or (found.shard is not None and sound_rows(cache, found.shard) != found.shard.rows):
             continue  # it counts as missing, and is replaced
         keys = {reject.key for reject in found.rejects}
         if found.shard is not None:
