@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from prep.duplicates import LIMIT, Near
 from prep.examine import finding
@@ -60,7 +59,7 @@ def _sample(one: Seen) -> tuple[int, int, int]:
 
 
 def _rank(one: Seen) -> tuple[int, int, str]:
-    return -one.identity.size[0] * one.identity.size[1], len(PurePosixPath(one.name).name), one.name
+    return -one.identity.size[0] * one.identity.size[1], len(one.name.rpartition("/")[2]), one.name
 
 
 def too_many(distinct: Sequence[Seen]) -> list[Finding]:

@@ -90,6 +90,8 @@ class Crew:
             raise RuntimeError(f"in a worker: {document['bug']}")
         with self._lock:
             self._idle.append(worker)
+        if "memory" in document:
+            raise Lost("too-large", "takes more memory than there is")
         return document, data
 
     def close(self) -> None:
@@ -103,20 +105,23 @@ class Crew:
         with self._lock:
             if self._idle and not fresh:
                 return self._idle.pop()
-            if not self._processes or self._closed.is_set():
+            if self._closed.is_set():
+                raise Lost("decoder-crashed", "the scan ended before it was decoded")
+            if not self._processes:
                 return None
         worker = _start(self._command)
         with self._lock:
-            if worker is None:
-                self._processes = False
-                return None
-            self.started += 1
-            self._all.add(worker)
-            if self.started == 1:
-                self._watch.start()
-        if self._closed.is_set():
+            if worker is not None:
+                self._all.add(worker)
+                if not self._watch.is_alive():
+                    self._watch.start()
+        ready = worker is not None and worker.ready()
+        with self._lock:
+            self.started += ready
+            self._processes = ready or self._closed.is_set()
+        if worker is not None and (not ready or self._closed.is_set()):
             self._end(worker)
-        return worker
+        return worker if ready else self._take() if self._closed.is_set() else None
 
     def _lost(self, worker: _Worker) -> Lost:
         code = self._end(worker, patience=0 if worker.late else 1.0)
@@ -201,16 +206,12 @@ def can_spawn() -> bool:
 
 
 def _start(command: Sequence[str]) -> _Worker | None:
-    """A worker that is ready; `None` where none can be started."""
+    """A worker that gets ready; `None` where none can be started."""
     try:
-        worker = _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                          stderr=subprocess.DEVNULL, env={**os.environ, **_SETTINGS}))
+        return _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, env={**os.environ, **_SETTINGS}))
     except OSError:
         return None
-    if worker.ready():
-        return worker
-    worker.end()
-    return None
 
 
 def _ending(code: int | None) -> str:

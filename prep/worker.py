@@ -52,6 +52,8 @@ def main() -> None:
         _alarm(seconds)
         try:
             reply = answer(request)
+        except MemoryError:
+            reply = message({"memory": most})
         except Exception:
             reply = message({"bug": traceback.format_exc()})
         _alarm(0)

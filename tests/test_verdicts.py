@@ -1,0 +1,296 @@
+"""`prep scan`: which findings are told and how bad they are, tokens of captions, the page, what is remembered."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from html.parser import HTMLParser
+
+import pytest
+from pictures import draw, saved
+from PIL import Image
+
+from prep import remembered
+from prep.remembered import usual_path
+
+MODEL_FREE = ("--jobs", 1)
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(remembered, "REST_NS", 0)
+
+
+@pytest.fixture
+def source(tmp_path):
+    root = tmp_path / "in"
+    draw(root / "a.png", (96, 80), seed=1).with_suffix(".txt").write_text("words")
+    draw(root / "copy of a.png", (96, 80), seed=1)
+    (root / "broken.png").write_bytes(b"")
+    (root / "broken.txt").write_text("words")
+    return root
+
+
+def codes(result):
+    return {(one["path"], one["code"], one["severity"]) for one in result.json["findings"]}
+
+
+ALL = {("broken.png", "empty-file", "error"), ("copy of a.png", "exact-duplicate", "warning"),
+       ("copy of a.png", "missing-caption", "warning")}
+
+
+@pytest.mark.parametrize(("options", "wanted", "code"), [
+    ((), ALL, 1),
+    (("--select", "exact-duplicate"), {("copy of a.png", "exact-duplicate", "warning")}, 0),
+    (("--select", "exact-duplicate", "--strict"), {("copy of a.png", "exact-duplicate", "warning")}, 1),
+    (("--select", "empty-file", "--select", "missing-caption", "--ignore", "empty-file"),
+     {("copy of a.png", "missing-caption", "warning")}, 0),
+    (("--ignore", "empty-file", "--ignore", "exact-duplicate", "--ignore", "missing-caption", "--strict"), set(), 0),
+])
+def test_options(prep, source, options, wanted, code):
+    result = prep("scan", source, "--json", *MODEL_FREE, *options)
+    assert (codes(result), result.code) == (wanted, code)
+    assert (result.json["pictures"], result.json["samples"]) == (3, 2)  # what is not told is wrong all the same
+
+
+RECIPE = """
+[scan]
+ignore = ["missing-caption"]
+severity = {exact-duplicate = "error", empty-file = "info"}
+[mask]
+from = "sidecar"
+[[source]]
+path = "in"
+"""
+
+
+def test_recipes(prep, source, tmp_path):
+    (tmp_path / "r.toml").write_text(RECIPE)
+    result = prep("scan", tmp_path / "r.toml", "--json", *MODEL_FREE)
+    assert codes(result) == {("broken.png", "empty-file", "info"), ("copy of a.png", "exact-duplicate", "error")}
+    assert result.code == 1 and result.json["samples"] == 2
+    result = prep("scan", tmp_path / "r.toml", "--json", *MODEL_FREE, "--select", "missing-caption")
+    assert codes(result) == {("copy of a.png", "missing-caption", "warning")} and result.code == 0
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('ignore = ["near-duplicat"]',
+     "scan.ignore[0] has 'near-duplicat', expected a finding's code; did you mean 'near-duplicate'?"),
+    ('severity = {blnak = "error"}', "scan.severity has 'blnak', expected a finding's code; did you mean 'blank'?"),
+    ('severity = {blank = "bad"}', "scan.severity.blank is 'bad', expected one of: error, warning, info"),
+    ('ignored = []', "unknown key 'ignored' in [scan]; did you mean 'ignore'?"),
+    ('ignore = "blank"', "scan.ignore is 'blank', expected a list"),
+])
+def test_recipes_that_are_wrong(prep, source, tmp_path, text, said):
+    (tmp_path / "r.toml").write_text(f'[scan]\n{text}\n[[source]]\npath = "in"\n')
+    result = prep("scan", tmp_path / "r.toml")
+    assert result.code == 3 and said in result.err
+
+
+@pytest.mark.parametrize("option", ["--select", "--ignore"])
+def test_codes_that_are_none(prep, source, option):
+    result = prep("scan", source, option, "near-dup")
+    assert result.code == 2 and result.out == ""
+    assert f"{option} has 'near-dup', expected a finding's code; did you mean 'near-duplicate'?" in result.err
+
+
+def test_the_sums_are_one_screen(prep, source):
+    for number in range(12):
+        (source / f"{number}.png").write_bytes(b"")
+    out = prep("scan", source, *MODEL_FREE).out
+    assert re.search(r"^error +empty-file +13  the file has 0 bytes$", out, re.MULTILINE)
+    assert out.rstrip().endswith("2 of 15 pictures are usable; 13 error, 2 warning, 0 info")
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_counted_in_every_variant(prep, source, tiny_model, tmp_path):
+    (source / "a.txt").write_text("word " * 75 + "\nfew words")
+    (source / "b.txt").write_text("word " * 76)
+    draw(source / "b.png", (96, 80), seed=3)
+    found = prep("scan", source, "--json", *MODEL_FREE, "--model", tiny_model, "--select", "caption-over-limit").json
+    (told,) = found["findings"] if len(found["findings"]) == 1 else (found["findings"][-1],)
+    assert told["path"] == "b.png" and told["severity"] == "warning"
+    tokens = int(re.fullmatch(r"(\d+) tokens, expected at most 77; the encoder never sees the others",
+                              told["detail"])[1])
+    assert tokens > 77
+    (tmp_path / "r.toml").write_text('[caption]\nmissing = "empty"\nprefix = "' + "word " * 77 + '"\n[[source]]\n'
+                                     'path = "in"\n')
+    found = prep("scan", tmp_path / "r.toml", "--json", *MODEL_FREE, "--model", tiny_model,
+                 "--select", "caption-over-limit").json["findings"]
+    assert {one["path"] for one in found} >= {"a.png", "b.png"}
+
+
+def test_models_that_are_none(prep, source, tmp_path, tiny_model):
+    result = prep("scan", source, "--model", "nobody/nothing")
+    assert result.code == 6 and "hint: name a diffusers pipeline directory; a scan fetches nothing" in result.err
+    import shutil
+
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer" / "vocab.json").write_text("[")
+    result = prep("scan", source, "--model", tmp_path / "model")
+    assert result.code == 6 and f"cannot load the tokenizer in {tmp_path}/model/tokenizer: " in result.err
+    index = json.loads((tmp_path / "model" / "model_index.json").read_text())
+    (tmp_path / "model" / "model_index.json").write_text(
+        json.dumps({name: value for name, value in index.items() if name != "tokenizer"}))
+    result = prep("scan", source, "--model", tmp_path / "model")
+    assert result.code == 6
+    assert f"no tokenizer in {tmp_path}/model says how many tokens its encoder takes" in result.err
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a browser would do: tags, what they would load, and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.loaded, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loaded += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_has_everything_and_needs_nothing(prep, source, tmp_path):
+    name = "<script>alert(1)</script>&\u202e.png".replace("/", "_")
+    (source / name).write_bytes(saved(Image.new("RGB", (80, 80), "navy")))
+    result = prep("scan", source, "--write-report", tmp_path / "r.html", *MODEL_FREE)
+    text = (tmp_path / "r.html").read_text()
+    page = Page(text)
+    assert result.code == 1 and "script" not in page.tags
+    assert page.loaded and all(one.startswith("data:image/png;base64,") for one in page.loaded)
+    assert "2 of 3 pictures" not in page.text and "3 of 4 pictures are usable; 1 error" in page.text
+    for code in ("empty-file", "exact-duplicate", "missing-caption", "blank"):
+        assert code in page.text
+    assert "<script>alert(1)<_script>&\\u202e.png" in page.text and len(page.loaded) == 2
+    again = prep("scan", source, "--write-report", tmp_path / "r.html", *MODEL_FREE)
+    assert again.code == 1 and (tmp_path / "r.html").read_text() == text
+
+
+def test_the_page_replaces_no_other_file_and_lies_apart(prep, source, tmp_path):
+    (tmp_path / "mine.html").write_text("<p>mine")
+    result = prep("scan", source, "--write-report", tmp_path / "mine.html")
+    assert result.code == 5 and "exists and is no page, so it is not replaced" in result.err
+    assert (tmp_path / "mine.html").read_text() == "<p>mine"
+    result = prep("scan", source, "--write-report", source / "r.html")
+    assert result.code == 5 and "lies inside pictures" in result.err and not (source / "r.html").exists()
+
+
+# ---- what is remembered ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """How many workers each scan started."""
+    from prep import crew
+
+    counts = []
+    real = crew.Crew.close
+    monkeypatch.setattr(crew.Crew, "close", lambda self: (counts.append(self.started), real(self))[1])
+    return lambda: max([counts.pop() for _ in range(len(counts))], default=0)
+
+
+def test_a_second_scan_opens_nothing_and_says_the_same(prep, source, started, monkeypatch):
+    draw(source / "near a.png", (96, 80), seed=1).write_bytes(
+        saved(Image.open(source / "a.png").resize((72, 60))))
+    first = prep("scan", source, "--json", *MODEL_FREE)
+    assert started() == 1 and "near-duplicate" in first.out
+    monkeypatch.setattr("prep.scan.near_duplicates", None)
+    again = prep("scan", source, "--json", *MODEL_FREE)
+    assert (again.code, again.out) == (first.code, first.out) and started() == 0
+
+
+def test_what_changed_is_read_and_compared_with_what_did_not(prep, source, started):
+    prep("scan", source, *MODEL_FREE)
+    (source / "near a.png").write_bytes(saved(Image.open(source / "a.png").resize((72, 60))))
+    found = codes(prep("scan", source, "--json", *MODEL_FREE))
+    assert ("near a.png", "near-duplicate", "warning") in found
+    (source / "a.txt").write_text("")
+    found = codes(prep("scan", source, "--json", *MODEL_FREE))
+    assert ("a.png", "empty-caption", "warning") in found
+    started()
+    assert codes(prep("scan", source, "--json", "--rehash", *MODEL_FREE)) == found and started() == 1
+
+
+def test_other_checks_other_names_and_files_at_work(prep, source, started, monkeypatch, tmp_path):
+    prep("scan", source, *MODEL_FREE)
+    started()
+    monkeypatch.setattr(remembered, "VERSION", 99)
+    prep("scan", source, *MODEL_FREE)
+    assert started() == 1
+    source.rename(tmp_path / "elsewhere")
+    prep("scan", tmp_path / "elsewhere", *MODEL_FREE)
+    assert started() == 1
+    monkeypatch.setattr(remembered, "REST_NS", 1 << 62)
+    draw(tmp_path / "elsewhere" / "new.png", (96, 80), seed=9)
+    for _ in range(2):
+        prep("scan", tmp_path / "elsewhere", *MODEL_FREE)
+        assert started() == 1
+
+
+@pytest.mark.parametrize("damage", ["bytes", "empty", "values", "schema", "directory", "thumbs"])
+def test_a_damaged_table_costs_a_scan_and_nothing_else(prep, source, damage):
+    first = prep("scan", source, "--json", *MODEL_FREE)
+    table = usual_path()
+    if damage == "bytes":
+        table.write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    elif damage == "empty":
+        table.write_bytes(b"")
+    elif damage == "directory":
+        table.unlink()
+        table.mkdir()
+    else:
+        change = {"values": "UPDATE found SET value = x'00112233445566'", "schema": "DROP TABLE found",
+                  "thumbs": "DELETE FROM found WHERE length(value) > 3000 OR value LIKE '%[]'"}[damage]
+        connection = sqlite3.connect(table)
+        connection.execute(change)
+        connection.commit()
+        connection.close()
+    for _ in range(2):
+        assert prep("scan", source, "--json", *MODEL_FREE).out == first.out
+
+
+def test_what_nobody_asks_for_is_forgotten(prep, source, tmp_path, monkeypatch):
+    prep("scan", source, *MODEL_FREE)
+    draw(tmp_path / "other" / "b.png", (96, 80), seed=5)
+    monkeypatch.setattr(remembered.time, "time", lambda: (20000 + remembered.DAYS + 30000) * 86400.0)
+    before = rows()
+    prep("scan", tmp_path / "other", *MODEL_FREE)
+    assert 0 < rows() < before
+
+
+def rows():
+    connection = sqlite3.connect(usual_path())
+    ((count,),) = connection.execute("SELECT count(*) FROM found")
+    connection.close()
+    return count
+
+
+@pytest.mark.parametrize(("platform", "variables", "wanted"), [
+    ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/latentry/scan.sqlite"),
+    ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/latentry/scan.sqlite"),
+    ("darwin", {}, "/home/me/Library/Caches/latentry/scan.sqlite"),
+    ("win32", {"LOCALAPPDATA": "/local"}, "/local/latentry/scan.sqlite"),
+])
+def test_places(monkeypatch, platform, variables, wanted):
+    monkeypatch.setattr(remembered.sys, "platform", platform)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert usual_path().as_posix() == wanted
+
+
+def test_nothing_is_written_beside_the_pictures(prep, source):
+    before = sorted(source.rglob("*"))
+    prep("scan", source, *MODEL_FREE)
+    assert sorted(source.rglob("*")) == before
