@@ -73,8 +73,8 @@ def recipe_text(recipe: Recipe, *, base: Path, remarks: Sequence[Remark] = (), s
              *writer.section("image", _changed(recipe.image, shown, "image")),
              *writer.section("caption", _changed(recipe.caption, shown, "caption")),
              *writer.section("mask", _masks(recipe, shown))]
-    lines += writer.section("scan", {name: value for name, value in (("ignore", recipe.scan.ignore),
-                                                                     ("severity", dict(recipe.scan.severity))) if value})
+    scan = {"ignore": recipe.scan.ignore, "severity": dict(recipe.scan.severity)}
+    lines += writer.section("scan", {name: value for name, value in scan.items() if value})
     for number, source in enumerate(recipe.sources):
         lines += writer.source(number, source, recipe.caption)
     fraction = {"fraction": recipe.validation} if recipe.validation or "validation.fraction" in shown else {}
