@@ -11,7 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prep.choices import CAPTION_LINES, MISSING_CAPTION, CaptionChoice, ImageChoice, ModelChoice, Recipe, Source
+from prep.choices import (
+    CAPTION_LINES,
+    MISSING_CAPTION,
+    CaptionChoice,
+    ImageChoice,
+    ModelChoice,
+    Recipe,
+    ScanChoice,
+    Source,
+)
+from prep.codes import CODES
 from prep.errors import PathError
 from prep.recipe import load
 from prep.recipe_text import MEANS, Remark, quoted, recipe_text, relative_to
@@ -26,12 +36,21 @@ CAPTION = st.builds(
     variants=st.integers(1, 1024), wildcards=st.booleans(), shuffle=st.booleans(), dropout=st.floats(0, 1),
     separator=TEXT.filter(bool), keep_tokens=st.integers(0, 9), keep_separator=TEXT, trigger=TEXT, prefix=TEXT,
     suffix=TEXT)
-IMAGE = st.builds(
-    ImageChoice, resolution=st.integers(128, 16384), buckets=st.sampled_from(["step", "ratio", "single"]),
-    step=st.sampled_from([8, 64, 128]), shortest=st.integers(0, 99), longest=st.integers(0, 99),
-    min_side=st.integers(0, 99), alpha=st.sampled_from(["white", "reject", "#0a1B2c"]), min_bucket=st.integers(1, 9))
+IMAGE = st.sampled_from([("step", ()), ("ratio", ()), ("single", ()), ("list", ("1024x1024", "512x768"))]).flatmap(
+    lambda kind: st.builds(
+        ImageChoice, resolution=st.integers(128, 16384), buckets=st.just(kind[0]), sizes=st.just(kind[1]),
+        step=st.sampled_from([8, 64, 128]), shortest=st.integers(0, 99), longest=st.integers(0, 99),
+        min_side=st.integers(0, 99), crop=st.just("random"), views=st.integers(1, 64),
+        flip=st.sampled_from(["none", "both", "always"]), alpha=st.sampled_from(["white", "reject", "#0a1B2c"]),
+        min_bucket=st.integers(1, 9)))
 MODEL = st.builds(ModelChoice, path=TEXT, family=st.sampled_from(["", "sd15"]),
                   dtype=st.sampled_from(["bfloat16", "float32"]), compute=st.sampled_from(["", "float16"]))
+
+
+SCAN = st.builds(
+    ScanChoice, ignore=st.lists(st.sampled_from(sorted(CODES)), max_size=2).map(tuple),
+    severity=st.dictionaries(st.sampled_from(sorted(CODES)), st.sampled_from(["error", "warning", "info"]),
+                             max_size=2).map(lambda found: tuple(found.items())))
 
 
 def sources(base: Path, masks: st.SearchStrategy):
@@ -47,7 +66,8 @@ def recipes(base: Path):
     kinds = st.sampled_from([["none", "alpha"], ["none", "sidecar", base / "masks", base / "alpha"]])
     return kinds.flatmap(lambda kind: st.builds(
         Recipe, sources=st.lists(sources(base, st.sampled_from(kind)), min_size=1, max_size=3).map(tuple), model=MODEL,
-        image=IMAGE, caption=CAPTION, mask=st.sampled_from(kind), validation=st.floats(0, 0.9),
+        image=IMAGE, caption=CAPTION, scan=SCAN, mask=st.sampled_from(kind),
+        mask_resize=st.sampled_from(["allow", "reject"]), validation=st.floats(0, 0.9),
         prompts=st.one_of(st.none(), PLACE.map(lambda text: base / text))))
 
 
@@ -104,6 +124,6 @@ def test_paths_are_relative_to_the_recipe_and_follow_no_links_of_its_own(tmp_pat
 def test_every_key_with_a_meaning_exists_and_the_reverse():
     kinds = {"model": ModelChoice, "image": ImageChoice, "caption": CaptionChoice, "source": Source}
     known = {f"{section}.{one.name}" for section, kind in kinds.items() for one in fields(kind)}
-    assert set(MEANS) <= known | {"mask.from", "validation.fraction", "prompts.file"}
+    assert set(MEANS) <= known | {"mask.from", "mask.resize", "validation.fraction", "prompts.file"}
     for kind in kinds.values():
         assert all(one.default is not MISSING or one.name == "path" for one in fields(kind))

@@ -19,6 +19,8 @@ T = TypeVar("T")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 UNKNOWN = "not known here; nothing was made of it"
 _SECRET = re.compile(r"secret|token$|password|access_key|credential", re.IGNORECASE)
+VIEWS = 4  # cuts of a picture that are kept where a tool would draw another one each time it is shown
+CUTS = f"{VIEWS} cuts of each picture are kept, drawn once: [image] views"
 FLAT = ("*/*",)  # a glob of all that lies in subdirectories
 
 

@@ -8,14 +8,16 @@ DreamBooth method is a directory with caption files, the fine-tuning method one 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isqrt
+from dataclasses import replace
+from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
 
 from prep.choices import CaptionChoice, ImageChoice, MaskFrom, Source
-from prep.convert.draft import FLAT, Asked, Converted, Draft, Layer
+from prep.convert.draft import CUTS, FLAT, VIEWS, Asked, Converted, Draft, Layer
 from prep.parse import Unparsed, brief, expect, list_of
-from prep.records import Role
+from prep.records import Role, Size
+from prep.report.words import size_of
 
 _TRAIN = "a setting of training: train.toml has it as"
 _DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
@@ -23,8 +25,7 @@ _LEFT: Mapping[str, str] = {
     "secondary_separator": "tags that stay together have no counterpart",
     "color_aug": "colours are never changed: no counterpart",
     "face_crop_aug_range": "no faces are looked for: no counterpart",
-    "random_crop": "pictures are cropped at the centre",
-    "flip_aug": "pictures are not mirrored",
+    "random_crop": CUTS,
     "caption_dropout_rate": "captions are left out in training, not in the cache: no counterpart in a recipe",
     "caption_dropout_every_n_epochs": "captions are left out in training, not in the cache: no counterpart",
     "token_warmup_min": "the number of tags does not depend on the step: no counterpart",
@@ -49,13 +50,11 @@ def convert(document: Mapping[str, Any], base: Path) -> Converted:
     for number, table in enumerate(list_of(document["datasets"], _table, "datasets")):
         layer = Layer(table={**table, "subsets": None}, where=f"datasets[{number}]")
         asked = Asked(draft=draft, layers=[layer, general])
-        before = len(draft.sources)
+        before, image = len(draft.sources), _image(asked)
         for place, subset in enumerate(list_of(table.get("subsets", []), _table, f"{layer.where}.subsets")):
             inner = Layer(table=subset, where=f"{layer.where}.subsets[{place}]")
-            _subset(Asked(draft=draft, layers=[inner, layer, general]), inner)
-        image = _image(asked)
+            _subset(Asked(draft=draft, layers=[inner, layer, general]), inner, image)
         if len(draft.sources) > before:
-            draft.images.append((layer.where, image))
             splits.append((asked.key("validation_split"), asked.get("validation_split", float, 0.0)))
         asked.any("subsets")
         Asked(draft=draft, layers=[layer]).left(_DATASET)
@@ -70,7 +69,8 @@ def _table(value: Any, where: str) -> dict[str, Any]:
     return expect(value, dict, where)
 
 
-def _subset(asked: Asked, own: Layer) -> None:
+def _subset(asked: Asked, own: Layer, image: ImageChoice) -> None:
+    """Adds the source of a subset; `image` is what its dataset says of pictures."""
     draft = asked.draft
     repeats = asked.get("num_repeats", int, 1)
     if repeats < 1:
@@ -87,8 +87,11 @@ def _subset(asked: Asked, own: Layer) -> None:
     caption = _caption(asked, tabled)
     mask = _mask(asked)
     role: Role = "prior" if asked.get("is_reg", bool, False) else "train"
+    crop, flip = asked.get("random_crop", bool, False), asked.get("flip_aug", bool, False)
     asked.all_told(_LEFT)
     Asked(draft=draft, layers=[own]).left()
+    draft.images.append((own.where, replace(image, crop="random" if crop else "centre", views=VIEWS if crop else 1,
+                                            flip="both" if flip else "none")))
     draft.sources.append(Source(path=path, repeats=repeats, role=role, table=table, mask=mask, caption=caption,
                                 exclude=() if tabled else FLAT))
 
@@ -134,14 +137,16 @@ def _mask(asked: Asked) -> MaskFrom | None:
 def _image(asked: Asked) -> ImageChoice:
     """sd-scripts without buckets: one square. With them and without enlarging, it does not look at the ends."""
     asked.told("batch_size", f"{_TRAIN} batch_size", at="")
-    resolution = _resolution(asked)
-    step = asked.get("bucket_reso_steps", int, 64)
+    sides = _resolution(asked)
+    resolution, step = isqrt(sides[0] * sides[1]), asked.get("bucket_reso_steps", int, 64)
     bucketed, small = asked.get("enable_bucket", bool, False), asked.get("bucket_no_upscale", bool, False)
     least, most = asked.get("min_bucket_reso", int, 256), asked.get("max_bucket_reso", int, 1024)
     if not bucketed:
         for name in ("bucket_no_upscale", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"):
             asked.told(name, "without enable_bucket it has no effect", at="image")
-        return ImageChoice(resolution=resolution, buckets="single", upscale=True)
+        return _one_size(sides)
+    if sides[0] != sides[1]:
+        asked.told("resolution", "a bucket's area is about the square of one number", at="image")
     if small:
         for name in ("min_bucket_reso", "max_bucket_reso"):
             asked.told(name, "sd-scripts does not look at it with bucket_no_upscale", at="image")
@@ -149,19 +154,25 @@ def _image(asked: Asked) -> ImageChoice:
     return ImageChoice(resolution=resolution, step=step, shortest=least, longest=most, upscale=True)
 
 
-def _resolution(asked: Asked) -> int:
+def _one_size(sides: Size) -> ImageChoice:
+    """Every picture at one size, enlarged where it is smaller."""
+    if sides[0] == sides[1]:
+        return ImageChoice(resolution=sides[0], buckets="single", upscale=True)
+    return ImageChoice(resolution=isqrt(sides[0] * sides[1]), buckets="list", sizes=(size_of(sides),),
+                       step=gcd(64, *sides), upscale=True)
+
+
+def _resolution(asked: Asked) -> Size:
     value, key = asked.any("resolution"), asked.key("resolution")
     if value is None:
         asked.draft.note(key, None, "not in the file: sd-scripts takes it from --resolution; 512 is written", "image")
-        return 512
+        return 512, 512
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
+        return value, value
     sides = list_of(value, lambda one, at: expect(one, int, at), key)
     if len(sides) != 2 or min(sides) < 1:
         raise Unparsed(f"{key} is {brief(value)}, expected a whole number or two")
-    if sides[0] != sides[1]:
-        asked.told("resolution", "a bucket's area is about the square of one number", at="image")
-    return isqrt(sides[0] * sides[1])
+    return sides[0], sides[1]
 
 
 def _validation(draft: Draft, splits: list[tuple[str, float]]) -> None:

@@ -23,12 +23,9 @@ _TURNED = "pictures are not turned: no counterpart"
 _DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
 _PLAIN: Mapping[str, str] = {
     "seed": "draws are keyed by picture and caption, without a seed",
-    "image_variations": "a picture has one placement",
 }
+MOST_VIEWS = 64  # cuts of a picture that a recipe takes
 _IMAGE: Mapping[str, str] = {
-    "enable_crop_jitter": "pictures are cropped at the centre",
-    "enable_random_flip": "pictures are not mirrored",
-    "enable_fixed_flip": "pictures are not mirrored",
     "enable_random_rotate": _TURNED, "enable_fixed_rotate": _TURNED, "random_rotate_max_angle": _TURNED,
     **{f"{kind}_{name}": _COLOURS for kind in ("enable_random", "enable_fixed")
        for name in ("brightness", "contrast", "saturation", "hue")},
@@ -77,8 +74,8 @@ def _concept(draft: Draft, layer: Layer) -> None:
                     weight=asked.get("loss_weight", float, 1.0),
                     caption=replace(caption, variants=variants) if variants > 1 else caption)
     asked.get("concept_stats", dict, {})  # what OneTrainer counted when it last looked; no setting
-    asked.all_told(_PLAIN if asked.get("image_variations", int, 1) > 1 else {"seed": _PLAIN["seed"]})
-    draft.images.append((layer.where, _image(image)))
+    asked.all_told(_PLAIN)
+    draft.images.append((layer.where, _views(asked, image)))
     asked.left()
     text.left()
     image.left()
@@ -103,6 +100,21 @@ def _repeats(asked: Asked) -> int:
     if repeats != wanted:
         asked.told(name, f"a picture is shown a whole number of times; {repeats} is written")
     return repeats
+
+
+def _views(asked: Asked, image: Asked) -> ImageChoice:
+    """Its variations are cuts here, and mirror images of them; both are on where a concept does not say."""
+    count = asked.get("image_variations", int, 1)
+    jitter, fixed = image.get("enable_crop_jitter", bool, True), image.get("enable_fixed_flip", bool, False)
+    flip = "both" if image.get("enable_random_flip", bool, True) else "always" if fixed else "none"
+    if fixed and flip == "both":
+        image.told("enable_fixed_flip", "pictures are shown both as they are and mirrored")
+    if count > 1 and not jitter:
+        asked.told("image_variations", "without crop jitter, there is one cut of a picture")
+    if count > MOST_VIEWS:
+        asked.told("image_variations", f"{MOST_VIEWS} cuts of a picture are the most")
+    return replace(_image(image), crop="random" if jitter else "centre", flip=flip,
+                   views=min(max(1, count), MOST_VIEWS) if jitter else 1)
 
 
 def _image(asked: Asked) -> ImageChoice:

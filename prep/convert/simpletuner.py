@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from prep.choices import CaptionChoice, ImageChoice, MaskFrom, Source
-from prep.convert.draft import Asked, Converted, Draft, Layer
-from prep.parse import Unparsed, brief, expect, one_of
+from prep.convert.draft import CUTS, VIEWS, Asked, Converted, Draft, Layer
+from prep.parse import Unparsed, brief, expect, list_of, one_of
 from prep.records import Role
 
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
@@ -165,25 +165,45 @@ def _table(asked: Asked) -> Path | None:
 
 
 def _image(asked: Asked) -> ImageChoice:
-    """Any shape that comes up there, one of the step buckets here; enlarged unless something forbids it."""
+    """Any shape that comes up there, one of a list here; enlarged unless something forbids it."""
     crop, aspect = asked.get("crop", bool, False), asked.get("crop_aspect", str, "square")
-    style = asked.get("crop_style", str, "center")
-    if style not in ("center", "centre"):
-        asked.told("crop_style", "pictures are cropped at the centre", at="image")
-    square = crop and aspect == "square"
-    if crop and not square:
-        asked.told("crop_aspect", "buckets have the aspect ratios of the step list; a picture goes to the nearest",
-                   at="image")
-    asked.told("crop_aspect_buckets", "buckets have the aspect ratios of the step list", at="image")
+    resolution = _resolution(asked)
+    if crop and aspect == "random":
+        asked.told("crop_aspect", "a picture goes to the bucket whose shape is nearest", at="image")
+    ratios = _ratios(asked) if crop and aspect in ("closest", "random") else ()
+    if not ratios:
+        asked.told("crop_aspect_buckets", "without crop_aspect closest or random it has no effect", at="image")
     upscale = not asked.has("max_upscale_threshold")
     asked.told("max_upscale_threshold", "pictures are not enlarged at all", at="image")
-    resolution = _resolution(asked)
     least = asked.any("minimum_image_size")
     by_side = asked.any("resolution_type") == "pixel" and isinstance(least, int)
     if not by_side:
         asked.told("minimum_image_size", _SIZES, at="image")
-    return ImageChoice(resolution=resolution, buckets="single" if square else "step", upscale=upscale,
-                       min_side=least if by_side else 0)
+    style = asked.get("crop_style", str, "center")
+    if style == "random":
+        asked.told("crop_style", CUTS, at="image")
+    elif style not in ("center", "centre"):
+        asked.told("crop_style", "pictures are cropped at the centre", at="image")
+    return ImageChoice(resolution=resolution, upscale=upscale, min_side=least if by_side else 0,
+                       buckets="list" if ratios else "single" if crop and aspect == "square" else "step",
+                       sizes=tuple(sorted({_sized(ratio, resolution) for ratio in ratios})),
+                       crop="random" if crop and style == "random" else "centre",
+                       views=VIEWS if crop and style == "random" else 1)
+
+
+def _ratios(asked: Asked) -> list[float]:
+    """Width by height of the buckets that a picture may be cropped to."""
+    found = list_of(asked.get("crop_aspect_buckets", list, []), lambda one, at: expect(one, float, at),
+                    asked.key("crop_aspect_buckets"))
+    if bad := [one for one in found if not 1 / 64 <= one <= 64]:
+        raise Unparsed(f"{asked.key('crop_aspect_buckets')} has {bad[0]}, expected width by height, like 0.75")
+    return found
+
+
+def _sized(ratio: float, resolution: int) -> str:
+    """A bucket of that shape, of about the area of the resolution's square, in steps of 64."""
+    width, height = (max(64, round(resolution * sqrt(one) / 64) * 64) for one in (ratio, 1 / ratio))
+    return f"{width}x{height}"
 
 
 def _resolution(asked: Asked) -> int:

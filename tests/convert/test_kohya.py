@@ -88,7 +88,26 @@ def test_pictures_of_a_metadata_file(convert_text, tmp_path):
 def test_two_resolutions_are_told(convert_text):
     dataset = "[[datasets]]\nresolution = {}\n[[datasets.subsets]]\nimage_dir = 'photos'\n"
     found = convert_text(dataset.format(512) + dataset.format(768))
-    assert found.recipe.image.resolution == 512 and "a recipe of its own" in said(found)["datasets[1]: resolution"]
+    assert found.recipe.image.resolution == 512
+    assert "a recipe of its own" in said(found)["datasets[1].subsets[0]: resolution"]
+
+
+def test_cuts_and_mirror_images(convert_text):
+    subset = "[[datasets.subsets]]\nimage_dir = 'photos'\n"
+    found = convert_text(f"[[datasets]]\nresolution = 512\nflip_aug = true\nrandom_crop = true\n{subset}")
+    image = found.recipe.image
+    assert (image.crop, image.views, image.flip) == ("random", 4, "both")
+    assert "4 cuts of each picture" in said(found)["datasets[0].random_crop"]
+    found = convert_text(f"[[datasets]]\nresolution = 512\n{subset}flip_aug = true\n{subset}")
+    assert found.recipe.image.flip == "both" and "a recipe of its own" in said(found)["datasets[0].subsets[1]: flip"]
+
+
+def test_one_size_that_is_no_square(convert_text):
+    found = convert_text("[[datasets]]\nresolution = [768, 1040]\n[[datasets.subsets]]\nimage_dir = 'photos'")
+    assert found.recipe.image == ImageChoice(resolution=893, buckets="list", sizes=("768x1040",), step=16, upscale=True)
+    found = convert_text("[[datasets]]\nresolution = [768, 1024]\nenable_bucket = true\n"
+                         "[[datasets.subsets]]\nimage_dir = 'photos'")
+    assert found.recipe.image.resolution == 886 and "the square of one number" in said(found)["datasets[0].resolution"]
 
 
 def test_alpha_here_and_files_there(convert_text, tmp_path):

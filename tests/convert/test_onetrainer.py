@@ -9,7 +9,8 @@ from prep.choices import CaptionChoice, ImageChoice, Source
 from prep.errors import ConfigError, PathError
 
 # The settings of a concept that does nothing special, as far as they are not off.
-PLAIN = {"path": "photos", "include_subdirectories": True, "text": {"keep_tags_count": 0}}
+PLAIN = {"path": "photos", "include_subdirectories": True, "text": {"keep_tags_count": 0},
+         "image": {"enable_crop_jitter": False, "enable_random_flip": False}}
 
 
 def concept(**keys):
@@ -32,7 +33,8 @@ def test_a_whole_file(convert_json, tmp_path):
         Source(path=tmp_path / "photos", repeats=3, weight=0.5, caption=tags),
         Source(path=tmp_path / "more", role="validation", exclude=("*/*",), caption=other),
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",), caption=other))
-    assert found.recipe.image == ImageChoice(buckets="ratio", upscale=True)
+    assert found.recipe.image == ImageChoice(buckets="ratio", upscale=True, crop="random", flip="both"), (
+        "both are on where a concept does not say")
     assert said(found)["concepts[3].enabled"] == "left out: concept 'not now'"
     assert {"resolution", "masked_training"} <= set(said(found)), "what the main configuration says is asked for"
 
@@ -73,6 +75,17 @@ def test_every_key_changes_the_recipe_or_has_a_note(convert_json, part, key, val
 def test_a_resolution_of_its_own(convert_json):
     image = {"enable_resolution_override": True, "resolution_override": "768"}
     assert convert_json([concept(image=image)]).recipe.image.resolution == 768
+
+
+@pytest.mark.parametrize(("count", "image", "views"), [
+    (3, {"enable_crop_jitter": True, "enable_random_flip": False}, ("random", 3, "none")),
+    (99, {"enable_crop_jitter": True, "enable_fixed_flip": True}, ("random", 64, "both")),
+    (1, {"enable_crop_jitter": False, "enable_random_flip": False, "enable_fixed_flip": True},
+     ("centre", 1, "always"))])
+def test_variations_are_cuts_and_mirror_images(convert_json, count, image, views):
+    found = convert_json([concept(image_variations=count, image=image)])
+    assert (found.recipe.image.crop, found.recipe.image.views, found.recipe.image.flip) == views
+    assert ("concepts[0].image_variations" in said(found)) == (count > 64)
 
 
 def test_names_as_captions(convert_json):

@@ -100,6 +100,16 @@ def test_sizes(convert_json):
     assert convert_json([{"id": "a", "instance_data_dir": "photos"}]).recipe.image.resolution == 1024
 
 
+def test_cuts(convert_json):
+    found = convert_json([backend(crop=True, crop_aspect="closest", crop_aspect_buckets=[1.0, 0.75, 2],
+                                  crop_style="random")])
+    assert found.recipe.image == ImageChoice(
+        resolution=768, buckets="list", sizes=("1088x512", "640x896", "768x768"), upscale=True, crop="random", views=4)
+    assert set(said(found)) == {"backends[0].crop_style"}
+    with pytest.raises(ConfigError, match=r"crop_aspect_buckets has 0\.0, expected width by height"):
+        convert_json([backend(crop=True, crop_aspect="closest", crop_aspect_buckets=[0])])
+
+
 def test_captions(convert_json):
     only = convert_json([backend(caption_strategy="instanceprompt", instance_prompt="a dog")])
     assert only.recipe.caption == CaptionChoice(missing="constant", constant="a dog", keep_separator="")
