@@ -25,6 +25,7 @@ class Bucketed:
     index: int  # place in the input
     name: str
     size: Size
+    resolution: int  # of the rules that gave it this bucket
     views: tuple[Placement, ...]  # in one bucket and at one scale; at least one
 
     @property
@@ -63,33 +64,48 @@ class Merge:
 class Bucketing:
     """Where every picture goes; `findings` has those that go nowhere, and buckets that stayed too small."""
 
-    rules: Rules
+    rules: tuple[Rules, ...]  # one for each resolution
     buckets: tuple[Size, ...]  # those with pictures, sorted
-    pictures: tuple[Bucketed, ...]  # in the order given
+    pictures: tuple[Bucketed, ...]  # in the order given; at several resolutions, one after the other
     findings: tuple[Finding, ...]
     merges: tuple[Merge, ...]
 
 
-def bucketing(pictures: Iterable[tuple[str, Size]], rules: Rules) -> Bucketing:
-    """Bucket and placement of every (name, size). Raises `ConfigError` for rules that make no sense."""
-    buckets, given = buckets_of(rules), list(pictures)
-    homes = {size: assign(size, buckets, rules) for size in {size for _, size in given}}
+def bucketing(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Rules) -> Bucketing:
+    """Bucket and placement of every (name, size), once for each of the rules; but twice in one bucket is once.
+
+    So a picture that is too small for a second resolution has no second sample that is the same as its first.
+    Raises `ConfigError` for rules that make no sense.
+    """
+    given, every = list(pictures), (rules, *more)
+    runs = [_placed([size for _, size in given], each) for each in every]
+    placed, findings = [], []
+    for index, (name, size) in enumerate(given):
+        found: dict[Placement, int] = {}
+        for each, (placements, _) in zip(every, runs, strict=True):
+            if size in placements:
+                found.setdefault(placements[size], each.resolution)
+        placed += [Bucketed(index=index, name=name, size=size, resolution=resolution, views=(placement,))
+                   for placement, resolution in found.items()]
+        if not found:
+            findings.append(_too_small(name, size, rules))
+    used = tuple(sorted({one.placement.bucket for one in placed}))
+    return Bucketing(rules=every, buckets=used, pictures=tuple(placed),
+                     findings=(*findings, *_still_small(placed, rules)),
+                     merges=tuple(merge for _, merges in runs for merge in merges))
+
+
+def _placed(sizes: Sequence[Size], rules: Rules) -> tuple[dict[Size, Placement], tuple[Merge, ...]]:
+    """Where pictures of these sizes go, and the merges on the way; a size that no bucket takes is not in it."""
+    buckets = buckets_of(rules)
+    homes = {size: assign(size, buckets, rules) for size in set(sizes)}
     members: dict[Size, Crowd] = {}
-    for _, size in given:
+    for size in sizes:
         home = homes[size]
         if home is not None:
             members[home] = _crowd(members.get(home, (0, size)), (1, size))
     moves, merges = merge_small(members, rules)
-    placements = {size: place(size, moves.get(home, home)) for size, home in homes.items() if home is not None}
-    placed, findings = [], []
-    for index, (name, size) in enumerate(given):
-        if size in placements:
-            placed.append(Bucketed(index=index, name=name, size=size, views=(placements[size],)))
-        else:
-            findings.append(_too_small(name, size, rules))
-    used = tuple(sorted({one.placement.bucket for one in placed}))
-    findings += _still_small(placed, rules)
-    return Bucketing(rules=rules, buckets=used, pictures=tuple(placed), findings=tuple(findings), merges=merges)
+    return {size: place(size, moves.get(home, home)) for size, home in homes.items() if home is not None}, merges
 
 
 def framed(result: Bucketing, items: Sequence[Surveyed], framing: Framing) -> Bucketing:

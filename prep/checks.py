@@ -47,7 +47,11 @@ def _check_image(image: ImageChoice) -> None:
     if image.alpha != "reject":
         colour_of(image.alpha, "image.alpha", also=("reject",))
     within(image.step, 8, 1024, "image.step")
-    within(image.resolution, image.step, 16384, "image.resolution")
+    for side in image.resolutions:
+        within(side, image.step, 16384, "image.resolution")
+    if len(image.resolutions) > 1 and image.buckets in ("list", "sdxl-40"):
+        raise Unparsed(f"image.buckets is '{image.buckets}' and image.resolution has {len(image.resolutions)} numbers, "
+                       "expected one, since the sizes are the same at each")
     within(image.min_bucket, 1, 1 << 30, "image.min_bucket")
     one_of(image.crop, CROPS, "image.crop")
     one_of(image.flip, FLIPS, "image.flip")

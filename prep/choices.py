@@ -29,7 +29,7 @@ class ModelChoice:
 class ImageChoice:
     """How pictures get into buckets."""
 
-    resolution: int = 512  # pixels; the target area is resolution²
+    resolution: int | tuple[int, ...] = 512  # pixels; the target area is its square; several: a sample at each
     buckets: str = "step"
     sizes: tuple[str, ...] = ()  # of `buckets = "list"`: "1024x1024" and so on, width first
     step: int = 64  # pixels between bucket sides
@@ -42,6 +42,11 @@ class ImageChoice:
     flip: str = "none"  # mirrored: none, both (each cut as it is, and mirrored), always
     alpha: str = "white"  # colour that transparency is flattened onto, or "reject"
     min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """All resolutions, the least first."""
+        return (self.resolution,) if isinstance(self.resolution, int) else self.resolution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

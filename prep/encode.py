@@ -93,19 +93,21 @@ def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
     """Bucket and views of each surveyed item, in the survey's order."""
     image = recipe.image
     framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
-    result = bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), rules_of(recipe))
+    result = bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), *rules_of(recipe))
     return framed(result, surveyed.items, framing)
 
 
-def rules_of(recipe: Recipe) -> Rules:
-    """The bucket rules of a recipe. Raises `ConfigError` for a step that no latent grid has."""
+def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
+    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for a step that fits no latents."""
     image = recipe.image
     factor = FAMILIES[recipe.model.family].factor if recipe.model.family else 8
     if image.step % factor:
         raise ConfigError(f"image.step is {image.step}, expected a multiple of {factor}, the pixels of a latent cell")
-    return Rules(resolution=image.resolution, kind=image.buckets, step=image.step,  # type: ignore[arg-type]  # parsed
-                 shortest=image.shortest, longest=image.longest, min_side=image.min_side, upscale=image.upscale,
-                 min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
+    rules = Rules(
+        resolution=image.resolutions[0], kind=image.buckets, step=image.step,  # type: ignore[arg-type]  # parsed
+        shortest=image.shortest, longest=image.longest, min_side=image.min_side, upscale=image.upscale,
+        min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
+    return tuple(replace(rules, resolution=one) for one in image.resolutions)
 
 
 def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Contexts:

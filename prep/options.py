@@ -11,13 +11,14 @@ from typing import Annotated
 import typer
 
 from prep.errors import UsageError
-from prep.recipe import CaptionChoice, Recipe, load
+from prep.recipe import CaptionChoice, Recipe, load, resolutions
 
 SourceArg = Annotated[Path, typer.Argument(
     metavar="SOURCE", help="a directory of pictures, a .tar (braces and globs allowed), or a recipe .toml",
     show_default=False)]
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json", show_default=False)]
-Resolution = Annotated[int | None, typer.Option(help="target side in pixels; a bucket's area is about its square")]
+Resolution = Annotated[str | None, typer.Option(
+    help="target side in pixels; a bucket's area is about its square; several, 512,1024: a sample at each")]
 Step = Annotated[int | None, typer.Option(help="pixels between bucket sides (default 64)")]
 Buckets = Annotated[str | None, typer.Option(help="step, ratio, sdxl-40, list or single")]
 Sizes = Annotated[str | None, typer.Option(help="of --buckets list: 1024x1024,832x1216,…")]
@@ -46,6 +47,15 @@ def seconds_of(text: str, option: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
+def _resolutions(text: str | None) -> int | tuple[int, ...] | None:
+    """The numbers of 512 or 512,1024. Raises `UsageError`."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise UsageError(f"--resolution is '{text}', expected pixels like 512, or several like 512,1024")
+    return resolutions([int(part) for part in text.split(",")], "--resolution")
+
+
 def unstopped(recipe: Recipe) -> Recipe:
     """The recipe for a look ahead: a missing caption stops nothing, and is not yet a reason to leave a picture out."""
     sources = tuple(source if source.caption is None else replace(source, caption=_unstopped(source.caption))
@@ -57,7 +67,7 @@ def _unstopped(caption: CaptionChoice) -> CaptionChoice:
     return replace(caption, missing="empty") if caption.missing == "stop" else caption
 
 
-def recipe_of(source: Path, *, resolution: int | None = None, step: int | None = None, buckets: str | None = None,
+def recipe_of(source: Path, *, resolution: str | None = None, step: int | None = None, buckets: str | None = None,
               sizes: str | None = None, min_bucket: int | None = None, upscale: bool | None = None,
               crop: str | None = None, views: int | None = None, flip: str | None = None, alpha: str | None = None,
               missing_caption: str | None = None, mask: str | None = None, validation: float | None = None,
@@ -65,7 +75,8 @@ def recipe_of(source: Path, *, resolution: int | None = None, step: int | None =
               prompts: Path | None = None) -> Recipe:
     """The recipe of SOURCE with the command's options above it. Raises `ConfigError`, `PathError`."""
     return load(source, choices={
-        "image.resolution": resolution, "image.step": step, "image.buckets": buckets, "image.min_bucket": min_bucket,
+        "image.resolution": _resolutions(resolution), "image.step": step, "image.buckets": buckets,
+        "image.min_bucket": min_bucket,
         "image.sizes": None if sizes is None else tuple(part.strip() for part in sizes.split(",")),
         "image.upscale": upscale, "image.crop": crop, "image.views": views, "image.flip": flip, "image.alpha": alpha,
         "caption.missing": missing_caption, "mask": mask, "validation": validation, "model.path": model,

@@ -5,7 +5,7 @@ The names are those of epoch 0 with the seed given; other epochs leave out other
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +96,7 @@ def as_json(outlook: Outlook) -> dict[str, Any]:
     """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
     plan, bucketing = outlook.plan, outlook.bucketing
     inside: dict[Size, list[Bucketed]] = defaultdict(list)
+    counts = Counter(one.resolution for one in bucketing.pictures)
     for one in bucketing.pictures:
         inside[one.placement.bucket].append(one)
     return {
@@ -107,6 +108,8 @@ def as_json(outlook: Outlook) -> dict[str, Any]:
             for size, members, count, batches
             in zip(bucketing.buckets, outlook.showings, plan.counts, plan.batches, strict=True)
         ],
+        "resolutions": [{"resolution": rules.resolution, "pictures": counts[rules.resolution]}
+                        for rules in bucketing.rules],
         "steps_per_epoch": plan.steps_per_epoch, "batch_size": plan.batch_size, "micro_batch": plan.micro_batch,
         "underfill": plan.underfill, "world": outlook.world, "idle_ranks": outlook.idle_ranks,
         "left_out": outlook.left_out, "repeated": outlook.repeated,
@@ -125,7 +128,8 @@ def _summary(inside: Sequence[Bucketed]) -> dict[str, Any]:
 
 
 def _picture(one: Bucketed) -> dict[str, Any]:
-    return {"name": one.name, "size": list(one.size), "bucket": list(one.placement.bucket),
+    return {"name": one.name, "size": list(one.size), "resolution": one.resolution,
+            "bucket": list(one.placement.bucket),
             "scaled": list(one.placement.scaled), "crop": list(one.placement.crop),
             "views": [{"crop": list(view.crop), "flip": view.flip} for view in one.views], "scale": round(one.scale, 4),
             "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}

@@ -6,7 +6,7 @@ Paths in a recipe are relative to the recipe's file; paths on the command line t
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,7 +87,7 @@ def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Sourc
     if "path" not in table:
         raise Unparsed(f"{where} has no 'path'")
     apart = {"path", "mask", "caption", "include", "exclude", "table"}
-    plain = {name: kind for name, kind in _types(Source).items() if name not in apart}
+    plain = {name: read for name, read in _readers(Source).items() if name not in apart}
     known_keys(table, (*apart, *plain), f"[{where}]")
     own = table.get("caption")
     mask, captions = table.get("mask"), table.get("table")
@@ -97,7 +97,7 @@ def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Sourc
         table=None if captions is None else base / expect(captions, str, f"{where}.table"),
         mask=None if mask is None else _mask(expect(mask, str, f"{where}.mask"), base),
         caption=None if own is None else _record(CaptionChoice, {f"{where}.caption": own}, f"{where}.caption", caption),
-        **{name: expect(table[name], _WIRE[kind], f"{where}.{name}") for name, kind in plain.items() if name in table},
+        **{name: read(table[name], f"{where}.{name}") for name, read in plain.items() if name in table},
     )
 
 
@@ -116,26 +116,38 @@ def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dic
 
 def _record(kind: type[T], table: Mapping[str, Any], name: str, base: T | None = None) -> T:
     """A `kind` from the table's section, over `base` or the defaults; each value is of its field's type."""
-    types = _types(kind)
-    section = _section(table, name, tuple(types))
-    wired: dict[str, Any] = {key: _wired(value, types[key], f"{name}.{key}") for key, value in section.items()}
-    given = {key: types[key](value) for key, value in wired.items()}
+    readers = _readers(kind)
+    section = _section(table, name, tuple(readers))
+    given = {key: readers[key](value, f"{name}.{key}") for key, value in section.items()}
     return kind(**given) if base is None else replace(base, **given)  # type: ignore[type-var]  # a dataclass
 
 
-def _wired(value: Any, kind: type, where: str) -> Any:
-    if kind is tuple:
-        return list_of(value, lambda one, at: expect(one, str, at), where)
-    return expect(value, _WIRE[kind], where)
+def _readers(kind: type) -> dict[str, Callable[[Any, str], Any]]:
+    return {one.name: _READ[str(one.type)] for one in fields(kind) if str(one.type) in _READ}
 
 
-def _types(kind: type) -> dict[str, type]:
-    return {one.name: _TYPES[str(one.type)] for one in fields(kind) if str(one.type) in _TYPES}
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    return tuple(list_of(value, lambda one, at: expect(one, str, at), where))
 
 
-_TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Role": str,
-                              "tuple[str, ...]": tuple}
-_WIRE: Mapping[type, type] = {str: str, int: int, float: float, bool: bool, Path: str}
+def resolutions(value: Any, where: str) -> int | tuple[int, ...]:
+    """A whole number, or some of them in order, each once. Raises `Unparsed`."""
+    if not isinstance(value, list):
+        return expect(value, int, where)
+    found = sorted(set(list_of(value, lambda one, at: expect(one, int, at), where)))
+    if not found:
+        raise Unparsed(f"{where} is [], expected a whole number of pixels, or some")
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+# What reads a value, by the type of its field as it is written there.
+_READ: Mapping[str, Callable[[Any, str], Any]] = {
+    "str": lambda value, where: expect(value, str, where), "Role": lambda value, where: expect(value, str, where),
+    "int": lambda value, where: expect(value, int, where), "float": lambda value, where: expect(value, float, where),
+    "bool": lambda value, where: expect(value, bool, where),
+    "Path": lambda value, where: Path(expect(value, str, where)),
+    "tuple[str, ...]": _texts, "int | tuple[int, ...]": resolutions,
+}
 
 
 def _model(model: ModelChoice, base: Path) -> ModelChoice:
@@ -183,7 +195,7 @@ def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
             words.append(option[0] if value else option[1])
         else:
             is_path = isinstance(value, Path) or (name == "model.path" and Path(value).is_dir())
-            spelled = ",".join(value) if isinstance(value, tuple) else str(value)
+            spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             words += [option, Path(value) if is_path else spelled]
     return tuple(words)
 

@@ -24,7 +24,7 @@ MEANS: Mapping[str, str] = {
     "model.path": 'a diffusers pipeline directory, or a Hub id like "owner/name"',
     "model.dtype": "of the stored rows",
     "model.compute": "of the encoders",
-    "image.resolution": "pixels; a bucket's area is about its square",
+    "image.resolution": "pixels; a bucket's area is about its square; of several, [512, 1024], a sample at each",
     "image.step": "pixels between bucket sides",
     "image.shortest": "side of a bucket",
     "image.longest": "side of a bucket",

@@ -45,7 +45,8 @@ def test_json_has_the_promised_shape():
     assert document["buckets"][0]["crop_loss"] == {"mean": 0.0, "worst": 0.0}
     assert document["buckets"][0]["scale"] == [1.0, 1.0]
     assert document["pictures"][0] == {
-        "name": "s0.png", "size": [512, 512], "bucket": [512, 512], "scaled": [512, 512], "crop": [0, 0],
+        "name": "s0.png", "size": [512, 512], "resolution": 512, "bucket": [512, 512], "scaled": [512, 512],
+        "crop": [0, 0],
         "views": [{"crop": [0, 0], "flip": False}], "scale": 1.0, "crop_loss": 0.0, "upscaled": False}
 
 
