@@ -12,6 +12,7 @@ import segmenters
 from pictures import draw, draw_mask, saved
 from PIL import Image
 from tarred import member, tar_of
+from test_fingerprint import hub_cache
 
 from prep.sources.folders import PICTURES
 
@@ -53,6 +54,17 @@ def test_clipseg_from_the_command_line(prep, photos, clipseg_model, tmp_path):
             wanted = finished(scaled(gray, picture.size), choice)
         found = read(tmp_path / "out" / f"{number}-masklabel.png")
         assert (found == wanted).all() and set(np.unique(found)) == {0, 255}
+
+
+def test_the_published_clipseg_is_taken_from_the_local_cache(prep, photos, clipseg_model, tmp_path, monkeypatch):
+    hub_cache(tmp_path / "hub", clipseg_model, "CIDAS/clipseg-rd64-refined")
+    for module in ("huggingface_hub.constants", "huggingface_hub._snapshot_download.constants"):
+        monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(tmp_path / "hub"))
+    call = ("--with", "clipseg", "--prompt", "cat", "--device", "cpu", "--threshold", 0.5)
+    assert prep("mask", photos, *call, "-o", tmp_path / "named").code == 0
+    assert prep("mask", photos, *call, "-o", tmp_path / "here", "--model", clipseg_model).code == 0
+    assert [(tmp_path / "named" / name).read_bytes() for name in names(tmp_path / "here")] == [
+        (tmp_path / "here" / name).read_bytes() for name in names(tmp_path / "named")]
 
 
 def test_a_second_run_writes_nothing(prep, photos, tmp_path):
@@ -142,6 +154,19 @@ def test_masks_of_another_size_are_scaled_or_rejected(prep, photos, tiny_model, 
     assert sorted(found["reject", 0]) == [("0.png", "mask-size-mismatch"), *found["allow", 0]]
     assert found["reject", 1]["0.png", "mask-size-mismatch"] == (
         'mask has 192x192 pixels, expected 96x96, since [mask] resize is "reject"')
+
+
+def test_the_policy_is_written_into_recipes_that_are_written(photos, tmp_path):
+    from prep.recipe import load
+    from prep.recipe_text import recipe_text
+
+    for policy in ("allow", "reject"):
+        (tmp_path / "r.toml").write_text(f"[mask]\nresize = '{policy}'\n[[source]]\npath = 'photos'\n")
+        recipe = load(tmp_path / "r.toml", choices={})
+        assert recipe.mask_resize == policy
+        (tmp_path / "again.toml").write_text(recipe_text(recipe, base=tmp_path))
+        assert load(tmp_path / "again.toml", choices={}).mask_resize == policy
+        assert ("resize" in (tmp_path / "again.toml").read_text()) == (policy == "reject")
 
 
 def test_a_policy_that_is_none(prep, photos, tmp_path):
