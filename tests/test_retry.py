@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
+from pictures import draw
 
 from prep import images
 from prep.cache.store import open_cache
+from prep.engine import local
 
-SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar", "--json")
+PLAIN = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu")
+SMALL = (*PLAIN, "--mask", "sidecar", "--json")
 
 
 @pytest.fixture
@@ -98,3 +102,33 @@ def test_a_retry_that_is_interrupted_is_taken_up_by_the_next_run(prep, encode, d
         with pytest.raises(AssertionError):
             encode("--retry-rejects")
     assert encode()["encoded"]["latent"] == 2
+
+
+def test_what_a_task_rejects_is_known_while_other_files_of_it_cannot_be_read(
+    prep, decoder, tiny_model, tmp_path, monkeypatch
+):
+    """Also where an earlier run could make as little of the task, and rejected nothing."""
+    for number in range(3):
+        draw(tmp_path / "photos" / f"{number}.png", (96 + number, 96), seed=number).with_suffix(".txt").write_text("x")
+    shut: set[str] = set()
+    read = local.read_blob
+
+    def refuse(blob):
+        if blob.path.name in shut:
+            raise PermissionError(errno.EACCES, "Permission denied", str(blob.path))
+        return read(blob)
+
+    def rejected():
+        command = ("encode", tmp_path / "photos", "--model", tiny_model, "--cache", tmp_path / "cache", "-o",
+                   tmp_path / "m.json", *PLAIN, "--json")
+        return [(one["path"], one["code"]) for one in prep(*command).json["rejected"]]
+
+    monkeypatch.setattr(local, "read_blob", refuse)
+    shut = {"0.png", "1.png"}
+    for _ in range(2):
+        assert rejected() == [("0.png", "unreadable-file"), ("1.png", "unreadable-file")]
+    shut, decoder.lacking = {"0.png"}, ((97, 96),)
+    for _ in range(2):
+        assert rejected() == [("0.png", "unreadable-file"), ("1.png", "undecodable")]
+    shut, decoder.lacking = set(), ()
+    assert rejected() == [("1.png", "undecodable")]

@@ -226,8 +226,11 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
             tick(1)
         shard: Shard | None = writer.finish() if writer.rows else None
     tally.encoded[task.field] += 0 if shard is None else shard.rows
-    if len(tally.transient) > failed:  # the task is not finished; what was made of it is committed as a task of its own
-        task = replace(task, key=digest_json({"kind": "begun", "task": task.key, "rows": made_keys}))
+    if len(tally.transient) > failed:  # the task is not finished; what is known of it is committed as a task of its own
+        known = sorted([*made_keys, *(reject.key for reject in rejects)])
+        if not known:
+            return
+        task = replace(task, key=digest_json({"kind": "begun", "task": task.key, "rows": known}))
     commit(job.cache, task, shard, rejects, provenance(device, time.monotonic() - begun))
 
 
