@@ -78,7 +78,7 @@ def check_index(path: Path, spec: ArraySpec, rows: int) -> None:
     """Raises `Unparsed` unless the shard index is that of N rows, one after another. Raises `OSError`."""
     with os.fdopen(open_plain(path), "rb") as handle:
         handle.seek(rows * layout.row_stride(spec))
-        if handle.read(rows * layout.ENTRY_BYTES + layout.CRC_BYTES + 1) != layout.index(spec, rows):
+        if not all(handle.read(len(part)) == part for part in layout.index_parts(spec, rows)) or handle.read(1):
             raise Unparsed(f"{layout.data_path(spec)} has a damaged shard index")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from prep.parse import Unparsed, brief, expect, list_of, one_of
 from prep.records import ITEM_BYTES, ArraySpec, DType
 
 CRC_BYTES = 4
+INDEX_PART = 1 << 16  # entries that are made or compared at a time
 ENTRY_BYTES = 16  # (offset, length) of a row in the index, uint64 each
 KEY_BYTES = 32
 KEY = "key"
@@ -72,12 +73,21 @@ def data_bytes(spec: ArraySpec, rows: int) -> int:
 
 def index(spec: ArraySpec, rows: int) -> bytes:
     """The shard index with its checksum, as it ends the data file."""
-    stride = row_stride(spec)
-    entries = np.empty((rows, 2), dtype="<u8")
-    entries[:, 0] = np.arange(rows, dtype=np.uint64) * np.uint64(stride)
-    entries[:, 1] = stride
-    body = entries.tobytes()
-    return body + crc_bytes(body)
+    return b"".join(index_parts(spec, rows))
+
+
+def index_parts(spec: ArraySpec, rows: int) -> Iterator[bytes]:
+    """The shard index in parts of at most 1 MiB, its checksum last."""
+    stride, checksum = row_stride(spec), 0
+    for start in range(0, rows, INDEX_PART):
+        numbers = np.arange(start, min(start + INDEX_PART, rows), dtype=np.uint64)
+        entries = np.empty((len(numbers), 2), dtype="<u8")
+        entries[:, 0] = numbers * np.uint64(stride)
+        entries[:, 1] = stride
+        part = entries.tobytes()
+        checksum = checksums.crc32c(part, checksum)
+        yield part
+    yield checksum.to_bytes(CRC_BYTES, "little")
 
 
 def data_path(spec: ArraySpec) -> str:

@@ -142,3 +142,13 @@ def test_index_of_two_rows() -> None:
     entries = np.frombuffer(layout.index(spec, 2)[:-4], "<u8").tolist()
     assert entries == [0, 10, 10, 10]
     assert layout.data_bytes(spec, 2) == 2 * 10 + 2 * 16 + 4
+
+
+def test_an_index_of_many_rows_is_made_in_parts(monkeypatch):
+    spec = ArraySpec(name="latent", dtype="float32", shape=(3,))
+    whole = layout.index(spec, 10)
+    monkeypatch.setattr(layout, "INDEX_PART", 4)
+    parts = list(layout.index_parts(spec, 10))
+    assert [len(part) for part in parts] == [64, 64, 32, 4] and b"".join(parts) == whole
+    assert parts[-1] == layout.crc_bytes(whole[:-4]) and layout.index(spec, 8) == layout.index(spec, 10)[:128] + (
+        layout.crc_bytes(whole[:128]))
