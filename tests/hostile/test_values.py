@@ -197,3 +197,23 @@ def test_a_prompt_row_of_another_field(target):
     document["prompts"]["samples"][0]["positive"] = {"shard": 0, "row": 0}
     target.write(document)
     refused(target, "the manifest has a prompt in row 0 of shard number 0, where there is no text row")
+
+
+def test_what_the_commands_say(target, prep, train):
+    """One line and its hint, exit 7 for the cache and 4 for the manifest; never a traceback."""
+    rows = target.rows("samples", SAMPLES)
+    rows[0]["bucket"] = 99
+    undo = target.put_table("samples", file_of(pa.Table.from_pylist(rows, schema=SAMPLES)))
+    for result in (prep("inspect", target.path), prep("inspect", target.path, "--html", target.root / "page.html"),
+                   prep("verify", target.path, "--quick"), prep("verify", target.path),
+                   train("check", target.path, "--json")):
+        assert result.code == 7 and "Traceback" not in result.err, result.err
+        assert "bucket 99 in place 0, expected a number from 0 to 2" in result.out.replace("\n", " ") + result.err
+    undo()
+    document = target.copy()
+    document["cache"] = "\0"
+    target.write(document)
+    for result in (prep("inspect", target.path), prep("verify", target.path), train("check", target.path),
+                   train("run", target.path, "-o", target.root / "run")):
+        assert result.code == 4 and "error: cache is '\\x00', expected a path relative" in result.out + result.err
+    assert not (target.root / "run").exists() and not (target.root / "page.html").exists()
