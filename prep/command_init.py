@@ -47,7 +47,8 @@ class Written:
     def as_text(self) -> str:
         """A line for people."""
         image, count = self.recipe.image, len(self.recipe.sources)
-        return (f"{safe(str(self.output))}: {count} source{'s' if count > 1 else ''}, resolution {image.resolution}, "
+        sides = ", ".join(map(str, image.resolutions))
+        return (f"{safe(str(self.output))}: {count} source{'s' if count > 1 else ''}, resolution {sides}, "
                 f"buckets {image.buckets}")
 
     @property
@@ -95,7 +96,7 @@ def init_from_source(source: Path, output: Path, *, model: str | None, jobs: int
     """Looks at `source` and writes the recipe for it. Raises `PathError`, `ModelError`."""
     seen = look(source, jobs=jobs, tick=tick)
     found = suggest(replace(seen, path=source.absolute(), table=None if seen.table is None else seen.table.absolute()),
-                    model=_placed(model or ""), given=str(source))
+                    model=_placed(model or ""), given=str(source), name=output.name)
     write_recipe(found.recipe, output, remarks=found.remarks, shown=found.shown)
     return Written(output=output, recipe=found.recipe, seen=seen)
 
@@ -138,6 +139,7 @@ def _seen_json(seen: Seen) -> dict[str, Any]:
     sizes = sorted(opened.sizes, key=lambda size: size[0] * size[1])
     middle = {"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {}
     return {"pictures": seen.pictures, "captions": seen.captions, "without_caption": seen.missing, "masks": seen.masks,
+            "mask_folder": None if seen.mask_folder is None else str(seen.mask_folder),
             "folders": [{"name": one.name, "repeats": one.repeats, "class": one.words, "pictures": one.pictures}
                         for one in seen.folders],
             "opened": opened.count, "unreadable": opened.unreadable, "alpha": opened.alpha,

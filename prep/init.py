@@ -15,8 +15,10 @@ from pathlib import Path
 
 from prep import captions, images
 from prep.errors import PathError
+from prep.paths import is_inside, resolve
 from prep.records import Item, Size
 from prep.sources.blob import read_blob
+from prep.sources.directory import MaskFolder
 from prep.sources.folders import PICTURES, TABLES, stem_of
 from prep.sources.tables import KINDS, Tables
 from prep.sources.walk import is_tars, walk_source
@@ -26,6 +28,7 @@ MOST_OPENED = 5000  # pictures whose header and caption are read
 MOST_TABLE = 1 << 26  # bytes of a file that may be a table of captions
 _REPEATED = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)  # kohya's directories: 10_cat is shown ten times an epoch
 _SEPARATOR = "|||"
+_MASKS = ("masks", "mask", "{}_masks", "{}-masks")  # names of a directory of masks beside the source
 TAGS, WORDS = 4, 4  # so many parts between commas, of so few words each, are tags
 Tick = Callable[[int], object]
 
@@ -64,7 +67,8 @@ class Seen:
     pictures: int
     captions: dict[str, int]  # by where they are: ".txt", ".caption", ".json", "table"
     missing: int  # pictures without a caption
-    masks: int
+    masks: int  # pictures that have one
+    mask_folder: Path | None  # a directory of them beside the source
     spoken: int  # pictures without a caption whose name has words
     folders: tuple[Folder, ...]
     outside: int  # pictures in none of `folders`
@@ -83,8 +87,11 @@ def look(path: Path, *, jobs: int, tick: Tick = lambda _: None) -> Seen:
                         hint="name the directory that holds them; what lies below it is found")
     bare = [one for one in items if _bare(one)]
     folders = () if is_tars(path) else tuple(_folders(items))
+    masked, beside = sum(one.mask is not None for one in items), None
+    if not masked and not folders:
+        masked, beside = _masks_beside(path, items)
     return Seen(path=path, pictures=len(items), captions=dict(Counter(_kind(one) for one in items if not _bare(one))),
-                missing=len(bare), masks=sum(one.mask is not None for one in items),
+                missing=len(bare), masks=masked, mask_folder=beside,
                 spoken=sum(_speaks(one.name) for one in bare), folders=folders,
                 outside=len(items) - sum(one.pictures for one in folders), table=table,
                 opened=_open(items, jobs, tick))
@@ -109,6 +116,23 @@ def _folders(items: Iterable[Item]) -> Iterator[Folder]:
     for name, pictures in found.items():
         if match := _REPEATED.fullmatch(name):
             yield Folder(name=name, repeats=int(match[1]), words=match[2], pictures=pictures)
+
+
+def _masks_beside(path: Path, items: Sequence[Item]) -> tuple[int, Path | None]:
+    """How many pictures have a mask in a directory beside the source, and where; that with the most."""
+    best: tuple[int, Path | None] = (0, None)
+    for name in _MASKS:
+        folder = path.absolute().parent / name.format(path.name)
+        if folder.is_dir() and not is_inside(resolve(path), resolve(folder)) and resolve(folder) != resolve(path):
+            masks = MaskFolder.read(folder)
+            found = sum(masks.find(_stem(one)) is not None for one in items)
+            best = max(best, (found, folder), key=lambda one: one[0])
+    return best
+
+
+def _stem(item: Item) -> str:
+    """What the name of an item's mask begins with in a directory of masks; of a member of a tar, its key."""
+    return item.picture.member.rpartition(".")[0] or stem_of(item.name)
 
 
 def _table_of(root: Path, items: Sequence[Item]) -> Path | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 
-from prep.choices import CaptionChoice, ImageChoice, ModelChoice, Recipe, Source
+from prep.choices import CaptionChoice, ImageChoice, MaskFrom, ModelChoice, Recipe, Source
 from prep.errors import ModelError
 from prep.init import Folder, Opened, Seen
 from prep.models.family import FAMILIES, Family
@@ -33,20 +33,21 @@ class Suggestion:
     shown: tuple[str, ...]
 
 
-def suggest(seen: Seen, *, model: str = "", given: str = "") -> Suggestion:
+def suggest(seen: Seen, *, model: str = "", given: str = "", name: str = "dataset.toml") -> Suggestion:
     """The recipe for what was `seen`, and for the encoders of `model`, a directory or a Hub id; "" where none is named.
 
-    `given` is the source as the user called it. Raises `ModelError` for a directory that holds no model we know.
+    `given` is the source as the user called it, `name` the recipe's own. Raises `ModelError` for a directory that holds
+    no model we know.
     """
     family = _family(model)
     image, image_says = _image(seen, family)
     sources, source_says = _sources(seen)
     caption, caption_says = _caption(seen)
-    masked = seen.masks > 0
+    mask: MaskFrom = seen.mask_folder or ("sidecar" if seen.masks else "none")
     fraction = next((fraction for most, fraction in _FRACTIONS if seen.pictures < most), 0.01)
-    recipe = Recipe(sources=tuple(sources), image=image, caption=caption, mask="sidecar" if masked else "none",
+    recipe = Recipe(sources=tuple(sources), image=image, caption=caption, mask=mask,
                     validation=fraction, model=ModelChoice(path=model))
-    remarks = [Remark(at="", text=text) for text in _top(seen, given)]
+    remarks = [Remark(at="", text=text) for text in _top(seen, given, name)]
     if not model:
         remarks.append(Remark(at="model", text='none is named: path = "models/sd15" or a Hub id here, or prep encode '
                               "--model"))
@@ -72,14 +73,14 @@ def _family(model: str) -> Family | None:
     return None
 
 
-def _top(seen: Seen, given: str) -> Iterator[str]:
+def _top(seen: Seen, given: str, name: str) -> Iterator[str]:
     yield f"Written by prep init from what is in {given or seen.path}: {seen.pictures} pictures."
-    yield "prep scan dataset.toml says what is wrong with them, prep bucket dataset.toml what training would see."
+    yield f"prep scan {name} says what is wrong with them, prep bucket {name} what training would see."
     opened = seen.opened
     if opened.count < seen.pictures:
         yield f"What is said of sizes and captions comes from {opened.count} of them, evenly spread."
     if opened.unreadable:
-        yield f"{opened.unreadable} files cannot be read as pictures."
+        yield f"Files that cannot be read as pictures: {opened.unreadable}."
 
 
 def _image(seen: Seen, family: Family | None) -> tuple[ImageChoice, list[Remark]]:
@@ -97,7 +98,8 @@ def _image(seen: Seen, family: Family | None) -> tuple[ImageChoice, list[Remark]
     limit = f" (trained at {most})" if family is not None and side == most else ""
     remarks = [Remark(at="image.resolution", text=says + limit)]
     if tiny := sum(min(size) < step for size in opened.sizes):
-        remarks.append(Remark(at="image.resolution", text=f"{tiny} have a side below {step} and are not used"))
+        remarks.append(Remark(at="image.resolution", text=f"pictures with a side below {step}, which are not "
+                              f"used: {tiny}"))
     if opened.alpha:
         remarks.append(Remark(at="image.alpha", text=f"{_some(opened.alpha, opened)} have transparency, which is "
                               'flattened onto this colour; "reject" leaves them out'))
@@ -159,14 +161,14 @@ def _caption(seen: Seen) -> tuple[CaptionChoice, list[Remark]]:
         missing = "filename" if 2 * seen.spoken >= seen.missing > 0 else "empty"
         says.append(f"no picture has a caption; {'names have words' if missing == 'filename' else 'names say little'}; "
                     '"constant" is one caption for all')
-    for count, what in (
-            (opened.several, 'have several lines, each a caption; "first" and "join" are the others'),
-            (opened.wildcards, "have {a|b}: wildcards = true makes captions of each choice"),
-            (opened.tags, "look like tags: shuffle = true, keep_tokens = 1 shuffles all but the first"),
-            (opened.kept, "have |||: with shuffle = true, what stands before it stays where it is"),
-            (opened.triggers, 'have [trigger]: trigger = "WORD" puts a word there')):
+    for count, kind, what in (
+            (opened.several, "with several lines", 'each line is a caption; "first" and "join" are the others'),
+            (opened.wildcards, "with {a|b}", "wildcards = true makes captions of each choice"),
+            (opened.tags, "that look like tags", "shuffle = true, keep_tokens = 1 shuffles all but the first"),
+            (opened.kept, "with |||", "with shuffle = true, what stands before it stays where it is"),
+            (opened.triggers, "with [trigger]", 'trigger = "WORD" puts a word there')):
         if count:
-            says.append(f"{count} captions {what}")
+            says.append(f"captions {kind}: {count} ({what})")
     return CaptionChoice(missing=missing), [Remark(at="caption", text=text) for text in says]
 
 

@@ -68,7 +68,7 @@ def test_small_pictures_get_finer_steps_and_tiny_ones_are_told(written, tmp_path
         draw(tmp_path / f"photos/{number}.png", size, seed=number)
     image = written(tmp_path / "photos").image
     assert (image.resolution, image.step) == (64, 16)
-    assert "# 1 have a side below 16 and are not used" in written.text
+    assert "# pictures with a side below 16, which are not used: 1" in written.text
 
 
 def test_captions_that_are_missing(written, tmp_path):
@@ -85,17 +85,17 @@ def test_captions_that_are_missing(written, tmp_path):
 
 
 @pytest.mark.parametrize(("caption", "says"), [
-    ("one\ntwo", "# 1 captions have several lines, each a caption"),
-    ("a {red|blue} ball", "# 1 captions have {a|b}: wildcards = true"),
-    ("girl, red hair, hat, smile", "# 1 captions look like tags: shuffle = true, keep_tokens = 1"),
-    ("ohwx ||| a, b", "# 1 captions have |||: with shuffle = true"),
-    ("a [trigger] dog", '# 1 captions have [trigger]: trigger = "WORD"')])
+    ("one\ntwo", "# captions with several lines: 1 (each line is a caption;"),
+    ("a {red|blue} ball", "# captions with {a|b}: 1 (wildcards = true"),
+    ("girl, red hair, hat, smile", "# captions that look like tags: 1 (shuffle = true, keep_tokens = 1"),
+    ("ohwx ||| a, b", "# captions with |||: 1 (with shuffle = true"),
+    ("a [trigger] dog", '# captions with [trigger]: 1 (trigger = "WORD"')])
 def test_what_captions_could_become_is_said(written, tmp_path, caption, says):
     pictures(tmp_path / "photos", 2)
     (tmp_path / "photos/0.txt").write_text(caption)
     recipe = written(tmp_path / "photos")
     assert says in written.text and recipe.caption == CaptionChoice()
-    assert sum("captions have" in line or "look like" in line for line in written.text.splitlines()) == 1
+    assert sum(line.startswith("# captions ") for line in written.text.splitlines()) == 1
 
 
 def test_kohyas_directories(written, tmp_path):
@@ -148,10 +148,20 @@ def test_masks_transparency_and_what_cannot_be_read(written, tmp_path):
     draw(tmp_path / "photos/3.png", (300, 300), seed=3, alpha=True)
     assert written(tmp_path / "photos").mask == "none"
     assert '# "alpha" would train what is not transparent' in written.text
-    assert "# 1 files cannot be read as pictures" in written.text and 'alpha = "white"' in written.text
+    assert "# Files that cannot be read as pictures: 1." in written.text and 'alpha = "white"' in written.text
     draw_mask(tmp_path / "photos/0-masklabel.png", (300, 300))
     assert written(tmp_path / "photos", "--force").mask == "sidecar"
     assert "# 1 of 4 pictures have a mask" in written.text
+
+
+@pytest.mark.parametrize("name", ["masks", "photos-masks"])
+def test_masks_in_a_directory_beside(written, tmp_path, name):
+    pictures(tmp_path / "photos/sub", 2)
+    draw(tmp_path / "mask/other.png", (300, 300), seed=1)  # no picture of that name
+    draw(tmp_path / f"{name}/sub/1.png", (300, 300), seed=1)
+    recipe = written(tmp_path / "photos")
+    assert recipe.mask.resolve() == tmp_path / name and "# 1 of 2 pictures have a mask" in written.text
+    assert written(tmp_path / name, "--force").mask == "none", "masks have none of their own"
 
 
 def test_nothing_that_can_be_read(written, tmp_path):
@@ -285,6 +295,8 @@ def test_the_real_photos(written, real_data, prep, folder):
     shutil.copytree(real_data / "photos", folder / "photos")
     recipe = written("photos")
     assert (recipe.image.resolution, recipe.validation, recipe.caption.missing) == (768, 0.1, "stop")
+    shutil.copytree(real_data / "masks", folder / "masks")
+    assert written("photos", "--force").mask == folder / "masks" and "# 24 of 63 pictures have a mask" in written.text
     assert "63 pictures" in written.text and "# captions: 63 .txt" in written.text
     result = prep("bucket", "dataset.toml", "--json")
     assert result.code == 0 and not result.json["left_out"], result.err

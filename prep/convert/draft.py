@@ -95,7 +95,8 @@ class Draft:
             why = f": {self.notes[0].text}" if self.notes else ""
             raise Unparsed(f"it has no source that can be converted{why}")
         captions = [one.caption or CaptionChoice() for one in self.sources]
-        caption = captions[0] if all(one == captions[0] for one in captions) else CaptionChoice()
+        caption = CaptionChoice(**{name: getattr(captions[0], name) for name in CaptionChoice.__dataclass_fields__
+                                   if len({getattr(one, name) for one in captions}) == 1})
         masks = self._masks()
         mask = masks[0] if masks[0] is not None and all(one == masks[0] for one in masks) else "none"
         recipe = Recipe(

@@ -38,14 +38,13 @@ max_bucket_reso = 1280
 
 def test_a_whole_file(convert_text, tmp_path):
     found = convert_text(WHOLE)
-    plain = CaptionChoice(lines="first", keep_separator="")
     assert found.recipe.sources == (
         Source(path=tmp_path / "photos", repeats=3, exclude=("*/*",), mask=tmp_path / "masks",
                caption=CaptionChoice(missing="constant", constant="ohwx dog", lines="first", shuffle=True,
                                      keep_tokens=2, keep_separator="")),
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",),
                caption=CaptionChoice(lines="first", keep_tokens=1, keep_separator="")))
-    assert plain != found.recipe.caption == CaptionChoice()
+    assert found.recipe.caption == CaptionChoice(lines="first", keep_separator=""), "what they share"
     assert found.recipe.image == ImageChoice(resolution=768, shortest=320, longest=1280, upscale=True)
     assert set(said(found)) == {"datasets[0].batch_size", "general.shuffle_caption",
                                 "datasets[0].subsets[0].conditioning_data_dir"}

@@ -35,7 +35,8 @@ def test_a_whole_file(convert_json, tmp_path):
     tags = CaptionChoice(shuffle=True, variants=3, separator=".", keep_tokens=1, prefix="ohwx", keep_separator="")
     assert found.recipe.sources == (
         Source(path=tmp_path / "photos", repeats=3, mask=tmp_path / "masks", caption=tags),
-        Source(path=tmp_path / "more", role="validation", caption=CaptionChoice(keep_separator="")))
+        Source(path=tmp_path / "more", role="validation"))
+    assert found.recipe.caption == CaptionChoice(keep_separator="")
     assert found.recipe.image == ImageChoice(resolution=768, buckets="single", upscale=True)
     assert set(said(found)) == {"backends[0].cache_dir_vae", *(f"backends[{number}]" for number in (1, 3, 4, 5, 6))}
     assert "do not tell" not in str(found)
