@@ -35,9 +35,12 @@ _DAY = 86400
 _TABLE = "CREATE TABLE IF NOT EXISTS found (name BLOB PRIMARY KEY, day INTEGER, value BLOB) WITHOUT ROWID"
 
 
-def usual_path() -> Path:
-    """Where the table is, by the custom of the system."""
-    home = Path.home()
+def usual_path() -> Path | None:
+    """Where the table is, by the custom of the system; `None` for a user without a home."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
     if sys.platform == "win32":
         root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -147,10 +150,10 @@ class Remembered:
 
 def _open(path: Path) -> sqlite3.Connection | None:
     """The table, to be read; `None` where there is none. One that is damaged or of another version is removed."""
-    if not path.is_file():
-        return None
     table = None
     with guarded(path):
+        if not path.is_file():
+            return None
         table = connect(path)
         table.execute("PRAGMA query_only = 1")
         if table.execute("PRAGMA user_version").fetchone()[0] == VERSION:

@@ -102,7 +102,9 @@ def to_examined(document: Mapping[str, Any], thumb: Thumb | None) -> Examined:
             captions=tuple(list_of(document["captions"], lambda one, at: expect(one, str, at), "captions")),
             findings=tuple(list_of(document["findings"], _finding, "findings")),
             identity=None if identity is None else _identity(*expect(identity, list, "identity")))
-    except (KeyError, TypeError) as error:
+    except Unparsed:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise Unparsed(f"what was found lacks a part: {error}") from None
 
 

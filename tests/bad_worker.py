@@ -9,10 +9,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from prep import worker  # noqa: E402
-from prep.sources import blob  # noqa: E402
+from prep import worker
 
-usual, read = worker.check_item, blob.read_blob
+usual = worker.check_item
 
 
 def check_item(item):

@@ -12,6 +12,7 @@ from pictures import draw
 
 from prep import crew as crew_module
 from prep.crew import Crew, Lost
+from prep.parse import Unparsed
 from prep.records import Blob, Item
 from prep.scan import scan
 from prep.sources.directory import walk
@@ -174,3 +175,20 @@ def test_thumbnails_survive_the_way():
     again = to_thumb(of_thumb(thumb))
     assert (again.across == thumb.across).all() and (again.down == thumb.down).all()
     assert to_thumb(b"") is None
+    with pytest.raises(Unparsed, match=r"a thumbnail has 5 bytes for lengths of 257 and 1"):
+        to_thumb(b"\x01\x01\x01\x00x")
+
+
+GOOD_ONE = {"name": "a", "captions": ["b"], "findings": [["a", "blank", "warning", "x"]], "identity": ["00", 1, 2, 3]}
+
+
+@pytest.mark.parametrize("change", [
+    {"name": 3}, {"captions": [3]}, {"findings": [["a"]]}, {"findings": [["a", "b", "fatal", "d"]]}, {"identity": [1]},
+    {"identity": ["00", 1, 2, -3]}, {"identity": ["00", 1, 2, 3, 4]}, {"findings": 7}, {"captions": None},
+])
+def test_what_a_worker_says_is_checked(change):
+    assert to_examined(GOOD_ONE, None).identity.size == (2, 3)
+    with pytest.raises(Unparsed):
+        to_examined({**GOOD_ONE, **change}, None)
+    with pytest.raises(Unparsed, match="what was found lacks a part: 'captions'"):
+        to_examined({"name": "a", "identity": None}, None)

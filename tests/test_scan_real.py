@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from prep import images
 from prep.records import Item
 from prep.scan import scan
 from prep.sources.directory import walk
+from prep.sources.walk import walk_source
 
 pytestmark = pytest.mark.real_data
 
@@ -156,18 +161,21 @@ def test_no_magenta_behind_transparency(real_data):
 
 
 @pytest.fixture
-def unpacked(real_data, tmp_path):
+def unpacked(real_data):
     if shutil.which("tar") is None:
         pytest.skip("no tar to unpack with")
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        root.chmod(0o755)
 
-    def unpack(name):
-        tar = real_data / "bad" / "tars" / f"{name}.tar"
-        subprocess.run(["tar", "xf", str(tar), "-C", str(tmp_path)], check=True)
-        return tmp_path
+        def unpack(name):
+            tar = real_data / "bad" / "tars" / f"{name}.tar"
+            subprocess.run(["tar", "xf", str(tar), "-C", str(root), "--no-same-owner"], check=True)
+            return root
 
-    yield unpack
-    for path in tmp_path.rglob("no_permission.jpg"):
-        path.chmod(0o644)
+        yield unpack
+        for path in root.rglob("no_permission.jpg"):
+            path.chmod(0o644)
 
 
 def test_odd_names(unpacked):
@@ -178,10 +186,54 @@ def test_odd_names(unpacked):
     json.dumps([one.path for one in report.findings]).encode("ascii")
 
 
-def test_links_and_special_files_end(unpacked):
+def test_links_and_special_files_end_for_an_ordinary_user(unpacked):
+    """A pipe that nobody writes to, links in circles, a file without permission: told, and the scan ends."""
     root = unpacked("links_and_special")
-    result, report = verdicts(root)
-    codes = {(one.path.removeprefix("links/"), one.code) for one in report.findings if one.severity == "error"}
-    assert codes >= {("loop_a.jpg", "link-loop"), ("loop_b.jpg", "link-loop"), ("self.jpg", "link-loop"),
-                     ("dangling.jpg", "dangling-link"), ("fifo.jpg", "special-file")}
-    assert {result["links/good_link.jpg"], result["links/hard_link.jpg"], result["links/real.jpg"]} == {"warn", "ok"}
+    script = Path(__file__).with_name("as_ordinary_user.py")
+    user = "65534" if hasattr(os, "getuid") and os.getuid() == 0 else "0"
+    cases = {"scan": [["prep", "scan", str(root), "--json", "--quiet"]]}
+    with tempfile.TemporaryDirectory() as warm:  # imports everything, while this Python can still be read
+        lines = [json.dumps([["prep", "scan", warm, "--quiet"]]), json.dumps(cases)]
+        done = subprocess.run([sys.executable, str(script), user], input="\n".join(lines) + "\n", capture_output=True,
+                              text=True, timeout=120, check=True, env={**os.environ, "XDG_CACHE_HOME": warm})
+    ((code, out, err),) = json.loads(done.stdout.splitlines()[-1])["scan"]
+    assert (code, err) == (1, "")
+    found = {(one["path"].removeprefix("links/"), one["code"]) for one in json.loads(out)["findings"]
+             if one["severity"] == "error"}
+    assert found == {("loop_a.jpg", "link-loop"), ("loop_b.jpg", "link-loop"), ("self.jpg", "link-loop"),
+                     ("dangling.jpg", "dangling-link"), ("outside.jpg", "dangling-link"), ("fifo.jpg", "special-file"),
+                     ("no_permission.jpg", "unreadable-file")}
+
+
+# ---- the tars that are read as they are ------------------------------------------------------------------------------
+
+
+TARS = {
+    "wds_path_traversal": {"path-traversal"}, "wds_truncated": {"truncated"}, "empty": {"empty-archive"},
+    "wds_mixed_faults": {"missing-caption", "orphan-caption", "truncated", "empty-file", "duplicate-key"},
+    "wds_gzip_named": {"packed-archive"}, "zero_byte": {"empty-file"},
+}
+
+
+@pytest.mark.parametrize("name", TARS)
+def test_bad_tars(real_data, name):
+    entries = {one["path"]: one for one in
+               json.loads((real_data / "bad" / "expected.json").read_text(encoding="utf-8"))["entries"]}
+    report = scan(walk_source(real_data / "bad" / "tars" / f"{name}.tar", source=0, masks="sidecar"), jobs=1)
+    worst = "error" if report.count("error") else "warn" if report.count("warning") else "ok"
+    entry = entries[f"bad/tars/{name}.tar"]
+    assert worst in {entry["verdict"], *entry.get("also_acceptable", [])}
+    assert TARS[name] <= {one.code for one in report.findings}
+    assert report.samples == entry.get("whole_samples", report.samples) or name == "wds_gzip_named"
+
+
+def test_good_tars(real_data):
+    report = scan(walk_source(real_data / "tars" / "photos-{000000..000001}.tar", source=0, masks="sidecar"), jobs=2)
+    assert (report.pictures, report.samples, report.count("error")) == (24, 24, 0)
+
+
+def test_every_entry_has_its_test(real_data):
+    """96 files, six tars that are read and two that are unpacked: 104."""
+    entries = json.loads((real_data / "bad" / "expected.json").read_text(encoding="utf-8"))["entries"]
+    tars = {Path(one["path"]).stem for one in entries if one["path"].startswith("bad/tars/")}
+    assert tars == {*TARS, "odd_names", "links_and_special"} and len(entries) == 104

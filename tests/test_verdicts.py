@@ -290,6 +290,14 @@ def test_places(monkeypatch, platform, variables, wanted):
     assert usual_path().as_posix() == wanted
 
 
+def test_a_user_without_a_home_scans_all_the_same(prep, source, monkeypatch):
+    def homeless():
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(remembered.Path, "home", homeless)
+    assert usual_path() is None and codes(prep("scan", source, "--json", *MODEL_FREE)) == ALL
+
+
 def test_nothing_is_written_beside_the_pictures(prep, source):
     before = sorted(source.rglob("*"))
     prep("scan", source, *MODEL_FREE)
