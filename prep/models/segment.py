@@ -202,7 +202,7 @@ def _load(kind: Any, folder: Path) -> Any:
             ignore_mismatched_sizes=True, **{dtype_keyword(transformers.__version__): torch.float32})
     except ImportError as error:  # the training loss of MaskFormer wants SciPy as soon as the model is made
         raise ModelError(f"the model in {folder} needs a package that is not installed: {first_line(error)}",
-                         hint="pip install 'latentry[masks]', or scipy alone") from None
+                         hint="install the package that it names; pip install 'latentry[masks]' brings SciPy") from None
     except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
         raise ModelError(f"cannot load the segmentation model in {folder}: {first_line(error)}") from None
     refuse_holes(loaded, folder)
