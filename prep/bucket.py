@@ -2,7 +2,7 @@
 
 A picture goes to the bucket nearest in |log(aspect ratio)|, is scaled to cover it and cropped in the centre,
 or as `views` says. It is never enlarged unless asked: one too small for its bucket gets a bucket of its own area, in
-the same step.
+the same step, or none where the rules say so.
 Sizes are (width, height) in pixels; `sizes.Rules` says which buckets there are.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from prep.records import Finding, Placement, Size, Surveyed
 from prep.sizes import Rules, buckets_of
@@ -121,13 +122,15 @@ def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:
     """The bucket for a picture of `size`, or None where it is too small for any."""
     if min(size) < rules.least:
         return None
-    if rules.upscale:
-        return nearest(size, buckets)
+    reach, best = rules.reach(size), nearest(size, buckets)
+    if reach is None or not enlarges(reach, best):
+        return best
+    if rules.upscale == "reject":
+        return None
     if rules.kind in ("list", "single"):  # the user named the shapes: no others are made
-        fitting = [bucket for bucket in buckets if not enlarges(size, bucket)]
+        fitting = [bucket for bucket in buckets if not enlarges(reach, bucket)]
         return nearest(size, fitting) if fitting else None
-    best = nearest(size, buckets)
-    return own_bucket(size, rules) if enlarges(size, best) else best
+    return own_bucket(size, rules, reach)
 
 
 def nearest(size: Size, buckets: Sequence[Size]) -> Size:
@@ -142,13 +145,13 @@ def nearest(size: Size, buckets: Sequence[Size]) -> Size:
     return best
 
 
-def own_bucket(size: Size, rules: Rules) -> Size | None:
-    """The bucket for a picture that is too small for the others: inside it, as large as it can be, cutting little.
+def own_bucket(size: Size, rules: Rules, reach: Size) -> Size | None:
+    """The bucket for a picture too small for the others: within `reach`, as large as it can be, cutting little.
 
-    Sweeps like `step_buckets`, but every side ends at the picture's own; of those sizes the nearest in aspect ratio.
+    Sweeps like `step_buckets`, but every side ends at that of `reach`; of those sizes the nearest in aspect ratio.
     """
     step, area, (_, longest) = rules.step, rules.resolution * rules.resolution, rules.ends
-    wide, high = (min(side, longest) // step * step for side in size)
+    wide, high = (min(side, longest) // step * step for side in reach)
     swept = [(width, min(high, area // width // step * step)) for width in range(step, wide + 1, step)]
     swept += [(min(wide, area // height // step * step), height) for height in range(step, high + 1, step)]
     inside = [bucket for bucket in swept if min(bucket) > 0]
@@ -184,7 +187,7 @@ def merge_small(members: dict[Size, Crowd], rules: Rules) -> tuple[dict[Size, Si
         bucket = min(small, key=lambda one: (left[one][0], one))
         count, least = left[bucket]
         targets = [one for one in left if one != bucket and 2 * one[0] * one[1] >= bucket[0] * bucket[1]
-                   and (rules.upscale or not enlarges(least, one))]
+                   and ((reach := rules.reach(least)) is None or not enlarges(reach, one))]
         if not targets:
             stuck.add(bucket)
             continue
@@ -210,7 +213,8 @@ def _too_small(name: str, size: Size, rules: Rules) -> Finding:
     if min(size) < rules.least:
         detail = f"{seen}, expected at least {rules.least} pixels on the short side"
     else:
-        detail = f"{seen}, expected one that needs no enlarging for a bucket of kind '{rules.kind}'"
+        more = f" by more than {float(rules.upscale):g}" if isinstance(rules.upscale, Fraction) else ""
+        detail = f"{seen}, expected one that needs no enlarging{more} for a bucket of kind '{rules.kind}'"
     return Finding(path=name, code="too-small", severity="error", detail=detail)
 
 

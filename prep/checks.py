@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prep.choices import CAPTION_LINES, MISSING_CAPTION, STORED_DTYPES, CaptionChoice, ImageChoice, MaskFrom, Recipe
+from prep.choices import (
+    CAPTION_LINES,
+    MISSING_CAPTION,
+    STORED_DTYPES,
+    UPSCALES,
+    CaptionChoice,
+    ImageChoice,
+    MaskFrom,
+    Recipe,
+)
 from prep.models.family import FAMILIES
 from prep.parse import Unparsed, colour_of, one_of, size_of, within
 from prep.views import CROPS, FLIPS
@@ -53,6 +62,10 @@ def _check_image(image: ImageChoice) -> None:
         raise Unparsed(f"image.buckets is '{image.buckets}' and image.resolution has {len(image.resolutions)} numbers, "
                        "expected one, since the sizes are the same at each")
     within(image.min_bucket, 1, 1 << 30, "image.min_bucket")
+    if isinstance(image.upscale, str):
+        one_of(image.upscale, UPSCALES, "image.upscale")
+    else:
+        within(image.upscale, 1, 100, "image.upscale")
     one_of(image.crop, CROPS, "image.crop")
     one_of(image.flip, FLIPS, "image.flip")
     within(image.views, 1, 64, "image.views")

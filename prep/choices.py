@@ -11,6 +11,7 @@ from prep.records import Role
 MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
 MASK_RESIZE = ("allow", "reject")
 CAPTION_LINES = ("all", "first", "join")
+UPSCALES = ("never", "allow", "reject")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
 MaskFrom = Literal["none", "sidecar", "alpha"] | Path
 
@@ -36,12 +37,16 @@ class ImageChoice:
     shortest: int = 0  # side of a bucket, in pixels; 0: resolution / 4, but 256 where that is at most resolution / 2
     longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2
     min_side: int = 0  # of a picture, in pixels; one with a shorter side is not used; 0: step
-    upscale: bool = False  # enlarge small pictures instead of giving them smaller buckets
+    upscale: str | float = "never"  # small pictures: never, allow, reject, or so many times at most; true: allow
     crop: str = "centre"  # where the bucket is cut out: see `prep.views`
     views: int = 1  # cuts of a picture, with `crop = "random"`; training shows one of them at a time
     flip: str = "none"  # mirrored: none, both (each cut as it is, and mirrored), always
     alpha: str = "white"  # colour that transparency is flattened onto, or "reject"
     min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
+
+    def __post_init__(self) -> None:
+        if isinstance(self.upscale, bool):
+            object.__setattr__(self, "upscale", "allow" if self.upscale else "never")
 
     @property
     def resolutions(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 from prep import images
@@ -105,7 +106,8 @@ def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
         raise ConfigError(f"image.step is {image.step}, expected a multiple of {factor}, the pixels of a latent cell")
     rules = Rules(
         resolution=image.resolutions[0], kind=image.buckets, step=image.step,  # type: ignore[arg-type]  # parsed
-        shortest=image.shortest, longest=image.longest, min_side=image.min_side, upscale=image.upscale,
+        shortest=image.shortest, longest=image.longest, min_side=image.min_side,
+        upscale=image.upscale if isinstance(image.upscale, str) else Fraction(str(image.upscale)),  # type: ignore[arg-type]
         min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
     return tuple(replace(rules, resolution=one) for one in image.resolutions)
 

@@ -23,7 +23,8 @@ Step = Annotated[int | None, typer.Option(help="pixels between bucket sides (def
 Buckets = Annotated[str | None, typer.Option(help="step, ratio, sdxl-40, list or single")]
 Sizes = Annotated[str | None, typer.Option(help="of --buckets list: 1024x1024,832x1216,…")]
 MinBucket = Annotated[int | None, typer.Option(help="buckets with fewer pictures merge into their nearest neighbour")]
-Upscale = Annotated[bool | None, typer.Option("--upscale/--no-upscale", help="enlarge small pictures")]
+Upscale = Annotated[str | None, typer.Option(
+    metavar="POLICY", help="small pictures: never enlarged, allow, reject, or a number: so many times at most")]
 Crop = Annotated[str | None, typer.Option(help="where the bucket is cut out: centre, random or focus (of the mask)")]
 Views = Annotated[int | None, typer.Option(help="cuts of a picture, with --crop random")]
 Flip = Annotated[str | None, typer.Option(help="mirrored pictures: none, both (as they are, and mirrored) or always")]
@@ -56,6 +57,11 @@ def _resolutions(text: str | None) -> int | tuple[int, ...] | None:
     return resolutions([int(part) for part in text.split(",")], "--resolution")
 
 
+def _upscale(text: str | None) -> str | float | None:
+    """A policy, or the number that is written there."""
+    return float(text) if text is not None and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else text
+
+
 def unstopped(recipe: Recipe) -> Recipe:
     """The recipe for a look ahead: a missing caption stops nothing, and is not yet a reason to leave a picture out."""
     sources = tuple(source if source.caption is None else replace(source, caption=_unstopped(source.caption))
@@ -68,7 +74,7 @@ def _unstopped(caption: CaptionChoice) -> CaptionChoice:
 
 
 def recipe_of(source: Path, *, resolution: str | None = None, step: int | None = None, buckets: str | None = None,
-              sizes: str | None = None, min_bucket: int | None = None, upscale: bool | None = None,
+              sizes: str | None = None, min_bucket: int | None = None, upscale: str | None = None,
               crop: str | None = None, views: int | None = None, flip: str | None = None, alpha: str | None = None,
               missing_caption: str | None = None, mask: str | None = None, validation: float | None = None,
               model: str | None = None, dtype: str | None = None, compute: str | None = None,
@@ -78,6 +84,6 @@ def recipe_of(source: Path, *, resolution: str | None = None, step: int | None =
         "image.resolution": _resolutions(resolution), "image.step": step, "image.buckets": buckets,
         "image.min_bucket": min_bucket,
         "image.sizes": None if sizes is None else tuple(part.strip() for part in sizes.split(",")),
-        "image.upscale": upscale, "image.crop": crop, "image.views": views, "image.flip": flip, "image.alpha": alpha,
-        "caption.missing": missing_caption, "mask": mask, "validation": validation, "model.path": model,
+        "image.upscale": _upscale(upscale), "image.crop": crop, "image.views": views, "image.flip": flip,
+        "image.alpha": alpha, "caption.missing": missing_caption, "mask": mask, "validation": validation, "model.path": model,
         "model.dtype": dtype, "model.compute": compute, "prompts": prompts})

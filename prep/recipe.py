@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prep.checks import checked
-from prep.choices import MASK_RESIZE
+from prep.choices import MASK_RESIZE, UPSCALES
 from prep.choices import CaptionChoice as CaptionChoice  # callers know the records by this module
 from prep.choices import ImageChoice as ImageChoice
 from prep.choices import MaskFrom as MaskFrom
@@ -140,13 +140,20 @@ def resolutions(value: Any, where: str) -> int | tuple[int, ...]:
     return found[0] if len(found) == 1 else tuple(found)
 
 
+def upscale(value: Any, where: str) -> str | float:
+    """A policy, or a number; true and false are names of two. Raises `Unparsed`."""
+    if isinstance(value, bool):
+        return "allow" if value else "never"
+    return value if isinstance(value, int | float) else one_of(value, UPSCALES, where)
+
+
 # What reads a value, by the type of its field as it is written there.
 _READ: Mapping[str, Callable[[Any, str], Any]] = {
     "str": lambda value, where: expect(value, str, where), "Role": lambda value, where: expect(value, str, where),
     "int": lambda value, where: expect(value, int, where), "float": lambda value, where: expect(value, float, where),
     "bool": lambda value, where: expect(value, bool, where),
     "Path": lambda value, where: Path(expect(value, str, where)),
-    "tuple[str, ...]": _texts, "int | tuple[int, ...]": resolutions,
+    "tuple[str, ...]": _texts, "int | tuple[int, ...]": resolutions, "str | float": upscale,
 }
 
 
@@ -178,7 +185,7 @@ OPTIONS: Mapping[str, str | tuple[str, str]] = {
     "model.path": "--model", "model.dtype": "--dtype", "model.compute": "--compute",
     "image.resolution": "--resolution", "image.step": "--step", "image.buckets": "--buckets",
     "image.sizes": "--sizes", "image.crop": "--crop", "image.views": "--views", "image.flip": "--flip",
-    "image.min_bucket": "--min-bucket", "image.upscale": ("--upscale", "--no-upscale"), "image.alpha": "--alpha",
+    "image.min_bucket": "--min-bucket", "image.upscale": "--upscale", "image.alpha": "--alpha",
     "caption.missing": "--missing-caption", "mask": "--mask", "validation": "--validation", "prompts": "--prompts",
 }
 

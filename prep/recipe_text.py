@@ -29,7 +29,7 @@ MEANS: Mapping[str, str] = {
     "image.shortest": "side of a bucket",
     "image.longest": "side of a bucket",
     "image.min_side": "of a picture: one with a shorter side is not used",
-    "image.upscale": "enlarge small pictures",
+    "image.upscale": "small pictures: never (smaller buckets) | allow | reject | a number: so many times at most",
     "image.crop": "where the bucket is cut out: centre | random | focus (the mask's centre of mass)",
     "image.views": "different cuts of a picture, with crop = \"random\"",
     "image.flip": "mirrored: none | both (each cut as it is, and mirrored) | always",

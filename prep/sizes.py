@@ -12,6 +12,7 @@ from prep.errors import ConfigError
 from prep.records import Size
 
 Kind = Literal["step", "sdxl-40", "ratio", "list", "single"]
+Upscale = Literal["never", "allow", "reject"] | Fraction  # a fraction: so many times at most
 
 # Long sides by short side, both ways up, of the sizes in appendix I of the SDXL paper (arXiv 2307.01952) ...
 _SDXL: Mapping[int, tuple[int, ...]] = {
@@ -34,7 +35,7 @@ class Rules:
     shortest: int = 0  # shortest side of a `step` bucket; default: `default_ends`
     longest: int = 0  # longest side of a `step` bucket, or of one made for a small picture; default: `default_ends`
     min_side: int = 0  # a picture with a shorter side is not used; default: step
-    upscale: bool = False  # may pictures be enlarged?
+    upscale: Upscale = "never"  # see `reach`
     min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
     sizes: tuple[Size, ...] = ()  # of kind `list`
 
@@ -48,6 +49,14 @@ class Rules:
     def least(self) -> int:
         """Shortest side a picture may have, the default filled in."""
         return self.min_side or self.step
+
+    def reach(self, size: Size) -> Size | None:
+        """The greatest sides that a bucket may have for a picture of `size`; `None`: any."""
+        if self.upscale == "allow":
+            return None
+        if isinstance(self.upscale, Fraction):
+            return int(size[0] * self.upscale), int(size[1] * self.upscale)
+        return size
 
 
 def buckets_of(rules: Rules) -> tuple[Size, ...]:

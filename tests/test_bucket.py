@@ -166,7 +166,7 @@ def test_an_own_bucket_keeps_to_the_area_and_the_longest_side(size):
 
 
 def test_upscaling_when_asked():
-    (one,) = bucketing([("a.png", (256, 256))], rules(upscale=True)).pictures
+    (one,) = bucketing([("a.png", (256, 256))], rules(upscale="allow")).pictures
     assert one.placement.bucket == (512, 512)
     assert one.upscaled
     assert one.scale == 2
@@ -217,16 +217,16 @@ def test_a_small_bucket_that_nothing_can_take_stays_and_is_said():
 
 
 def test_with_upscaling_the_thumbnail_goes_along():
-    result = bucketing([("big", (512, 512)), ("thumb", (64, 80))], rules(min_bucket=2, upscale=True))
+    result = bucketing([("big", (512, 512)), ("thumb", (64, 80))], rules(min_bucket=2, upscale="allow"))
     assert len(result.buckets) == 1
     assert not result.findings
 
 
-@given(st.lists(SIZE, max_size=30), st.integers(1, 6), st.booleans())
+@given(st.lists(SIZE, max_size=30), st.integers(1, 6), st.sampled_from(["never", "allow"]))
 def test_merging_loses_nobody_and_never_enlarges_unasked(given_sizes, min_bucket, upscale):
     asked = rules(resolution=256, step=16, min_bucket=min_bucket, upscale=upscale)
     named = [(str(number), size) for number, size in enumerate(given_sizes)]
     result, again = bucketing(named, asked), bucketing(named[::-1], asked)
     assert len(result.pictures) == sum(min(size) >= 16 for size in given_sizes)
-    assert upscale or not any(enlarges(one.size, one.placement.bucket) for one in result.pictures)
+    assert upscale == "allow" or not any(enlarges(one.size, one.placement.bucket) for one in result.pictures)
     assert {one.name: one.placement for one in result.pictures} == {one.name: one.placement for one in again.pictures}

@@ -140,7 +140,8 @@ def test_a_list_of_sizes(recipe):
     ("image", "says"),
     [("sizes = ['512x512']", "image.buckets is 'step' and image.sizes has 1 sizes, expected sizes with 'list'"),
      ("buckets = 'list'", "image.buckets is 'list' and image.sizes has 0 sizes"),
-     ("buckets = 'list'\nsizes = ['512']", "image.sizes has '512', expected a width and a height in pixels, like 1024"),
+     ("buckets = 'list'\nsizes = ['512']",
+      "image.sizes has '512', expected a width and a height in pixels, like 1024x768"),
      ("buckets = 'list'\nsizes = [512]", "image.sizes[0] is 512, expected a string")],
 )  # fmt: skip
 def test_lists_of_sizes_that_are_none(recipe, image, says):

@@ -119,7 +119,7 @@ def encode(prep, photos, tiny_model, tmp_path):
 
     def go(*options):
         done = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
-                    *SMALL, "--json", "--buckets", "single", "--mask", "sidecar", "--upscale", *options)
+                    *SMALL, "--json", "--buckets", "single", "--mask", "sidecar", "--upscale", "allow", *options)
         assert done.code == 0, done.err
         return done.json
 

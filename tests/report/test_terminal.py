@@ -37,7 +37,7 @@ def test_outlook_names_everybody_concerned():
 
 
 def test_outlook_tells_of_cuts_enlargements_and_repeats():
-    rules = Rules(resolution=512, kind="single", upscale=True)
+    rules = Rules(resolution=512, kind="single", upscale="allow")
     text = outlook_tables(outlook_for([("wide.png", (512, 128))], rules=rules, underfill="repeat"))
     assert "cut by 10 % or more (1): wide.png (75 %)" in text
     assert "enlarged (1): wide.png (x4.00)" in text
