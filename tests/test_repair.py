@@ -13,6 +13,7 @@ import pytest
 
 from prep import manifest as manifests
 from prep.cache import verify
+from prep.cache.store import open_cache
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar")
 
@@ -325,3 +326,40 @@ def test_what_the_disk_cannot_read_is_made_again(prep, encode, tmp_path, monkeyp
     assert damaged["row"] == 1 and damaged["sample"] and "Input/output error" in damaged["what"]
     assert encode()["encoded"] == {"latent": 1, "mask": 0, "text": 0}
     assert prep("verify", tmp_path / "m.json").code == 0
+
+
+@pytest.mark.parametrize("kind", ["commits", "tables", "plans", "damaged"])
+def test_a_directory_in_the_place_of_a_file_is_mended(prep, encode, tmp_path, kind):
+    """Every one of that kind; whatever is in it goes."""
+    encode()
+    whole = (tmp_path / "m.json").read_bytes()
+    cache = open_cache(tmp_path / "cache", create=False)
+    names = list(cache.shards()) if kind == "damaged" else list(cache.names(kind)) or ["ab" * 32]
+    for name in names:
+        path = cache.file(kind, name)
+        path.unlink(missing_ok=True)
+        path.mkdir(parents=True)
+        (path / "inner").write_text("something")
+    assert encode()["encoded"] == {"latent": 0, "mask": 0, "text": 0}
+    assert (tmp_path / "m.json").read_bytes() == whole
+    assert prep("verify", tmp_path / "m.json").code == 0
+    done = prep("gc", tmp_path / "cache", "--keep", tmp_path / "m.json", "--older-than", "0", "--yes")
+    assert done.code == 0, done.err
+    assert not list(cache.root.rglob("inner"))
+
+
+def test_a_plan_that_is_a_directory_is_made_again(prep, encode, tmp_path, monkeypatch):
+    encode()
+    shutil.rmtree(next((tmp_path / "cache" / "shards").glob("*/*/mask")).parent)
+    with monkeypatch.context() as patch, pytest.raises(AssertionError, match="interrupted"):
+        patch.setattr("prep.engine.local.run", stop)
+        encode()
+    (plan,) = (tmp_path / "cache" / "plans").iterdir()
+    plan.unlink()
+    plan.mkdir()
+    assert encode()["encoded"]["mask"] > 0
+    assert not plan.exists()
+
+
+def stop(*_):
+    raise KeyboardInterrupt

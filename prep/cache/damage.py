@@ -95,12 +95,13 @@ def is_lost(error: OSError) -> bool:
 
 def forget(cache: Cache, shard: str) -> None:
     """Removes a shard's record, there or not."""
-    files.remove(cache.damaged(shard))
+    files.remove_tree(cache.damaged(shard))
 
 
 def _write(cache: Cache, shard: str, damages: Iterable[Damage]) -> None:
     rows = sorted((_as_json(damage) for damage in damages), key=canonical)
     document = {"format": "latentry/damage", "version": 1, "shard": shard, "damages": rows}
+    files.make_way(cache.damaged(shard))
     files.write_whole(cache.damaged(shard), canonical(seal(document)), staging=cache.staging())
 
 

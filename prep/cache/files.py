@@ -121,6 +121,12 @@ def remove_tree(path: Path) -> None:
     remove_dir(path)
 
 
+def make_way(path: Path) -> None:
+    """No directory is where a file is to be when this returns. Only for what is ours: all in it goes."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+
+
 def beside(path: Path, staging: Path | None = None) -> Path:
     """A fresh hidden name in the directory of `path`, or in `staging`; the umask decides its mode, unlike mkstemp's.
 

@@ -99,6 +99,7 @@ def commit(
         return True
     if is_finished(cache, task.key):
         return False
+    files.make_way(target)
     files.write_whole(target, document, staging=cache.staging())
     return True
 

@@ -36,6 +36,7 @@ def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, 
         return tuple(tasks)
     stored = read_plan(cache, wanted)
     if stored is None:
+        files.make_way(target)
         files.write_whole(target, _encode(tasks), staging=cache.staging())
         return tuple(tasks)
     return stored
@@ -65,7 +66,7 @@ def _task(row: Mapping[str, Any]) -> Task:
 
 def remove_plan(cache: Cache, wanted: str) -> None:
     """The plan is gone, there or not."""
-    files.remove(cache.plan(wanted))
+    files.remove_tree(cache.plan(wanted))
 
 
 def _encode(tasks: Iterable[Task]) -> bytes:

@@ -42,19 +42,19 @@ def mend(cache: Cache, tasks: Iterable[str]) -> None:
     for task in tasks:
         found = read_commit(cache, task)
         if found is None:
-            files.remove(cache.commit(task))
+            files.remove_tree(cache.commit(task))
         elif found.shard is not None:
             _mend_shard(cache, found, found.shard)
 
 
 def _mend_shard(cache: Cache, found: Commit, shard: Shard) -> None:
     if not cache.shard(shard.digest).is_dir():
-        files.remove(cache.commit(found.task))
+        files.remove_tree(cache.commit(found.task))
     elif verify_shard(cache, shard.digest):
         if cache.damaged(shard.digest).exists():  # else it could not be read, which may pass
             salvage(cache, shard.digest)
     elif _stated(cache, shard.digest) != (found.field, shard):  # `adopt` finds the shard again
-        files.remove(cache.commit(found.task))
+        files.remove_tree(cache.commit(found.task))
 
 
 def adopt(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
@@ -124,7 +124,7 @@ def salvage(cache: Cache, digest: str) -> Shard | None:
     for task in list(cache.names("commits")):
         found = read_commit(cache, task)
         if found is not None and found.shard is not None and found.shard.digest == digest:
-            files.remove(cache.commit(task))
+            files.remove_tree(cache.commit(task))
     retire_shard(cache, digest)
     return new
 

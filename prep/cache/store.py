@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,10 +128,8 @@ def check_vacant(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
     if path.is_dir() and any(not _is_litter(inner.name) for inner in path.iterdir()) and not (path / MARKER).exists():
-        raise PathError(
-            f"{path} is not empty and not a cache: it has no {MARKER}",
-            hint="name a new or empty directory with --cache",
-        )
+        raise PathError(f"{path} is not empty and not a cache: it has no {MARKER}",
+                        hint="name a new or empty directory with --cache")
     if (path / MARKER).exists():
         require_plain(path)
 
@@ -147,7 +145,7 @@ def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
     What was remembered of damage is forgotten either way.
     """
     _move_in(cache, staged, digest)
-    files.remove(cache.damaged(digest))
+    files.remove_tree(cache.damaged(digest))
     return cache.shard(digest)
 
 
@@ -180,9 +178,10 @@ def publish_table(cache: Cache, data: files.Buffer) -> str:
     digest = digest_bytes(data)
     target = cache.table(digest)
     files.make_dirs(target.parent)
-    if target.exists() and file_digest(target) == digest:
+    if _is_whole(target, digest, file_digest):
         files.sync_dir(target.parent)  # its writer may have died before it did
     else:
+        files.make_way(target)
         files.write_whole(target, data, read_only=True, staging=cache.staging())
     return digest
 
@@ -192,7 +191,7 @@ def retire_shard(cache: Cache, digest: str) -> None:
     target = cache.shard(digest)
     if target.exists():
         _move_out(cache, target)
-    files.remove(cache.damaged(digest))
+    files.remove_tree(cache.damaged(digest))
 
 
 def settle(cache: Cache) -> None:
@@ -236,9 +235,9 @@ def _check_marker(marker: Path) -> None:
         raise CacheError(f"{marker} is {seen}, expected 'latentry/cache' version {VERSION}")
 
 
-def _is_whole(target: Path, digest: str) -> bool:
+def _is_whole(target: Path, digest: str, digest_of_all: Callable[[Path], str] = tree_digest) -> bool:
     try:
-        return tree_digest(target) == digest
+        return digest_of_all(target) == digest
     except OSError:
         return False
 

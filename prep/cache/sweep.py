@@ -112,7 +112,7 @@ def remove(cache: Cache, sweep: Sweep, tick: Tick = lambda _: None) -> None:
         for parent in sorted(parents):
             files.sync_dir(parent)
         for name in sweep.remove[kind]:
-            (files.remove_tree if kind == "shards" else files.remove)(aside / name)
+            files.remove_tree(aside / name)
             tick(1)
     clear_staging(cache)
 
