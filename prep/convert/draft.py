@@ -91,6 +91,7 @@ class Draft:
 
     def finish(self) -> Converted:
         """The recipe: what all sources share stands in its sections. Raises `Unparsed` when there is no source."""
+        self._join_resolutions()
         if not self.sources:
             why = f": {self.notes[0].text}" if self.notes else ""
             raise Unparsed(f"it has no source that can be converted{why}")
@@ -105,6 +106,25 @@ class Draft:
                           for one, own, where in zip(self.sources, captions, masks, strict=True)),
             image=self._image(), caption=caption, mask=mask, validation=self.validation)
         return Converted(tool=self.tool, recipe=recipe, notes=tuple(self.notes))
+
+    def _join_resolutions(self) -> None:
+        """The same sources at other resolutions, and all else alike, are one set of samples at several."""
+        groups: dict[Any, list[int]] = {}
+        for number, (_, image) in enumerate(self.images):
+            groups.setdefault(image.resolution, []).append(number)
+        (first, *others) = list(groups.values()) or [[]]
+        alike = all([self._at_any(one) for one in other] == [self._at_any(one) for one in first] for other in others)
+        if not others or not alike or self.images[0][1].buckets == "list":
+            return
+        sides = tuple(sorted(side for one in groups for side in ([one] if isinstance(one, int) else one)))
+        place = {f"source[{number}]": f"source[{at}]" for group in groups.values() for at, number in enumerate(group)}
+        self.notes = [replace(one, at=place.get(one.at, one.at)) for one in self.notes]
+        self.sources = [self.sources[number] for number in first]
+        self.images = [(self.images[number][0], replace(self.images[number][1], resolution=sides)) for number in first]
+
+    def _at_any(self, number: int) -> tuple[Source, ImageChoice]:
+        """A source and what it wants, but for the resolution."""
+        return self.sources[number], replace(self.images[number][1], resolution=512)
 
     def _image(self) -> ImageChoice:
         """What the first group of pictures wants; a note for each key in which another wants something else."""
@@ -183,12 +203,12 @@ class Asked:
         for name, said in names.items():
             self.told(name, said)
 
-    def left(self, known: Mapping[str, str] | None = None) -> None:
+    def left(self, known: Mapping[str, str] | None = None, *, at: str | None = None) -> None:
         """Notes on every key that nobody asked for; `known` has words for some."""
         for layer in self.layers:
             for name in layer.table:
                 if name not in layer.asked:
-                    self.told(name, (known or {}).get(name, UNKNOWN))
+                    self.told(name, (known or {}).get(name, UNKNOWN), at=at)
 
     def _at(self, name: str) -> str:
         """The source, for what is said of it alone; the top of the recipe for what is said of all."""

@@ -57,11 +57,11 @@ def convert(document: Mapping[str, Any], base: Path) -> Converted:
         if len(draft.sources) > before:
             splits.append((asked.key("validation_split"), asked.get("validation_split", float, 0.0)))
         asked.any("subsets")
-        Asked(draft=draft, layers=[layer]).left(_DATASET)
+        Asked(draft=draft, layers=[layer]).left(_DATASET, at="")
     _validation(draft, splits)
-    Asked(draft=draft, layers=[general]).left({**_LEFT, **_DATASET})
+    Asked(draft=draft, layers=[general]).left({**_LEFT, **_DATASET}, at="")
     whole = Layer(table=document, where="", asked={"general", "datasets"})
-    Asked(draft=draft, layers=[whole]).left()
+    Asked(draft=draft, layers=[whole]).left(at="")
     return draft.finish()
 
 
@@ -151,15 +151,15 @@ def _image(asked: Asked) -> ImageChoice:
         for name in ("min_bucket_reso", "max_bucket_reso"):
             asked.told(name, "sd-scripts does not look at it with bucket_no_upscale", at="image")
         return ImageChoice(resolution=resolution, step=step)
-    return ImageChoice(resolution=resolution, step=step, shortest=least, longest=most, upscale=True)
+    return ImageChoice(resolution=resolution, step=step, shortest=least, longest=most, upscale="allow")
 
 
 def _one_size(sides: Size) -> ImageChoice:
     """Every picture at one size, enlarged where it is smaller."""
     if sides[0] == sides[1]:
-        return ImageChoice(resolution=sides[0], buckets="single", upscale=True)
+        return ImageChoice(resolution=sides[0], buckets="single", upscale="allow")
     return ImageChoice(resolution=isqrt(sides[0] * sides[1]), buckets="list", sizes=(size_of(sides),),
-                       step=gcd(64, *sides), upscale=True)
+                       step=gcd(64, *sides), upscale="allow")
 
 
 def _resolution(asked: Asked) -> Size:

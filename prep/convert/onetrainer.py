@@ -120,13 +120,18 @@ def _views(asked: Asked, image: Asked) -> ImageChoice:
 def _image(asked: Asked) -> ImageChoice:
     """OneTrainer's list of aspect ratios; it enlarges whatever is small."""
     asked.all_told(_IMAGE)
-    side = asked.get("resolution_override", str, "512")
+    named = asked.get("resolution_override", str, "512")
+    plain = ImageChoice(buckets="ratio", upscale="allow")
     if not asked.get("enable_resolution_override", bool, False):
-        return ImageChoice(buckets="ratio", upscale=True)
-    if side.isdecimal():
-        return ImageChoice(resolution=int(side), buckets="ratio", upscale=True)
-    asked.told("resolution_override", "a recipe has one resolution, a whole number; 512 is written", at="image")
-    return ImageChoice(buckets="ratio", upscale=True)
+        return plain
+    sides = tuple(int(one) for one in named.split(",") if one.strip().isdecimal())
+    if len(sides) != named.count(",") + 1:
+        asked.told("resolution_override", "resolutions are whole numbers, the sides of squares; 512 is written",
+                   at="image")
+        return plain
+    if len(sides) > 1:
+        asked.told("resolution_override", "each picture is a sample at every one of these", at="image")
+    return replace(plain, resolution=sides[0] if len(sides) == 1 else tuple(sorted({*sides})))
 
 
 def _caption(asked: Asked) -> CaptionChoice:

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from prep.convert.formats import convert
+from prep.recipe_text import recipe_text
+from prep.report.words import safe
 
 PLACES = ("photos/sub", "more", "masks", "reg")
 
@@ -21,7 +23,12 @@ def convert_text(tmp_path, monkeypatch):
 
     def go(text: str, name: str = "theirs"):
         (tmp_path / name).write_text(text, encoding="utf-8")
-        return convert(tmp_path / name)
+        found = convert(tmp_path / name)
+        spelled = recipe_text(found.recipe, base=tmp_path, remarks=found.remarks)
+        comments = "".join(line.strip("# ") for line in spelled.splitlines()).replace(" ", "")
+        lost = [one.text for one in found.notes if safe(one.text).replace(" ", "") not in comments]
+        assert not lost, "every note stands in the recipe"
+        return found
 
     return go
 

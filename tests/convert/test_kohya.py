@@ -84,9 +84,19 @@ def test_pictures_of_a_metadata_file(convert_text, tmp_path):
     assert "shuffles its tags" in said(found)["datasets[0].subsets[0].caption_prefix"]
 
 
-def test_two_resolutions_are_told(convert_text):
-    dataset = "[[datasets]]\nresolution = {}\n[[datasets.subsets]]\nimage_dir = 'photos'\n"
-    found = convert_text(dataset.format(512) + dataset.format(768))
+def test_the_same_pictures_at_several_resolutions(convert_text, tmp_path):
+    dataset = ("[[datasets]]\nresolution = {}\n[[datasets.subsets]]\nimage_dir = 'photos'\n"
+               "[[datasets.subsets]]\nimage_dir = 'more'\ncolor_aug = true\n")
+    found = convert_text(dataset.format(768) + dataset.format(512))
+    assert found.recipe.image.resolution == (512, 768)
+    assert [one.path.name for one in found.recipe.sources] == ["photos", "more"]
+    assert [(one.key, one.at) for one in found.notes] == [
+        ("datasets[0].subsets[1].color_aug", "source[1]"), ("datasets[1].subsets[1].color_aug", "source[1]")]
+
+
+def test_other_pictures_at_another_resolution_are_told(convert_text):
+    dataset = "[[datasets]]\nresolution = {}\n[[datasets.subsets]]\nimage_dir = '{}'\n"
+    found = convert_text(dataset.format(512, "photos") + dataset.format(768, "more"))
     assert found.recipe.image.resolution == 512
     assert "a recipe of its own" in said(found)["datasets[1].subsets[0]: resolution"]
 

@@ -72,9 +72,12 @@ def test_every_key_changes_the_recipe_or_has_a_note(convert_json, part, key, val
     assert noted or found.recipe != without.recipe or key == "name", "a name is for people"
 
 
-def test_a_resolution_of_its_own(convert_json):
-    image = {"enable_resolution_override": True, "resolution_override": "768"}
-    assert convert_json([concept(image=image)]).recipe.image.resolution == 768
+@pytest.mark.parametrize(("text", "resolution"), [("768", 768), ("768,512", (512, 768)), ("1024x512", 512)])
+def test_a_resolution_of_its_own(convert_json, text, resolution):
+    image = {"enable_resolution_override": True, "resolution_override": text}
+    found = convert_json([concept(image=image)])
+    assert found.recipe.image.resolution == resolution
+    assert ("concepts[0].image.resolution_override" in said(found)) == (text != "768")
 
 
 @pytest.mark.parametrize(("count", "image", "views"), [

@@ -107,7 +107,7 @@ def test_cuts(convert_json):
     assert found.recipe.image == ImageChoice(
         resolution=768, buckets="list", sizes=("1088x512", "640x896", "768x768"), upscale=True, crop="random", views=4)
     assert set(said(found)) == {"backends[0].crop_style"}
-    with pytest.raises(ConfigError, match=r"crop_aspect_buckets has 0\.0, expected width by height"):
+    with pytest.raises(ConfigError, match=r"expected width by height, like 0\.75"):
         convert_json([backend(crop=True, crop_aspect="closest", crop_aspect_buckets=[0])])
 
 
