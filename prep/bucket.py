@@ -8,10 +8,15 @@ Sizes are (width, height) in pixels; `sizes.Rules` says which buckets there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from prep.fit import crop_loss as crop_loss  # callers know these by this module
+from prep.fit import enlarges as enlarges
+from prep.fit import nearest as nearest
+from prep.fit import place as place
 from prep.records import Finding, Placement, Size, Surveyed
 from prep.sizes import Rules, buckets_of
 from prep.views import Framing, views_of
@@ -48,8 +53,7 @@ class Bucketed:
     @property
     def crop_loss(self) -> float:
         """Percent of the picture's area that is cut away."""
-        (wide, high), (width, height) = self.placement.scaled, self.placement.bucket
-        return 100 * (wide * high - width * height) / (wide * high)
+        return crop_loss(self.placement)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +63,8 @@ class Merge:
     bucket: Size
     into: Size
     pictures: int
+    before: float = field(default=0.0, compare=False)  # percent of their area that is cut away, on average ...
+    after: float = field(default=0.0, compare=False)  # ... in the bucket and where they went
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +112,24 @@ def _placed(sizes: Sequence[Size], rules: Rules) -> tuple[dict[Size, Placement],
         if home is not None:
             members[home] = _crowd(members.get(home, (0, size)), (1, size))
     moves, merges = merge_small(members, rules)
-    return {size: place(size, moves.get(home, home)) for size, home in homes.items() if home is not None}, merges
+    return {size: place(size, moves.get(home, home)) for size, home in homes.items() if home is not None}, _priced(
+        merges, Counter((homes[size], size) for size in sizes))
+
+
+def _priced(merges: Iterable[Merge], members: Mapping[tuple[Size | None, Size], int]) -> tuple[Merge, ...]:
+    """The merges, each with what it cuts away of the pictures it moves; `members` counts (bucket, size) before all."""
+    inside: dict[Size, Counter[Size]] = defaultdict(Counter)
+    for (home, size), count in members.items():
+        if home is not None:
+            inside[home][size] += count
+    found = []
+    for merge in merges:
+        moved = inside.pop(merge.bucket)
+        before, after = (sum(count * crop_loss(place(size, bucket)) for size, count in moved.items()) / merge.pictures
+                         for bucket in (merge.bucket, merge.into))
+        found.append(replace(merge, before=before, after=after))
+        inside[merge.into] += moved
+    return tuple(found)
 
 
 def framed(result: Bucketing, items: Sequence[Surveyed], framing: Framing) -> Bucketing:
@@ -133,18 +156,6 @@ def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:
     return own_bucket(size, rules, reach)
 
 
-def nearest(size: Size, buckets: Sequence[Size]) -> Size:
-    """The bucket whose aspect ratio is nearest to that of `size` in log; of equals the larger, then the narrower."""
-    best, best_over, best_under = buckets[0], 0, 0
-    for bucket in buckets:
-        # over / under is exp(|difference of the logs|); two of them are compared as exact fractions.
-        under, over = sorted((size[0] * bucket[1], bucket[0] * size[1]))
-        farther = over * best_under - best_over * under if best_under else -1
-        if farther < 0 or (farther == 0 and _rank(bucket) < _rank(best)):
-            best, best_over, best_under = bucket, over, under
-    return best
-
-
 def own_bucket(size: Size, rules: Rules, reach: Size) -> Size | None:
     """The bucket for a picture too small for the others: within `reach`, as large as it can be, cutting little.
 
@@ -156,22 +167,6 @@ def own_bucket(size: Size, rules: Rules, reach: Size) -> Size | None:
     swept += [(min(wide, area // height // step * step), height) for height in range(step, high + 1, step)]
     inside = [bucket for bucket in swept if min(bucket) > 0]
     return nearest(size, inside) if inside else None
-
-
-def place(size: Size, bucket: Size) -> Placement:
-    """Scale `size` just enough to cover `bucket`, rounding half up; crop in the centre, rounding the offset down."""
-    (width, height), (wide, high) = size, bucket
-    if wide * height >= high * width:  # the width decides, and height × wide / width is at least high
-        scaled = (wide, (2 * height * wide + width) // (2 * width))
-    else:
-        scaled = ((2 * width * high + height) // (2 * height), high)
-    crop = ((scaled[0] - wide) // 2, (scaled[1] - high) // 2)
-    return Placement(scaled=scaled, crop=crop, bucket=bucket)
-
-
-def enlarges(size: Size, bucket: Size) -> bool:
-    """Whether covering `bucket` makes a picture of `size` larger."""
-    return bucket[0] > size[0] or bucket[1] > size[1]
 
 
 def merge_small(members: dict[Size, Crowd], rules: Rules) -> tuple[dict[Size, Size], tuple[Merge, ...]]:
@@ -200,11 +195,6 @@ def merge_small(members: dict[Size, Crowd], rules: Rules) -> tuple[dict[Size, Si
 
 def _crowd(one: Crowd, other: Crowd) -> Crowd:
     return one[0] + other[0], (min(one[1][0], other[1][0]), min(one[1][1], other[1][1]))
-
-
-def _rank(bucket: Size) -> tuple[int, Size]:
-    """Sorts the larger area first, then the narrower."""
-    return -bucket[0] * bucket[1], bucket
 
 
 def _too_small(name: str, size: Size, rules: Rules) -> Finding:

@@ -59,6 +59,10 @@ def bucket(
     underfill: Annotated[str, typer.Option(help="of a bucket's last micro-batch: drop, partial or repeat")] = "partial",
     world: Annotated[int, typer.Option(help="ranks that share a step", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="of the epoch whose names are listed")] = 0,
+    max_crop: Annotated[float | None, typer.Option(
+        help="percent of a picture that may be cut away; more is a finding", min=0, max=100)] = None,
+    max_upscale: Annotated[float | None, typer.Option(
+        help="times that a picture may be enlarged; more is a finding", min=1)] = None,
     resolution: opt.Resolution = None, step: opt.Step = None, buckets: opt.Buckets = None, sizes: opt.Sizes = None,
     min_bucket: opt.MinBucket = None, upscale: opt.Upscale = None, crop: opt.Crop = None, views: opt.Views = None,
     flip: opt.Flip = None, mask: opt.Mask = None, validation: opt.Validation = None,
@@ -79,7 +83,7 @@ def bucket(
                                          mask=mask, validation=validation))
     with progress("reading", None, unit="pictures", shown=not quiet) as tick:
         surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick)
-    bucketing = buckets_for(recipe, surveyed)
+    bucketing = outlook.heavy(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
     view = outlook.outlook_of(bucketing, outlook.showings_of(recipe, surveyed.items, bucketing), batch_size=batch_size,
                               micro_batch=micro_batch, seed=seed, world=world,
                               underfill=underfill)  # type: ignore[arg-type]  # checked there

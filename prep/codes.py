@@ -89,6 +89,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "orphan-mask": ("warning", "mask without a picture", "remove it, or look for its picture"),
     "masks-unused": ("info", "masks lie beside the pictures and are not asked for", "--mask sidecar"),
     # said by bucketing and encoding, not by a scan
+    "heavy-crop": ("warning", "more of a picture is cut away than wanted", "crop it by hand, or more buckets"),
+    "heavy-upscale": ("warning", "a picture is enlarged more than wanted", "remove it, or [image] upscale"),
     "small-bucket": ("warning", "a bucket of fewer pictures than wanted", "add pictures, or merge buckets"),
     "changed-meanwhile": ("error", "the file changed while it was encoded", "encode again"),
     "not-finite": ("error", "the model gives no finite latent", "look at the picture, or encode in float32"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from prep.bucket import Bucketed, Bucketing
 from prep.plan import Indices, StepPlan, Underfill, step_plan
 from prep.recipe import Recipe
-from prep.records import Size, Surveyed
+from prep.records import Finding, Size, Surveyed
 from prep.survey import label
 from prep.wants import roles_of, seats_of
 
@@ -72,6 +72,23 @@ def showings_of(recipe: Recipe, items: Sequence[Surveyed], bucketing: Bucketing)
                  for seat in seats if seat.role != "validation")  # fmt: skip
 
 
+def heavy(bucketing: Bucketing, *, crop: float | None, upscale: float | None) -> Bucketing:
+    """`bucketing` with a finding for each picture cut by more than `crop` percent or enlarged over `upscale` times.
+
+    `None`: no such limit.
+    """
+    found = list(bucketing.findings)
+    for one in bucketing.pictures:
+        bucket = f"for bucket {one.placement.bucket[0]}x{one.placement.bucket[1]}"
+        if crop is not None and one.crop_loss > crop:
+            detail = f"{one.crop_loss:.1f} % of it is cut away {bucket}, expected at most {crop:g} %"
+            found.append(Finding(path=one.name, code="heavy-crop", severity="warning", detail=detail))
+        if upscale is not None and one.scale > upscale:
+            detail = f"it is enlarged {one.scale:.2f} times {bucket}, expected at most {upscale:g} times"
+            found.append(Finding(path=one.name, code="heavy-upscale", severity="warning", detail=detail))
+    return replace(bucketing, findings=tuple(found))
+
+
 def outlook_of(
     bucketing: Bucketing,
     showings: Iterable[Showing],
@@ -113,7 +130,8 @@ def as_json(outlook: Outlook) -> dict[str, Any]:
         "steps_per_epoch": plan.steps_per_epoch, "batch_size": plan.batch_size, "micro_batch": plan.micro_batch,
         "underfill": plan.underfill, "world": outlook.world, "idle_ranks": outlook.idle_ranks,
         "left_out": outlook.left_out, "repeated": outlook.repeated,
-        "merges": [{"bucket": list(merge.bucket), "into": list(merge.into), "pictures": merge.pictures}
+        "merges": [{"bucket": list(merge.bucket), "into": list(merge.into), "pictures": merge.pictures,
+                    "crop_loss": {"before": round(merge.before, 2), "after": round(merge.after, 2)}}
                    for merge in bucketing.merges],
         "findings": [one.as_json() for one in bucketing.findings],
         "pictures": [_picture(one) for one in bucketing.pictures],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prep.bucket import bucketing
-from prep.outlook import Showing, as_json, outlook_of, showings_of
+from prep.outlook import Showing, as_json, heavy, outlook_of, showings_of
 from prep.recipe import Recipe, Source
 from prep.records import Blob, Item, Surveyed
 from prep.sizes import Rules
@@ -85,3 +85,46 @@ def test_showings_have_the_ids_that_encode_gives():
     found = showings_of(recipe, items, placed(items))
     assert [(one.name, one.repeats) for one in found] == [("source[0]/a.png", 2), ("source[0]/b.png", 2)]
     assert len({one.id for one in found}) == 2
+
+
+def test_limits_make_findings():
+    rules = Rules(resolution=512, kind="single", upscale="allow")
+    found = bucketing([("square", (512, 512)), ("wide", (1024, 512)), ("tiny", (128, 100))], rules)
+    assert heavy(found, crop=None, upscale=None) == found
+    assert heavy(found, crop=50, upscale=5.2).findings == ()
+    said = heavy(found, crop=20, upscale=1.5).findings
+    assert [(one.path, one.code, one.severity) for one in said] == [
+        ("wide", "heavy-crop", "warning"), ("tiny", "heavy-crop", "warning"), ("tiny", "heavy-upscale", "warning")]
+    assert said[0].detail == "50.0 % of it is cut away for bucket 512x512, expected at most 20 %"
+    assert said[2].detail == "it is enlarged 5.12 times for bucket 512x512, expected at most 1.5 times"
+
+
+def test_a_merge_says_what_it_cuts():
+    rules = Rules(resolution=512, min_bucket=2)
+    found = bucketing([*((f"s{number}", (512, 512)) for number in range(3)), ("w", (640, 512))], rules)
+    (merge,) = found.merges
+    assert (merge.bucket, merge.into, merge.pictures) == ((576, 448), (512, 512), 1)
+    whole, kept = 576 * 461, 576 * 448
+    assert merge.before == pytest.approx(100 * (whole - kept) / whole)
+    assert merge.after == pytest.approx(100 * (640 - 512) / 640)
+    document = as_json(outlook_of(found, shown(found), batch_size=4))
+    assert document["merges"][0]["crop_loss"] == {"before": round(merge.before, 2), "after": 20.0}
+
+
+def test_merges_in_a_chain_are_priced_with_all_that_they_move():
+    sizes = [(512, 512)] * 9 + [(1280, 800)] * 2 + [(1600, 800)]
+    found = bucketing([(str(number), size) for number, size in enumerate(sizes)], Rules(resolution=512, min_bucket=4))
+    assert [merge.pictures for merge in found.merges] == [1, 3]
+    last = [one.crop_loss for one in found.pictures[9:]]
+    assert found.merges[-1].after == pytest.approx(sum(last) / 3)
+
+
+def test_the_command_tells_of_limits(prep, photos):
+    options = ("--resolution", 96, "--step", 16, "--buckets", "single", "--upscale", "allow")
+    document = prep("bucket", photos, *options, "--max-crop", 20, "--max-upscale", 1.45, "--json").json
+    codes = [(one["path"], one["code"]) for one in document["findings"]]
+    assert codes == [("2.png", "heavy-crop"), ("2.png", "heavy-upscale"), ("3.png", "heavy-crop"),
+                     ("3.png", "heavy-upscale"), ("4.png", "heavy-crop"), ("4.png", "heavy-upscale"),
+                     ("7.png", "heavy-crop"), ("7.png", "heavy-upscale")]
+    shown = prep("bucket", photos, *options, "--max-crop", 20)
+    assert "cut by more than --max-crop (4): 2.png, 3.png, 4.png, 7.png" in shown.out and shown.code == 0

@@ -146,10 +146,13 @@ def _picture_lines(document: Mapping[str, Any]) -> list[str]:
         (f"cut by {NOTABLE_LOSS:.0f} % or more", [f"{one['name']} ({one['crop_loss']:.0f} %)" for one in cut]),
         ("enlarged", [f"{one['name']} (x{one['scale']:.2f})" for one in document["pictures"] if one["upscaled"]]),
         ("cannot be used", [f"{one['path']} ({one['detail']})" for one in said if one["code"] == "too-small"]),
+        ("cut by more than --max-crop", [one["path"] for one in said if one["code"] == "heavy-crop"]),
+        ("enlarged more than --max-upscale", [one["path"] for one in said if one["code"] == "heavy-upscale"]),
         ("in a bucket below min_bucket", [one["path"] for one in said if one["code"] == "small-bucket"]),
     ]
     lines = [f"{words} ({len(names)}): {names_of(names, LISTED)}" for words, names in groups if names]
-    return lines + [f"merged: {size_of(one['bucket'])} into {size_of(one['into'])} ({one['pictures']} pictures)"
+    return lines + [f"merged: {size_of(one['bucket'])} into {size_of(one['into'])} ({one['pictures']} pictures, "
+                    f"cut by {one['crop_loss']['after']:.1f} % instead of {one['crop_loss']['before']:.1f} %)"
                     for one in document["merges"]]
 
 

@@ -47,7 +47,7 @@ def test_outlook_tells_of_cuts_enlargements_and_repeats():
 def test_outlook_tells_of_merges_and_of_buckets_that_stay_small():
     rules = Rules(resolution=512, min_bucket=2)
     merged = outlook_tables(outlook_for([("a", (512, 512)), ("b", (512, 512)), ("c", (640, 512))], rules=rules))
-    assert "merged: 576x448 into 512x512 (1 pictures)" in merged
+    assert "merged: 576x448 into 512x512 (1 pictures, cut by 20.0 % instead of 2.8 %)" in merged
     alone = outlook_tables(outlook_for([("big", (512, 512)), ("thumb", (64, 64))], rules=rules))
     assert "in a bucket below min_bucket (2): big, thumb" in alone
 
