@@ -173,8 +173,8 @@ def _image(asked: Asked) -> ImageChoice:
     ratios = _ratios(asked) if crop and aspect in ("closest", "random") else ()
     if not ratios:
         asked.told("crop_aspect_buckets", "without crop_aspect closest or random it has no effect", at="image")
-    upscale = not asked.has("max_upscale_threshold")
-    asked.told("max_upscale_threshold", "pictures are not enlarged at all", at="image")
+    more = asked.get("max_upscale_threshold", float, -1.0)
+    asked.told("max_upscale_threshold", "a picture that would be enlarged more gets a smaller bucket", at="image")
     least = asked.any("minimum_image_size")
     by_side = asked.any("resolution_type") == "pixel" and isinstance(least, int)
     if not by_side:
@@ -184,7 +184,8 @@ def _image(asked: Asked) -> ImageChoice:
         asked.told("crop_style", CUTS, at="image")
     elif style not in ("center", "centre"):
         asked.told("crop_style", "pictures are cropped at the centre", at="image")
-    return ImageChoice(resolution=resolution, upscale=upscale, min_side=least if by_side else 0,
+    return ImageChoice(resolution=resolution, min_side=least if by_side else 0,
+                       upscale=1 + more if more >= 0 else "allow",
                        buckets="list" if ratios else "single" if crop and aspect == "square" else "step",
                        sizes=tuple(sorted({_sized(ratio, resolution) for ratio in ratios})),
                        crop="random" if crop and style == "random" else "centre",

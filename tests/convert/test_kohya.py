@@ -45,7 +45,7 @@ def test_a_whole_file(convert_text, tmp_path):
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",),
                caption=CaptionChoice(lines="first", keep_tokens=1, keep_separator="")))
     assert found.recipe.caption == CaptionChoice(lines="first", keep_separator=""), "what they share"
-    assert found.recipe.image == ImageChoice(resolution=768, shortest=320, longest=1280, upscale=True)
+    assert found.recipe.image == ImageChoice(resolution=768, shortest=320, longest=1280, upscale="allow")
     assert set(said(found)) == {"datasets[0].batch_size", "general.shuffle_caption",
                                 "datasets[0].subsets[0].conditioning_data_dir"}
 
@@ -65,7 +65,7 @@ def test_what_all_subsets_share_stands_once(convert_text, tmp_path):
     assert found.recipe.sources == (Source(path=tmp_path / "photos", exclude=("*/*",)),
                                     Source(path=tmp_path / "more", exclude=("*/*",)))
     assert found.recipe.mask == "alpha" and found.recipe.caption == CaptionChoice(wildcards=True, keep_separator="")
-    assert found.recipe.image == ImageChoice(resolution=640, buckets="single", upscale=True), "no buckets unless asked"
+    assert found.recipe.image == ImageChoice(resolution=640, buckets="single", upscale="allow")
 
 
 def test_buckets_are_those_of_its_defaults(convert_text):
@@ -113,7 +113,8 @@ def test_cuts_and_mirror_images(convert_text):
 
 def test_one_size_that_is_no_square(convert_text):
     found = convert_text("[[datasets]]\nresolution = [768, 1040]\n[[datasets.subsets]]\nimage_dir = 'photos'")
-    assert found.recipe.image == ImageChoice(resolution=893, buckets="list", sizes=("768x1040",), step=16, upscale=True)
+    assert found.recipe.image == ImageChoice(resolution=893, buckets="list", sizes=("768x1040",), step=16,
+                                             upscale="allow")
     found = convert_text("[[datasets]]\nresolution = [768, 1024]\nenable_bucket = true\n"
                          "[[datasets.subsets]]\nimage_dir = 'photos'")
     assert found.recipe.image.resolution == 886 and "the square of one number" in said(found)["datasets[0].resolution"]

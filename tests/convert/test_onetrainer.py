@@ -33,7 +33,7 @@ def test_a_whole_file(convert_json, tmp_path):
         Source(path=tmp_path / "photos", repeats=3, weight=0.5, caption=tags),
         Source(path=tmp_path / "more", role="validation", exclude=("*/*",), caption=other),
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",), caption=other))
-    assert found.recipe.image == ImageChoice(buckets="ratio", upscale=True, crop="random", flip="both"), (
+    assert found.recipe.image == ImageChoice(buckets="ratio", upscale="allow", crop="random", flip="both"), (
         "both are on where a concept does not say")
     assert said(found)["concepts[3].enabled"] == "left out: concept 'not now'"
     assert {"resolution", "masked_training"} <= set(said(found)), "what the main configuration says is asked for"

@@ -37,7 +37,7 @@ def test_a_whole_file(convert_json, tmp_path):
         Source(path=tmp_path / "photos", repeats=3, mask=tmp_path / "masks", caption=tags),
         Source(path=tmp_path / "more", role="validation"))
     assert found.recipe.caption == CaptionChoice(keep_separator="")
-    assert found.recipe.image == ImageChoice(resolution=768, buckets="single", upscale=True)
+    assert found.recipe.image == ImageChoice(resolution=768, buckets="single", upscale="allow")
     assert set(said(found)) == {"backends[0].cache_dir_vae", *(f"backends[{number}]" for number in (1, 3, 4, 5, 6))}
     assert "do not tell" not in str(found)
     assert said(found)["backends[5]"] == "left out: its type is aws, expected local; fetch the pictures first"
@@ -94,10 +94,10 @@ def test_every_key_inside_a_key_does_so_too(convert_json, part, key, value):
 
 def test_sizes(convert_json):
     area = convert_json([backend(resolution=1.05, resolution_type="area")])
-    assert area.recipe.image == ImageChoice(resolution=1024, upscale=True)
+    assert area.recipe.image == ImageChoice(resolution=1024, upscale="allow")
     assert "is 1024" in said(area)["backends[0].resolution"]
     side = convert_json([backend(resolution=1024, resolution_type="pixel", minimum_image_size=512)])
-    assert side.recipe.image == ImageChoice(resolution=1024, upscale=True, min_side=512)
+    assert side.recipe.image == ImageChoice(resolution=1024, upscale="allow", min_side=512)
     assert convert_json([{"id": "a", "instance_data_dir": "photos"}]).recipe.image.resolution == 1024
 
 
@@ -105,10 +105,16 @@ def test_cuts(convert_json):
     found = convert_json([backend(crop=True, crop_aspect="closest", crop_aspect_buckets=[1.0, 0.75, 2],
                                   crop_style="random")])
     assert found.recipe.image == ImageChoice(
-        resolution=768, buckets="list", sizes=("1088x512", "640x896", "768x768"), upscale=True, crop="random", views=4)
+        resolution=768, buckets="list", sizes=("1088x512", "640x896", "768x768"), upscale="allow", crop="random",
+        views=4)
     assert set(said(found)) == {"backends[0].crop_style"}
     with pytest.raises(ConfigError, match=r"expected width by height, like 0\.75"):
         convert_json([backend(crop=True, crop_aspect="closest", crop_aspect_buckets=[0])])
+
+
+@pytest.mark.parametrize(("threshold", "upscale"), [(None, "allow"), (0, 1.0), (0.25, 1.25)])
+def test_enlarging(convert_json, threshold, upscale):
+    assert convert_json([backend(max_upscale_threshold=threshold)]).recipe.image.upscale == upscale
 
 
 def test_captions(convert_json):
