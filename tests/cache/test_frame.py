@@ -145,7 +145,7 @@ def test_what_arrow_finds_is_a_clean_error(cache, monkeypatch):
                             (pa.array(["a", None]), "its column 'word' has nulls")):
         with pytest.raises(CacheError, match=message):
             read(file_of(pa.table([column], schema=schema)))
-    with pytest.raises(CacheError, match="it has columns .'number', 'word'., expected .'word'"):
+    with pytest.raises(CacheError, match=r"it has columns .'number', 'word'., expected .'word'"):
         read(file_of())
     with pytest.raises(CacheError, match="it is empty"):
         read(b"")

@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(
 import pyarrow as pa  # noqa: E402
 from mutations import mutate_bytes, mutate_json, mutate_table  # noqa: E402
 from onlookers import Watch, look_at, look_at_records  # noqa: E402
-from victims import Undo, Victim, both, replaced, sealed, victim, with_shard  # noqa: E402
+from victims import SMALLER, Undo, Victim, both, replaced, sealed, victim, with_shard  # noqa: E402
 
 from prep.cache import layout, plans  # noqa: E402
 from prep.cache.tables import FINDINGS, SAMPLES, SHARDS  # noqa: E402
@@ -169,7 +169,7 @@ def attack(target: Victim, watch: Watch, kind: str, seed: int, user: int | None 
         codes: list[int] = []
         with watch.look():
             if of_manifest:
-                codes += look_at(target, whole=seed % 8 == 0)
+                codes += look_at(target, whole=seed % 8 == 0, quick=seed % 2 == 0)
             if of_records:
                 codes += look_at_records(target)
         return bool(codes)
@@ -226,7 +226,7 @@ def limit() -> None:
 
 
 def main(root: Path, jobs: list[str], user: int | None = None) -> None:
-    target, watch = victim(root), Watch(root)
+    target, watch = victim(root, SMALLER), Watch(root)
     assert look_at(target, whole=True) == [] and look_at_records(target) == [], "the victim itself is refused"
     target.restore_damage()
     safe("\x1b")

@@ -101,12 +101,12 @@ class Look:
             return None
 
 
-def look_at(victim: Victim, *, whole: bool = False) -> list[int]:
-    """Reads all there is, as inspect, verify and train would; the exit codes of what was refused."""
+def look_at(victim: Victim, *, whole: bool = False, quick: bool = True) -> list[int]:
+    """Reads all there is, as inspect, verify (wholly, quickly, or not) and train would; the codes of refusals."""
     look = Look()
     manifest = look.at(lambda: manifests.read(victim.path))
     if manifest is not None:
-        _audit(look, manifest, whole)
+        _audit(look, manifest, whole, quick)
         index = look.at(lambda: open_index(manifest))
         if index is not None:
             look.at(lambda: _batches(index))
@@ -135,7 +135,7 @@ def look_at_records(victim: Victim) -> list[int]:
     return look.codes
 
 
-def _audit(look: Look, manifest: Manifest, whole: bool) -> None:
+def _audit(look: Look, manifest: Manifest, whole: bool, also: bool) -> None:
     audit = look.at(lambda: audits.open_audit(manifest))
     if audit is None:
         return
@@ -150,7 +150,7 @@ def _audit(look: Look, manifest: Manifest, whole: bool) -> None:
         json.dumps(found)
         if whole:
             terminal.sample_text(found).encode()
-    report = look.at(lambda: verify(audit, quick=not whole))
+    report = look.at(lambda: verify(audit, quick=not whole)) if whole or also else None
     if report is not None:
         json.dumps(report)
         if whole:

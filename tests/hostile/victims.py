@@ -26,6 +26,7 @@ from prep.digest import canonical, digest_bytes, digest_json
 from prep.records import Finding, Reject, Task
 
 SCALE = Scale(samples=24, buckets=3, per_shard=9)
+SMALLER = Scale(samples=10, buckets=2, per_shard=16)  # for those who attack it ten thousand times
 Undo = Callable[[], None]
 
 
@@ -77,9 +78,9 @@ class Victim:
             path.write_bytes(data)
 
 
-def victim(root: Path) -> Victim:
+def victim(root: Path, scale: Scale = SCALE) -> Victim:
     """The victim in a new directory."""
-    made = build(root, SCALE)
+    made = build(root, scale)
     cache = Cache(root=root / "cache")
     document = json.loads(json.dumps(dict(made.document)))
     text = {"shard": document["prompts"]["unconditional"]["shard"], "row": 1}
