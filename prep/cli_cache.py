@@ -81,7 +81,7 @@ def diff(
     else:
         put(changes_text(document))
     if exit_code and not document["same"]:
-        raise typer.Exit(EXIT_FINDINGS)
+        raise typer.Exit(EXIT_FINDINGS if document["same"] is False else CacheError.exit_code)
 
 
 def gc(

@@ -71,7 +71,10 @@ class Opened:
 
 
 def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
-    """The document of `prep diff --json`; a cache that is missing or damaged is told in `notes`, and left out."""
+    """The document of `prep diff --json`; a cache that is missing or damaged is told in `notes`, and left out.
+
+    `same` is None where nothing differs of what could be compared, and that was not all.
+    """
     notes: list[str] = []
     a, b = (_opened(manifest, notes) for manifest in (first, second))
     one, other = first.document, second.document
@@ -91,7 +94,9 @@ def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
         "findings": None if a is None or b is None else _noted(
             lambda: _lists(a.audit.findings, b.audit.findings), notes),
     }
-    return {**document, "notes": notes, "identical": first.digest == second.digest, "same": not _differs(document)}
+    identical, same = first.digest == second.digest, not _differs(document)
+    return {**document, "notes": notes, "identical": identical,
+            "same": None if same and notes and not identical else same}
 
 
 def _opened(manifest: Manifest, notes: list[str]) -> Opened | None:

@@ -32,7 +32,7 @@ def diff(prep, tmp_path):
         document = prep("diff", *names, "--json")
         assert document.code == 0, document.err
         text = prep("diff", *names, "--exit-code")
-        assert text.code == (0 if document.json["same"] else 1)
+        assert text.code == {True: 0, False: 1, None: 7}[document.json["same"]]
         return document.json, text.out.splitlines()
 
     return go
@@ -227,6 +227,20 @@ def test_without_a_cache_documents_are_compared(encode, diff, photos, tmp_path):
     document, lines = diff()
     assert document["same"]
     assert document["identical"]
+
+
+def test_what_could_not_be_compared_is_not_called_the_same(encode, diff, photos, tmp_path):
+    """Another caption leaves all counts as they were; where its row lies says nothing of the rows."""
+    (photos / "0.txt").write_text("a caption of its own")
+    encode("a.json")
+    (photos / "0.txt").write_text("another caption")
+    encode("b.json")
+    for path in (tmp_path / "cache").glob("tables/*/*.arrow"):
+        path.unlink()
+    document, lines = diff()
+    assert document["same"] is None and document["fields"]["text"]["shards"] == {"a": 1, "b": 2}
+    assert lines[-1] == "what could be compared does not differ in anything that training would see"
+    assert len(lines) == len(set(lines))
 
 
 def test_damaged_keys_are_a_note(encode, diff, photos, tmp_path):

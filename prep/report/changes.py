@@ -20,10 +20,10 @@ def changes_text(document: Mapping[str, Any]) -> str:
     """The document of `prep diff` as lines."""
     a, b = document["a"], document["b"]
     lines = [f"from {safe(a['manifest'])} ({a['digest'][:12]}) to {safe(b['manifest'])} ({b['digest'][:12]})",
-             *(f"not compared: {safe(note)}" for note in document["notes"])]
+             *(f"not compared: {safe(note)}" for note in dict.fromkeys(document["notes"]))]
     if document["identical"]:
         return "\n".join([*lines, "they are the same, byte for byte"])
-    if document["same"]:
+    if document["same"] is not False:
         return "\n".join([*lines, *_alike(document)])
     return "\n".join([*lines, *_model(document["model"]), *_fields(document["fields"]),
                       *_samples(document["samples"], document["counts"]), *_buckets(document["buckets"]),
@@ -31,10 +31,10 @@ def changes_text(document: Mapping[str, Any]) -> str:
 
 
 def _alike(document: Mapping[str, Any]) -> Iterator[str]:
-    yield ("nothing differs that training would see" if not document["notes"]
+    yield ("nothing differs that training would see" if document["same"]
            else "what could be compared does not differ in anything that training would see")
     for name, field in document["fields"].items():
-        if field["shards"]["a"] != field["shards"]["b"]:
+        if field["rows"]["shared"] is not None and field["shards"]["a"] != field["shards"]["b"]:
             yield f"{name}: the same rows in {_count(field['shards']['b'], 'shard')}, were in {field['shards']['a']}"
 
 
