@@ -34,12 +34,9 @@ _IMAGE: Mapping[str, str] = {
     "enable_random_mask_rotate_crop": "pictures are not turned, and masks do not move the crop: no counterpart",
 }
 _UPPER = "letters keep their case: no counterpart"
+_CASE = ("caps_randomize_enable", "caps_randomize_mode", "caps_randomize_probability", "caps_randomize_lowercase")
 _SPECIAL = "no tags are special: no counterpart; those before keep_tokens stay"
-_TEXT: Mapping[str, str] = {
-    "tag_dropout_special_tags": _SPECIAL, "tag_dropout_special_tags_regex": _SPECIAL,
-    "caps_randomize_enable": _UPPER, "caps_randomize_mode": _UPPER, "caps_randomize_probability": _UPPER,
-    "caps_randomize_lowercase": _UPPER,
-}
+_SPECIALS = ("tag_dropout_special_tags", "tag_dropout_special_tags_mode", "tag_dropout_special_tags_regex")
 MOST_PROMPTS = 1 << 20  # bytes of a file of prompts
 
 
@@ -140,12 +137,20 @@ def _caption(asked: Asked) -> CaptionChoice:
     if shuffle:
         asked.told("enable_tag_shuffling", _DRAWN)
     dropout = _dropout(asked)
-    asked.all_told(_TEXT)
-    if asked.get("tag_dropout_special_tags_mode", str, "NONE") != "NONE":
-        asked.told("tag_dropout_special_tags_mode", _SPECIAL)
+    _told_if(asked, _CASE, _UPPER, on=asked.get("caps_randomize_enable", bool, False))
+    _told_if(asked, _SPECIALS, _SPECIAL, on=asked.get("tag_dropout_special_tags_mode", str, "NONE") != "NONE")
     choice = CaptionChoice(shuffle=shuffle, dropout=dropout, separator=asked.get("tag_delimiter", str, ",") or ",",
                            keep_tokens=asked.get("keep_tags_count", int, 1), keep_separator="")
     return _origin(asked, choice)
+
+
+def _told_if(asked: Asked, names: Sequence[str], said: str, *, on: bool) -> None:
+    """Notes on what comes to nothing unless something is `on`; OneTrainer writes all of it all the same."""
+    for name in names:
+        if on:
+            asked.told(name, said)
+        else:
+            asked.any(name)
 
 
 def _dropout(asked: Asked) -> float:

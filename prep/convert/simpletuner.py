@@ -68,8 +68,10 @@ def _why_not(asked: Asked) -> str:
     kind, place = asked.get("dataset_type", str, "image"), asked.get("type", str, "local")
     if kind in _CACHES:
         return _CACHE
+    if kind == "conditioning" and asked.get("conditioning_type", str, "") == "mask":
+        return "its pictures are the masks of those that name it"
     if kind == "conditioning":
-        return "masks are named by the pictures they belong to; other conditioning has no counterpart"
+        return "conditioning other than masks has no counterpart"
     if kind not in ("image", "eval"):
         return f"its pictures are {kind}, expected image"
     return "" if place == "local" else f"its type is {place}, expected local; fetch the pictures first"
@@ -102,8 +104,10 @@ def _mask(asked: Asked, masks: Mapping[str, Layer]) -> MaskFrom | None:
         asked.told("conditioning_data", "only masks have a counterpart: no backend of this id has them")
         return None
     path = asked.draft.place(found[0].table["instance_data_dir"], found[0].key("instance_data_dir"))
-    if not path.is_dir() or len(found) > 1 or isinstance(named, list):
-        asked.told("conditioning_data", "of these, the first directory of masks that is there is used")
+    if not path.is_dir():
+        asked.told("conditioning_data", "no masks are read: there is no such directory")
+    elif isinstance(named, list) and len(named) > 1:
+        asked.told("conditioning_data", "of these, the first that has masks is used")
     return path if path.is_dir() else None
 
 
@@ -174,7 +178,8 @@ def _image(asked: Asked) -> ImageChoice:
     if not ratios:
         asked.told("crop_aspect_buckets", "without crop_aspect closest or random it has no effect", at="image")
     more = asked.get("max_upscale_threshold", float, -1.0)
-    asked.told("max_upscale_threshold", "a picture that would be enlarged more gets a smaller bucket", at="image")
+    asked.told("max_upscale_threshold", "a picture that would be enlarged more gets a smaller bucket, or is "
+               "left out where there is none", at="image")
     least = asked.any("minimum_image_size")
     by_side = asked.any("resolution_type") == "pixel" and isinstance(least, int)
     if not by_side:

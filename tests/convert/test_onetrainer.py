@@ -57,6 +57,8 @@ WHOLE = {"name": "x", "path": "more", "seed": 7, "enabled": False, "type": "PRIO
 # A setting that only has an effect together with another is given with it.
 WITH = {"tag_dropout_mode": {"tag_dropout_enable": True, "tag_dropout_probability": 0.1},
         "tag_dropout_probability": {"tag_dropout_enable": True, "tag_dropout_mode": "RANDOM"},
+        **{f"caps_randomize_{name}": {"caps_randomize_enable": True} for name in ("mode", "probability", "lowercase")},
+        **{f"tag_dropout_special_tags{end}": {"tag_dropout_special_tags_mode": "BLACKLIST"} for end in ("", "_regex")},
         "resolution_override": {"enable_resolution_override": True}}
 
 
@@ -89,6 +91,12 @@ def test_variations_are_cuts_and_mirror_images(convert_json, count, image, views
     found = convert_json([concept(image_variations=count, image=image)])
     assert (found.recipe.image.crop, found.recipe.image.views, found.recipe.image.flip) == views
     assert ("concepts[0].image_variations" in said(found)) == (count > 64)
+
+
+def test_what_is_written_and_off_needs_no_note(convert_json):
+    text = {"caps_randomize_enable": False, "caps_randomize_mode": "title", "tag_dropout_special_tags_mode": "NONE",
+            "tag_dropout_special_tags": "a", "tag_dropout_enable": False, "tag_dropout_mode": "FULL"}
+    assert set(said(convert_json([concept(text=text)]))) == {"resolution", "masked_training"}
 
 
 def test_names_as_captions(convert_json):

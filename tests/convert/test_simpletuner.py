@@ -133,13 +133,16 @@ def test_a_parquet_table(convert_json, tmp_path):
     assert found.recipe.sources[0].table == tmp_path / "t.parquet" and not found.notes
 
 
-@pytest.mark.parametrize("named", ["none", ["m", "n"], "m"])
-def test_masks_that_cannot_all_be_used(convert_json, tmp_path, named):
+@pytest.mark.parametrize(("named", "says"), [
+    ("none", "no backend of this id has them"), (["m", "n"], "the first that has masks is used"), ("m", ""),
+    ("n", "there is no such directory"), (["m"], "")])
+def test_masks_that_cannot_all_be_used(convert_json, tmp_path, named, says):
     masks = [{"id": name, "dataset_type": "conditioning", "conditioning_type": "mask", "instance_data_dir": place}
              for name, place in (("m", "masks"), ("n", "nowhere"))]
     found = convert_json([backend(conditioning_data=named), *masks])
-    assert found.recipe.mask == ("none" if named == "none" else tmp_path / "masks")
-    assert ("backends[0].conditioning_data" in said(found)) == (named != "m")
+    assert found.recipe.mask == (tmp_path / "masks" if "m" in named else "none")
+    assert said(found).get("backends[0].conditioning_data", "").endswith(says)
+    assert ("backends[0].conditioning_data" in said(found)) == bool(says)
 
 
 @pytest.mark.parametrize(("keys", "says"), [
