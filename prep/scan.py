@@ -24,8 +24,11 @@ from prep.duplicates import LIMIT, SIDE, Near, Thumb, near_duplicates
 from prep.examine import Examined, finding
 from prep.parse import Unparsed
 from prep.records import Blob, Finding, Item
-from prep.remembered import Remembered
-from prep.wire import of_blob, of_item, to_examined, to_thumb
+from prep.remembered import Remembered, Stamp
+from prep.wire import all_examined, of_blob, of_item, to_thumb
+
+BATCH = 8  # items of a request: the way there and back costs a twentieth of a picture's decoding
+SINGLE = 4  # for each worker: items that are sent alone at first, so that all workers have something to do
 
 Tick = Callable[[int], object]
 Progress = Callable[[str, int | None, str], AbstractContextManager[Tick]]  # title, total, unit
@@ -133,8 +136,14 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[Item, Examined] | Finding]:
     """Findings as they come, and items as they are examined, in no order: one that takes long holds up nobody."""
-    done: SimpleQueue[Future[Any]] = SimpleQueue()
-    under_way = 0
+    done: SimpleQueue[Future[list[_Looked]]] = SimpleQueue()
+    batch: list[tuple[Item, Stamp | None]] = []
+    sent = under_way = 0
+
+    def submit() -> None:
+        work.pool.submit(_examine, list(batch), work.crew).add_done_callback(done.put)
+        batch.clear()
+
     for item in items:
         if isinstance(item, Finding):
             yield item
@@ -143,33 +152,46 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
         if known is not None:
             yield item, known
             continue
-        work.pool.submit(_examine, item, stamp, work.crew).add_done_callback(done.put)
-        under_way += 1
+        batch.append((item, stamp))
+        sent += 1
+        if len(batch) >= (1 if sent <= SINGLE * work.jobs else BATCH):
+            submit()
+            under_way += 1
         while under_way > 2 * work.jobs or not done.empty():
-            yield _noted(done.get(), work.memory)
+            yield from _noted(done.get(), work.memory)
             under_way -= 1
+    if batch:
+        submit()
+        under_way += 1
     for _ in range(under_way):
-        yield _noted(done.get(), work.memory)
+        yield from _noted(done.get(), work.memory)
 
 
-def _examine(item: Item, stamp: Any, crew: Crew) -> tuple[Item, Any, Examined, bool]:
-    """The item, its stamp, what was found, and whether a worker lived to find it."""
+_Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worker lived to find it
+
+
+def _examine(batch: Sequence[tuple[Item, Stamp | None]], crew: Crew) -> list[_Looked]:
+    """What was found in each; where a worker is lost, each is asked for alone, to know of which."""
     try:
-        document, data = crew.ask("examine", item=of_item(item))
-        return item, stamp, to_examined(document, to_thumb(data)), True
+        document, data = crew.ask("examine", items=[of_item(item) for item, _ in batch])
+        found = all_examined(document, data, len(batch))
+        return [(item, stamp, examined, True) for (item, stamp), examined in zip(batch, found, strict=True)]
     except Lost as lost:
         code, detail = lost.code, lost.detail
     except Unparsed as error:
         code, detail = "decoder-crashed", f"the decoder's worker says what it never would: {error}"
+    if len(batch) > 1:
+        return [looked for one in batch for looked in _examine([one], crew)]
+    ((item, stamp),) = batch
     said = finding(item.name, code, detail)
-    return item, stamp, Examined(name=item.name, findings=(said,), identity=None, thumb=None, captions=()), False
+    return [(item, stamp, Examined(name=item.name, findings=(said,), identity=None, thumb=None, captions=()), False)]
 
 
-def _noted(future: Future[tuple[Item, Any, Examined, bool]], memory: Remembered) -> tuple[Item, Examined]:
-    item, stamp, examined, lived = future.result()
-    if lived:  # what a worker died of may have been its memory or the load, and is tried again
-        memory.note(stamp, item, examined)
-    return item, examined
+def _noted(future: Future[list[_Looked]], memory: Remembered) -> Iterator[tuple[Item, Examined]]:
+    for item, stamp, examined, lived in future.result():
+        if lived:  # what a worker died of may have been its memory or the load, and is tried again
+            memory.note(stamp, item, examined)
+        yield item, examined
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -106,6 +107,16 @@ def to_examined(document: Mapping[str, Any], thumb: Thumb | None) -> Examined:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise Unparsed(f"what was found lacks a part: {error}") from None
+
+
+def all_examined(document: Mapping[str, Any], data: bytes, count: int) -> list[Examined]:
+    """What a worker's answer says of `count` items. Raises `Unparsed`."""
+    found = list_of(document.get("found"), lambda one, at: expect(one, dict, at), "found")
+    lengths = list_of(document.get("lengths"), lambda one, at: expect(one, int, at), "lengths")
+    ends = list(accumulate(lengths, initial=0))
+    if len(found) != count or len(lengths) != count or min(ends) < 0 or ends[-1] != len(data):
+        raise Unparsed(f"an answer has {len(found)} items and {len(data)} bytes, expected {count} and {ends[-1]}")
+    return [to_examined(one, to_thumb(data[start:end])) for one, start, end in zip(found, ends, ends[1:], strict=False)]
 
 
 def of_thumb(thumb: Thumb | None) -> bytes:

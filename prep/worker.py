@@ -9,6 +9,7 @@ BYTES. What decoders print is lost.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -26,11 +27,13 @@ LAST_TO_LIVE = "1000"  # of -1000 to 1000: whom Linux ends first when memory run
 
 
 def answer(request: bytes) -> bytes:
-    """The answer to a request: `examine` an item; `pixels`, `thumb` or `preview` of a picture. Files alone decide."""
+    """The answer to a request: `examine` items; `pixels`, `thumb` or `preview` of a picture. Files alone decide."""
     document, _ = parts(request)
     if document["do"] == "examine":
-        examined = check_item(to_item(document["item"]))
-        return message(of_examined(examined), of_thumb(examined.thumb))
+        found = [check_item(to_item(item)) for item in document["items"]]
+        thumbs = [of_thumb(one.thumb) for one in found]
+        return message({"found": [of_examined(one) for one in found], "lengths": list(map(len, thumbs))},
+                       b"".join(thumbs))
     if document["do"] == "thumb":
         return message({}, of_thumb(small(to_blob(document["picture"]))))
     if document["do"] == "pixels":
@@ -47,6 +50,7 @@ def main() -> None:
         os.dup2(nowhere.fileno(), 1)  # decoders of C may print
         os.dup2(nowhere.fileno(), 2)
     _limit(most)
+    gc.freeze()  # what is here now stays
     write_frame(answers, READY)
     while (request := read_frame(requests)) is not None:
         _alarm(seconds)

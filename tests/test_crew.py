@@ -16,7 +16,7 @@ from prep.parse import Unparsed
 from prep.records import Blob, Item
 from prep.scan import scan
 from prep.sources.directory import walk
-from prep.wire import message, of_item, to_examined, to_thumb
+from prep.wire import all_examined, message, of_item, to_examined, to_thumb
 
 BAD = (str(Path(__file__).with_name("bad_worker.py")),)
 ROOM = 1 << 30  # bytes of address space: enough for any picture here
@@ -47,6 +47,17 @@ def test_each_way_to_die_is_one_finding(tmp_path):
                        "the decoder's worker says what it never would: findings is 'none', expected a list"),
     }
     assert (report.pictures, report.samples) == (9, 5)
+
+
+@posix
+def test_whose_batch_a_worker_died_of_is_found_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("prep.scan.SINGLE", 0)
+    items = pictures(tmp_path, "crash", "leave")
+    crew = Crew(command=BAD)
+    report = scan(items, jobs=1, crew=crew)
+    assert {path: code for path, (code, _) in told(report).items()} == {"crash.png": "decoder-crashed",
+                                                                        "leave.png": "decoder-crashed"}
+    assert (report.pictures, report.samples) == (7, 5) and crew.started >= 3
 
 
 @posix
@@ -82,11 +93,11 @@ def item(path):
 def test_a_worker_that_died_between_two_pictures_is_replaced(tmp_path):
     path = draw(tmp_path / "a.png", (64, 48), seed=1)
     with Crew() as crew:
-        first = crew.ask("examine", item=item(path))
+        first = crew.ask("examine", items=[item(path)])
         (worker,) = crew._all
         worker._process.kill()
         worker._process.wait()
-        assert crew.ask("examine", item=item(path)) == first and crew.started == 2
+        assert crew.ask("examine", items=[item(path)]) == first and crew.started == 2
 
 
 def test_no_more_workers_than_are_asked_and_none_are_left(tmp_path):
@@ -127,9 +138,9 @@ def test_the_directory_one_stands_in_is_no_place_for_modules(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     path = draw(tmp_path / "a.png", (64, 48), seed=1)
     with Crew() as crew:
-        document, data = crew.ask("examine", item=item(path))
+        document, data = crew.ask("examine", items=[item(path)])
         assert crew.started == 1
-    assert to_examined(document, to_thumb(data)).identity is not None
+    assert all_examined(document, data, 1)[0].identity is not None
 
 
 @posix
@@ -142,7 +153,7 @@ def test_a_worker_whose_scan_is_gone_ends(tmp_path):
     assert process.communicate(timeout=30)[0].endswith(b"latentry worker 1") and process.returncode == 0
     process = subprocess.Popen([sys.executable, *BAD, "1", str(ROOM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     path = draw(tmp_path / "hang.png", (64, 48), seed=1)
-    request = message({"do": "examine", "item": item(path)})
+    request = message({"do": "examine", "items": [item(path)]})
     process.stdin.write(len(request).to_bytes(4, "little") + request)
     process.stdin.flush()
     assert process.wait(60) < 0
@@ -155,7 +166,7 @@ def test_when_it_is_closed_nothing_is_decoded_any_more(tmp_path):
     crew = Crew(processes=False)
     crew.close()
     with pytest.raises(Lost, match="the scan ended before it was decoded"):
-        crew.ask("examine", item=item(draw(tmp_path / "a.png", (64, 48), seed=1)))
+        crew.ask("examine", items=[item(draw(tmp_path / "a.png", (64, 48), seed=1))])
 
 
 def test_an_answer_that_is_cut_or_too_long_is_none():
@@ -180,6 +191,17 @@ def test_thumbnails_survive_the_way():
 
 
 GOOD_ONE = {"name": "a", "captions": ["b"], "findings": [["a", "blank", "warning", "x"]], "identity": ["00", 1, 2, 3]}
+
+
+def test_answers_are_checked_as_a_whole():
+    good = {"found": [GOOD_ONE], "lengths": [0]}
+    assert all_examined(good, b"", 1)[0].name == "a"
+    for document, data, count in ((good, b"x", 1), (good, b"", 2), ({**good, "lengths": [-1]}, b"", 1), ({}, b"", 0),
+                                  ({**good, "lengths": [0, 0]}, b"", 1)):
+        with pytest.raises(Unparsed):
+            all_examined(document, data, count)
+    with pytest.raises(Unparsed, match="an answer has 1 items and 0 bytes, expected 2 and 0"):
+        all_examined(good, b"", 2)
 
 
 @pytest.mark.parametrize("change", [

@@ -2,7 +2,7 @@
 
     LATENTRY_REAL_DATA=/path/to/data python tests/benchmarks/bench_scan.py
 
-The photos are copied until there are 1,000, which a scan that reads them for the first time, and again when none has
+The photos are copied until there are 3,000, which a scan that reads them for the first time, and again when none has
 changed, goes through with two workers. Without LATENTRY_REAL_DATA they are drawn. Copies are compared once, so what
 near-duplicates cost is measured apart, on thumbnails of as many different pictures.
 """
@@ -30,7 +30,7 @@ from prep.remembered import Remembered
 from prep.scan import scan
 from prep.sources.directory import walk
 
-ROUNDS, PICTURES, JOBS = 5, 1000, 2
+ROUNDS, PICTURES, JOBS = 3, 3000, 2
 
 
 def main() -> None:
