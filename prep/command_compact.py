@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.cache import ledger as ledgers
-from prep.cache.compact import Lost, Part, join, parts_of, rejects_by_shard
+from prep.cache.compact import Lost, Part, doubted, join, parts_of, rejects_by_shard
 from prep.cache.lock import hold
 from prep.cache.store import Cache, open_cache
 from prep.console import Ticker
@@ -84,11 +84,12 @@ def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) 
 
 def _run(cache: Cache, ledger: ledgers.Ledger, parts: Sequence[Part], tick: Ticker) -> Compacted:
     rejects = rejects_by_shard(cache) if parts else {}
+    shunned = doubted(cache, parts)
     fields: dict[str, Tally] = {}
     lost: list[Lost] = []
     for part in parts:
         said: list[Reject] = [one for source in part.sources for one in rejects.pop(source, ())]  # once is enough
-        shard, missing = join(cache, ledger, part, said, tick)
+        shard, missing = join(cache, ledger, part, said, tick, shunned)
         lost += missing
         if shard is not None:
             _add(fields, part, rows=shard.rows, size=shard.bytes)

@@ -8,7 +8,7 @@ bytes a row for the ledger, and one row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ from prep.cache.layout import ENTRY_BYTES, KEY_BYTES, Shard, row_stride
 from prep.cache.ledger import Ledger, read_commit
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
+from prep.cache.verify import verify_shard
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
 from prep.errors import CacheError
@@ -73,12 +74,22 @@ def parts_of(cache: Cache, ledger: Ledger, *, shard_bytes: int) -> list[Part]:
     return parts
 
 
-def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick) -> tuple[Shard | None,
-                                                                                                  list[Lost]]:
+def doubted(cache: Cache, parts: Iterable[Part]) -> frozenset[str]:
+    """The sources whose bytes are not those that their names say, in a way that no checksum places.
+
+    Each row may have its checksum, and be another shard's; copied, it would be believed for ever. Damage is remembered.
+    """
+    sources = sorted({source for part in parts for source in part.sources})
+    return frozenset(source for source in sources if any(one.array is None for one in verify_shard(cache, source)))
+
+
+def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
+         shunned: Collection[str] = ()) -> tuple[Shard | None, list[Lost]]:
     """Writes the shard of a part and its commit, with `rejects` in it; each row's checksum is compared on the way.
 
-    A row that is damaged in one shard is taken from another that has it; one damaged everywhere is remembered under
-    damaged/ and left out. No shard when that is so with every row. Calls `tick(1)` for each row.
+    A row that is damaged in one shard, or that a shunned one has, is taken from another that has it; one damaged
+    everywhere is remembered under damaged/ and left out. No shard when that is so with every row. Calls `tick(1)` for
+    each row.
     """
     kept: list[str] = []
     lost: list[Lost] = []
@@ -86,7 +97,7 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
     values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in part.arrays}
     with ShardWriter(cache, part.field, part.arrays) as writer:
         for key, places in _places(ledger, part):
-            if any(_read(reader, place, values) for place in places):
+            if any(place[0] not in shunned and _read(reader, place, values) for place in places):
                 writer.add(key, {name: value.data for name, value in values.items()})
                 kept.append(key)
             else:

@@ -55,8 +55,11 @@ def run(cache: Cache, shard_bytes: int = TEN) -> tuple[list[Shard], list[Lost]]:
     found = ledger.load(cache)
     rejects = compact.rejects_by_shard(cache)
     made, lost = [], []
-    for part in parts_of(cache, found, shard_bytes=shard_bytes):
-        shard, missing = join(cache, found, part, [r for one in part.sources for r in rejects.get(one, ())], tick)
+    parts = parts_of(cache, found, shard_bytes=shard_bytes)
+    shunned = compact.doubted(cache, parts)
+    for part in parts:
+        said = [r for one in part.sources for r in rejects.get(one, ())]
+        shard, missing = join(cache, found, part, said, tick, shunned)
         made += [shard] if shard else []
         lost += missing
     return made, lost
@@ -101,6 +104,21 @@ def test_rows_that_two_shards_have_are_there_once(cache: Cache, draw: Any, add: 
     add(cache, some(rows, 2, 3, 4, 5))
     (new,), _ = run(cache)
     assert rows_of(cache, new) == wanted(rows) and new.rows == 6
+
+
+def test_rows_of_another_shard_are_not_believed(cache: Cache, draw: Any, add: Add) -> None:
+    """Two shards' bytes are swapped: every row has its checksum, and none is what its key says."""
+    rows = draw([SPEC], 7)
+    old = [add(cache, some(rows, 0, 1, 2)), add(cache, some(rows, 3, 4, 5)), add(cache, some(rows, 0, 6))]
+    paths = [cache.shard(shard.digest) / "latent/c.0.0.0.0" for shard in old[:2]]
+    swapped = [path.read_bytes() for path in reversed(paths)]
+    for path, data in zip(paths, swapped, strict=True):
+        path.chmod(0o644)
+        path.write_bytes(data)
+    (new,), lost = run(cache)
+    assert rows_of(cache, new) == wanted(some(rows, 0, 6))
+    assert [one.key for one in lost] == list(rows)[1:6]
+    assert sorted(cache.names("damaged")) == sorted(shard.digest for shard in old[:2])
 
 
 def test_what_a_large_shard_has_is_left_out(cache: Cache, draw: Any, add: Add) -> None:
