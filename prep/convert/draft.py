@@ -76,14 +76,13 @@ class Draft:
             self.notes.append(Note(key=key, value="" if hidden else brief(value), said=said, at=at))
 
     def place(self, text: str, key: str) -> Path:
-        """The path that the file means: below its own directory, or where the tool would be started: the current one.
-
-        A note says so when there is nothing at either.
+        """The path that the file means: below its own directory, or where its tool may have been started, which is the
+        current one or that above the file's (`config/x.json`). A note says so when there is nothing at any.
         """
         if "\0" in text or not text:
             raise Unparsed(f"{key} is {brief(text)}, expected a path")
         spelled = [Path(text), Path(text.replace("\\", "/"))]
-        options = [base / one for one in spelled for base in (self.base, Path.cwd())]
+        options = [base / one for one in spelled for base in (self.base, Path.cwd(), self.base.parent)]
         found = next((one for one in options if _exists(one)), None)
         if found is None:
             self.note(key, text, "nothing is there now", self.here)

@@ -187,6 +187,13 @@ def test_windows_paths_and_missing_ones(convert_text, tmp_path):
     assert said(found)["datasets[0].subsets[0].image_dir"] == "nothing is there now"
 
 
+def test_a_path_below_the_directory_above(convert_text, tmp_path):
+    (tmp_path / "config").mkdir()
+    found = convert_text("[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'photos'",
+                         name="config/theirs.toml")
+    assert found.recipe.sources[0].path == tmp_path / "photos" and not found.notes
+
+
 def test_a_path_as_sd_scripts_would_find_it(convert_text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "photos")
     found = convert_text("[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'sub'")
