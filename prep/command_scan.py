@@ -73,7 +73,7 @@ def _check(asked: Scanning) -> None:
             try:
                 code_of(code, option)
             except Unparsed as error:
-                raise UsageError(str(error), hint="README.md has the table of codes") from None
+                raise UsageError(str(error), hint="the table of codes is in README.md") from None
     if asked.page is not None:
         target = Place(role="page", path=asked.page)
         for source in asked.recipe.sources:
