@@ -190,9 +190,9 @@ def test_few_of_many_are_opened(written, tmp_path, monkeypatch):
 
 
 def test_validation_grows_with_the_data(written, tmp_path):
-    pictures(tmp_path / "photos", 19)
+    pictures(tmp_path / "photos", 19, size=(64, 64))
     assert written(tmp_path / "photos").validation == 0.0
-    pictures(tmp_path / "photos", 20)
+    pictures(tmp_path / "photos", 20, size=(64, 64))
     assert written(tmp_path / "photos", "--force").validation == 0.1
     assert "# about 2 of 20 pictures, never trained on" in written.text
 
@@ -236,6 +236,28 @@ def test_another_tools_file(written, folder, prep, tmp_path):
     result = prep("init", "--from", tmp_path / "kohya.toml", "-o", "b.toml", "--json", "--quiet")
     assert result.err == "" and [one["key"] for one in result.json["notes"]] == [
         "datasets[0].subsets[0].secondary_separator", "general.color_aug", "datasets[0].subsets[1].secondary_separator"]
+
+
+@pytest.mark.parametrize(("tool", "document"), [
+    ("kohya", {"datasets": [{"resolution": 256, "subsets": [{"image_dir": "photos", "num_repeats": 3}]}]}),
+    ("onetrainer", [{"path": "photos", "balancing": 3.0, "image": {"enable_resolution_override": True,
+                                                                   "resolution_override": "256"}}]),
+    ("simpletuner", [{"id": "a", "instance_data_dir": "photos", "resolution": 256, "repeats": 2}])])
+def test_the_same_pictures_from_each_tool(prep, folder, tool, document):
+    pictures(folder / "photos", 2)
+    (folder / "theirs.json").write_text(json.dumps(document))
+    result = prep("init", "--from", "theirs.json", "--json")
+    assert result.code == 0 and result.json["from"] == tool, result.err
+    bucket = prep("bucket", "dataset.toml", "--batch-size", 1, "--json")
+    assert bucket.code == 0 and bucket.json["steps_per_epoch"] == 6, "three showings of each of two"
+
+
+def test_names_are_spelled_out_where_they_are_told(prep, folder):
+    pictures(folder / "photos", 1)
+    (folder / "theirs.json").write_text(json.dumps([{"path": "photos", "caf\x1b[2J\nrm -r": "\x1b]0;x\x07\u202e"}]))
+    result = prep("init", "--from", "theirs.json")
+    assert result.code == 0 and "caf\\x1b[2J\\nrm -r" in result.err
+    assert not {"\x1b", "\x07", "\u202e"} & set(result.err + (folder / "dataset.toml").read_text())
 
 
 def test_a_file_that_makes_no_recipe_of_ours(prep, folder):

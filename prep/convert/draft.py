@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from prep.choices import CaptionChoice, ImageChoice, MaskFrom, Recipe, Source
 from prep.parse import Unparsed, brief, expect
 from prep.recipe_text import Remark
+from prep.report.words import safe
 
 T = TypeVar("T")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
@@ -35,8 +36,8 @@ class Note:
 
     @property
     def text(self) -> str:
-        """The note on one line."""
-        return f"{self.key}{' = ' if self.value else ''}{self.value}: {self.said}"
+        """The note on one line, whatever is in the file."""
+        return safe(f"{self.key}{' = ' if self.value else ''}{self.value}: {self.said}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
