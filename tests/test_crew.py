@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +170,24 @@ def test_when_it_is_closed_nothing_is_decoded_any_more(tmp_path):
     crew.close()
     with pytest.raises(Lost, match="the scan ended before it was decoded"):
         crew.ask("examine", items=[item(draw(tmp_path / "a.png", (64, 48), seed=1))])
+
+
+@posix
+def test_ctrl_c_ends_the_scan_and_its_workers(tmp_path):
+    """Also while a decoder hangs, which no signal for the scan alone would end."""
+    for _ in pictures(tmp_path, "hang", "hang too"):
+        pass
+    script = ("import sys; from prep.cli import app; from prep.console import run; from prep import crew, command_scan;"
+              f"command_scan.scan = __import__('functools').partial(command_scan.scan, crew=crew.Crew(command={BAD!r}));"
+              "run(app, 'prep', ['scan', sys.argv[1], '--jobs', '2'])")
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    time.sleep(3)  # both hang by now; if not, this proves less and is no failure
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and err.startswith("interrupted; ") and err.count("\n") == 1
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)  # nobody of it is left
 
 
 def test_an_answer_that_is_cut_or_too_long_is_none():

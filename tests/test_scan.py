@@ -68,6 +68,7 @@ PICTURES = {
                 {"grayscale": "has one colour channel", "low-bit-depth": "1 bit per pixel"}),
     "16 bit": (saved(Image.fromarray(RNG.integers(0, 65536, (80, 80), np.uint16))), "a.png",
                {"grayscale": "has one colour channel", "high-bit-depth": "16 bits per channel; reduced to 8"}),
+    "palette": (saved(photo().convert("P")), "a.png", {"palette": "has a palette of at most 256 colours"}),
     "cmyk": (saved(photo().convert("CMYK"), "JPEG"), "a.jpg", {"not-rgb": "colours are CMYK; converted to sRGB"}),
     "frames": (saved(photo(), "GIF", save_all=True, append_images=[photo(1)]), "a.gif",
                {"animated": "2 frames; the first is used"}),
@@ -116,6 +117,8 @@ def test_no_word_on_the_missing_caption_of_a_broken_picture(tmp_path):
     assert set(codes(tmp_path, b"", caption=None)) == {"empty-file"}
 
 
+RING = np.full((80, 96), 255)
+RING[20:60, 20:76] = 0
 HALF = np.where(np.arange(96) < 48, 0, 255) * np.ones((80, 1))
 
 
@@ -123,6 +126,8 @@ HALF = np.where(np.arange(96) < 48, 0, 255) * np.ones((80, 1))
     ("mask", "code", "detail"),
     [(gray(HALF), None, ""), (gray(HALF * 0), "mask-empty", "mask is black everywhere"),
      (gray(HALF * 0 + 255), "mask-full", "mask is white everywhere"),
+     (gray(RING), "mask-inverted", "its border is white and its middle black; white trains"),
+     (gray(255 - RING), None, ""), (gray(np.maximum(RING, HALF)), None, ""),
      (gray(HALF[::2, ::2]), "mask-resized", "mask has 48x40 pixels, its picture 96x80"),
      (gray(HALF[:40]), "mask-size-mismatch", "mask has 96x40 pixels, its picture 96x80"),
      (saved(photo()), "mask-not-gray", "mask has colours, of which the brightness is used"),
