@@ -112,8 +112,8 @@ def _placed(sizes: Sequence[Size], rules: Rules) -> tuple[dict[Size, Placement],
         if home is not None:
             members[home] = _crowd(members.get(home, (0, size)), (1, size))
     moves, merges = merge_small(members, rules)
-    return {size: place(size, moves.get(home, home)) for size, home in homes.items() if home is not None}, _priced(
-        merges, Counter((homes[size], size) for size in sizes))
+    return {size: place(size, moves.get(home, home)) for size, home in homes.items() if home is not None}, (
+        _priced(merges, Counter((homes[size], size) for size in sizes)) if merges else ())
 
 
 def _priced(merges: Iterable[Merge], members: Mapping[tuple[Size | None, Size], int]) -> tuple[Merge, ...]:

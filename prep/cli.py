@@ -59,6 +59,8 @@ def bucket(
     underfill: Annotated[str, typer.Option(help="of a bucket's last micro-batch: drop, partial or repeat")] = "partial",
     world: Annotated[int, typer.Option(help="ranks that share a step", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="of the epoch whose names are listed")] = 0,
+    suggest: Annotated[bool, typer.Option(
+        "--suggest", help="name the buckets and the batch size that lose least, of many that are tried")] = False,
     max_crop: Annotated[float | None, typer.Option(
         help="percent of a picture that may be cut away; more is a finding", min=0, max=100)] = None,
     max_upscale: Annotated[float | None, typer.Option(
@@ -69,11 +71,11 @@ def bucket(
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Show buckets and step plan: scale, crop loss, and by name each picture that is left out or repeated."""
-    from prep import outlook
-    from prep.encode import buckets_for
+    from prep import advice, outlook
+    from prep.encode import buckets_for, factor_of, rules_of
     from prep.facts import Facts
     from prep.plan import require_steps
-    from prep.report.terminal import outlook_tables
+    from prep.report.terminal import outlook_tables, suggestion_table
     from prep.report.words import rejected_line
     from prep.survey import survey
 
@@ -88,10 +90,14 @@ def bucket(
                               micro_batch=micro_batch, seed=seed, world=world,
                               underfill=underfill)  # type: ignore[arg-type]  # checked there
     rejected = [one for one in surveyed.findings if one.severity == "error"]
+    suggestions = [one.as_json() for one in advice.advise(advice.sizes_of(recipe, surveyed.items), rules_of(recipe),
+                                                          factor=factor_of(recipe))] if suggest else []
     if as_json:
-        put_json({**outlook.as_json(view), "rejected": [one.as_json() for one in rejected]})
+        more = {"suggestions": suggestions} if suggest else {}
+        put_json({**outlook.as_json(view), "rejected": [one.as_json() for one in rejected], **more})
     else:
-        put("\n".join([outlook_tables(view), *map(rejected_line, rejected)]))
+        put("\n".join([outlook_tables(view), *map(rejected_line, rejected),
+                       *([suggestion_table(suggestions)] if suggest else [])]))
     require_steps(view.plan, bucketing.buckets, view.left_out)
 
 

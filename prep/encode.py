@@ -98,10 +98,14 @@ def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
     return framed(result, surveyed.items, framing)
 
 
+def factor_of(recipe: Recipe) -> int:
+    """Pixels of a latent cell of the family that the recipe names; 8, which all have, where it names none."""
+    return FAMILIES[recipe.model.family].factor if recipe.model.family else 8
+
+
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
     """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for a step that fits no latents."""
-    image = recipe.image
-    factor = FAMILIES[recipe.model.family].factor if recipe.model.family else 8
+    image, factor = recipe.image, factor_of(recipe)
     if image.step % factor:
         raise ConfigError(f"image.step is {image.step}, expected a multiple of {factor}, the pixels of a latent cell")
     rules = Rules(

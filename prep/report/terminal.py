@@ -57,6 +57,20 @@ def outlook_tables(outlook: Outlook) -> str:
     return _page(_table(heads, rows, right=range(1, 9)), *_step_lines(document), *_picture_lines(document))
 
 
+def suggestion_table(choices: Sequence[Mapping[str, Any]]) -> str:
+    """What `prep bucket --suggest` says: the best choice as options, and the best of each batch size."""
+    if not choices:
+        return "nothing to suggest: no buckets take any of the pictures"
+    best, *each = choices
+    heads = ("batch size", "buckets", "step", "min_bucket", "used", "cut %", "unused %", "empty %", "sum")
+    rows = [tuple(str(one[name]) for name in ("batch_size", "buckets", "step", "min_bucket", "used_buckets", "crop",
+                                              "unused", "empty", "score")) for one in each]
+    return _page(_table(heads, rows, right=(0, *range(2, 9))), (
+        f"suggested: --buckets {best['buckets']} --step {best['step']} --min-bucket {best['min_bucket']} "
+        f"--batch-size {best['batch_size']}, which loses {best['score']} %: of the pictures' area {best['crop']}, "
+        f"of the pictures {best['unused']}, of the places in micro-batches {best['empty']}"))
+
+
 def inspect_tables(document: Mapping[str, Any]) -> str:
     """What `prep inspect` says of a manifest."""
     model = document["model"].get("path") or document["model"].get("hub")

@@ -1,0 +1,79 @@
+"""What `prep bucket --suggest` names is what `bucketing` and the step plan count, and nothing tried is better."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from prep.advice import BATCHES, NEAR, advise, sizes_of
+from prep.bucket import bucketing
+from prep.plan import step_plan
+from prep.recipe import Recipe, Source
+from prep.records import Blob, Item, Surveyed
+from prep.sizes import Rules
+
+SIZES = {(640, 480): 7, (480, 640): 5, (512, 512): 9, (1024, 300): 1, (300, 200): 2, (40, 40): 1}
+
+
+def counted(sizes):
+    return {size: (count, count) for size, count in sizes.items()}
+
+
+@pytest.mark.parametrize("upscale", ["never", "allow", "reject"])
+def test_each_choice_is_what_bucketing_and_the_plan_say(upscale):
+    rules = Rules(resolution=512, upscale=upscale)
+    named = [(f"{size}", size) for size, count in SIZES.items() for _ in range(count)]
+    found = advise(counted(SIZES), [rules], factor=8)
+    assert [one.batch_size for one in found[1:]] == list(BATCHES)
+    for one in found:
+        alone = bucketing(named, Rules(resolution=512, upscale=upscale, kind=one.kind, step=one.step,
+                                       min_bucket=one.min_bucket))  # fmt: skip
+        assert one.crop == pytest.approx(sum(each.crop_loss for each in alone.pictures) / len(alone.pictures))
+        assert one.unused == pytest.approx(100 * (len(named) - len(alone.pictures)) / len(named))
+        assert one.buckets == len(alone.buckets)
+        counts = Counter(each.placement.bucket for each in alone.pictures)
+        plan = step_plan(list(counts.values()), seed=0, batch_size=one.batch_size)
+        assert one.empty == pytest.approx(100 * (1 - len(alone.pictures) / (sum(plan.batches) * one.batch_size)))
+
+
+def test_the_largest_batch_that_loses_hardly_more_is_named():
+    first, *each = advise(counted(SIZES), [Rules(resolution=512)], factor=8)
+    least = min(one.score for one in each)
+    assert first in each and first.score <= least + NEAR
+    assert all(one.score > least + NEAR for one in each if one.batch_size > first.batch_size)
+    squares = advise(counted({(512, 512): 64}), [Rules(resolution=512)], factor=8)
+    assert (squares[0].batch_size, squares[0].score) == (32, 0), "nothing is lost at all"
+    assert (squares[0].buckets, squares[0].step, squares[0].min_bucket) == (1, 64, 1)
+
+
+def test_steps_fit_the_latents_and_nothing_comes_of_nothing():
+    assert all(one.step % 32 == 0 for one in advise(counted(SIZES), [Rules(resolution=512)], factor=32))
+    assert advise({}, [Rules(resolution=512)], factor=8) == []
+    assert advise(counted({(7, 7): 3}), [Rules(resolution=512)], factor=8) == []
+
+
+def test_repeats_are_shown_and_validation_is_not():
+    def item(source):
+        blob = Blob(file="")
+        return Surveyed(item=Item(name="a", source=source, picture=blob, caption=None, mask=None), picture="a" * 64,
+                        size=(64, 64), has_alpha=False, captions=(), mask=None)
+
+    sources = (Source(path=Path("p"), repeats=3), Source(path=Path("q"), role="validation"))
+    assert sizes_of(Recipe(sources=sources), [item(0), item(1)]) == {(64, 64): (2, 3)}
+
+
+def test_the_command_names_it(prep, photos):
+    options = ("--resolution", 96, "--step", 16, "--suggest")
+    document = prep("bucket", photos, *options, "--json").json["suggestions"]
+    assert [one["batch_size"] for one in document[1:]] == list(BATCHES)
+    best = document[0]
+    shown = prep("bucket", photos, *options).out
+    assert (f"suggested: --buckets {best['buckets']} --step {best['step']} --min-bucket {best['min_bucket']} "
+            f"--batch-size {best['batch_size']}, which loses") in shown.replace("\n", " ")
+    assert "suggestions" not in prep("bucket", photos, "--resolution", 96, "--step", 16, "--json").json
+    (photos.parent / "tiny").mkdir()
+    (photos / "0.png").rename(photos.parent / "tiny" / "0.png")
+    nothing = prep("bucket", photos.parent / "tiny", "--resolution", 512, "--upscale", "reject", "--suggest")
+    assert "nothing to suggest: no buckets take any of the pictures" in nothing.out
