@@ -177,8 +177,9 @@ def test_ctrl_c_ends_the_scan_and_its_workers(tmp_path):
     """Also while a decoder hangs, which no signal for the scan alone would end."""
     for _ in pictures(tmp_path, "hang", "hang too"):
         pass
-    script = ("import sys; from prep.cli import app; from prep.console import run; from prep import crew, command_scan;"
-              f"command_scan.scan = __import__('functools').partial(command_scan.scan, crew=crew.Crew(command={BAD!r}));"
+    script = ("import functools, sys; from prep import command_scan, crew; from prep.cli import app;"
+              "from prep.console import run;"
+              f"command_scan.scan = functools.partial(command_scan.scan, crew=crew.Crew(command={BAD!r}));"
               "run(app, 'prep', ['scan', sys.argv[1], '--jobs', '2'])")
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, start_new_session=True)
