@@ -1,0 +1,54 @@
+"""`prep bucket --html`: every size and bucket is drawn, names are escaped, nothing else is written over."""
+
+from __future__ import annotations
+
+import re
+
+from prep.bucket import bucketing
+from prep.outlook import Showing, outlook_of
+from prep.report.bucket_page import bucket_page
+from prep.sizes import Rules
+
+
+def page_of(pictures, **rules):
+    result = bucketing(pictures, Rules(**{"resolution": 512, **rules}))
+    showings = [Showing(id=str(one.index).zfill(4), name=one.name, bucket=one.placement.bucket, repeats=1)
+                for one in result.pictures]  # fmt: skip
+    return bucket_page(outlook_of(result, showings, batch_size=4))
+
+
+def test_every_size_and_bucket_is_drawn_once():
+    page = page_of([("a", (640, 480)), ("b", (640, 480)), ("c", (900, 300)), ("tiny", (20, 20))])
+    dots = re.findall(r"<title>(\d+) pictures of (\d+x\d+)</title>", page)
+    assert sorted(dots) == [("1", "900x300"), ("2", "640x480")]
+    assert len(re.findall(r'<rect class="bucket"', page)) == 2
+    assert "too-small" in page and "picture is 20x20, expected at least 64 pixels" in page
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+
+
+def test_the_worst_come_first_and_names_are_escaped():
+    page = page_of([("<b>wide</b>", (1024, 512)), ("wider", (2048, 512)), ("small", (256, 256))], kind="single",
+                   upscale="allow")  # fmt: skip
+    cut = page.split("<h2>Most cut away</h2>")[1].split("</section>")[0]
+    assert "<b>" not in cut and cut.index("wider") < cut.index("&lt;b&gt;wide&lt;/b&gt;") and "small" not in cut
+    enlarged = page.split("<h2>Most enlarged</h2>")[1].split("</section>")[0]
+    assert "small" in enlarged and "2.00" in enlarged and "wide" not in enlarged
+
+
+def test_a_picture_at_two_resolutions_is_one_dot():
+    result = bucketing([("a", (1100, 1100))], Rules(resolution=512), Rules(resolution=1024))
+    page = bucket_page(outlook_of(result, [], batch_size=4))
+    assert re.findall(r"<title>(\d+) pictures of", page) == ["1"]
+    assert len(re.findall(r'<rect class="bucket"', page)) == 2
+
+
+def test_the_command_writes_a_page_and_nothing_over_anything_else(prep, photos, tmp_path):
+    options = ("--resolution", 96, "--step", 16, "--html")
+    assert prep("bucket", photos, *options, tmp_path / "page.html").code == 0
+    assert prep("bucket", photos, *options, tmp_path / "page.html").code == 0, "a page of ours may be written again"
+    assert '<svg class="plot"' in (tmp_path / "page.html").read_text()
+    (tmp_path / "notes.html").write_text("mine")
+    refused = prep("bucket", photos, *options, tmp_path / "notes.html")
+    assert refused.code == 5 and (tmp_path / "notes.html").read_text() == "mine"
+    inside = prep("bucket", photos, *options, photos / "page.html")
+    assert inside.code == 5 and not (photos / "page.html").exists()
