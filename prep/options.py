@@ -85,5 +85,5 @@ def recipe_of(source: Path, *, resolution: str | None = None, step: int | None =
         "image.min_bucket": min_bucket,
         "image.sizes": None if sizes is None else tuple(part.strip() for part in sizes.split(",")),
         "image.upscale": _upscale(upscale), "image.crop": crop, "image.views": views, "image.flip": flip,
-        "image.alpha": alpha, "caption.missing": missing_caption, "mask": mask, "validation": validation, "model.path": model,
-        "model.dtype": dtype, "model.compute": compute, "prompts": prompts})
+        "image.alpha": alpha, "caption.missing": missing_caption, "mask": mask, "validation": validation,
+        "model.path": model, "model.dtype": dtype, "model.compute": compute, "prompts": prompts})
