@@ -77,7 +77,7 @@ def child(run: dict[str, Any], folder: Path) -> None:
     code = 99
     try:
         for descriptor, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
+            os.dup2(os.open(folder / name, os.O_WRONLY | os.O_APPEND), descriptor)
         if run.get("user"):
             os.setgroups([])
             os.setgid(run["user"])
@@ -102,6 +102,8 @@ def child(run: dict[str, Any], folder: Path) -> None:
 def start(run: dict[str, Any], folder: Path) -> int:
     folder.mkdir()
     folder.chmod(0o777)
+    for name in ("out", "err"):  # also of one that dies at once
+        (folder / name).touch()
     pid = os.fork()
     if pid == 0:
         child(run, folder)

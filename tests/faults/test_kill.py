@@ -171,9 +171,12 @@ def test_killed_at_a_random_moment(stage, tmp_path, times):
     seconds, wanted, draw, dead = time.monotonic() - begun, state(stage.home), random.Random(times), 0
     while dead < times:
         there = stage.at(tmp_path / "killed")
-        run = {**there.one(there.encode()), "kill_after": draw.uniform(0.05, 1) * seconds}
-        killed = stage.launch(run)[0]["signal"] == signal.SIGKILL
-        dead, seconds = dead + killed, seconds * (1 if killed else 0.8)  # it was quicker than the first
+        delay = draw.uniform(0.05, 1) * seconds
+        ending = stage.launch({**there.one(there.encode()), "kill_after": delay})[0]
+        if ending["signal"] == signal.SIGKILL:
+            dead += 1
+        else:
+            seconds = delay  # it was quicker than the first
         account(there.home)
         there.recover(wanted)
         shutil.rmtree(there.home)
@@ -189,10 +192,13 @@ def test_the_program_itself_killed_at_a_random_moment(stage, tmp_path, part):
     while dead < 10:
         there = stage.at(tmp_path / "killed")
         process = program(there)
-        time.sleep(draw.uniform(0.5, 1) * seconds)  # before, it imports
+        delay = draw.uniform(0.5, 1) * seconds  # before, it imports
+        time.sleep(delay)
         process.kill()
-        killed = process.wait() == -signal.SIGKILL
-        dead, seconds = dead + killed, seconds * (1 if killed else 0.9)
+        if process.wait() == -signal.SIGKILL:
+            dead += 1
+        else:
+            seconds = delay
         account(there.home)
         there.recover(wanted, task_rows=256)
         shutil.rmtree(there.home)
