@@ -101,14 +101,13 @@ def test_the_file_that_cannot_be_read_is_named(prep, tiny_model, tmp_path, monke
     draw_mask(tmp_path / "in" / "a-masklabel.png", (96, 96))
     draw(tmp_path / "in" / "b.png", (96, 96), seed=2).with_suffix(".txt").write_text("b")
     draw_mask(tmp_path / "in" / "b-masklabel.png", (96, 96))
-    opened = type(picture).open
 
     def refusing(path, *args, **kwargs):
-        if path.name == name:
+        if Path(path).name == name:
             raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, *args, **kwargs)
+        return open(path, *args, **kwargs)  # noqa: PTH123  (as it is called there)
 
-    monkeypatch.setattr(type(picture), "open", refusing)
+    monkeypatch.setattr("prep.sources.blob.open", refusing, raising=False)
     report = prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--mask",
                   "sidecar", "--model", tiny_model, *SMALL, "--dry-run", "--json").json
     assert [(one["path"], one["code"], one["detail"]) for one in report["rejected"]] == [

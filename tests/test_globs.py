@@ -26,6 +26,7 @@ from prep.sources.globs import chosen_by, pattern_of
      ("[ab].png", ["a.png", "b.png"], ["c.png", "ab.png"]),
      ("[!ab].png", ["c.png"], ["a.png", "x/.png"]),
      ("a+b(1).png", ["a+b(1).png"], ["aab1.png"]),
+     ("[b-a]", ["[b-a]"], ["a", "b"]), ("[a-c]", ["b"], ["d"]),
      ("[x", ["[x"], ["x"]),
      ("line\n*.png", ["line\nbreak.png"], ["line.png"])],
 )  # fmt: skip

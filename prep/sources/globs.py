@@ -35,4 +35,9 @@ def _set_or_text(part: str) -> str:
     if not (len(part) > 2 and part.startswith("[") and part.endswith("]")):
         return re.escape(part)
     negated, members = part[1] == "!", part[1:-1].removeprefix("!")
-    return ("[^/" if negated else "[") + re.sub(r"[\\^\[\]&~|]", r"\\\g<0>", members) + "]"
+    spelled = ("[^/" if negated else "[") + re.sub(r"[\\^\[\]&~|]", r"\\\g<0>", members) + "]"
+    try:
+        re.compile(spelled)
+    except re.error:  # a range whose ends are the wrong way round holds nothing
+        return re.escape(part)
+    return spelled
