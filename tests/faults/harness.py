@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from account import State, account, state
 
 from prep.cache.store import Cache
 
+FORKS = pytest.mark.skipif(sys.platform != "linux", reason="a process with torch in it can be forked on Linux only")
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}  # this tree, wherever another is installed
 OPTIONS = ("--resolution", "96", "--step", "16", "--dtype", "float32", "--device", "cpu", "--jobs", "1", "--json",

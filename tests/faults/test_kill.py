@@ -6,7 +6,6 @@ The processes are real, and so is their death; only its moment is chosen, by a s
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -16,13 +15,13 @@ import time
 
 import pytest
 from account import account, state
-from harness import ENVIRONMENT
+from harness import ENVIRONMENT, FORKS
 
 from prep.cache.files import PRIMITIVES
 from prep.cache.ledger import load
 from prep.cache.store import Cache
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here, and no SIGKILL")
+pytestmark = FORKS
 WHEN = ("before", "after", "half")
 PARTS = 8  # of all points, so that no test is long
 PART = pytest.mark.parametrize("part", [None, *(pytest.param(n, marks=pytest.mark.slow) for n in range(PARTS))])

@@ -5,14 +5,14 @@ finished is there. And: take the syncs away, and these tests fail.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 
 import pytest
 from account import account, state
+from harness import FORKS
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here, and no SIGKILL")
+pytestmark = FORKS
 PARTS = 4
 PART = pytest.mark.parametrize("part", [None, *(pytest.param(n, marks=pytest.mark.slow) for n in range(PARTS))])
 

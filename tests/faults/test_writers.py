@@ -12,13 +12,14 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from account import account, state
+from harness import FORKS
 
 from prep import manifest as manifests
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
 from prep.cache.tables import SAMPLES, SHARDS, read_table
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+pytestmark = FORKS
 ROWS = 11  # 5 latents, 2 masks, 4 texts
 
 
