@@ -208,7 +208,7 @@ def test_what_the_commands_say(target, prep, train):
                    prep("verify", target.path, "--quick"), prep("verify", target.path),
                    train("check", target.path, "--json")):
         assert result.code == 7 and "Traceback" not in result.err, result.err
-        assert "bucket 99 in place 0, expected a number from 0 to 2" in result.out.replace("\n", " ") + result.err
+        assert "bucket 99 in place 0, expected a number from 0 to 2" in " ".join(result.out.split()) + result.err
     undo()
     document = target.copy()
     document["cache"] = "\0"
