@@ -105,4 +105,5 @@ def test_an_attack_that_succeeds_is_told(tmp_path):
     wanted = ["KeyError 'crime'", f"{found}[\"open '/etc/passwd'", found, f"{found}[\"compile", "None", found, "None"]
     for line, begins in zip(done.stdout.splitlines(), wanted, strict=False):
         assert line.startswith(begins), (line, begins)
-    assert ": memory grew by " in done.stdout
+    # Which of the two limits a hoarder meets first depends on how much address space the libraries took.
+    assert ": memory grew by " in done.stdout or "MemoryError" in done.stdout
