@@ -26,7 +26,7 @@ from prep.prompts import PromptPair, read_prompts
 from prep.recipe import Recipe
 from prep.records import Finding
 from prep.report.words import rejected_line, safe
-from prep.sources.walk import places_of
+from prep.survey import picture_places
 
 FACTS = "facts.sqlite"  # in the cache; disposable
 PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
@@ -118,7 +118,7 @@ def encode_all(call: Encoding) -> Report:
 
 def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
     """Raises `PathError` when sources, masks, cache and manifest are not apart; before anything is written."""
-    places = [Place(role="pictures", path=path) for source in recipe.sources for path in places_of(source.path)]
+    places = picture_places(recipe)
     places += [Place(role="masks", path=folder) for folder in recipe.mask_folders]
     written = [Place(role="cache", path=cache), Place(role="manifest", path=output)]
     check_apart([*places, *written])

@@ -17,10 +17,10 @@ from prep.models.hub import SINGLE, locate
 from prep.paths import Place, check_apart, check_not_cache
 from prep.recipe import Recipe
 from prep.records import Item
-from prep.report.sheet import Entry, check_sheets, write_sheets
+from prep.report.frame import check_page_file
+from prep.report.sheet import Entry, write_sheets
 from prep.report.words import names_of, rejected_line, safe
-from prep.sources.walk import places_of
-from prep.survey import label, walk_all
+from prep.survey import label, picture_places, walk_all
 
 CLIPSEG = "CIDAS/clipseg-rd64-refined"  # the published weights of the paper, by its authors
 REMBG = "u2net"  # what rembg takes itself when nothing is said
@@ -94,16 +94,14 @@ def mask_all(call: Masking) -> Masked:
 
 def _check_places(call: Masking) -> None:
     """Raises `PathError` unless pictures, masks and pages are apart; before anything is written."""
-    sources = [path for source in call.recipe.sources for path in places_of(source.path)]
-    for source in dict.fromkeys(sources):
-        check_apart([Place(role="pictures", path=source), Place(role="output", path=call.output)])
-        if call.html is not None:
-            check_apart([Place(role="pictures", path=source), Place(role="page", path=call.html)])
+    places = picture_places(call.recipe)
+    for pictures in places:
+        check_apart([pictures, Place(role="output", path=call.output)])
     check_not_cache(call.output)
     if call.output.exists() and not call.output.is_dir():
         raise PathError(f"{call.output} is a file, expected a directory for masks")
     if call.html is not None:
-        check_sheets(call.html)
+        check_page_file(call.html, places)
 
 
 def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskChoice) -> None:

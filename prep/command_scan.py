@@ -11,14 +11,13 @@ from prep.crew import Crew, Lost
 from prep.errors import ModelError, UsageError
 from prep.examine import Examined, finding
 from prep.parse import Unparsed
-from prep.paths import Place, check_apart, check_output
 from prep.recipe import Recipe
 from prep.records import Blob, Finding, Item
 from prep.remembered import Remembered, usual_path
-from prep.report.scan_page import POLICY, preview_names, scan_page
+from prep.report.frame import check_page_file
+from prep.report.scan_page import preview_names, scan_page
 from prep.scan import Check, Progress, Report, nothing_else, scan
-from prep.sources.walk import places_of
-from prep.survey import captions_of, walk_labelled
+from prep.survey import captions_of, picture_places, walk_labelled
 from prep.verdicts import code_of, judged
 from prep.wire import of_blob
 
@@ -75,11 +74,7 @@ def _check(asked: Scanning) -> None:
             except Unparsed as error:
                 raise UsageError(str(error), hint="the table of codes is in README.md") from None
     if asked.page is not None:
-        target = Place(role="page", path=asked.page)
-        for source in asked.recipe.sources:
-            for place in places_of(source.path):
-                check_apart([Place(role="pictures", path=place), target])
-        check_output(asked.page, "page", lambda start: not start or POLICY.encode() in start)
+        check_page_file(asked.page, picture_places(asked.recipe))
 
 
 def _token_check(model: str, recipe: Recipe) -> Check:

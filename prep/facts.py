@@ -24,10 +24,10 @@ from typing import Any
 from zlib import crc32
 
 from prep.records import Blob
+from prep.rest import REST_NS, ctime_is_change
 from prep.sources.blob import read_blob
 
 VERSION = 2  # of the table and of what its values mean; any other is thrown away
-REST_NS = 2_000_000_000
 WAIT = 1.0  # seconds for another process that has the table locked
 CRC = struct.Struct("<I")
 STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns
@@ -115,11 +115,6 @@ class Facts:
         name = kind.encode() + b":" + what
         with self._lock:
             self._new[name] = CRC.pack(crc32(value, crc32(name))) + value
-
-
-def ctime_is_change() -> bool:
-    """Whether ctime is the time of the last change here, and not that of creation."""
-    return os.name != "nt"
 
 
 def stamp_of(blob: Blob) -> tuple[bytes, int]:

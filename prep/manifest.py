@@ -76,11 +76,6 @@ class Manifest:
                      for word, place in zip(words, places, strict=True))
 
     @property
-    def shard_count(self) -> int:
-        """How many shards it uses."""
-        return sum(field.shards for field in self.fields.values())
-
-    @property
     def family(self) -> str:
         """The model family's name."""
         return str(self.document["family"])

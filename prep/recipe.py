@@ -102,10 +102,10 @@ def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Sourc
 
 
 def _globs(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    found = list_of(table.get(name, []), lambda one, at: expect(one, str, at), f"{where}.{name}")
+    found = _texts(table.get(name, []), f"{where}.{name}")
     if bad := [one for one in found if not one or one.startswith("/") or ".." in one.split("/")]:
         raise Unparsed(f"{where}.{name} has {bad[0]!r}, expected a glob of names below the source, like 'cats/**'")
-    return tuple(found)
+    return found
 
 
 def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:

@@ -23,10 +23,11 @@ from zlib import crc32
 from prep.cache.files import make_dirs
 from prep.duplicates import Near, Thumb
 from prep.examine import Examined
-from prep.facts import CRC, REST_NS, WAIT, connect, ctime_is_change, guarded, stamp_of
+from prep.facts import CRC, WAIT, connect, guarded, stamp_of
 from prep.looks import Identity
 from prep.parse import Unparsed
 from prep.records import Blob, Item
+from prep.rest import REST_NS, ctime_is_change
 from prep.wire import message, of_examined, of_thumb, parts, to_examined, to_thumb
 
 VERSION = 1  # of the checks and of this table: raised when a check of `prep.examine` or a decoder's answer changes

@@ -16,14 +16,15 @@ from prep.digest import digest_bytes
 from prep.errors import ConfigError
 from prep.facts import Fact, Facts
 from prep.focus import focus_in
-from prep.recipe import CaptionChoice, MaskFrom, Recipe, Source
+from prep.paths import Place
+from prep.recipe import CaptionChoice, Recipe
 from prep.records import Blob, Finding, Focus, Item, Sample, Surveyed
 from prep.report.words import names_of, size_of
 from prep.sources.blob import code_of
 from prep.sources.directory import MaskFolder
 from prep.sources.folders import printable
 from prep.sources.globs import chosen_by
-from prep.sources.walk import walk_source
+from prep.sources.walk import places_of, walk_source
 from prep.variants import variants_of
 
 Tick = Callable[[int], object]
@@ -38,23 +39,26 @@ class Survey:
     findings: tuple[Finding, ...]
 
 
+def picture_places(recipe: Recipe) -> list[Place]:
+    """Where the recipe's pictures lie, each place once. Raises `PathError`."""
+    paths = (path for source in recipe.sources for path in places_of(source.path))
+    return [Place(role="pictures", path=path) for path in dict.fromkeys(paths)]
+
+
 def walk_all(recipe: Recipe) -> Iterator[Item | Finding]:
     """Everything in a recipe's sources; paths of findings are labels. Raises `PathError`."""
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
     for number, source in enumerate(recipe.sources):
         mask = recipe.mask_of(number)
         fits = chosen_by(source.include, source.exclude)
-        for one in _walk(number, source, folders[mask] if isinstance(mask, Path) else mask):
+        masks = folders[mask] if isinstance(mask, Path) else mask
+        for one in walk_source(source.path, source=number, masks=masks, table=source.table):
             if isinstance(one, Finding):
                 yield replace(one, path=_label(recipe, number, one.path))
             elif fits(one.name):
                 yield one
-    for masks in folders.values():
-        yield from masks.orphans()
-
-
-def _walk(number: int, source: Source, masks: MaskFrom | MaskFolder) -> Iterator[Item | Finding]:
-    return walk_source(source.path, source=number, masks=masks, table=source.table)
+    for folder in folders.values():
+        yield from folder.orphans()
 
 
 def walk_labelled(recipe: Recipe) -> Iterator[Item | Finding]:

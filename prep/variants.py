@@ -12,8 +12,8 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Protocol
 
+from prep.choices import CaptionChoice
 from prep.digest import canonical
 
 MEANING = 1  # raised when the same line would give other variants
@@ -22,32 +22,7 @@ _TIGHT = ("", ",", ".", ";", ":")  # what stands without a space before it
 TRIGGER = "[trigger]"  # where in a caption the trigger word goes
 
 
-class Choice(Protocol):
-    """What decides variants: `[caption]` of a recipe."""
-
-    @property
-    def variants(self) -> int: ...  # captions of a sample, as far as chance makes them
-    @property
-    def wildcards(self) -> bool: ...  # {a|b} is one of a and b
-    @property
-    def shuffle(self) -> bool: ...  # of tags
-    @property
-    def dropout(self) -> float: ...  # chance of a tag to be left out
-    @property
-    def separator(self) -> str: ...  # between tags
-    @property
-    def keep_tokens(self) -> int: ...  # tags at the start that stay where they are
-    @property
-    def keep_separator(self) -> str: ...  # what is before the first, and after the second, stays; "": none
-    @property
-    def trigger(self) -> str: ...
-    @property
-    def prefix(self) -> str: ...
-    @property
-    def suffix(self) -> str: ...
-
-
-def variants_of(lines: Sequence[str], choice: Choice) -> tuple[tuple[str, float], ...]:
+def variants_of(lines: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str, float], ...]:
     """(caption, weight) for each distinct variant of a sample's `lines`, in the order they come; weights sum to 1.
 
     Every line has the same weight, and `choice.variants` is shared among them, each having at least one.
@@ -66,7 +41,7 @@ def has_wildcards(line: str) -> bool:
     return _WILDCARD.search(line) is not None
 
 
-def _of_line(line: str, choice: Choice, most: int) -> list[str]:
+def _of_line(line: str, choice: CaptionChoice, most: int) -> list[str]:
     """At least one caption, at most `most`."""
     parts = _parts(line) if choice.wildcards else [[line]]
     wholes = 1
@@ -89,7 +64,7 @@ def _parts(line: str) -> list[list[str]]:
     return [piece.split("|") if place % 2 else [piece] for place, piece in enumerate(pieces)]
 
 
-def _ordered(text: str, choice: Choice, stream: Iterator[int] | None) -> str:
+def _ordered(text: str, choice: CaptionChoice, stream: Iterator[int] | None) -> str:
     """The caption with its free tags shuffled and thinned by `stream`; as it is where that is None."""
     head, free, tail = _tags(text, choice)
     if stream is None:
@@ -103,7 +78,7 @@ def _ordered(text: str, choice: Choice, stream: Iterator[int] | None) -> str:
     return _joined([*head, *left, *tail], choice)
 
 
-def _tags(text: str, choice: Choice) -> tuple[list[str], list[str], list[str]]:
+def _tags(text: str, choice: CaptionChoice) -> tuple[list[str], list[str], list[str]]:
     """(tags that stay at the start, tags that chance may move, tags that stay at the end)."""
     if choice.keep_separator and choice.keep_separator in text:
         first, _, rest = text.partition(choice.keep_separator)
@@ -113,15 +88,15 @@ def _tags(text: str, choice: Choice) -> tuple[list[str], list[str], list[str]]:
     return tags[: choice.keep_tokens], tags[choice.keep_tokens :], []
 
 
-def _split(text: str, choice: Choice) -> list[str]:
+def _split(text: str, choice: CaptionChoice) -> list[str]:
     return [tag for part in text.split(choice.separator) if (tag := " ".join(part.split()))]
 
 
-def _joined(tags: Sequence[str], choice: Choice) -> str:
+def _joined(tags: Sequence[str], choice: CaptionChoice) -> str:
     return f"{choice.separator.strip()} ".join(tags) if choice.separator.strip() else choice.separator.join(tags)
 
 
-def _dressed(caption: str, choice: Choice) -> str:
+def _dressed(caption: str, choice: CaptionChoice) -> str:
     """The caption with trigger word, prefix and suffix; an empty one stays empty."""
     text = " ".join(caption.split())
     if not text:

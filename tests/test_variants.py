@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prep.choices import CaptionChoice as Choice
 from prep.variants import has_wildcards, variants_of
-
-
-@dataclass(frozen=True)
-class Choice:
-    variants: int = 8
-    wildcards: bool = False
-    shuffle: bool = False
-    dropout: float = 0.0
-    separator: str = ","
-    keep_tokens: int = 0
-    keep_separator: str = "|||"
-    trigger: str = ""
-    prefix: str = ""
-    suffix: str = ""
-
 
 PLAIN = Choice()
 LINES = st.lists(st.text("ab ,{|}é", min_size=1, max_size=30).map(lambda text: " ".join(text.split())).filter(bool),

@@ -20,10 +20,11 @@ from prep.cache.door import entries
 from prep.cache.header import read_document, read_keys
 from prep.cache.layout import Shard, parse_group
 from prep.cache.lookup import Entry, Lookup
-from prep.cache.stamps import Stamp, Tree, commit_stamps, ctime_is_change, file_stamp, list_tree, tree_stamp
+from prep.cache.stamps import Stamp, Tree, commit_stamps, file_stamp, list_tree, tree_stamp
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.parse import Unparsed
+from prep.rest import ctime_is_change
 
 WORTH = 64  # commits and shards that changed; reading as many takes 25 ms, as writing the file for 500,000 rows does
 

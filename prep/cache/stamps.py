@@ -18,8 +18,8 @@ from pathlib import Path
 from prep.cache.door import MOST_FILES, entries
 from prep.cache.store import SUFFIX, Cache
 from prep.parse import Unparsed, digest_of
+from prep.rest import REST_NS
 
-REST_NS = 2_000_000_000
 STAMP_BYTES = 32
 Tree = tuple[str, ...]  # paths in a shard with a slash before them, and one behind those of directories
 _ENTRY = struct.Struct("<4Q")
@@ -36,12 +36,6 @@ class Stamp:
     def at_rest(self) -> bool:
         """Whether nothing in it changed just now."""
         return time.time_ns() - self.newest > REST_NS
-
-
-def ctime_is_change() -> bool:
-    """Whether ctime is the time of the last change here, and not that of creation: then a file could be replaced by
-    one with the same stamp, and only what is named by its content may be trusted by stamp."""
-    return os.name != "nt"
 
 
 def file_stamp(path: Path) -> Stamp:

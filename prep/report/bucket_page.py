@@ -9,22 +9,18 @@ from typing import Any
 
 from prep.cache.files import write_whole
 from prep.outlook import Outlook, as_json
-from prep.paths import Place, check_apart, check_output
 from prep.recipe import Recipe
-from prep.report.frame import POLICY, framed, sections, table
+from prep.report.frame import check_page_file, framed, sections, table
 from prep.report.plot import bucket_plot
 from prep.report.words import size_of
-from prep.sources.walk import places_of
+from prep.survey import picture_places
 
 ROWS = 1000  # pictures in a list; `prep bucket --json` has them all
 
 
 def check_bucket_page(recipe: Recipe, path: Path) -> None:
     """Raises `PathError` unless a page may be written to `path`: apart from the pictures, over nothing but a page."""
-    for source in recipe.sources:
-        for place in places_of(source.path):
-            check_apart([Place(role="pictures", path=place), Place(role="page", path=path)])
-    check_output(path, "page", lambda start: not start or POLICY.encode() in start)
+    check_page_file(path, picture_places(recipe))
 
 
 def write_bucket_page(outlook: Outlook, path: Path) -> None:

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 
+from prep.paths import Place, check_apart, check_output
 from prep.report.words import safe
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def check_page_file(path: Path, apart: Iterable[Place]) -> None:
+    """Raises `PathError` unless a page may be written to `path`: apart from these, over nothing but a page."""
+    for place in apart:
+        check_apart([place, Place(role="page", path=path)])
+    check_output(path, "page", lambda start: not start or POLICY.encode() in start)
 
 
 def framed(title: str, body: str) -> str:

@@ -13,10 +13,9 @@ import numpy as np
 
 from prep.audit import Audit, inspect
 from prep.cache.files import write_whole
-from prep.paths import Place, check_apart, check_output
+from prep.paths import Place
 from prep.records import Size
-from prep.report.frame import POLICY as POLICY
-from prep.report.frame import framed, table
+from prep.report.frame import check_page_file, framed, table
 from prep.report.frame import sections as as_sections
 from prep.report.gallery import Thumbnail, from_sources, gallery
 from prep.report.plot import bucket_plot
@@ -37,13 +36,11 @@ def write_page(audit: Audit, path: Path, *, cards: int = CARDS, thumbnail: Thumb
 
 def check_page(audit: Audit, path: Path) -> None:
     """Raises `PathError` unless a page may be written to `path`: apart from pictures, cache and model."""
-    manifest, target = audit.manifest, Place(role="page", path=path)
+    manifest = audit.manifest
     taken = [("pictures", source) for source in manifest.sources] + [("cache", manifest.cache_root)]
     taken += [("model", manifest.model)] if isinstance(manifest.model, Path) else []
-    for role, place in taken:
-        if place is not None and place.exists():
-            check_apart([Place(role=role, path=place), target])
-    check_output(path, "page", lambda start: not start or POLICY.encode() in start)
+    check_page_file(path, (Place(role=role, path=place) for role, place in taken
+                           if place is not None and place.exists()))
 
 
 def page(audit: Audit, *, cards: int, thumbnail: Thumbnail) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from prep.codes import CODES
 from prep.records import Finding
-from prep.report.frame import POLICY as POLICY  # by which a page of ours is known
 from prep.report.frame import framed, sections, table, words
 from prep.report.terminal import sums_by_code
 from prep.scan import Report

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,8 +19,8 @@ import numpy as np
 from prep import images
 from prep.cache.files import write_whole
 from prep.mask_pixels import read_mask, scaled
-from prep.paths import check_output
 from prep.records import Item, Placement, Size
+from prep.report.frame import check_page_file, framed
 from prep.report.words import safe, size_of
 from prep.sources.blob import read_blob
 
@@ -29,7 +28,6 @@ CARDS = 100  # to a page: about 10 MB
 SIDE = 240  # pixels of a thumbnail's longer side
 SHADE = (208, 32, 48)  # of what does not train: a red that skin and skies have not
 SHADED = 0.65  # part of the shade in it
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +39,6 @@ class Entry:
     mask: Path
 
 
-def check_sheets(path: Path) -> None:
-    """Raises `PathError` unless pages may be written at `path` and beside it."""
-    check_output(path, "page", lambda start: not start or POLICY.encode() in start)
-
-
 def write_sheets(path: Path, entries: Sequence[Entry], *, jobs: int, tick: Callable[[int], object]) -> tuple[Path, ...]:
     """Writes `path`, and `NAME-2.html` and so on beside it where there are more than `CARDS`; each whole or not at all.
 
@@ -55,7 +48,7 @@ def write_sheets(path: Path, entries: Sequence[Entry], *, jobs: int, tick: Calla
     paths = [path if not number else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
              for number in range(len(pages))]
     for one in paths:
-        check_sheets(one)
+        check_page_file(one, ())
     pool = ThreadPoolExecutor(jobs)
     try:
         for number, (one, shown) in enumerate(zip(paths, pages, strict=True)):
@@ -102,16 +95,10 @@ def _thumbnail(size: Size) -> Size:
 
 
 def _page(title: str, cards: Sequence[str], number: int, paths: Sequence[Path], count: int) -> str:
-    css = files("prep.report").joinpath("page.css").read_text(encoding="utf-8")
     others = " ".join(map(partial(_link, number), range(len(paths)), (one.name for one in paths)))
     links = f"<p>page {others}</p>" if len(paths) > 1 else ""
-    name = escape(safe(title))
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{name}</title>\n'
-            f"<style>\n{css}</style></head>\n<body>\n<h1>{name}</h1>\n"
-            f"<p>{len(cards)} of {count} pictures. What is shaded red does not train.</p>\n{links}\n"
-            f'<div class="gallery">\n{"".join(cards)}</div>\n{links}\n</body></html>\n')
+    return framed(title, f"<p>{len(cards)} of {count} pictures. What is shaded red does not train.</p>\n{links}\n"
+                         f'<div class="gallery">\n{"".join(cards)}</div>\n{links}')
 
 
 def _link(current: int, number: int, name: str) -> str:
