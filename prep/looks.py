@@ -24,7 +24,7 @@ class Identity:
     """What exact copies of a picture are known by."""
 
     file: str  # SHA-256 of the bytes
-    sample: int  # CRC-32 of some of the pixels: copies have the same, others hardly ever do
+    sample: int  # CRC-32 of the grays of some pixels: copies have the same, others hardly ever do
     size: Size
 
 
@@ -41,15 +41,15 @@ def pixels_of(picture: Image.Image) -> str:
 
 
 def sampled(picture: Image.Image) -> Image.Image:
-    """Every n-th pixel of every n-th row; n is the largest that leaves `SAMPLE` on the shorter side."""
+    """Every n-th pixel of every n-th row, in gray; n is the largest that leaves `SAMPLE` on the shorter side."""
     every = max(min(picture.size) // SAMPLE, 1)
     size = picture.width // every, picture.height // every
-    return picture if every == 1 else picture.resize(size, Image.Resampling.NEAREST)
+    return (picture if every == 1 else picture.resize(size, Image.Resampling.NEAREST)).convert("L")
 
 
-def thumb_of(picture: Image.Image, size: Size) -> Thumb:
-    """The thumbnail of a picture of this size, from a sample of it; its smaller half is made of the larger one."""
-    gray, (wide, high) = picture.convert("L"), size
+def thumb_of(gray: Image.Image, size: Size) -> Thumb:
+    """The thumbnail of a picture of this size, from its sample; its smaller half is made of the larger one."""
+    wide, high = size
     across, down = (max(round(SIDE * wide / high), 2), SIDE), (SIDE, max(round(SIDE * high / wide), 2))
     if wide >= high:
         first = gray.resize(across, Image.Resampling.BOX)

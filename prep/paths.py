@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 
 from prep.errors import PathError
@@ -36,14 +35,37 @@ def in_cache(path: str | Path) -> bool:
 
 
 def check_apart(places: Iterable[Place]) -> None:
-    """Raises `PathError` with both paths when one place is another, or lies inside it."""
+    """Raises `PathError` with both paths when one place is another, or lies inside it; of several, for the first pair.
+
+    Only pairs that share a name or an inode are looked at: a thousand tars are half a million pairs.
+    """
     resolved = [(place, resolve(place.path)) for place in places]
-    for (one, at), (other, there) in combinations(resolved, 2):
+    for first, second in _near([at for _, at in resolved]):
+        (one, at), (other, there) = resolved[first], resolved[second]
         if same_place(at, there):
             raise PathError(f"{one.role} {_show(one, at)} and {other.role} {_show(other, there)} are the same place",
                             hint=f"choose another path for the {other.role}")
         _check_inside(one, at, other, there)
         _check_inside(other, there, one, at)
+
+
+def _near(paths: Sequence[Path]) -> list[tuple[int, int]]:
+    """Pairs of which one may be the other, or lie in it, as combinations are ordered: all that `same_place` could
+    say yes to for one path and another or a directory above it."""
+    names: dict[Path, tuple[object, ...]] = {}
+    called: dict[object, list[int]] = {}
+
+    def names_of(path: Path) -> tuple[object, ...]:
+        if path not in names:
+            names[path] = (_fold(path), mark) if (mark := _mark(path)) else (_fold(path),)
+        return names[path]
+
+    for number, path in enumerate(paths):
+        for name in names_of(path):
+            called.setdefault(name, []).append(number)
+    found = {(min(one, other), max(one, other)) for one, path in enumerate(paths) for above in (path, *path.parents)
+             for name in names_of(above) for other in called.get(name, ()) if one != other}
+    return sorted(found)
 
 
 def resolve(path: Path) -> Path:

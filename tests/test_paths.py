@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prep import paths
 from prep.errors import CacheError, PathError, from_system
@@ -135,3 +138,62 @@ def test_what_the_system_refuses_in_a_cache_is_the_caches_matter(tmp_path):
     assert isinstance(from_system(refused), PathError)
     assert isinstance(from_system(refused, in_cache=True), CacheError)
     assert isinstance(from_system(OSError(errno.ENOSPC, "No space left on device", str(tmp_path))), CacheError)
+
+
+# ---- many places -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Directories, files and links that are several names of few places."""
+    root = tmp_path_factory.mktemp("tree")
+    for folder in ("a/b/c", "A/b", "d/e"):
+        (root / folder).mkdir(parents=True)
+    for file in ("a/1.tar", "a/b/2.tar", "d/3.tar"):
+        (root / file).touch()
+    (root / "d/4.tar").hardlink_to(root / "a/1.tar")
+    for name, target in {"to_a": "a", "d/to_b": "a/b", "a/b/up": ".", "d/5.tar": "a/b/2.tar"}.items():
+        (root / name).symlink_to(root / target)
+    return root
+
+
+NAMES = ["a", "A", "b", "B", "c", "d", "e", "to_a", "to_b", "up", "..", "1.tar", "2.tar", "3.tar", "4.tar", "5.tar",
+         "new", "NEW", "n\u00e4", "na\u0308"]  # fmt: skip
+ROLES = {"pictures": (), "cache": ("manifest",), "manifest": (), "run": ("cache", "pictures")}
+
+
+def pair_by_pair(places: list[Place]) -> str:
+    """What is said of the places when each is compared with each."""
+    for one, other in combinations(places, 2):
+        at, there = paths.resolve(one.path), paths.resolve(other.path)
+        if paths.same_place(at, there):
+            return f"{one.role} {paths._show(one, at)} and {other.role} {paths._show(other, there)} are the same place"
+        for inner, outer in (((one, at), (other, there)), ((other, there), (one, at))):
+            if inner[0].role not in outer[0].may_hold and paths.is_inside(inner[1], outer[1]):
+                return " lies inside ".join(f"{place.role} {paths._show(place, where)}" for place, where in (inner, outer))
+    return ""
+
+
+@pytest.mark.parametrize("folds", [None, True], ids=["as the disk says", "letter case ignored"])
+@given(chosen=st.lists(st.tuples(st.sampled_from(sorted(ROLES)), st.lists(st.sampled_from(NAMES), max_size=4)),
+                       max_size=6))
+def test_many_places_are_compared_as_pairs_would_be(tree, folds, chosen):
+    places = [Place(role=role, path=tree.joinpath(*names), may_hold=ROLES[role]) for role, names in chosen]
+    with pytest.MonkeyPatch.context() as patch:
+        if folds:
+            patch.setattr(paths, "_folds_case", lambda _: True)
+        wanted, said = pair_by_pair(places), ""
+        try:
+            check_apart(places)
+        except PathError as error:
+            said = error.message
+    assert said == wanted
+
+
+def test_a_thousand_places_are_not_half_a_million_pairs(tmp_path, monkeypatch):
+    asked, mark = [], paths._mark
+    monkeypatch.setattr(paths, "_mark", lambda path: asked.append(path) or mark(path))
+    for number in range(1000):
+        (tmp_path / f"{number}.tar").touch()
+    check_apart([Place(role="pictures", path=tmp_path / f"{number}.tar") for number in range(1000)])
+    assert 1000 < len(asked) < 1100
