@@ -90,6 +90,36 @@ def test_tars_that_are_none(tmp_path, data, code):
     assert [one.code for one in findings] == [code]
 
 
+def resized(data: bytes, place: int, size: bytes) -> bytes:
+    """The tar with another size in the header at `place`, whose checksum fits."""
+    head = bytearray(data[place : place + 512])
+    head[124:136], head[148:156] = size, b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return data[:place] + bytes(head) + data[place + 512 :]
+
+
+@pytest.mark.parametrize("size", [-1, -512, -1024, -(1 << 40)])
+@pytest.mark.parametrize("place", [0, 1024])
+def test_a_header_of_less_than_nothing(tmp_path, size, place):
+    """`tarfile` reads it again and again, or gives all that follows as the member's."""
+    spelled = b"\xff" + (size & ((1 << 88) - 1)).to_bytes(11, "big")
+    items, findings = walked(tmp_path / "a.tar", resized(tar_of(["0.jpg", "1.jpg"]), place, spelled))
+    assert [one.name for one in items] == ["a.tar/0.jpg"][: place // 1024]
+    assert [(one.code, one.detail) for one in findings] == [
+        ("corrupt-data" if place else "not-an-archive",
+         f"the tar cannot be read beyond member {place // 1024}: its header says {size} bytes")]
+
+
+@pytest.mark.parametrize(("kind", "size"), [(tarfile.GNUTYPE_LONGNAME, b"00200000000\0"),
+                                            (tarfile.XHDTYPE, b"00200000000\0"), (tarfile.XHDTYPE, b"\xff" * 10 + b"\xfe\0")])
+def test_a_name_is_not_as_long_as_its_header_says(tmp_path, kind, size):
+    data = resized(tar_of(["0.jpg", member("n", kind=kind), "1.jpg"]), 1024, size)
+    items, findings = walked(tmp_path / "a.tar", data)
+    assert [one.name for one in items] == ["a.tar/0.jpg"]
+    assert [one.code for one in findings] == ["corrupt-data"]
+    assert "a header says that it has " in findings[0].detail
+
+
 def test_no_tar_there(tmp_path):
     with pytest.raises(PathError, match=r"source .*a\.tar does not exist"):
         list_tar(tmp_path / "a.tar", "a.tar")

@@ -22,6 +22,7 @@ from prep.sources.folders import MASK, PICTURES, printable
 
 CAPTIONS = ("txt", "caption", "json")  # the first found counts
 MASKS = ("mask.png", "masklabel.png")
+MOST_HEADER = 1 << 24  # bytes of a name or of PAX records; those in use have some hundred
 _PICTURES = tuple(extension[1:] for extension in PICTURES)
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstandard"}
 _META = re.compile(r"(.*/)?(__[^/]*__|\.(?!\.?(/|$))[^/]*)(/.*)?")  # WebDataset's own, hidden, and macOS's side files
@@ -106,9 +107,12 @@ def _list_members(stream: BinaryIO, size: int, listing: Listing) -> None:
     seen = 0
     try:
         # "r:": no compression is looked for. UTF-8 with surrogates: any bytes are a name.
-        with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+        with tarfile.open(fileobj=_Bounded(stream), mode="r:", encoding="utf-8",  # type: ignore[call-overload]
+                          errors="surrogateescape") as tar:
             for info in tar:
-                tar.members = []  # type: ignore[attr-defined]  # or the list of all headers stays in memory
+                tar.members = []  # or the list of all headers stays in memory
+                if info.size < 0 or tar.offset <= info.offset:  # the next would be this one again, for ever
+                    raise tarfile.ReadError(f"its header says {info.size} bytes")
                 seen += 1
                 _add(info, size, links, listing)
             _check_end(stream, tar.offset, seen, listing)
@@ -120,6 +124,20 @@ def _list_members(stream: BinaryIO, size: int, listing: Listing) -> None:
         listing.say("", "corrupt-data", f"the tar cannot be read beyond member {seen}: {type(error).__name__}")
     if not seen and not listing.findings:
         listing.say("", "empty-archive", "the tar has no members")
+
+
+class _Bounded:
+    """A stream of headers: `tarfile` asks for as many bytes at once as a hostile one says, or for all there are."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.seek, self.tell = stream.seek, stream.tell
+
+    def read(self, size: int) -> bytes:
+        """The next bytes. Raises `tarfile.ReadError` for more than any header has."""
+        if not 0 <= size <= MOST_HEADER:
+            raise tarfile.ReadError(f"a header says that it has {size} bytes")
+        return self._stream.read(size)
 
 
 def _check_end(stream: BinaryIO, offset: int, seen: int, listing: Listing) -> None:
