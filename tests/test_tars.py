@@ -110,8 +110,9 @@ def test_a_header_of_less_than_nothing(tmp_path, size, place):
          f"the tar cannot be read beyond member {place // 1024}: its header says {size} bytes")]
 
 
-@pytest.mark.parametrize(("kind", "size"), [(tarfile.GNUTYPE_LONGNAME, b"00200000000\0"),
-                                            (tarfile.XHDTYPE, b"00200000000\0"), (tarfile.XHDTYPE, b"\xff" * 10 + b"\xfe\0")])
+@pytest.mark.parametrize(("kind", "size"), [
+    (tarfile.GNUTYPE_LONGNAME, b"00200000000\0"), (tarfile.XHDTYPE, b"00200000000\0"),
+    (tarfile.XHDTYPE, b"\xff" * 10 + b"\xfe\0")])
 def test_a_name_is_not_as_long_as_its_header_says(tmp_path, kind, size):
     data = resized(tar_of(["0.jpg", member("n", kind=kind), "1.jpg"]), 1024, size)
     items, findings = walked(tmp_path / "a.tar", data)
