@@ -55,9 +55,10 @@ def _check_image(image: ImageChoice) -> None:
         size_of(size, "image.sizes")
     if image.alpha != "reject":
         colour_of(image.alpha, "image.alpha", also=("reject",))
-    within(image.step, 8, 1024, "image.step")
+    if image.step:  # 0: the family's
+        within(image.step, 8, 1024, "image.step")
     for side in image.resolutions:
-        within(side, image.step, 16384, "image.resolution")
+        within(side, image.step or 8, 16384, "image.resolution")
     if len(image.resolutions) > 1 and image.buckets in ("list", "sdxl-40"):
         raise Unparsed(f"image.buckets is '{image.buckets}' and image.resolution has {len(image.resolutions)} numbers, "
                        "expected one, since the sizes are the same at each")

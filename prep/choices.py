@@ -33,7 +33,7 @@ class ImageChoice:
     resolution: int | tuple[int, ...] = 512  # pixels; the target area is its square; several: a sample at each
     buckets: str = "step"
     sizes: tuple[str, ...] = ()  # of `buckets = "list"`: "1024x1024" and so on, width first
-    step: int = 64  # pixels between bucket sides
+    step: int = 0  # pixels between bucket sides; 0: the model family's 8 × patch, 64 where no model is named
     shortest: int = 0  # side of a bucket, in pixels; 0: resolution / 4, but 256 where that is at most resolution / 2
     longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2
     min_side: int = 0  # of a picture, in pixels; one with a shorter side is not used; 0: step

@@ -30,8 +30,8 @@ from prep.parse import size_of
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import RowRef, Task
-from prep.sizes import Rules
-from prep.specs import Specs, text_width
+from prep.sizes import STEP, Rules
+from prep.specs import Specs, family_of, text_width
 from prep.survey import Survey, label, survey
 from prep.views import Framing
 from prep.wants import Contexts, Wants, wants_of
@@ -76,6 +76,7 @@ def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair
     specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
     prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
     surveyed = survey(recipe, facts, jobs=jobs, tick=tick)
+    recipe = replace(recipe, model=replace(recipe.model, family=family))
     buckets = buckets_for(recipe, surveyed)
     wants = wants_of(recipe, surveyed, buckets, contexts, prompts)
     return Wanted(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction, contexts=contexts,
@@ -99,17 +100,19 @@ def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
 
 
 def factor_of(recipe: Recipe) -> int:
-    """Pixels of a latent cell of the family that the recipe names; 8, which all have, where it names none."""
-    return FAMILIES[recipe.model.family].factor if recipe.model.family else 8
+    """Pixels of a latent cell of the recipe's model family; 8, which all have, where none is known."""
+    family = family_of(recipe.model)
+    return 8 if family is None else family.factor
 
 
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
     """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for a step that fits no latents."""
-    image, factor = recipe.image, factor_of(recipe)
-    if image.step % factor:
-        raise ConfigError(f"image.step is {image.step}, expected a multiple of {factor}, the pixels of a latent cell")
+    image, factor, family = recipe.image, factor_of(recipe), family_of(recipe.model)
+    step = image.step or (STEP if family is None else family.step)
+    if step % factor:
+        raise ConfigError(f"image.step is {step}, expected a multiple of {factor}, the pixels of a latent cell")
     rules = Rules(
-        resolution=image.resolutions[0], kind=image.buckets, step=image.step,  # type: ignore[arg-type]  # parsed
+        resolution=image.resolutions[0], kind=image.buckets, step=step,  # type: ignore[arg-type]  # parsed
         shortest=image.shortest, longest=image.longest, min_side=image.min_side,
         upscale=image.upscale if isinstance(image.upscale, str) else Fraction(str(image.upscale)),  # type: ignore[arg-type]
         min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))

@@ -19,7 +19,8 @@ SourceArg = Annotated[Path, typer.Argument(
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json", show_default=False)]
 Resolution = Annotated[str | None, typer.Option(
     help="target side in pixels; a bucket's area is about its square; several, 512,1024: a sample at each")]
-Step = Annotated[int | None, typer.Option(help="pixels between bucket sides (default 64)")]
+Step = Annotated[int | None, typer.Option(
+    help="pixels between bucket sides (default: the model family's 8 x patch; 64 where no model is named)")]
 Buckets = Annotated[str | None, typer.Option(help="step, ratio, sdxl-40, list or single")]
 Sizes = Annotated[str | None, typer.Option(help="of --buckets list: 1024x1024,832x1216,…")]
 MinBucket = Annotated[int | None, typer.Option(help="buckets with fewer pictures merge into their nearest neighbour")]

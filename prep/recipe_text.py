@@ -25,7 +25,7 @@ MEANS: Mapping[str, str] = {
     "model.dtype": "of the stored rows",
     "model.compute": "of the encoders",
     "image.resolution": "pixels; a bucket's area is about its square; of several, [512, 1024], a sample at each",
-    "image.step": "pixels between bucket sides",
+    "image.step": "pixels between bucket sides; 0: the model family's",
     "image.shortest": "side of a bucket",
     "image.longest": "side of a bucket",
     "image.min_side": "of a picture: one with a shorter side is not used",

@@ -11,6 +11,7 @@ from typing import Literal
 from prep.errors import ConfigError
 from prep.records import Size
 
+STEP = 64  # pixels between bucket sides where no model's family is known: bucket_reso_steps of kohya's sd-scripts
 Kind = Literal["step", "sdxl-40", "ratio", "list", "single"]
 Upscale = Literal["never", "allow", "reject"] | Fraction  # a fraction: so many times at most
 
@@ -31,7 +32,7 @@ class Rules:
 
     resolution: int  # the buckets' area is about resolution²
     kind: Kind = "step"
-    step: int = 64  # sides are multiples of it; itself a multiple of the family's 8 × patch
+    step: int = STEP  # sides are multiples of it; itself a multiple of the family's 8 × patch
     shortest: int = 0  # shortest side of a `step` bucket; default: `default_ends`
     longest: int = 0  # longest side of a `step` bucket, or of one made for a small picture; default: `default_ends`
     min_side: int = 0  # a picture with a shorter side is not used; default: step

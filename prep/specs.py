@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prep.choices import ModelChoice
 from prep.errors import ModelError
-from prep.models.family import Family
-from prep.models.fingerprint import read_config
+from prep.models.family import FAMILIES, Family
+from prep.models.fingerprint import infer_family, read_config
 from prep.records import ArraySpec, DType, Size
 
 # Dims of each array, in the order of its shape; c h w are latent cells, as everywhere.
@@ -46,6 +47,16 @@ class Specs:
         """The field's arrays as the manifest says them: dtype and dims."""
         dtype = "uint8" if field == "mask" else self.dtype
         return {name: {"dtype": dtype, "dims": list(dims)} for name, dims in DIMS[field].items()}
+
+
+def family_of(model: ModelChoice) -> Family | None:
+    """The facts of the family that is named, or else of the model in a directory; `None` where neither says it.
+
+    Raises `ModelError` for a directory that holds no pipeline of a known family.
+    """
+    if model.family:
+        return FAMILIES[model.family]
+    return FAMILIES[infer_family(Path(model.path))] if model.path and Path(model.path).is_dir() else None
 
 
 def text_width(model: Path) -> int:

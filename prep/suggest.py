@@ -16,6 +16,7 @@ from prep.models.fingerprint import infer_family
 from prep.parse import Unparsed, hub_id
 from prep.recipe_text import Remark
 from prep.report.words import size_of
+from prep.sizes import STEP
 
 RESOLUTIONS = (64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)  # that are suggested
 SMALL = 256  # below it, 64 pixels between bucket sides leave too few shapes
@@ -91,14 +92,15 @@ def _image(seen: Seen, family: Family | None) -> tuple[ImageChoice, list[Remark]
     areas = sorted(opened.sizes, key=lambda size: size[0] * size[1])
     enough = isqrt(areas[len(areas) // 5][0] * areas[len(areas) // 5][1])
     side = max((one for one in RESOLUTIONS if one <= min(enough, most)), default=RESOLUTIONS[0])
-    step = 16 if side < SMALL else 64
+    step = 16 if side < SMALL else 0  # 0: the family's
     below = sum(width * height < side * side for width, height in opened.sizes)
     says = (f"from {size_of(areas[0])} to {size_of(areas[-1])}, the middle one {size_of(areas[len(areas) // 2])}; "
             f"{below} of {len(areas)} have a smaller area than {size_of((side, side))} and are not enlarged")
     limit = f" (trained at {most})" if family is not None and side == most else ""
     remarks = [Remark(at="image.resolution", text=says + limit)]
-    if tiny := sum(min(size) < step for size in opened.sizes):
-        remarks.append(Remark(at="image.resolution", text=f"pictures with a side below {step}, which are not "
+    least = step or (STEP if family is None else family.step)
+    if tiny := sum(min(size) < least for size in opened.sizes):
+        remarks.append(Remark(at="image.resolution", text=f"pictures with a side below {least}, which are not "
                               f"used: {tiny}"))
     if opened.alpha:
         remarks.append(Remark(at="image.alpha", text=f"{_some(opened.alpha, opened)} have transparency, which is "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from prep.encode import rules_of
 from prep.errors import ConfigError, PathError
+from prep.models.family import FAMILIES
 from prep.recipe import Recipe, Source, load
 
 WHOLE = """
@@ -148,3 +151,16 @@ def test_lists_of_sizes_that_are_none(recipe, image, says):
     with pytest.raises(ConfigError) as caught:
         recipe(f"[image]\n{image}\n[[source]]\npath = 'photos'")
     assert says in str(caught.value)
+
+
+def test_the_step_is_the_familys_unless_the_recipe_says_one(prep, photos, tiny_model, monkeypatch):
+    """A family that takes sides of 16 gets buckets between those of 64."""
+    fine = replace(FAMILIES["sd15"], step=16)
+    monkeypatch.setattr("prep.specs.FAMILIES", {"sd15": fine})
+    assert {rules_of(load(photos, choices={"model.path": str(tiny_model)}))[0].step} == {16}
+    assert rules_of(load(photos, choices={"model.family": "sd15"}))[0].step == 16
+    assert rules_of(load(photos, choices={"model.path": str(tiny_model), "image.step": 32}))[0].step == 32
+    assert rules_of(load(photos, choices={"model.path": "somebody/some-model"}))[0].step == 64
+    assert rules_of(load(photos, choices={}))[0].step == 64
+    done = prep("bucket", photos, "--resolution", 32)
+    assert done.code == 3 and "image.resolution is 32, expected at least the step, 64" in done.err

@@ -45,7 +45,7 @@ def test_a_whole_file(convert_text, tmp_path):
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",),
                caption=CaptionChoice(lines="first", keep_tokens=1, keep_separator="")))
     assert found.recipe.caption == CaptionChoice(lines="first", keep_separator=""), "what they share"
-    assert found.recipe.image == ImageChoice(resolution=768, shortest=320, longest=1280, upscale="allow")
+    assert found.recipe.image == ImageChoice(resolution=768, step=64, shortest=320, longest=1280, upscale="allow")
     assert set(said(found)) == {"datasets[0].batch_size", "general.shuffle_caption",
                                 "datasets[0].subsets[0].conditioning_data_dir"}
 
