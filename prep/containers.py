@@ -26,11 +26,19 @@ class BadPicture(Exception):
         self.detail = detail
 
 
+class NoDecoder(BadPicture):
+    """The decoder is an extra that is not installed: nothing is wrong with the picture, so this is never remembered."""
+
+    def __init__(self, what: str, *, package: str, extra: str) -> None:
+        super().__init__("unsupported-format", f"is {what}, which needs the package {package}, which is not installed; "
+                         f"left out: pip install 'latentry[{extra}]' reads it")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
     """One picture file, unwrapped."""
 
-    format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF
+    format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF HEIC JXL
     body: bytes  # what the decoder gets
     exif: bytes | None  # None: none, or the format's decoder reads it
     profile: bytes | None  # ICC; the same
@@ -46,13 +54,13 @@ _SIGNATURES: tuple[tuple[str, bytes], ...] = (
     ("GIF", rb"GIF8[79]a"),
     ("TIFF", rb"II\*\0|MM\0\*|II\+\0|MM\0\+"),
     ("AVIF", rb"....ftyp(?:avif|avis)|....ftypmif1.{8,24}avi[fs]"),
+    ("HEIC", rb"....ftyp(?:hei[cmxs]|hev[cxms]|mif1|msf1)"),
+    ("JXL", rb"\xff\x0a|\0\0\0\x0cJXL "),
     ("BMP", rb"BM....\0\0\0\0"),
 )
 
 # What else people have under a picture's name; these are told apart only to name them.
 _STRANGERS: tuple[tuple[str, bytes], ...] = (
-    ("HEIC", rb"....ftyp(?:hei[cmxs]|hev[cx]|mif1|msf1)"),
-    ("JPEG XL", rb"\xff\x0a|\0\0\0\x0cJXL "),
     ("JPEG 2000", rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51"),
     ("Photoshop", rb"8BPS"),
     ("PDF", rb"%PDF"),
@@ -63,7 +71,7 @@ _STRANGERS: tuple[tuple[str, bytes], ...] = (
     ("a video", rb"....ftyp|\x1aE\xdf\xa3|RIFF....AVI "),
 )
 
-READABLE = "JPEG, PNG, WebP, AVIF, BMP, TIFF or GIF"
+READABLE = "JPEG, PNG, WebP, AVIF, HEIC, JPEG XL, BMP, TIFF or GIF"
 
 
 def sniff(data: bytes) -> str:

@@ -24,7 +24,8 @@ WHITE = 240  # mean of 255 from which a part of a mask is called white; with sof
 LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
 
 _EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
-               "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"}}
+               "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
+               "HEIC": {".heic", ".heif", ".hif"}, "JXL": {".jxl"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which class of Pillow's opens which format. They are called directly: `Image.open` asks all and warns of some."""
+"""Which class opens which format. They are called directly: `Image.open` asks all and warns of some."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from prep.extras import HeicFile, JxlFile
+
 OPENERS: Mapping[str, Callable[[io.BytesIO], ImageFile]] = {
     "JPEG": JpegImageFile, "PNG": PngImageFile, "WEBP": WebPImageFile, "BMP": BmpImageFile, "TIFF": TiffImageFile,
-    "GIF": GifImageFile, "AVIF": AvifImageFile,
+    "GIF": GifImageFile, "AVIF": AvifImageFile, "HEIC": HeicFile, "JXL": JxlFile,
 }

@@ -5,18 +5,21 @@ What decides the value is `POLICY`, part of every latent's and mask's key; raise
 | file has                      | we do                                                                               |
 |-------------------------------|-------------------------------------------------------------------------------------|
 | EXIF orientation 1-8          | applied (JPEG, PNG, WebP, TIFF, AVIF); a size is always that after it               |
+| orientation of HEIC, JPEG XL  | the container's, or the codestream's, applied by the decoder; EXIF's is ignored     |
 | other or damaged EXIF         | taken as upright; a note                                                            |
 | ICC profile, sRGB in effect   | nothing: no colour of a 17x17x17 probe moves by more than 2 of 255                  |
 | ICC profile, another          | converted to sRGB by LittleCMS, relative colorimetric with black point compensation |
 | ICC profile, broken or misfit | ignored, taken as sRGB; a note                                                      |
 | no profile                    | taken as sRGB; PNG gAMA, cHRM and cICP are not read                                 |
+| HEIC, CICP and no profile     | taken as sRGB; a note when it names another space                                   |
 | CMYK                          | by its profile; without one by Pillow's formula, (255-C)(255-K)/255                 |
 | gray, 1 bit, palette          | expanded to RGB                                                                     |
 | 16-bit gray                   | v * 255 / 65535, rounded; never clipped                                             |
-| 16-bit RGB                    | the high byte: all that Pillow hands out                                            |
-| float                         | times 255 when all values are from 0 to 1, else refused                             |
+| 16-bit RGB, deep JPEG XL RGB  | the high byte: all that Pillow, or the plugin, hands out                            |
+| HEIC of 10 or 12 bits         | v * 255 / 1023 or 4095, rounded; never clipped                                      |
+| float                         | times 255 when all values are from 0 to 1, else refused; in JPEG XL refused         |
 | alpha, transparent colour     | composited onto the recipe's colour, in 8 bits, after conversion to sRGB            |
-| several frames or pages       | the first; a note                                                                   |
+| several frames or pages       | the first, of HEIC the primary one; a note. Animated JPEG XL is refused             |
 | JPEG without its end marker   | accepted when all picture data is there; a note                                     |
 | truncated, damaged            | refused (`BadPicture`); half a picture is never used                                |
 | more than 2^28 pixels         | refused from the header, before any is allocated                                    |
@@ -30,27 +33,22 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFile
-from PIL.TiffImagePlugin import TiffImageFile
+from PIL import Image
 
-from prep.colour import judge, split, to_srgb
-from prep.containers import BadPicture as BadPicture  # callers know this and colour_of by this module
-from prep.containers import Note, Parts, unwrap
-from prep.exif import checked_orientation, orientation_of
-from prep.formats import OPENERS
+from prep.colour import split, to_srgb
+from prep.containers import BadPicture as BadPicture  # callers know these and colour_of by this module
+from prep.containers import NoDecoder as NoDecoder
+from prep.opening import MAX_PIXELS as MAX_PIXELS
+from prep.opening import Header as Header
+from prep.opening import blaming, loaded, open_picture, profile_of
 from prep.parse import colour_of as colour_of
 from prep.records import Placement, Size
 
 POLICY: dict[str, str | int] = {"meaning": 1, "orientation": "exif", "colour": "srgb relative-colorimetric bpc",
                                 "resize": "lanczos", "mask_resize": "bilinear", "mask_cell": "mean"}
-
-MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Picture = Image.Image
@@ -58,21 +56,6 @@ Picture = Image.Image
 _TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
           5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
           8: Image.Transpose.ROTATE_90}
-_DEEP = {"I": 32, "F": 32, "1": 1}
-_ORIENTATION = 0x0112
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
-    """What a file says of itself before its pixels are decoded."""
-    format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF
-    mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
-    size: Size  # pixels, after EXIF orientation
-    orientation: int  # 1-8; what was applied
-    has_alpha: bool  # an alpha channel or a transparent colour, used or not
-    frames: int
-    bits: int  # per channel
-    notes: tuple[Note, ...]  # (code, detail) on wrapping, EXIF and profile: usable, but the user should know
 
 
 def quiet() -> None:
@@ -82,7 +65,7 @@ def quiet() -> None:
 
 def read_header(data: bytes) -> Header:
     """The `Header` of a picture file; no pixels are decoded. Raises `BadPicture`."""
-    return _open(data)[2]
+    return open_picture(data)[2]
 
 
 def decode(data: bytes, *, alpha: str) -> Image.Image:
@@ -96,7 +79,7 @@ def decode(data: bytes, *, alpha: str) -> Image.Image:
 def look(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
     """(header, picture, transparency or `None`) of one decoding: what `read_header`, `decode` and `alpha_of` say."""
     colour, transparency, profile, header = _load(data)
-    with _blaming("corrupt-data"):
+    with blaming("corrupt-data"):
         pixels = to_srgb(colour, profile)
     if transparency is not None:
         canvas = Image.new("RGB", pixels.size, colour_of(alpha))
@@ -172,75 +155,12 @@ def _cut(scaled: Image.Image, placement: Placement) -> Pixels:
     return np.ascontiguousarray(pixels[:, ::-1] if placement.flip else pixels)
 
 
-def _open(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
-    parts = unwrap(data)
-    with _blaming("unreadable"):
-        picture = OPENERS[parts.format](io.BytesIO(parts.body))
-        return picture, parts, _header(picture, parts)
-
-
-def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
-    width, height = picture.size
-    if width * height > MAX_PIXELS:
-        raise BadPicture("too-many-pixels", f"header says {width}x{height} pixels, expected at most {MAX_PIXELS}")
-    turn, notes = _orientation(picture, parts)
-    if turn >= 5 and parts.format != "TIFF":  # Pillow has turned a TIFF's size already
-        width, height = height, width
-    profile = _profile(picture, parts)
-    if profile is not None:
-        notes += judge(profile, _profiled_mode(picture.mode))
-    stored = f"{picture.mode} {picture.tile[0].args if picture.tile else ''}"  # such as "RGB ('RGB;16L', …)"
-    bits = parts.bits or _DEEP.get(picture.mode, 16 if "16" in stored else 8)
-    return Header(format=parts.format, mode=picture.mode, size=(width, height), orientation=turn,
-                  has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture), bits=bits,
-                  notes=parts.notes + notes)
-
-
-def _profiled_mode(mode: str) -> str:
-    """The mode that `split` leaves to the colour profile."""
-    if mode == "CMYK":
-        return mode
-    return "L" if mode in ("1", "L", "LA", "La", "F") or mode.startswith("I") else "RGB"
-
-
-def _profile(picture: Image.Image, parts: Parts) -> bytes | None:
-    return parts.profile or picture.info.get("icc_profile") or None
-
-
-def _orientation(picture: ImageFile.ImageFile, parts: Parts) -> tuple[int, tuple[Note, ...]]:
-    if isinstance(picture, TiffImageFile):
-        return checked_orientation(picture.tag_v2.get(_ORIENTATION, 1))
-    return orientation_of(parts.exif or picture.info.get("exif"))
-
-
-def _frames(picture: ImageFile.ImageFile) -> int:
-    try:
-        return max(int(getattr(picture, "n_frames", 1)), 1)
-    except Exception:  # a broken later frame; the first is all we want
-        return 2
-
-
 def _load(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
     """(colours, transparency, profile, header), decoded as they are stored."""
-    picture, parts, header = _open(data)
-    with _blaming("corrupt-data"):
-        picture.load()
-        return *split(picture, header.bits), _profile(picture, parts), header
-
-
-@contextmanager
-def _blaming(code: str) -> Iterator[None]:
-    """Makes a `BadPicture` of whatever Pillow raises: on hostile bytes that can be anything."""
-    try:
-        yield
-    except (BadPicture, MemoryError):
-        raise
-    except Image.DecompressionBombError as error:
-        raise BadPicture("too-many-pixels", str(error)) from None
-    except Exception as error:
-        words = str(error) or type(error).__name__
-        code = "truncated" if "truncated" in words.lower() else code
-        raise BadPicture(code, f"cannot be decoded: {words}") from None
+    picture, parts, header = open_picture(data)
+    with blaming("corrupt-data"):
+        header = loaded(picture, parts, header)
+        return *split(picture, header.bits), profile_of(picture, parts), header
 
 
 def _upright(picture: Image.Image, header: Header) -> Image.Image:

@@ -49,10 +49,10 @@ def test_captions(tmp_path):
 
 
 def test_what_belongs_to_nothing(tmp_path):
-    make(tmp_path, "a.jpg", "lost.txt", "README.txt", "prompts.txt", "x.heic", "x.txt", "notes.md", "Thumbs.db",
+    make(tmp_path, "a.jpg", "lost.txt", "README.txt", "prompts.txt", "x.psd", "x.txt", "notes.md", "Thumbs.db",
          "y-masklabel.png", "s.svg")  # fmt: skip
     _, findings = run(tmp_path, "sidecar")
-    assert findings == {("lost.txt", "orphan-caption"), ("x.heic", "unsupported-format"),
+    assert findings == {("lost.txt", "orphan-caption"), ("x.psd", "unsupported-format"),
                         ("s.svg", "unsupported-format"), ("y-masklabel.png", "orphan-mask")}
 
 

@@ -18,8 +18,10 @@ NAMES = set(MODULES.values())
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).
 ROOMS = {
-    "PIL": {"prep.images", "prep.formats", "prep.looks", "prep.colour", "train.grid", "prep.demo.draw", "prep.demo.*",
-            "prep.mask_pixels"},
+    "PIL": {"prep.images", "prep.opening", "prep.formats", "prep.extras", "prep.looks", "prep.colour", "train.grid",
+            "prep.demo.draw", "prep.demo.*", "prep.mask_pixels"},
+    "pillow_heif": {"prep.extras"},
+    "pillow_jxl": {"prep.extras"},
     "zarr": {"prep.cache.shard"},
     "awscrt": {"prep.cache.layout"},
     "google_crc32c": set(),
@@ -52,11 +54,12 @@ FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", 
 LAZY = {
     "prep.cache.files", "prep.cli", "prep.cli_cache", "prep.cli_init", "train.cli", "prep.console",
     "prep.command_encode", "prep.engine.local", "prep.models.hub", "prep.models.quiet", "prep.demo", "prep.demo.*",
-    "prep.command_mask", "prep.models.matting",
+    "prep.command_mask", "prep.models.matting", "prep.extras",
     "prep.sources.tars", "prep.sources.tables", "prep.worker", "prep.command_scan",
 }
 
-HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic")
+HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",
+         "pillow_heif", "pillow_jxl")
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:

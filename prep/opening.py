@@ -1,0 +1,113 @@
+"""A picture's bytes → what they say before they are decoded, and the object that will decode them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from PIL import Image, ImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from prep.colour import judge
+from prep.containers import BadPicture, Note, Parts, unwrap
+from prep.exif import checked_orientation, orientation_of
+from prep.extras import Extra
+from prep.formats import OPENERS
+from prep.records import Size
+
+MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
+
+_DEEP = {"I": 32, "F": 32, "1": 1}
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a file says of itself before its pixels are decoded."""
+    format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF HEIC JXL
+    mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
+    size: Size  # pixels, after EXIF orientation
+    orientation: int  # 1-8; what was applied
+    has_alpha: bool  # an alpha channel or a transparent colour, used or not
+    frames: int
+    bits: int  # per channel
+    notes: tuple[Note, ...]  # (code, detail) on wrapping, EXIF and profile: usable, but the user should know
+
+
+def open_picture(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
+    """(the picture, not yet loaded; its parts; its header). Raises `BadPicture`."""
+    parts = unwrap(data)
+    with blaming("unreadable"):
+        picture = OPENERS[parts.format](io.BytesIO(parts.body))
+        return picture, parts, _header(picture, parts)
+
+
+def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise BadPicture("too-many-pixels", f"header says {width}x{height} pixels, expected at most {MAX_PIXELS}")
+    turn, notes = _orientation(picture, parts)
+    if turn >= 5 and parts.format != "TIFF":  # Pillow has turned a TIFF's size already
+        width, height = height, width
+    notes += _profile_notes(picture, parts)
+    stored = f"{picture.mode} {picture.tile[0].args if picture.tile else ''}"  # such as "RGB ('RGB;16L', …)"
+    bits = parts.bits or _DEEP.get(picture.mode, 16 if "16" in stored else 8)
+    if isinstance(picture, Extra):
+        bits, notes = picture.bits, notes + picture.notes
+    return Header(format=parts.format, mode=picture.mode, size=(width, height), orientation=turn,
+                  has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture), bits=bits,
+                  notes=parts.notes + notes)
+
+
+def profile_of(picture: Image.Image, parts: Parts) -> bytes | None:
+    """The ICC profile; that of JPEG XL is there when the picture has been loaded."""
+    return parts.profile or picture.info.get("icc_profile") or None
+
+
+def loaded(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> Header:
+    """`picture` is decoded, and `header` has what is known only now: a profile that lay in the compressed data."""
+    known = profile_of(picture, parts)
+    picture.load()
+    return header if known else replace(header, notes=header.notes + _profile_notes(picture, parts))
+
+
+def _profile_notes(picture: ImageFile.ImageFile, parts: Parts) -> tuple[Note, ...]:
+    profile = profile_of(picture, parts)
+    return () if profile is None else judge(profile, _profiled_mode(picture.mode))
+
+
+def _profiled_mode(mode: str) -> str:
+    """The mode that `split` leaves to the colour profile."""
+    if mode == "CMYK":
+        return mode
+    return "L" if mode in ("1", "L", "LA", "La", "F") or mode.startswith("I") else "RGB"
+
+
+def _orientation(picture: ImageFile.ImageFile, parts: Parts) -> tuple[int, tuple[Note, ...]]:
+    if isinstance(picture, TiffImageFile):
+        return checked_orientation(picture.tag_v2.get(_ORIENTATION, 1))
+    return orientation_of(parts.exif or picture.info.get("exif"))
+
+
+def _frames(picture: ImageFile.ImageFile) -> int:
+    try:
+        return max(int(getattr(picture, "n_frames", 1)), 1)
+    except Exception:  # a broken later frame; the first is all we want
+        return 2
+
+
+@contextmanager
+def blaming(code: str) -> Iterator[None]:
+    """Makes a `BadPicture` of whatever Pillow raises: on hostile bytes that can be anything."""
+    try:
+        yield
+    except (BadPicture, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise BadPicture("too-many-pixels", str(error)) from None
+    except Exception as error:
+        words = str(error) or type(error).__name__
+        code = "truncated" if "truncated" in words.lower() else code
+        raise BadPicture(code, f"cannot be decoded: {words}") from None
