@@ -27,7 +27,7 @@ from prep.records import Blob
 from prep.rest import REST_NS, ctime_is_change
 from prep.sources.blob import read_blob
 
-VERSION = 2  # of the table and of what its values mean; any other is thrown away
+VERSION = 3  # of the table and of what its values mean; any other is thrown away
 WAIT = 1.0  # seconds for another process that has the table locked
 CRC = struct.Struct("<I")
 STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns

@@ -15,10 +15,13 @@ from prep.views import ONE
 def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
     """The focus of a mask file, or of a picture's transparency.
 
-    `None` for what is black everywhere, and for what cannot be decoded, which is told when its row is made.
+    `None` for what is black everywhere, and for what cannot be decoded, which is told when its row is made. Raises
+    `NoDecoder`.
     """
     try:
         return focus_of(np.asarray(images.decode_mask(data) if what == "mask" else images.alpha_of(data)))
+    except images.NoDecoder:
+        raise
     except images.BadPicture:
         return None
 

@@ -80,6 +80,8 @@ class Remembered:
         """Remembers what was found, if the item's files are as they were at `stamp`, and were at rest."""
         if stamp is None or _stamp(item) != stamp or time.time_ns() - stamp[1] <= REST_NS:
             return
+        if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
+            return
         self._new[stamp[0]] = message(of_examined(examined))
         if examined.thumb is not None and examined.identity is not None:
             self._new[_thumb_name(examined.identity)] = of_thumb(examined.thumb)

@@ -6,16 +6,15 @@ What cannot be used becomes a finding. A run over unchanged files opens none of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from prep import captions, images
-from prep.digest import digest_bytes
+from prep import images
 from prep.errors import ConfigError
 from prep.facts import Fact, Facts
-from prep.focus import focus_in
+from prep.learned import MAKE
 from prep.paths import Place
 from prep.recipe import CaptionChoice, Recipe
 from prep.records import Blob, Finding, Focus, Item, Sample, Surveyed
@@ -114,7 +113,7 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) ->
 
 
 def _read_item(item: Item, recipe: Recipe, facts: Facts) -> Surveyed | Finding:
-    result = _survey_item(item, recipe, lambda blob, kind: facts.of(blob, kind, _MAKE[kind]))
+    result = _survey_item(item, recipe, lambda blob, kind: facts.of(blob, kind, MAKE[kind]))
     assert result is not None, "whatever is not remembered is read"
     return result
 
@@ -146,6 +145,8 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
         if mask and mask.get("size") not in (None, [header["width"], header["height"]]):
             return _reject(recipe, item, "mask-size-mismatch", f'mask has {size_of(mask["size"])} pixels, '
                            f'expected {header["width"]}x{header["height"]}, since [mask] resize is "reject"')
+    except images.NoDecoder as error:
+        return _reject(recipe, item, error.code, f"{_its(*what)}{error.detail}")
     except OSError as error:
         return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
     choice = recipe.caption_of(item.source)
@@ -164,49 +165,10 @@ def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
     return None if found is None or size is None else {**found, **size}
 
 
-def _picture_facts(data: bytes) -> Fact:
-    digest = digest_bytes(data)
-    try:
-        header = images.read_header(data)
-    except images.BadPicture as error:
-        return {"digest": digest, "code": error.code, "detail": error.detail}
-    return {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
-
-
-def _mask_size(data: bytes) -> Fact:
-    """The size of a mask, `None` for one that cannot be read: whoever makes its row says why."""
-    try:
-        return {"size": list(images.read_header(data).size)}
-    except images.BadPicture:
-        return {"size": None}
-
-
-def _picture_and_focus(data: bytes) -> Fact:
-    """The facts of a picture whose transparency is its mask."""
-    found = _picture_facts(data)
-    return {**found, "focus": focus_in(data, "alpha")} if found.get("alpha") else found
-
-
 def _focus(fact: Fact) -> Focus | None:
     """Where the mask is, in facts of a mask or of a picture with its transparency."""
     at = fact.get("focus")
     return None if at is None else (at[0], at[1])
-
-
-def _caption_facts(data: bytes, form: captions.Format) -> Fact:
-    """The captions of a file, without empty ones; a change in how they are read raises `facts.VERSION`."""
-    try:
-        return {"captions": [caption for caption in captions.read_caption(data, form) if caption]}
-    except captions.BadCaption as error:
-        return {"code": error.code, "detail": error.detail}
-
-
-_MAKE: Mapping[str, Callable[[bytes], Fact]] = {
-    "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
-    "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
-    "mask": lambda data: {"digest": digest_bytes(data), "focus": focus_in(data, "mask")},
-    "picture-alpha": _picture_and_focus, "mask-size": _mask_size,
-}
 
 
 def _its(what: str, blob: Blob | None) -> str:

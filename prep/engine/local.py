@@ -161,6 +161,8 @@ def _from_file(work: PictureWork, make: Callable[[bytes], Any]) -> np.ndarray[An
     except MemoryError:  # no fault of the picture's own: another machine, or the next run, may have enough
         return Finding(path=work.name, code="too-large", severity="error",
                        detail=f"{work.file} takes more memory than there is")
+    except images.NoDecoder as error:  # nor is this
+        return Finding(path=work.name, code=error.code, severity="error", detail=f"{work.file} {error.detail}")
     except images.BadPicture as error:
         return Reject(key=work.key, code=error.code, detail=error.detail)
 

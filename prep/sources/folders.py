@@ -15,8 +15,8 @@ from prep.records import Finding, Severity
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".tif", ".tiff", ".gif",
             ".heic", ".heif", ".hif", ".jxl")  # these four where an extra is installed; where not, that is told of each
 CAPTIONS = (".txt", ".caption", ".json")  # the first found counts
-FOREIGN = {".jp2", ".j2k", ".svg", ".psd", ".tga", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".exr", ".hdr", ".ico",
-           ".mp4", ".mov", ".webm", ".pdf"}
+FOREIGN = {".jp2", ".j2k", ".svg", ".psd", ".tga", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".exr", ".hdr",
+           ".ico", ".mp4", ".mov", ".webm", ".pdf"}
 TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # Hugging Face's; read wherever they lie
 MASK, CONDITION = "-masklabel", "-condlabel"  # OneTrainer: such files are never pictures of their own
 _USED = {*PICTURES, *CAPTIONS}

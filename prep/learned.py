@@ -1,0 +1,56 @@
+"""What is learned of a file by reading it, as facts to be remembered (`prep.facts`).
+
+What depends on which extras are installed is no fact of the file: `NoDecoder` gets out, and nothing is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prep import captions, images
+from prep.digest import digest_bytes
+from prep.facts import Fact
+from prep.focus import focus_in
+
+
+def _picture_facts(data: bytes) -> Fact:
+    digest = digest_bytes(data)
+    try:
+        header = images.read_header(data)
+    except images.NoDecoder:
+        raise
+    except images.BadPicture as error:
+        return {"digest": digest, "code": error.code, "detail": error.detail}
+    return {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
+
+
+def _mask_size(data: bytes) -> Fact:
+    """The size of a mask, `None` for one that cannot be read: whoever makes its row says why."""
+    try:
+        return {"size": list(images.read_header(data).size)}
+    except images.NoDecoder:
+        raise
+    except images.BadPicture:
+        return {"size": None}
+
+
+def _picture_and_focus(data: bytes) -> Fact:
+    """The facts of a picture whose transparency is its mask."""
+    found = _picture_facts(data)
+    return {**found, "focus": focus_in(data, "alpha")} if found.get("alpha") else found
+
+
+def _caption_facts(data: bytes, form: captions.Format) -> Fact:
+    """The captions of a file, without empty ones; a change in how they are read raises `facts.VERSION`."""
+    try:
+        return {"captions": [caption for caption in captions.read_caption(data, form) if caption]}
+    except captions.BadCaption as error:
+        return {"code": error.code, "detail": error.detail}
+
+
+MAKE: Mapping[str, Callable[[bytes], Fact]] = {  # by kind of fact
+    "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
+    "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
+    "mask": lambda data: {"digest": digest_bytes(data), "focus": focus_in(data, "mask")},
+    "picture-alpha": _picture_and_focus, "mask-size": _mask_size,
+}
