@@ -62,6 +62,7 @@ def bucket(
     suggest: Annotated[bool, typer.Option(
         "--suggest", help="name the buckets and the batch size that lose least, of many that are tried")] = False,
     html: Annotated[Path | None, typer.Option(help="write one page with a plot of sizes against buckets")] = None,
+    png: Annotated[Path | None, typer.Option(help="write that plot as a picture")] = None,
     max_crop: Annotated[float | None, typer.Option(
         help="percent of a picture that may be cut away; more is a finding", min=0, max=100)] = None,
     max_upscale: Annotated[float | None, typer.Option(
@@ -76,7 +77,7 @@ def bucket(
     from prep.encode import buckets_for, factor_of, rules_of
     from prep.facts import Facts
     from prep.plan import require_steps
-    from prep.report.bucket_page import check_bucket_page, write_bucket_page
+    from prep.report.bucket_page import check_bucket_files, write_bucket_files
     from prep.report.terminal import outlook_tables, suggestion_table
     from prep.report.words import rejected_line
     from prep.survey import survey
@@ -85,16 +86,14 @@ def bucket(
     recipe = opt.unstopped(opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, sizes=sizes,
                                          min_bucket=min_bucket, upscale=upscale, crop=crop, views=views, flip=flip,
                                          mask=mask, validation=validation))
-    if html is not None:
-        check_bucket_page(recipe, html)
+    check_bucket_files(recipe, html, png)
     with progress("reading", None, unit="pictures", shown=not quiet) as tick:
         surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick)
     bucketing = outlook.heavy(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
     view = outlook.outlook_of(bucketing, outlook.showings_of(recipe, surveyed.items, bucketing), batch_size=batch_size,
                               micro_batch=micro_batch, seed=seed, world=world,
                               underfill=underfill)  # type: ignore[arg-type]  # checked there
-    if html is not None:
-        write_bucket_page(view, html)
+    write_bucket_files(view, html, png)
     rejected = [one for one in surveyed.findings if one.severity == "error"]
     suggestions = [one.as_json() for one in advice.advise(advice.sizes_of(recipe, surveyed.items), rules_of(recipe),
                                                           factor=factor_of(recipe))] if suggest else []

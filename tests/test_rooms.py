@@ -19,7 +19,7 @@ NAMES = set(MODULES.values())
 # scripts: they stand apart (prep.demo.*).
 ROOMS = {
     "PIL": {"prep.images", "prep.opening", "prep.formats", "prep.extras", "prep.looks", "prep.colour", "train.grid",
-            "prep.demo.draw", "prep.demo.*", "prep.mask_pixels"},
+            "prep.demo.draw", "prep.demo.*", "prep.mask_pixels", "prep.report.chart"},
     "pillow_heif": {"prep.extras"},
     "pillow_jxl": {"prep.extras"},
     "zarr": {"prep.cache.shard"},

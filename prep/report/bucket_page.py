@@ -1,4 +1,4 @@
-"""`prep bucket --html`: one page with the pictures' sizes against the buckets, and what the buckets do to them."""
+"""`prep bucket --html` and `--png`: the pictures' sizes against the buckets, and what the buckets do to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 from prep.cache.files import write_whole
 from prep.outlook import Outlook, as_json
+from prep.paths import Place, check_apart, check_output
 from prep.recipe import Recipe
+from prep.records import Size
+from prep.report.chart import MARK, bucket_png
 from prep.report.frame import check_page_file, framed, sections, table
 from prep.report.plot import bucket_plot
 from prep.report.words import size_of
@@ -18,23 +21,35 @@ from prep.survey import picture_places
 ROWS = 1000  # pictures in a list; `prep bucket --json` has them all
 
 
-def check_bucket_page(recipe: Recipe, path: Path) -> None:
-    """Raises `PathError` unless a page may be written to `path`: apart from the pictures, over nothing but a page."""
-    check_page_file(path, picture_places(recipe))
+def check_bucket_files(recipe: Recipe, page: Path | None, plot: Path | None) -> None:
+    """Raises `PathError` unless they may be written: apart from the pictures, over nothing but a page, or a plot."""
+    if page is not None:
+        check_page_file(page, picture_places(recipe))
+    if plot is not None:
+        for pictures in picture_places(recipe):
+            check_apart([pictures, Place(role="plot", path=plot)])
+        check_output(plot, "plot", lambda start: not start or MARK in start)
 
 
-def write_bucket_page(outlook: Outlook, path: Path) -> None:
-    """Writes the page to `path`, whole or not at all."""
-    write_whole(path, bucket_page(outlook).encode())
+def write_bucket_files(outlook: Outlook, page: Path | None, plot: Path | None) -> None:
+    """Writes the page and the plot, each whole or not at all."""
+    if page is not None:
+        write_whole(page, bucket_page(outlook).encode())
+    if plot is not None:
+        write_whole(plot, bucket_png(*_sizes(outlook)))
+
+
+def _sizes(outlook: Outlook) -> tuple[Mapping[Size, int], Mapping[Size, int]]:
+    """How many pictures have a size, and how many are in a bucket."""
+    sizes = Counter({one.index: one.size for one in outlook.bucketing.pictures}.values())
+    return sizes, {(one["size"][0], one["size"][1]): one["pictures"] for one in as_json(outlook)["buckets"]}
 
 
 def bucket_page(outlook: Outlook) -> str:
     """The page of an outlook."""
     document = as_json(outlook)
-    sizes = Counter({one.index: one.size for one in outlook.bucketing.pictures}.values())
-    inside = {(one["size"][0], one["size"][1]): one["pictures"] for one in document["buckets"]}
     return framed("Buckets", sections([
-        ("Sizes and buckets", bucket_plot(sizes, inside) or "<p>none</p>"),
+        ("Sizes and buckets", bucket_plot(*_sizes(outlook)) or "<p>none</p>"),
         ("Buckets", _buckets(document)),
         ("Most cut away", _pictures(document, "crop_loss", least=0.0)),
         ("Most enlarged", _pictures(document, "scale", least=1.0)),

@@ -1,12 +1,18 @@
-"""`prep bucket --html`: every size and bucket is drawn, names are escaped, nothing else is written over."""
+"""`prep bucket --html` and `--png`: every size and bucket is drawn, names are escaped, nothing else is written over."""
 
 from __future__ import annotations
 
+import io
 import re
+
+import numpy as np
+from PIL import Image
 
 from prep.bucket import bucketing
 from prep.outlook import Showing, outlook_of
 from prep.report.bucket_page import bucket_page
+from prep.report.chart import UNIT, bucket_png
+from prep.report.plot import HALF, WHOLE, Dot, Square, bucket_shapes
 from prep.sizes import Rules
 
 
@@ -52,3 +58,32 @@ def test_the_command_writes_a_page_and_nothing_over_anything_else(prep, photos, 
     assert refused.code == 5 and (tmp_path / "notes.html").read_text() == "mine"
     inside = prep("bucket", photos, *options, photos / "page.html")
     assert inside.code == 5 and not (photos / "page.html").exists()
+
+
+def test_the_plot_as_a_picture(prep, photos, tmp_path):
+    """Read back: a bucket's square is where the plot's own scale has it, and every dot has left something."""
+    plot = tmp_path / "plot.png"
+    options = ("--resolution", 96, "--step", 16, "--png", plot)
+    assert prep("bucket", photos, *options).code == 0
+    first = plot.read_bytes()
+    assert prep("bucket", photos, *options).code == 0 and plot.read_bytes() == first, "a plot of ours is replaced"
+    pictures, buckets = {(600, 500): 3, (400, 700): 1}, {(512, 512): 4}
+    shown = np.asarray(Image.open(io.BytesIO(bucket_png(pictures, buckets))))
+    assert shown.shape == (UNIT * WHOLE, UNIT * WHOLE, 3)
+    for shape in bucket_shapes(pictures, buckets):
+        if isinstance(shape, Square):
+            edge = shown[round(shape.y * UNIT), round((shape.x - HALF) * UNIT) + 1].astype(int)
+            assert edge[0] > edge[2] + 60, "red"
+        if isinstance(shape, Dot):
+            blue = shown[round(shape.y * UNIT), round(shape.x * UNIT)].astype(int)
+            assert blue[2] > blue[0] + 30, "blue"
+    assert bucket_png({}, {}) != first
+
+
+def test_a_plot_replaces_nothing_else(prep, photos, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "mine.png")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for target in (tmp_path / "mine.png", photos / "plot.png", next(photos.rglob("*.png")), tmp_path / "no/plot.png"):
+        refused = prep("bucket", photos, "--resolution", 96, "--step", 16, "--png", target)
+        assert refused.code == 5 and "plot" in refused.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
