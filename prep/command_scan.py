@@ -55,8 +55,8 @@ def scan_all(asked: Scanning) -> Report:
 
     memory = Remembered(usual_path(), trust=not asked.rehash)
     try:
-        report = scan(walk_labelled(recipe), jobs=asked.jobs, progress=asked.progress, memory=memory, check=check,
-                      compare=bool(wanted))
+        report = scan(walk_labelled(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
+                      memory=memory, check=check, compare=bool(wanted))
     finally:
         memory.close()
     report = replace(report, findings=judged(report.findings, choice, select=asked.select, ignore=asked.ignore))

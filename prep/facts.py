@@ -49,8 +49,8 @@ class Facts:
 
     def __init__(self, path: Path | None, *, trust: bool = True) -> None:
         self._path = path
-        self._trust = trust and ctime_is_change()
-        self._known: dict[bytes, bytes] = _load(path) if path is not None and self._trust else {}
+        self.trust = trust and ctime_is_change()  # whether anything is taken from memory
+        self._known: dict[bytes, bytes] = _load(path) if path is not None and self.trust else {}
         self._new: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
         self.read = 0  # files that had to be read
@@ -77,7 +77,7 @@ class Facts:
 
     def save(self) -> None:
         """Writes what is new, so that the next run need not read those files."""
-        if self._path is None or not self._new or not self._trust:
+        if self._path is None or not self._new or not self.trust:
             return
         for _ in range(2):  # again where the table was damaged and is gone now
             with guarded(self._path):

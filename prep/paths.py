@@ -7,6 +7,7 @@ mount or another letter case on a case-insensitive disk cannot hide that two nam
 from __future__ import annotations
 
 import os
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,22 @@ def in_cache(path: str | Path) -> bool:
         return any((above / CACHE_MARK).is_file() for above in (Path(path).absolute(), *Path(path).absolute().parents))
     except (OSError, ValueError):
         return False
+
+
+def user_cache() -> Path | None:
+    """Our directory among the user's caches, by the custom of the system, there or not; `None` without a home."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    if sys.platform == "win32":
+        root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        root = home / "Library" / "Caches"
+    else:
+        named = os.environ.get("XDG_CACHE_HOME", "")
+        root = Path(named) if Path(named).is_absolute() else home / ".cache"
+    return root / "latentry"
 
 
 def check_apart(places: Iterable[Place]) -> None:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
@@ -26,6 +25,7 @@ from prep.examine import Examined
 from prep.facts import CRC, WAIT, connect, guarded, stamp_of
 from prep.looks import Identity
 from prep.parse import Unparsed
+from prep.paths import user_cache
 from prep.records import Blob, Item
 from prep.rest import REST_NS, ctime_is_change
 from prep.wire import message, of_examined, of_thumb, parts, to_examined, to_thumb
@@ -37,19 +37,9 @@ _TABLE = "CREATE TABLE IF NOT EXISTS found (name BLOB PRIMARY KEY, day INTEGER, 
 
 
 def usual_path() -> Path | None:
-    """Where the table is, by the custom of the system; `None` for a user without a home."""
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return None
-    if sys.platform == "win32":
-        root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        root = home / "Library" / "Caches"
-    else:
-        named = os.environ.get("XDG_CACHE_HOME", "")
-        root = Path(named) if Path(named).is_absolute() else home / ".cache"
-    return root / "latentry" / "scan.sqlite"
+    """Where the table is; `None` for a user without a home."""
+    root = user_cache()
+    return None if root is None else root / "scan.sqlite"
 
 
 Stamp = tuple[bytes, int]  # a record's name, and when one of its files last changed (ns)

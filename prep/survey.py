@@ -44,14 +44,14 @@ def picture_places(recipe: Recipe) -> list[Place]:
     return [Place(role="pictures", path=path) for path in dict.fromkeys(paths)]
 
 
-def walk_all(recipe: Recipe) -> Iterator[Item | Finding]:
-    """Everything in a recipe's sources; paths of findings are labels. Raises `PathError`."""
+def walk_all(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
+    """Everything in a recipe's sources; paths of findings are labels; `rehash` lists tars again. Raises `PathError`."""
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
     for number, source in enumerate(recipe.sources):
         mask = recipe.mask_of(number)
         fits = chosen_by(source.include, source.exclude)
         masks = folders[mask] if isinstance(mask, Path) else mask
-        for one in walk_source(source.path, source=number, masks=masks, table=source.table):
+        for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash):
             if isinstance(one, Finding):
                 yield replace(one, path=_label(recipe, number, one.path))
             elif fits(one.name):
@@ -60,9 +60,9 @@ def walk_all(recipe: Recipe) -> Iterator[Item | Finding]:
         yield from folder.orphans()
 
 
-def walk_labelled(recipe: Recipe) -> Iterator[Item | Finding]:
+def walk_labelled(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
     """The same, and items have their labels for names: for reports, which look nothing up by name."""
-    for one in walk_all(recipe):
+    for one in walk_all(recipe, rehash=rehash):
         yield replace(one, name=label(recipe, one)) if isinstance(one, Item) else one
 
 
@@ -77,7 +77,7 @@ def _label(recipe: Recipe, source: int, name: str) -> str:
 
 def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: None) -> Survey:
     """The survey of a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
-    found = list(walk_all(recipe))
+    found = list(walk_all(recipe, rehash=not facts.trust))
     findings = [one for one in found if isinstance(one, Finding)]
     walked = [one for one in found if isinstance(one, Item)]
     items: list[Surveyed] = []

@@ -282,7 +282,7 @@ def rows():
     ("win32", {"LOCALAPPDATA": "/local"}, "/local/latentry/scan.sqlite"),
 ])
 def test_places(monkeypatch, platform, variables, wanted):
-    monkeypatch.setattr(remembered.sys, "platform", platform)
+    monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.delenv("XDG_CACHE_HOME")
     for name, value in variables.items():

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from prep.errors import PathError
 from prep.records import Blob, Finding, Item, Severity
 from prep.sources.folders import MASK, PICTURES, printable
+from prep.sources.listings import Contents, Listings, Member, Said, lands_outside
 
 CAPTIONS = ("txt", "caption", "json")  # the first found counts
 MASKS = ("mask.png", "masklabel.png")
@@ -33,53 +34,51 @@ _SAID = {"duplicate-key": "warning", "special-file": "warning", "unsupported-for
          "empty-archive": "warning", "archive-unended": "warning"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """Where a member's bytes lie in its tar."""
-
-    name: str
-    offset: int
-    size: int
-
-
 @dataclass(kw_only=True, slots=True)
 class Listing:
     """The members of one tar that can be used, in order, and what is to be said of the others."""
 
-    label: str  # what names begin with: the tar's own, below the source
     members: list[Member] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
 
     def say(self, name: str, code: str, detail: str) -> None:
-        """Adds a finding on a member, or on the whole tar where `name` is empty."""
-        severity: Severity = _SAID.get(code, "error")  # type: ignore[assignment]
-        path = f"{self.label}/{printable(name)}" if name else self.label
-        self.findings.append(Finding(path=path, code=code, severity=severity, detail=detail))
+        """Adds what is to be said of a member, or of the whole tar where `name` is empty."""
+        self.said.append(Said(name=name, code=code, detail=detail))
 
 
-def walk_tar(path: Path, *, label: str, source: int, sidecar: bool) -> Iterator[Item | Finding]:
+def walk_tar(path: Path, *, label: str, source: int, sidecar: bool,
+             listings: Listings | None = None) -> Iterator[Item | Finding]:
     """The items of a tar, named `label`/member, and what is to be said; `sidecar`: masks beside pictures are used.
 
-    Raises `PathError` when `path` is no file that can be opened.
+    A tar that `listings` knows is not opened. Raises `PathError` when `path` is no file that can be opened.
     """
-    listing = list_tar(path, label)
-    yield from listing.findings
-    groups: dict[str, dict[str, Member]] = {}
-    for key, parts in _groups(listing.members):
-        if key in groups:
-            names = ", ".join(printable(member.name) for member in parts.values())
-            yield Finding(path=f"{label}/{printable(key)}", code="duplicate-key", severity="warning",
-                          detail=f"this key comes again later in the tar, with {names}; the first is used")
-        else:
-            groups[key] = parts
+    contents = contents_of(path) if listings is None else listings.of(path, lambda: contents_of(path))
+    for one in contents.said:
+        severity: Severity = _SAID.get(one.code, "error")  # type: ignore[assignment]
+        where = f"{label}/{printable(one.name)}" if one.name else label
+        yield Finding(path=where, code=one.code, severity=severity, detail=one.detail or _NOT_READ)
+    groups = contents.groups
     for key, parts in groups.items():
         masks = groups.get(f"{key}{MASK}", {})
         yield from _sample(path, label, source, key, parts, masks if sidecar else {}, groups)
 
 
-def list_tar(path: Path, label: str) -> Listing:
-    """The members of the tar at `path`; headers are read, and no contents. Raises `PathError`."""
-    listing = Listing(label=label)
+def contents_of(path: Path) -> Contents:
+    """What the tar at `path` holds; headers are read, and no contents. Raises `PathError`."""
+    listing = list_tar(path)
+    groups: dict[str, dict[str, Member]] = {}
+    for key, parts in _groups(listing.members):
+        if key in groups:
+            names = ", ".join(printable(member.name) for member in parts.values())
+            listing.say(key, "duplicate-key", f"this key comes again later in the tar, with {names}; the first is used")
+        else:
+            groups[key] = parts
+    return Contents(groups=groups, said=tuple(listing.said))
+
+
+def list_tar(path: Path) -> Listing:
+    """The members of the tar at `path`. Raises `PathError`."""
+    listing = Listing()
     if not path.is_file():
         raise PathError(f"source {path} is not a file" if path.exists() else f"source {path} does not exist")
     try:
@@ -118,11 +117,11 @@ def _list_members(stream: BinaryIO, size: int, listing: Listing) -> None:
             _check_end(stream, tar.offset, seen, listing)
     except tarfile.TarError as error:
         code = "truncated" if seen and "unexpected end" in str(error) else "corrupt-data" if seen else "not-an-archive"
-        if not any(one.code == "truncated" for one in listing.findings):
+        if not any(one.code == "truncated" for one in listing.said):
             listing.say("", code, f"the tar cannot be read beyond member {seen}: {error}")
     except (ValueError, OverflowError, RecursionError, MemoryError) as error:  # numbers in hostile headers
         listing.say("", "corrupt-data", f"the tar cannot be read beyond member {seen}: {type(error).__name__}")
-    if not seen and not listing.findings:
+    if not seen and not listing.said:
         listing.say("", "empty-archive", "the tar has no members")
 
 
@@ -146,7 +145,7 @@ def _check_end(stream: BinaryIO, offset: int, seen: int, listing: Listing) -> No
     block = stream.read(tarfile.BLOCKSIZE)
     if any(block):
         listing.say("", "corrupt-data", f"what follows member {seen} is no header: members after it are lost")
-    elif len(block) < tarfile.BLOCKSIZE and not listing.findings:
+    elif len(block) < tarfile.BLOCKSIZE and not listing.said:
         listing.say("", "archive-unended", f"the tar ends after member {seen} without an end mark, expected one")
 
 
@@ -154,10 +153,10 @@ def _add(info: tarfile.TarInfo, size: int, links: set[str], listing: Listing) ->
     name = info.name
     if info.isdir() or _META.fullmatch(name):
         return
-    path, slashed = PurePosixPath(name), PurePosixPath(name.replace("\\", "/"))  # as Windows would read it
+    path = PurePosixPath(name)
     if info.issym():
         links.add(name)
-    if slashed.is_absolute() or ".." in slashed.parts or re.match("[A-Za-z]:", name):
+    if lands_outside(name):
         listing.say(name, "path-traversal", "would land outside its directory when unpacked; left out")
     elif any(str(above) in links for above in path.parents):
         listing.say(name, "path-traversal", "would be written through a link when unpacked; left out")
@@ -166,13 +165,15 @@ def _add(info: tarfile.TarInfo, size: int, links: set[str], listing: Listing) ->
     elif info.offset_data + info.size > size:
         listing.say(name, "truncated", f"the tar ends after {max(0, size - info.offset_data)} of its {info.size} bytes")
     elif "." not in path.name:
-        listing.say(name, "unsupported-format", _NOT_READ)
+        listing.say(name, "unsupported-format", "")  # what is read may be more by the time this is remembered
     else:
         listing.members.append(Member(name=name, offset=info.offset_data, size=info.size))
 
 
 def _groups(members: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
     """Consecutive members of one key, by what follows the key in lower case; a repeated name begins another group."""
+    if not members:
+        return
     from webdataset.tariterators import base_plus_ext, group_by_keys  # here: it loads torch
 
     def spaced() -> Iterator[dict[str, Any]]:

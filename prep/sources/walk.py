@@ -13,6 +13,7 @@ from braceexpand import braceexpand
 from prep.errors import PathError
 from prep.records import Blob, Finding, Item
 from prep.sources.directory import MaskFolder, MaskFrom, walk
+from prep.sources.listings import Listings
 from prep.sources.tars import walk_tar
 
 MOST_TARS = 1_000_000  # that braces may name
@@ -22,21 +23,24 @@ _GLOB = re.compile(r"[*?\[]")
 HINT = "SOURCE is a directory of pictures, a .tar (braces and globs allowed) or a recipe .toml"
 
 
-def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder,
-                table: Path | None = None) -> Iterator[Item | Finding]:
-    """The items of the source at `path`, with captions from `table` where they have no file.
+def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table: Path | None = None,
+                rehash: bool = False) -> Iterator[Item | Finding]:
+    """The items of the source at `path`, with captions from `table` where they have no file; `rehash`: tars are
+    listed whatever is remembered of them.
 
     Raises `PathError` for one that is not there or is not read.
     """
     if not is_tars(path):
         yield from walk(path, source=source, mask_from=masks, table=table)
         return
+    listings = Listings(trust=not rehash)
     for place, label in labelled(tars_of(path)):
-        for one in walk_tar(place, label=label, source=source, sidecar=masks == "sidecar"):
+        for one in walk_tar(place, label=label, source=source, sidecar=masks == "sidecar", listings=listings):
             if isinstance(one, Item) and isinstance(masks, MaskFolder):
                 yield _with_mask(one, masks)
             else:
                 yield one
+    listings.tidy()
 
 
 def is_tars(path: Path) -> bool:
