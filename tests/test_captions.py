@@ -49,6 +49,15 @@ def test_bad_captions(data, code, says):
     assert says in caught.value.detail
 
 
+@pytest.mark.parametrize("document", ['"\\ud800"', '["a cat", "\\udcff"]', '{"caption": "a", "tags": ["\\ude00\\ud83d"]}'])
+def test_halves_of_characters(document):
+    """JSON can spell them; nothing that is made of a caption can: no key, no table."""
+    with pytest.raises(BadCaption, match=r"caption has [12] halves of characters, expected whole ones") as caught:
+        read_caption(document.encode(), "json")
+    assert caught.value.code == "caption-encoding"
+    assert read_caption(b'"\\ud83d\\ude00"', "json") == ("\U0001f600",)
+
+
 def test_lines_are_captions():
     assert examine_caption(b"a cat\r\n\r\n  on a mat\r\n") == (
         ("a cat", "on a mat"), (("caption-multiline", "2 lines, each a caption"),))

@@ -10,7 +10,7 @@ import pytest
 
 from prep.errors import PathError
 from prep.records import Blob, Finding, Item
-from prep.sources.blob import read_blob
+from prep.sources.blob import code_of, read_blob
 from prep.sources.directory import walk
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and raw names are POSIX's")
@@ -190,3 +190,14 @@ def test_blobs(tmp_path):
     assert read_blob(Blob(file=str(path), offset=10, length=5)) == bytes(range(10, 15))
     with pytest.raises(OSError, match="file ends after 2 of 5 bytes from 98"):
         read_blob(Blob(file=str(path), offset=98, length=5))
+
+
+@posix
+def test_what_is_no_file_is_not_read(tmp_path):
+    """A table may name anything in the source as a mask: a pipe waits for ever, a device may never end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(OSError, match="is a pipe or a device, expected a regular file") as caught:
+            read_blob(Blob(file=str(tmp_path / name)))
+        assert code_of(caught.value) == "special-file"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pictures import draw
 
 from prep.records import Finding, Item
+from prep.sources import tables
 from prep.sources.directory import walk
 from prep.sources.tables import BadTable, Tables, rows_of
 
@@ -89,7 +90,8 @@ def test_other_names_of_the_columns(folder, tmp_path, row):
     assert walked(folder, table=tmp_path / "t.jsonl")[0]["a.png"].captions == ("x",)
 
 
-@pytest.mark.parametrize("name", ["../a.png", "sub/../../a.png", "/etc/passwd", "C:\\a.png", "..\\a.png", "a\0.png"])
+@pytest.mark.parametrize("name", ["../a.png", "sub/../../a.png", "/etc/passwd", "C:\\a.png", "..\\a.png", "a\0.png",
+                                  "\ud800.png"])
 def test_rows_that_lead_out_of_the_source(folder, tmp_path, name):
     write(tmp_path / "t.json", [{"file_name": name, "text": "x"}, ROWS[0]])
     items, said = walked(folder, table=tmp_path / "t.json")
@@ -120,6 +122,64 @@ def test_rows_that_cannot_be_used_do_not_stop_the_others(folder, tmp_path):
     assert tables.find("a.png").captions == ("a cat",)
     tables.add(tmp_path / "gone.jsonl", "", "gone.jsonl")
     assert tables.findings[-1].code == "unreadable-file"
+
+
+@pytest.mark.parametrize("mask", ["\ud800.png", "a/\udcff/b.png"])
+def test_no_mask_is_called_half_a_character(folder, mask):
+    """JSON can spell it, `open` cannot: a worker would end with a bug."""
+    (folder / "metadata.jsonl").write_text(json.dumps({**ROWS[0], "mask_file_name": mask}))
+    items, said = walked(folder)
+    assert items["a.png"].mask is None and said == [("metadata.jsonl", "bad-table")]
+
+
+def test_long_names_of_pictures_that_are_not_there_are_cut(folder):
+    write(folder / "metadata.jsonl", [{"file_name": f"{number}{'x' * 100_000}.png", "text": "x"} for number in "ab"])
+    (said,) = [one for one in walk(folder, source=0, mask_from="none") if isinstance(one, Finding)]
+    assert said.code == "table-without-picture" and len(said.detail) < 600
+
+
+@pytest.mark.parametrize("odd", [
+    pa.array([1 << 30], pa.date32()), pa.array([1 << 62], pa.duration("s")), pa.array([0], pa.timestamp("ns", "a/b")),
+    pa.array([b"\xff"]), pa.array([{"bytes": b"x"}]), pa.array([[["x"]]]), pa.array([7]), pa.array([[7]])])
+def test_columns_that_are_no_text(folder, odd):
+    """Python has no such dates, and looks for time zones on the disk."""
+    pq.write_table(pa.table({"file_name": ["a.png"], "caption": odd}), folder / "metadata.parquet")
+    items, said = walked(folder)
+    assert items["a.png"].captions == () and said == [("metadata.parquet", "bad-table")]
+    with pytest.raises(BadTable, match=r"column 'caption' is .*, expected text or lists of it"):
+        list(rows_of(folder / "metadata.parquet"))
+    pq.write_table(pa.table({"file_name": ["a.png"], "image": odd, "text": ["x"]}), folder / "metadata.parquet")
+    items, said = walked(folder)
+    assert items["a.png"].captions == ("x",) and said == [], "a column of pictures has nothing to say"
+
+
+@pytest.mark.parametrize("text", [
+    pa.array(["x", None, "y", None]), pa.array([["x", "z"], None, [], ["y"]]), pa.array([None] * 4),
+    pa.array(["x", "y", "x", None]).dictionary_encode(), pa.array(["x", "y", "", "x"], pa.large_string()),
+    pa.array([["x"], ["y"], None, ["z", None]], pa.large_list(pa.string()))])
+def test_text_however_it_is_stored(tmp_path, text):
+    pq.write_table(pa.table({"file_name": ["a", "b", "c", "d"], "captions": text}), tmp_path / "t.parquet")
+    assert [row["captions"] for _, row in rows_of(tmp_path / "t.parquet")] == text.to_pylist()
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_small_file_of_many_long_texts(folder, lists):
+    """Nothing of it is spelled out: 20,000 times one text of a hundred thousand characters, in a few kilobytes."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int8()), pa.array(["x" * 100_000]))
+    if lists:
+        text = pa.ListArray.from_arrays(pa.array(range(0, 20_001, 20), pa.int32()), text)
+    pq.write_table(pa.table({"file_name": ["a.png"] * len(text), "captions": text}), folder / "metadata.parquet")
+    assert (folder / "metadata.parquet").stat().st_size < 20_000
+    (said,) = [one for one in walk(folder, source=0, mask_from="none") if isinstance(one, Finding)]
+    assert said.detail == "has more than 10000000 rows or 268435456 bytes of text"
+
+
+def test_a_small_file_of_many_rows(folder, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_ROWS", 5000)
+    for rows, detail in ((5000, None), (5001, "has more than 5000 rows or 268435456 bytes of text")):
+        pq.write_table(pa.table({"file_name": ["a.png"] * rows, "text": ["x"] * rows}), folder / "metadata.parquet")
+        said = [one.detail for one in walk(folder, source=0, mask_from="none") if isinstance(one, Finding)]
+        assert said == ([] if detail is None else [detail])
 
 
 def test_a_recipe_names_a_table(folder, prep, tmp_path):

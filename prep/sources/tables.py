@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -23,6 +24,10 @@ from prep.sources.folders import PICTURES
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
 _FILE, _MASK = ("file_name", "image_path", "image", "file"), ("mask_file_name", "mask_path", "mask")
 MOST_SAID = 20  # faults of one table that are named; the others are counted
+# Of a Parquet file, spelled out: a kilobyte of it can say that there are a thousand million rows of a million bytes.
+MOST_ROWS, MOST_BYTES = 10_000_000, 1 << 28
+SHOWN = 200  # characters of a name in a message
+_HALF = re.compile("[\ud800-\udfff]")  # of a character: JSON can spell it, and no file is called so
 Numbered = tuple[str, Mapping[str, Any]]  # where in the table, for people; the row
 
 
@@ -50,21 +55,21 @@ class Tables:
 
     def add(self, path: Path, prefix: str, label: str) -> None:
         """Reads the table at `path`; its names are below the directory `prefix` of the source."""
-        faults: list[str] = []
+        bad = 0
         try:
             for where, row in rows_of(path):
                 try:
                     self._add_row(row, prefix)
                 except (BadTable, captions.BadCaption) as error:
-                    faults.append(f"{where}: {error}")
+                    bad += 1
+                    if bad <= MOST_SAID:
+                        self._say(label, "bad-table", f"{where}: {error}")
         except OSError as error:
             self._say(label, code_of(error), f"table cannot be read: {error.strerror or error}")
         except BadTable as error:
             self._say(label, "bad-table", str(error))
-        for fault in faults[:MOST_SAID]:
-            self._say(label, "bad-table", fault)
-        if len(faults) > MOST_SAID:
-            self._say(label, "bad-table", f"{len(faults) - MOST_SAID} more of its rows cannot be used")
+        if bad > MOST_SAID:
+            self._say(label, "bad-table", f"{bad - MOST_SAID} more of its rows cannot be used")
 
     def find(self, name: str) -> Row | None:
         """The row of a picture."""
@@ -78,7 +83,7 @@ class Tables:
         """One finding for all rows that no picture asked for."""
         left = sorted((self.rows.keys() | self.stems.keys()) - self.used)
         if left:
-            shown = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
+            shown = ", ".join(one[:SHOWN] for one in left[:5]) + (" …" if len(left) > 5 else "")
             yield Finding(path=".", code="table-without-picture", severity="warning",
                           detail=f"{len(left)} rows of tables name pictures that are not there: {shown}")
 
@@ -98,10 +103,10 @@ class Tables:
         if Path(named).is_absolute() or text[1:3] == ":/":
             root = self.root.resolve().as_posix() + "/"
             if not text.startswith(root):
-                raise BadTable(f"names {named[:200]!r}, expected a path inside the source")
+                raise BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")
             text, prefix = text.removeprefix(root), ""
-        if ".." in text.split("/") or "\0" in text:
-            raise BadTable(f"names {named[:200]!r}, expected a path inside the source")
+        if ".." in text.split("/") or "\0" in text or _HALF.search(text):
+            raise BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")
         return prefix + PurePosixPath(text).as_posix()
 
     def _say(self, path: str, code: str, detail: str) -> None:
@@ -174,14 +179,50 @@ def _parquet(data: bytes) -> Iterator[Numbered]:
 
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        wanted = [name for name in file.schema_arrow.names if name in _COLUMNS]
-        number = 0
-        for batch in file.iter_batches(columns=wanted):
+        wanted = [one.name for one in file.schema_arrow if one.name in _COLUMNS and _is_text(one)]
+        leaves = [file.schema.column(number).path for number in range(len(file.schema))]
+        texts = [leaf for leaf in leaves if leaf.partition(".")[0] in wanted]
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)  # what comes again is there once
+        number = characters = 0
+        for batch in file.iter_batches(batch_size=1024, columns=wanted):
+            characters += sum(map(_characters, batch.columns))
+            if number + len(batch) > MOST_ROWS or characters > MOST_BYTES:
+                raise BadTable(f"has more than {MOST_ROWS} rows or {MOST_BYTES} bytes of text")
             for row in batch.to_pylist():
                 number += 1
                 yield f"row {number}", row
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise BadTable(f"is no Parquet file that can be read: {str(error)[:200]}") from None
+
+
+def _characters(column: Any) -> int:
+    """How many bytes its texts have when each is spelled out."""
+    import pyarrow.compute as pc
+
+    while hasattr(column, "flatten") and hasattr(column.type, "value_type") and not hasattr(column, "dictionary"):
+        column = column.flatten()
+    if hasattr(column, "dictionary"):
+        lengths = pc.binary_length(column.dictionary).take(column.indices)
+    else:
+        lengths = pc.binary_length(column.cast("string"))
+    return pc.sum(lengths).as_py() or 0
+
+
+def _is_text(column: Any) -> bool:
+    """Whether a column has text, or lists of it. Raises `BadTable` where captions are anything else.
+
+    Names and masks are passed over then: next to file_name, others keep the picture itself in a column called image.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    for whole in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_dictionary):
+        kind = kind.value_type if whole(kind) else kind
+    if any(plain(kind) for plain in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
+        return True
+    if column.name in (*_FILE, *_MASK):
+        return False
+    raise BadTable(f"column {column.name!r} is {str(column.type)[:SHOWN]}, expected text or lists of it")
 
 
 _COLUMNS = {*_FILE, *_MASK, "captions", "texts", "caption", "text", "prompt", "tags"}
