@@ -26,7 +26,7 @@ class Extra(ImageFile.ImageFile):
     """A picture that a plugin decodes as a whole. Orientation is applied by then."""
 
     bits: int  # per channel as stored
-    frames: int
+    n_frames: int
     notes: tuple[Note, ...] = ()
 
     def load(self) -> Any:
@@ -63,7 +63,7 @@ class HeicFile(Extra):
         self._heif = file[file.primary_index]
         mode = self._heif.mode.partition(";")[0]
         self._mode, self._size = "L" if mode == "I" else mode, self._heif.size
-        self.bits, self.frames = int(self._heif.info["bit_depth"]), len(file)
+        self.bits, self.n_frames = int(self._heif.info["bit_depth"]), len(file)
         profile = self._heif.info.get("icc_profile")
         if profile:
             self.info["icc_profile"] = profile
@@ -105,10 +105,13 @@ class JxlFile(Extra):
             raise BadPicture("odd-colours", f"JPEG XL has {what}, expected integers in RGB or gray")
         self._decoder = Decoder(num_threads=0)
         self._mode, self._size = basics.mode, basics.size
-        self.bits, self.frames = basics.bits, 1
+        self.bits, self.n_frames = basics.bits, 1
 
     def _decode(self) -> Image.Image:
-        _, info, data, profile, _ = self._decoder(self._stream)
+        try:
+            _, info, data, profile, _ = self._decoder(self._stream)
+        except RuntimeError:  # it says to build it in another way, whatever is wrong
+            raise BadPicture("corrupt-data", "JPEG XL data are damaged, or end too early") from None
         if profile:
             self.info["icc_profile"] = bytes(profile)
         size, values = (info.width, info.height), bytes(data)
