@@ -103,6 +103,8 @@ class Listings:
 
 def lands_outside(name: str) -> bool:
     """Whether a member of this name would land outside its directory when unpacked, also by Windows' reading."""
+    if ".." not in name and ":" not in name and name[:1] not in "/\\":
+        return False  # without a path for each of a million names
     slashed = PurePosixPath(name.replace("\\", "/"))
     return slashed.is_absolute() or ".." in slashed.parts or re.match("[A-Za-z]:", name) is not None
 
