@@ -133,9 +133,10 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
 def _require_samples(call: Encoding, wanted: Wanted) -> None:
     if not wanted.wants.samples:
         named = ", ".join(str(source.path) for source in call.recipe.sources)
-        found = len(_errors(wanted.wants.findings))
-        raise EmptyPlanError(f"there is no picture to encode in {named}; {found} cannot be used",
-                             hint="prep scan SOURCE says why")
+        errors = _errors(wanted.wants.findings)
+        first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
+        raise EmptyPlanError(f"there is no picture to encode in {named}; {len(errors)} cannot be used{first}",
+                             hint="prep scan SOURCE says why of each")
     if call.recipe.mask_origin != "none" and not wanted.wants.masks:
         count, asked = len(wanted.wants.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
         named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
