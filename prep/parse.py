@@ -19,7 +19,7 @@ class Unparsed(ValueError):
 
 def expect(value: Any, kind: type[T], where: str) -> T:
     """`value` itself when it is exactly a `kind` (bool is not an int here; int passes as float)."""
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 1 << 1023:  # no float is as large
         return float(value)  # type: ignore[return-value]
     if type(value) is not kind:
         raise Unparsed(f"{where} is {brief(value)}, expected {_NAMES.get(kind, kind.__name__)}")

@@ -20,7 +20,7 @@ from prep.choices import ModelChoice as ModelChoice
 from prep.choices import Recipe as Recipe
 from prep.choices import Source as Source
 from prep.errors import ConfigError, PathError
-from prep.parse import Unparsed, expect, known_keys, list_of, one_of
+from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
 from prep.sources.walk import HINT, is_tars, tars_of
 from prep.verdicts import scan_choice
 
@@ -58,7 +58,7 @@ def _read(path: Path) -> Recipe:
         table = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     known_keys(table, ("model", "image", "caption", "mask", "scan", "source", "validation", "prompts"), "the recipe")
     caption = _record(CaptionChoice, table, "caption")
@@ -77,7 +77,7 @@ def _read(path: Path) -> Recipe:
         mask_resize=one_of(masks.get("resize", "allow"), MASK_RESIZE, "mask.resize"),
         scan=scan_choice(table.get("scan", {})),
         validation=expect(fraction, float, "validation.fraction"),
-        prompts=None if prompts is None else path.parent / expect(prompts, str, "prompts.file"),
+        prompts=None if prompts is None else _path(prompts, "prompts.file", path.parent),
         file=path,
     )
 
@@ -92,13 +92,20 @@ def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Sourc
     own = table.get("caption")
     mask, captions = table.get("mask"), table.get("table")
     return Source(
-        path=base / expect(table["path"], str, f"{where}.path"),
+        path=_path(table["path"], f"{where}.path", base),
         include=_globs(table, "include", where), exclude=_globs(table, "exclude", where),
-        table=None if captions is None else base / expect(captions, str, f"{where}.table"),
+        table=None if captions is None else _path(captions, f"{where}.table", base),
         mask=None if mask is None else _mask(expect(mask, str, f"{where}.mask"), base),
         caption=None if own is None else _record(CaptionChoice, {f"{where}.caption": own}, f"{where}.caption", caption),
         **{name: read(table[name], f"{where}.{name}") for name, read in plain.items() if name in table},
     )
+
+
+def _path(value: Any, where: str, base: Path) -> Path:
+    text = expect(value, str, where)
+    if "\0" in text:
+        raise Unparsed(f"{where} is {brief(text)}, expected a path, and none has a NUL in it")
+    return base / text
 
 
 def _globs(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:

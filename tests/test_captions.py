@@ -49,7 +49,7 @@ def test_bad_captions(data, code, says):
     assert says in caught.value.detail
 
 
-@pytest.mark.parametrize("document", ['"\\ud800"', '["a cat", "\\udcff"]', '{"caption": "a", "tags": ["\\ude00\\ud83d"]}'])
+@pytest.mark.parametrize("document", ['"\\ud800"', '["a cat", "\\udcff"]', '{"text": "a", "tags": ["\\ude00\\ud83d"]}'])
 def test_halves_of_characters(document):
     """JSON can spell them; nothing that is made of a caption can: no key, no table."""
     with pytest.raises(BadCaption, match=r"caption has [12] halves of characters, expected whole ones") as caught:

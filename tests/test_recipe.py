@@ -93,6 +93,13 @@ WRONG = {
     "mask": ("[mask]\nfrom='nowhere'\n[[source]]\npath='p'", "mask.from is"),
     "role": ("[[source]]\npath='p'\nrole='test'", "source.role is 'test', expected one of: train"),
     "not TOML": ("[image", "is not TOML"),
+    "too deep": ("a = " + "[" * 3000 + "]" * 3000, "is not TOML: maximum recursion depth"),
+    "too many digits": ("a = " + "9" * 5000, "is not TOML: Exceeds the limit"),
+    "no float": (f"[[source]]\npath='p'\nweight=1{'0' * 400}", "source[0].weight is 10000"),
+    "NUL in a path": ("[[source]]\npath='p'\ntable=\"a\\u0000b\"",
+                      "source[0].table is 'a\\x00b', expected a path, and none has a NUL in it"),
+    "NUL in a source": ("[[source]]\npath=\"p\\u0000\"", "source[0].path is 'p\\x00', expected a path"),
+    "NUL in prompts": ("prompts.file=\"\\u0000\"\n[[source]]\npath='p'", "prompts.file is '\\x00', expected a path"),
 }
 
 

@@ -163,7 +163,7 @@ def option(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set is {text!r}, expected NAME=VALUE", hint="for example: --set lora.rank=8")
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # of numbers with more digits than Python reads, too
         return name.strip(), value.strip()
 
 
@@ -172,7 +172,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 

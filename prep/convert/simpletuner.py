@@ -99,7 +99,8 @@ def _backend(draft: Draft, asked: Asked, masks: Mapping[str, Layer]) -> None:
 
 def _mask(asked: Asked, masks: Mapping[str, Layer]) -> MaskFrom | None:
     named = asked.any("conditioning_data")
-    found = [masks[one] for one in (named if isinstance(named, list) else [named]) if one in masks]
+    names = [one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)]
+    found = [masks[one] for one in names if one in masks]
     if not found or not isinstance(found[0].table.get("instance_data_dir"), str):
         asked.told("conditioning_data", "only masks have a counterpart: no backend of this id has them")
         return None

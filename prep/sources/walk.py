@@ -67,13 +67,16 @@ def tars_of(path: Path) -> list[Path]:
     try:
         _check_ranges(path)
         named = [Path(text) for text in islice(braceexpand(str(path)), MOST_TARS + 1)]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PathError(f"source {path} cannot be expanded: {error}", hint=HINT) from None
     if len(named) > MOST_TARS:
         raise _too_many(path)
     found: list[Path] = []
     for one in named:
-        matches = _matching(one) if _GLOB.search(str(one)) else [one]
+        try:
+            matches = _matching(one) if _GLOB.search(str(one)) else [one]
+        except (ValueError, RecursionError) as error:
+            raise PathError(f"source {path} cannot be expanded: {error}", hint=HINT) from None
         if not matches:
             raise PathError(f"source {one} matches no file", hint=HINT)
         found += matches

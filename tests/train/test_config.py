@@ -74,10 +74,15 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path):
     (tmp_path / "bad.toml").write_text("steps = = 3")
     with pytest.raises(ConfigError, match=r"bad.toml is not TOML: .*line 1"):
         load(tmp_path / "bad.toml")
+    for text, says in (("[" * 3000 + "]" * 3000, "maximum recursion"), ("9" * 5000, "Exceeds")):
+        (tmp_path / "bad.toml").write_text(f"steps = {text}")
+        with pytest.raises(ConfigError, match=f"bad.toml is not TOML: {says}"):
+            load(tmp_path / "bad.toml")
 
 
 def test_set_takes_toml_values_and_bare_words():
     assert option("lora.alpha=8") == ("lora.alpha", 8)
+    assert option(f"seed={'9' * 5000}") == ("seed", "9" * 5000)
     assert option("loss.masked=true") == ("loss.masked", True)
     assert option("method=full") == ("method", "full")
     assert option("sample.size=[64, 64]") == ("sample.size", [64, 64])
