@@ -18,7 +18,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "directory-loop": ("warning", "a link to a directory of the same source", "nothing; it is read once"),
     "hidden-file": ("info", "a hidden picture, left out", "rename it to use it"),
     "cache-inside": ("warning", "a latent cache among the pictures, left out", "keep caches outside the pictures"),
-    "unsupported-format": ("info", "a kind of picture that is not read", "convert it to PNG, JPEG or WebP"),
+    "unsupported-format": ("info", "a kind of picture that is not read; an error where an extra would read it",
+                           "install the extra that is named, or convert it to PNG, JPEG or WebP"),
     "wrong-extension": ("info", "the extension does not fit the content", "rename it, if other tools are to read it"),
     # tars
     "path-traversal": ("error", "a tar's member would land outside its directory when unpacked", "make the tar again"),
@@ -62,7 +63,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "pixel-duplicate": ("warning", "same pixels as another file", "remove one, or use repeats"),
     "near-duplicate": ("warning", "nearly the same picture as another file", "remove one, when that is not meant"),
     "mirrored-duplicate": ("info", "mirror image of another file", "nothing, when that is meant"),
-    "duplicates-skipped": ("info", "too many pictures to look for near-duplicates", "scan a part of them"),
+    "duplicates-skipped": ("info", "too many pictures to look for all near-duplicates", "scan a part of them"),
     # captions
     "missing-caption": ("warning", "picture without a caption", "write one, or choose --missing-caption"),
     "empty-caption": ("warning", "caption without text", "write one, or choose --missing-caption"),
