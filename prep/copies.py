@@ -10,6 +10,7 @@ from prep.duplicates import LIMIT, Near
 from prep.examine import finding
 from prep.looks import Identity
 from prep.records import Blob, Finding
+from prep.signatures import LIMIT as MOST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +67,11 @@ def too_many(distinct: Sequence[Seen]) -> list[Finding]:
     """The finding that says why near-duplicates are not looked for, where there are too many pictures."""
     if len(distinct) <= LIMIT:
         return []
-    many = f"{len(distinct)} pictures; copies that are not exact are looked for among up to {LIMIT}"
-    return [finding(".", "duplicates-skipped", many)]
+    if len(distinct) <= MOST:
+        says = f"near-duplicates that were cut are looked for among up to {LIMIT}, those of whole pictures among all"
+    else:
+        says = f"near-duplicates are looked for among up to {MOST}"
+    return [finding(".", "duplicates-skipped", f"{len(distinct)} pictures; {says}")]
 
 
 def near_findings(nears: Iterable[Near], distinct: Sequence[Seen]) -> list[Finding]:

@@ -33,6 +33,7 @@ CLOSE = 0.75  # correlation there from which the places beside it are measured t
 SAME = 0.93  # correlation over the shared part from which two pictures are near-duplicates
 SHARED = 0.5  # of the shorter thumbnail that the two must share
 FLAT = 2.0  # levels of 255: with less contrast, noise is all there is to compare
+STRETCH = 0.04  # of the longer thumbnail: the same aspect ratio, but for the rounding of a small copy
 LIMIT = 10_000  # pictures; beyond, comparing all with all takes too long
 
 Gray = np.ndarray[Any, np.dtype[np.uint8]]
@@ -81,6 +82,16 @@ def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lam
                     best[pair] = near
         tick(len(indices))
     return tuple(best[pair] for pair in sorted(best))
+
+
+def framed_alike(one: Thumb, other: Thumb, *, mirrored: bool) -> float:
+    """The correlation of two whole pictures, laid over each other as they are; 0 where their aspect ratios differ."""
+    moved, fixed = one.across, other.across
+    wider = abs(moved.shape[1] - fixed.shape[1])
+    if wider > max(STRETCH * max(moved.shape[1], fixed.shape[1]), 2):
+        return 0.0
+    moved = np.flip(moved, axis=1) if mirrored else moved
+    return max(_correlation(moved, fixed, offset) for offset in range(-wider - 1, wider + 2))
 
 
 def _blocks(count: int) -> Iterator[range]:

@@ -15,6 +15,7 @@ from PIL import Image
 from prep.digest import digest_bytes
 from prep.duplicates import LONG, SIDE, Gray, Thumb
 from prep.records import Size
+from prep.signatures import signature_of
 
 SAMPLE = 3 * SIDE  # pixels of the sample's shorter side
 
@@ -26,13 +27,15 @@ class Identity:
     file: str  # SHA-256 of the bytes
     sample: int  # CRC-32 of the grays of some pixels: copies have the same, others hardly ever do
     size: Size
+    signature: bytes  # of `prep.signatures`
 
 
 def identify(data: bytes, picture: Image.Image) -> tuple[Identity, Thumb]:
     """What copies of `picture` (RGB, decoded from `data`) are known by."""
     small = sampled(picture)
-    identity = Identity(file=digest_bytes(data), sample=zlib.crc32(small.tobytes()), size=picture.size)
-    return identity, thumb_of(small, picture.size)
+    thumb = thumb_of(small, picture.size)
+    return Identity(file=digest_bytes(data), sample=zlib.crc32(small.tobytes()), size=picture.size,
+                    signature=signature_of(thumb)), thumb
 
 
 def pixels_of(picture: Image.Image) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from zlib import crc32
 
 from prep.cache.files import make_dirs
-from prep.duplicates import Near, Thumb
+from prep.duplicates import LIMIT, Near, Thumb
 from prep.examine import Examined
 from prep.facts import CRC, WAIT, connect, guarded, stamp_of
 from prep.looks import Identity
@@ -30,7 +30,7 @@ from prep.records import Blob, Item
 from prep.rest import REST_NS, ctime_is_change
 from prep.wire import message, of_examined, of_thumb, parts, to_examined, to_thumb
 
-VERSION = 2  # of the checks and of this table: raised when a check of `prep.examine` or a decoder's answer changes
+VERSION = 3  # of the checks and of this table: raised when a check of `prep.examine` or a decoder's answer changes
 DAYS = 90
 _DAY = 86400
 _TABLE = "CREATE TABLE IF NOT EXISTS found (name BLOB PRIMARY KEY, day INTEGER, value BLOB) WITHOUT ROWID"
@@ -52,6 +52,7 @@ class Remembered:
         self._path = path if ctime_is_change() else None
         self._table = None if self._path is None or not trust else _open(self._path)
         self._new: dict[bytes, bytes] = {}
+        self._thumbs = 0  # noted
         self._old: list[bytes] = []  # whose day is not today's
         self._today = int(time.time()) // _DAY
 
@@ -73,7 +74,8 @@ class Remembered:
         if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
             return
         self._new[stamp[0]] = message(of_examined(examined))
-        if examined.thumb is not None and examined.identity is not None:
+        if examined.thumb is not None and examined.identity is not None and self._thumbs < LIMIT:
+            self._thumbs += 1  # 10 kB each; among more pictures, few are ever asked for
             self._new[_thumb_name(examined.identity)] = of_thumb(examined.thumb)
         if len(self._new) > 2000:
             self.save()

@@ -2,8 +2,8 @@
 
 The work is a pure function per item (`examine.check_item`), done by worker processes (`crew`), so that a decoder that
 hangs, crashes or eats memory costs one finding. What did not change since an earlier scan is remembered. A bounded
-number of items is under way at a time; what is kept of a picture is 600 bytes, and its thumbnail only as long as there
-are few enough to compare: 100,000 pictures take 60 MB.
+number of items is under way at a time; what is kept of a picture is 700 bytes, and its thumbnail only as long as there
+are few enough to compare: 100,000 pictures take 70 MB.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
-
+from prep.alike import Makers, nears_of, pixels_of
 from prep.codes import CODES as CODES  # a scan's codes
 from prep.copies import Seen, exact_copies, near_findings, too_many
 from prep.crew import Crew, Lost
-from prep.duplicates import LIMIT, SIDE, Near, Thumb, near_duplicates
+from prep.duplicates import LIMIT, Thumb
 from prep.examine import Examined, finding
 from prep.parse import Unparsed
-from prep.records import Blob, Finding, Item
+from prep.records import Finding, Item
 from prep.remembered import Remembered, Stamp
-from prep.wire import all_examined, of_blob, of_item, to_thumb
+from prep.wire import all_examined, of_item
 
 BATCH = 8  # items of a request: the way there and back costs a twentieth of a picture's decoding
 SINGLE = 4  # for each worker: items that are sent alone at first, so that all workers have something to do
@@ -116,10 +115,13 @@ def _scan(items: Iterable[Item | Finding], work: _Work, progress: Progress, chec
             findings += [*examined.findings, *check(item, examined)]
             album.add(item, examined)
             tick(1)
-    copied, distinct = exact_copies(album.seen, lambda blobs: _pixels(blobs, work))
+    makers = Makers(crew=work.crew, pool=work.pool, memory=work.memory)
+    copied, distinct = exact_copies(album.seen, lambda blobs: pixels_of(blobs, makers))
     findings += copied
     if compare:
-        findings += too_many(distinct) or near_findings(_nears(distinct, album, work, progress), distinct)
+        with progress("comparing", len(distinct), "pictures") as tick:
+            nears = nears_of(distinct, album.thumbs, makers, tick)
+        findings += [*too_many(distinct), *near_findings(nears, distinct)]
     work.memory.save()
     ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
     return Report(pictures=pictures, samples=samples, findings=tuple(ordered))
@@ -192,35 +194,3 @@ def _noted(future: Future[list[_Looked]], memory: Remembered) -> Iterator[tuple[
         if lived:  # what a worker died of may have been its memory or the load, and is tried again
             memory.note(stamp, item, examined)
         yield item, examined
-
-
-# ---- copies ----------------------------------------------------------------------------------------------------------
-
-
-def _pixels(pictures: Sequence[Blob], work: _Work) -> list[str]:
-    return list(work.pool.map(lambda blob: _asked(work.crew, "pixels", blob)[0].get("pixels", ""), pictures))
-
-
-def _nears(distinct: Sequence[Seen], album: _Album, work: _Work, progress: Progress) -> Sequence[Near]:
-    name, known = work.memory.nears(bytes.fromhex(one.identity.file) for one in distinct)
-    if known is not None and all(near.second < len(distinct) for near in known):
-        return known
-    thumbs = [album.thumbs.get(one.identity.file) or work.memory.thumb(one.identity) or _thumb(one, work)
-              for one in distinct]
-    with progress("comparing", len(distinct), "pictures") as tick:
-        nears = near_duplicates(thumbs, tick)
-    work.memory.note_nears(name, nears)
-    return nears
-
-
-def _thumb(one: Seen, work: _Work) -> Thumb:
-    """A thumbnail made again; a flat one, which is like nothing, where the picture is gone by now."""
-    flat = np.zeros((SIDE, 2), np.uint8)
-    return to_thumb(_asked(work.crew, "thumb", one.picture)[1]) or Thumb(across=flat, down=flat)
-
-
-def _asked(crew: Crew, do: str, picture: Blob) -> tuple[Any, bytes]:
-    try:
-        return crew.ask(do, picture=of_blob(picture))
-    except Lost:
-        return {}, b""

@@ -91,7 +91,8 @@ def of_examined(examined: Examined) -> dict[str, Any]:
     identity = examined.identity
     return {"name": examined.name, "captions": list(examined.captions),
             "findings": [[one.path, one.code, one.severity, one.detail] for one in examined.findings],
-            "identity": None if identity is None else [identity.file, identity.sample, *identity.size]}
+            "identity": None if identity is None else [identity.file, identity.sample, *identity.size,
+                                                           identity.signature.hex()]}
 
 
 def to_examined(document: Mapping[str, Any], thumb: Thumb | None) -> Examined:
@@ -148,6 +149,7 @@ def _finding(value: Any, where: str) -> Finding:
     return Finding(path=path, code=code, severity=kind, detail=detail)
 
 
-def _identity(file: Any, sample: Any, width: Any, height: Any) -> Identity:
+def _identity(file: Any, sample: Any, width: Any, height: Any, signature: Any) -> Identity:
     return Identity(file=expect(file, str, "file"), sample=count(sample, "sample"),
+                    signature=bytes.fromhex(expect(signature, str, "signature")),
                     size=(count(width, "width"), count(height, "height")))

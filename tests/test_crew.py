@@ -212,7 +212,8 @@ def test_thumbnails_survive_the_way():
         to_thumb(b"\x01\x01\x01\x00x")
 
 
-GOOD_ONE = {"name": "a", "captions": ["b"], "findings": [["a", "blank", "warning", "x"]], "identity": ["00", 1, 2, 3]}
+GOOD_ONE = {"name": "a", "captions": ["b"], "findings": [["a", "blank", "warning", "x"]],
+            "identity": ["00", 1, 2, 3, "7f"]}  # fmt: skip
 
 
 def test_answers_are_checked_as_a_whole():
@@ -228,7 +229,8 @@ def test_answers_are_checked_as_a_whole():
 
 @pytest.mark.parametrize("change", [
     {"name": 3}, {"captions": [3]}, {"findings": [["a"]]}, {"findings": [["a", "b", "fatal", "d"]]}, {"identity": [1]},
-    {"identity": ["00", 1, 2, -3]}, {"identity": ["00", 1, 2, 3, 4]}, {"findings": 7}, {"captions": None},
+    {"identity": ["00", 1, 2, -3, ""]}, {"identity": ["00", 1, 2, 3, 4]},
+    {"identity": ["00", 1, 2, 3, "xy"]}, {"identity": ["00", 1, 2, 3]}, {"findings": 7}, {"captions": None},
 ])
 def test_what_a_worker_says_is_checked(change):
     assert to_examined(GOOD_ONE, None).identity.size == (2, 3)

@@ -253,14 +253,6 @@ def test_nothing_to_scan(tmp_path):
     assert (report.pictures, report.samples, report.findings) == (0, 0, ())
 
 
-def test_too_many_to_compare(tmp_path, monkeypatch):
-    monkeypatch.setattr("prep.scan.LIMIT", 2)
-    monkeypatch.setattr("prep.copies.LIMIT", 2)
-    report = scan(walk(source(tmp_path), source=0, mask_from="none"), jobs=1)
-    (told,) = [one for one in report.findings if one.code == "duplicates-skipped"]
-    assert told.detail == "4 pictures; copies that are not exact are looked for among up to 2"
-
-
 def test_codes_are_complete_sentences_of_three():
     for code, (severity, meaning, advice) in CODES.items():
         assert code == code.lower()

@@ -204,7 +204,7 @@ def test_a_second_scan_opens_nothing_and_says_the_same(prep, source, started, mo
         saved(Image.open(source / "a.png").resize((72, 60))))
     first = prep("scan", source, "--json", *MODEL_FREE)
     assert started() == 1 and "near-duplicate" in first.out
-    monkeypatch.setattr("prep.scan.near_duplicates", None)
+    monkeypatch.setattr("prep.alike.near_duplicates", None)
     again = prep("scan", source, "--json", *MODEL_FREE)
     assert (again.code, again.out) == (first.code, first.out) and started() == 0
 

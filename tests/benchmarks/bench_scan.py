@@ -28,6 +28,7 @@ from prep.looks import sampled, thumb_of
 from prep.records import Item
 from prep.remembered import Remembered
 from prep.scan import scan
+from prep.signatures import LENGTH, likely_pairs
 from prep.sources.directory import walk
 
 ROUNDS, PICTURES, JOBS = 3, 3000, 2
@@ -97,8 +98,15 @@ def apart(quick: bool) -> str:
     begun = time.monotonic()
     near_duplicates(thumbs)
     compared = time.monotonic() - begun
-    return (f"A worker is ready after {start:.2f} s. Comparing {count} different pictures takes {compared:.2f} s. Kept "
-            f"of a picture: {kept_bytes()} bytes, and its thumbnail while there are no more than 10,000.")
+    many = 10_000 if quick else 100_000
+    rng = np.random.default_rng(0)
+    signatures = [row.tobytes() for row in rng.integers(-127, 128, (many, LENGTH), np.int8)]
+    begun = time.monotonic()
+    assert not list(likely_pairs(signatures))
+    hashed = time.monotonic() - begun
+    return (f"A worker is ready after {start:.2f} s. Comparing {count} different pictures takes {compared:.2f} s, and "
+            f"{many} signatures {hashed:.1f} s. Kept of a picture: {kept_bytes()} bytes, and its thumbnail while there "
+            "are no more than 10,000.")
 
 
 def kept_bytes() -> int:
@@ -110,7 +118,8 @@ def kept_bytes() -> int:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     kept = [Seen(name=f"subject/{number:08d}.jpg", picture=Blob(file=f"/home/somebody/photos/subject/{number:08d}.jpg"),
-                 identity=Identity(file=f"{number:064x}", sample=number << 8, size=(1000 + number % 999, 2000)))
+                 identity=Identity(file=f"{number:064x}", sample=number << 8, size=(1000 + number % 999, 2000),
+                                   signature=number.to_bytes(63, "little")))
             for number in range(20000)]
     size = (tracemalloc.get_traced_memory()[0] - before) // len(kept)
     tracemalloc.stop()

@@ -1,0 +1,90 @@
+"""Near-duplicates among the pictures of a scan: all kinds among few, those of whole pictures among many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from prep.copies import Seen
+from prep.crew import Crew, Lost
+from prep.duplicates import LIMIT, SAME, SIDE, Near, Thumb, framed_alike, near_duplicates
+from prep.records import Blob
+from prep.remembered import Remembered
+from prep.signatures import LIMIT as MOST
+from prep.signatures import Pair, likely_pairs
+from prep.wire import of_blob, to_thumb
+
+AT_ONCE = 256  # pairs whose thumbnails are in memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Makers:
+    """Who decodes a picture again, and what is known of it."""
+
+    crew: Crew
+    pool: Executor
+    memory: Remembered
+
+
+def nears_of(distinct: Sequence[Seen], thumbs: Mapping[str, Thumb], makers: Makers,
+             tick: Callable[[int], object]) -> Sequence[Near]:
+    """The near-duplicates among pictures sorted by rank, from memory where these were compared before.
+
+    `thumbs`: thumbnails by digest of the file, as far as they are there.
+    """
+    name, known = makers.memory.nears(bytes.fromhex(one.identity.file) for one in distinct)
+    if known is not None and all(near.second < len(distinct) for near in known):
+        return known
+    if len(distinct) > MOST:
+        return ()
+    nears = (tuple(_among_many(distinct, makers, tick)) if len(distinct) > LIMIT
+             else near_duplicates(_thumbs(distinct, thumbs, makers), tick))
+    makers.memory.note_nears(name, nears)
+    return nears
+
+
+def pixels_of(pictures: Sequence[Blob], makers: Makers) -> list[str]:
+    """A digest of every pixel of each picture, "" where it cannot be decoded any more."""
+    return list(makers.pool.map(lambda blob: _asked(makers.crew, "pixels", blob)[0].get("pixels", ""), pictures))
+
+
+def _among_many(distinct: Sequence[Seen], makers: Makers, tick: Callable[[int], object]) -> Iterator[Near]:
+    """Near-duplicates that show the whole picture; thumbnails are made again of those that are likely."""
+    pairs = likely_pairs([one.identity.signature for one in distinct], tick)
+    while some := list(islice(pairs, AT_ONCE)):
+        indices = sorted({index for pair in some for index in (pair.first, pair.second)})
+        thumbs = dict(zip(indices, _thumbs([distinct[index] for index in indices], {}, makers), strict=True))
+        for pair in some:
+            yield from _measured(pair, thumbs)
+
+
+def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Iterator[Near]:
+    score = framed_alike(thumbs[pair.first], thumbs[pair.second], mirrored=pair.mirrored)
+    if score >= SAME:
+        yield Near(first=pair.first, second=pair.second, score=score, mirrored=pair.mirrored)
+
+
+def _thumbs(pictures: Sequence[Seen], known: Mapping[str, Thumb], makers: Makers) -> list[Thumb]:
+    """The thumbnail of each: known, remembered, or made again."""
+    found = [known.get(one.identity.file) or makers.memory.thumb(one.identity) for one in pictures]
+    lacking = [one.picture for one, thumb in zip(pictures, found, strict=True) if thumb is None]
+    made = makers.pool.map(lambda blob: _made_again(blob, makers.crew), lacking)
+    return [thumb or next(made) for thumb in found]
+
+
+def _made_again(picture: Blob, crew: Crew) -> Thumb:
+    """A thumbnail; a flat one, which is like nothing, where the picture is gone by now."""
+    flat = np.zeros((SIDE, 2), np.uint8)
+    return to_thumb(_asked(crew, "thumb", picture)[1]) or Thumb(across=flat, down=flat)
+
+
+def _asked(crew: Crew, do: str, picture: Blob) -> tuple[Any, bytes]:
+    try:
+        return crew.ask(do, picture=of_blob(picture))
+    except Lost:
+        return {}, b""
