@@ -26,6 +26,7 @@ LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
 _EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
                "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
                "HEIC": {".heic", ".heif", ".hif"}, "JXL": {".jxl"}}
+_SEVERAL = {"TIFF": ("multi-page", "pages; the first"), "HEIC": ("multi-page", "pictures; the primary one")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +133,8 @@ def _header_notes(header: images.Header, name: str) -> Iterator[Note]:
     if width * height > MANY_PIXELS:
         yield "many-pixels", f"{width}x{height} pixels take much memory"
     if header.frames > 1:
-        what = ("multi-page", "pages") if header.format == "TIFF" else ("animated", "frames")
-        yield what[0], f"{header.frames} {what[1]}; the first is used"
+        code, what = _SEVERAL.get(header.format, ("animated", "frames; the first"))
+        yield code, f"{header.frames} {what} is used"
     if header.bits > 8:
         yield "high-bit-depth", f"{header.bits} bits per channel; reduced to 8"
     if header.mode == "1":

@@ -13,6 +13,7 @@ from plugged import heic
 
 from prep import images
 from prep.containers import sniff
+from prep.examine import _header_notes
 from prep.extras import _nclx_notes, rounded
 from prep.images import BadPicture
 
@@ -117,6 +118,7 @@ def test_primary_picture_of_several():
     file.save(stream, quality=-1, chroma=444, primary_index=1)
     header = images.read_header(stream.getvalue())
     assert header.frames == 3
+    assert ("multi-page", "3 pictures; the primary one is used") in list(_header_notes(header, "a.heic"))
     assert near(decoded(stream.getvalue()), np.full((64, 64, 3), 150))
 
 
