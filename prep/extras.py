@@ -1,8 +1,8 @@
 """HEIC and JPEG XL as Pillow's own formats are opened, by plugins that are extras of ours and may not be there.
 
 A plugin is imported when the first such picture is met. What it hands out becomes 8 bits here, by rounding where it
-gives all bits. One thread decodes a picture: there are as many decoders at work as processors. That importing pillow_jxl
-registers it for `Image.open` changes nothing here, where nobody calls that.
+gives all bits. One thread decodes a picture: there are as many decoders at work as processors. To import
+pillow_jxl is to register it for `Image.open`, which nobody calls here.
 """
 
 from __future__ import annotations
