@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
+from prep.interrupts import held_back
 from prep.mask import METHODS, Made, MaskChoice, check_choice, mask_path
 from prep.mask_item import Model
 from prep.masking import make_masks
@@ -120,11 +121,13 @@ def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskChoice) -> N
 def _load(call: Masking) -> Model:
     choice, model = call.choice, call.model
     if choice.method == "rembg":
-        from prep.models.matting import Matting  # here: an extra
+        with held_back():
+            from prep.models.matting import Matting  # here: an extra
 
         return Matting(model or REMBG, download=call.download)
     folder = locate(model or CLIPSEG, download=call.download, parts=SINGLE)
-    from prep.models import segment  # here: most masks need no torch
+    with held_back():
+        from prep.models import segment  # here: most masks need no torch
 
     if choice.method == "clipseg":
         return segment.clipseg(folder, prompts=choice.prompts, device=call.device)

@@ -10,6 +10,7 @@ from prep.cache.files import write_whole
 from prep.crew import Crew, Lost
 from prep.errors import ModelError, UsageError
 from prep.examine import Examined, finding
+from prep.interrupts import held_back
 from prep.parse import Unparsed
 from prep.recipe import Recipe
 from prep.records import Blob, Finding, Item
@@ -80,7 +81,8 @@ def _check(asked: Scanning) -> None:
 def _token_check(model: str, recipe: Recipe) -> Check:
     """A warning for each item one of whose captions, in all its variants, has more tokens than the encoder takes."""
     from prep.models.hub import locate
-    from prep.models.tokens import TokenCounter  # here: it loads transformers
+    with held_back():
+        from prep.models.tokens import TokenCounter  # here: it loads transformers
 
     try:
         where = locate(model)

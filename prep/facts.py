@@ -131,10 +131,10 @@ def stamp_of(blob: Blob) -> tuple[bytes, int]:
 
 
 def _load(path: Path) -> dict[bytes, bytes]:
-    if not path.is_file():
-        return {}
     found: dict[bytes, bytes] = {}
     with guarded(path):
+        if not path.is_file():
+            return {}
         _check_head(path)
         with closing(connect(path)) as connection:
             if _version(connection) == VERSION:

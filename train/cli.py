@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from prep.console import put, put_json, run, say, say_problem
+from prep.interrupts import held_back
 from prep.report.words import names_of, safe
 
 if TYPE_CHECKING:
@@ -90,11 +91,13 @@ def run_(
 
     from prep.cache.lock import hold
     from train.check import PATIENCE, check_shards
-    from train.device import choose
     from train.log import Log
-    from train.loop import train
     from train.rundir import claim, held
     from train.watch import watching
+
+    with held_back():
+        from train.device import choose
+        from train.loop import train
 
     place = choose(device)
     index = report.setup.index
@@ -126,8 +129,10 @@ def sample(
 ) -> None:
     """Make pictures with a run's newest checkpoint (its moving average, where there is one)."""
     from prep.console import progress
-    from train.device import choose
-    from train.show import Wanted, show
+
+    with held_back():
+        from train.device import choose
+        from train.show import Wanted, show
 
     wanted = Wanted(folder=folder, prompts=prompts, checkpoint=checkpoint, manifest=manifest, model=model, steps=steps,
                     guidance=guidance, seed=seed, download=download,

@@ -24,6 +24,7 @@ from prep.cache.writer import ShardWriter
 from prep.digest import digest_bytes, digest_json
 from prep.engine.job import Job, Outcome, Tick, provenance
 from prep.errors import CacheError
+from prep.interrupts import held_back
 from prep.mask import fits_scaled
 from prep.records import Finding, Reject, Task
 from prep.sources.blob import code_of, read_blob
@@ -78,10 +79,11 @@ class _Tally:
 def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) -> None:
     if not tasks:
         return
-    from prep.models.quiet import quiet_libraries  # here: a run with nothing to encode imports no torch
+    with held_back():
+        from prep.models.quiet import quiet_libraries  # here: a run with nothing to encode imports no torch
 
-    quiet_libraries()
-    from prep.models.text import TextEncoder
+        quiet_libraries()
+        from prep.models.text import TextEncoder
 
     encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
     for task in _unfinished(job, tasks):
@@ -102,10 +104,11 @@ def _text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]
 def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally, tick: Tick) -> None:
     if not tasks:
         return
-    from prep.models.quiet import quiet_libraries  # here: as above
+    with held_back():
+        from prep.models.quiet import quiet_libraries  # here: as above
 
-    quiet_libraries()
-    from prep.models.vae import VaeEncoder
+        quiet_libraries()
+        from prep.models.vae import VaeEncoder
 
     encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
     for task, pixels in _ahead(job, tasks, pool, lambda work: _pixels(job, work), job.wants.latents):

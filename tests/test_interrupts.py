@@ -1,0 +1,74 @@
+"""Ctrl-C is held back while libraries load, and has its effect afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from prep.interrupts import held_back
+
+LOADING = """
+import os, signal, sys, threading
+from prep.interrupts import held_back
+threading.Timer({after}, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    with held_back():
+        import torch
+        print("loaded", flush=True)
+    import time
+    time.sleep(30)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_it_comes_at_the_end():
+    done = []
+    with pytest.raises(KeyboardInterrupt), held_back():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("the rest")
+    assert done == ["the rest"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_goes_first():
+    with pytest.raises(ZeroDivisionError), held_back():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_change_nothing():
+    found = []
+
+    def run():
+        with held_back():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("after", [0.05, 0.3, 0.6])
+def test_torch_loads_to_its_end(after):
+    done = subprocess.run([sys.executable, "-c", LOADING.format(after=after)], capture_output=True, text=True,
+                          timeout=120)
+    assert (done.returncode, done.stdout) == (130, "loaded\n"), done.stderr
