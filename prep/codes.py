@@ -77,6 +77,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "caption-too-long": ("warning", "longer than any text encoder takes", "shorten it"),
     "orphan-caption": ("warning", "caption without a picture", "remove it, or look for its picture"),
     "second-caption": ("info", "a second caption file, not used", "keep one of the two"),
+    "bad-json": ("warning", "JSON beside a caption that cannot be parsed; not used", "fetch it again, or remove it"),
     "bad-table": ("error", "a table of captions, or a row of it, that cannot be used", "mend the table"),
     "table-without-picture": ("warning", "rows of a table name pictures that are not there", "look for the pictures"),
     "stem-collision": ("warning", "two pictures of one name share caption and mask", "rename one"),

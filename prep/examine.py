@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -53,6 +54,7 @@ def check_item(item: Item) -> Examined:
         said, captions = _check_caption(item)
         findings += said
     findings += _check_mask(item, seen[0].size if seen else None)
+    findings += _check_metadata(item)
     identity, thumb = seen or (None, None)
     return Examined(name=item.name, findings=tuple(findings), identity=identity, thumb=thumb, captions=captions)
 
@@ -167,11 +169,29 @@ def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
     return [finding(item.name, *note) for note in notes], found
 
 
+def _check_metadata(item: Item) -> list[Finding]:
+    """A finding for a JSON file that is not used, when it cannot be: what came with it may be cut off, too."""
+    if item.metadata is None:
+        return []
+    says = ""
+    try:
+        json.loads(data := read_blob(item.metadata))
+    except OSError as error:
+        says = f"cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError:
+        says = f"{len(data)} bytes that are not UTF-8"
+    except json.JSONDecodeError as error:
+        says = f"{len(data)} bytes, and no JSON from character {error.pos} on ({error.msg})"
+    except (ValueError, RecursionError, MemoryError):
+        pass  # longer numbers, or more levels, than this Python reads: others may
+    return [finding(beside(item, item.metadata), "bad-json", says)] if says else []
+
+
 def _check_mask(item: Item, size: Size | None) -> list[Finding]:
     """Findings on the mask's own name; `size` of the picture, None when that cannot be decoded."""
     if item.mask is None:
         return []
-    where = mask_name(item, item.mask)
+    where = beside(item, item.mask)
     try:
         header, picture, coloured = images.look_at_mask(read_blob(item.mask))
         mask = np.asarray(picture)
@@ -187,11 +207,11 @@ def _check_mask(item: Item, size: Size | None) -> list[Finding]:
     return [finding(where, *note) for note in notes]
 
 
-def mask_name(item: Item, mask: Blob) -> str:
-    """The mask's name beside its picture's; its path when it lies elsewhere."""
-    if mask.path.parent != item.picture.path.parent:
-        return printable(str(mask.path))
-    return str(PurePosixPath(item.name).with_name(printable(mask.path.name)))
+def beside(item: Item, other: Blob) -> str:
+    """The name of a mask or another file beside its picture's; its path when it lies elsewhere."""
+    if other.path.parent != item.picture.path.parent:
+        return printable(str(other.path))
+    return str(PurePosixPath(item.name).with_name(printable(other.name)))
 
 
 def _mask_colours(header: images.Header, coloured: bool) -> Iterator[Note]:

@@ -62,6 +62,7 @@ class Item:
     mask: Blob | None
     caption_format: Literal["text", "json"] = "text"
     captions: tuple[str, ...] = ()  # from a table, where there is no caption file
+    metadata: Blob | None = None  # a JSON file beside its caption: looked at by a scan, never used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,7 @@ from prep.records import Blob, Item
 from prep.rest import REST_NS, ctime_is_change
 from prep.wire import message, of_examined, of_thumb, parts, to_examined, to_thumb
 
-VERSION = 3  # of the checks and of this table: raised when a check of `prep.examine` or a decoder's answer changes
+VERSION = 4  # of the checks and of this table: raised when a check of `prep.examine` or a decoder's answer changes
 DAYS = 90
 _DAY = 86400
 _TABLE = "CREATE TABLE IF NOT EXISTS found (name BLOB PRIMARY KEY, day INTEGER, value BLOB) WITHOUT ROWID"
@@ -172,7 +172,7 @@ def _stamp(item: Item) -> Stamp | None:
     running = hashlib.blake2b(b"%d" % VERSION, digest_size=16)
     running.update(repr((item.name, item.source, item.caption_format, item.captions)).encode(errors="surrogatepass"))
     changed = 0
-    for blob in (item.picture, item.caption, item.mask):
+    for blob in (item.picture, item.caption, item.mask, item.metadata):
         if blob is None:
             running.update(b"none")
             continue

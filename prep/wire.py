@@ -62,12 +62,14 @@ def of_item(item: Item) -> dict[str, Any]:
     return {"name": item.name, "source": item.source, "picture": of_blob(item.picture),
             "caption": None if item.caption is None else of_blob(item.caption),
             "mask": None if item.mask is None else of_blob(item.mask),
+            "metadata": None if item.metadata is None else of_blob(item.metadata),
             "caption_format": item.caption_format, "captions": list(item.captions)}
 
 
 def to_item(document: Mapping[str, Any]) -> Item:
     """The item of a document that `of_item` made."""
-    blobs = {name: None if document[name] is None else to_blob(document[name]) for name in ("caption", "mask")}
+    blobs = {name: None if document[name] is None else to_blob(document[name])
+             for name in ("caption", "mask", "metadata")}
     return Item(name=document["name"], source=document["source"], picture=to_blob(document["picture"]),
                 caption_format=document["caption_format"], captions=tuple(document["captions"]), **blobs)
 

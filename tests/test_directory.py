@@ -48,6 +48,16 @@ def test_captions(tmp_path):
     assert findings == {("e.caption", "second-caption")}
 
 
+def test_json_beside_a_caption(tmp_path):
+    make(tmp_path, "a.jpg", "a.txt", "a.json", "b.jpg", "b.json", "c.jpg", "c.png", "c.caption", "c.JSON", "d.jpg",
+         "d.txt", "d.jpg.json", "e.json")  # fmt: skip
+    items, findings = run(tmp_path)
+    names = {name: item.metadata and item.metadata.name for name, item in items.items()}
+    assert names == {"a.jpg": "a.json", "b.jpg": None, "c.jpg": "c.JSON", "c.png": None, "d.jpg": None}
+    assert items["b.jpg"].caption_format == "json" and items["a.jpg"].caption_format == "text"
+    assert {code for _, code in findings} == {"stem-collision"}
+
+
 def test_what_belongs_to_nothing(tmp_path):
     make(tmp_path, "a.jpg", "lost.txt", "README.txt", "prompts.txt", "x.psd", "x.txt", "notes.md", "Thumbs.db",
          "y-masklabel.png", "s.svg")  # fmt: skip

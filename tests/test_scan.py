@@ -117,6 +117,37 @@ def test_no_word_on_the_missing_caption_of_a_broken_picture(tmp_path):
     assert set(codes(tmp_path, b"", caption=None)) == {"empty-file"}
 
 
+@pytest.mark.parametrize(("data", "says"), [
+    (b'{"url": "x", "score": NaN}', ""), (b"\xef\xbb\xbf[1]", ""), (b"null", ""), ('"x"'.encode("utf-16"), ""),
+    (b"[" * 100_000, ""), (b"9" * 10_000, ""),
+    (b'{"width": 512, "ca', "18 bytes, and no JSON from character 15 on (Unterminated string starting at)"),
+    (b"", "0 bytes, and no JSON from character 0 on (Expecting value)"), (b'"\xe9"', "3 bytes that are not UTF-8"),
+    (None, "cannot be read: No such file or directory"),
+])  # fmt: skip
+@pytest.mark.parametrize("member", [True, False], ids=["in a tar", "in a directory"])
+def test_json_that_is_not_used(tmp_path, data, says, member):
+    """Most of it is what a downloader wrote of the picture; that it is cut off says something of the picture, too."""
+    whole = saved(photo())
+    if member:
+        (tmp_path / "a.tar").write_bytes(whole + (data or b""))
+        picture, other = (Blob(file=str(tmp_path / "a.tar"), offset=offset, length=length, member=name)
+                          for name, offset, length in
+                          (("x/a.png", 0, len(whole)), ("x/a.json", len(whole), 9 if data is None else len(data))))
+    else:
+        (tmp_path / "a.png").write_bytes(whole)
+        if data is not None:
+            (tmp_path / "a.json").write_bytes(data)
+        picture, other = (Blob(file=str(tmp_path / name)) for name in ("a.png", "a.json"))
+    name = "a.tar/x/a" if member else "in/a"
+    found = check_item(Item(name=f"{name}.png", source=0, picture=picture, caption=None, captions=("a cat",), mask=None,
+                            metadata=other))
+    assert found.usable
+    assert [(one.path, one.code, one.severity) for one in found.findings] == (
+        [(f"{name}.json", "bad-json", "warning")] if says else [])
+    if says and data is not None:
+        assert found.findings[0].detail == says
+
+
 RING = np.full((80, 96), 255)
 RING[20:60, 20:76] = 0
 HALF = np.where(np.arange(96) < 48, 0, 255) * np.ones((80, 1))

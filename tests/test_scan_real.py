@@ -210,7 +210,7 @@ def test_links_and_special_files_end_for_an_ordinary_user(unpacked):
 
 TARS = {
     "wds_path_traversal": {"path-traversal"}, "wds_truncated": {"truncated"}, "empty": {"empty-archive"},
-    "wds_mixed_faults": {"missing-caption", "orphan-caption", "truncated", "empty-file", "duplicate-key"},
+    "wds_mixed_faults": {"missing-caption", "orphan-caption", "truncated", "empty-file", "duplicate-key", "bad-json"},
     "wds_gzip_named": {"packed-archive"}, "zero_byte": {"empty-file"},
 }
 

@@ -41,6 +41,13 @@ def test_members_of_a_key_are_one_item(walk):
             assert read_blob(blob) == blob.member.encode()
 
 
+def test_json_beside_a_caption(walk):
+    items, findings = walk("0.jpg", "0.txt", "0.json", "1.jpg", "1.json", "2.jpg", "2.png", "2.caption", "2.JSON")
+    assert [item.metadata and item.metadata.member for item in items] == ["0.json", None, "2.JSON", None]
+    assert read_blob(items[0].metadata) == b"0.json"
+    assert [one.code for one in findings] == ["stem-collision"]
+
+
 def test_masks_in_onetrainers_way(walk):
     items, findings = walk("0.jpg", "0.txt", "0-masklabel.png", "1-masklabel.png")
     assert [(item.name, item.mask and item.mask.member) for item in items] == [
@@ -55,6 +62,7 @@ def test_masks_in_onetrainers_way(walk):
      (["0.jpg", "0.jpg"], "duplicate-key", "a.tar/0"),
      (["0.jpg", "0.png"], "stem-collision", "a.tar/0.jpg"),
      (["0.txt"], "orphan-caption", "a.tar/0.txt"),
+     (["0.txt", "0.caption", "0.jpg"], "second-caption", "a.tar/0.caption"),
      (["0.mp4"], "unsupported-format", "a.tar/0.mp4"),
      (["README"], "unsupported-format", "a.tar/README"),
      (["0.thumb.jpg"], "unsupported-format", "a.tar/0.thumb.jpg"),

@@ -217,6 +217,11 @@ def test_what_changed_is_read_and_compared_with_what_did_not(prep, source, start
     (source / "a.txt").write_text("")
     found = codes(prep("scan", source, "--json", *MODEL_FREE))
     assert ("a.png", "empty-caption", "warning") in found
+    (source / "a.json").write_text("{}")
+    assert codes(prep("scan", source, "--json", *MODEL_FREE)) == found
+    (source / "a.json").write_text("{")
+    found.add(("a.json", "bad-json", "warning"))
+    assert codes(prep("scan", source, "--json", *MODEL_FREE)) == found
     started()
     assert codes(prep("scan", source, "--json", "--rehash", *MODEL_FREE)) == found and started() == 1
 

@@ -67,7 +67,8 @@ def _pair(folder: Folder, source: int, masks: MaskFolder | None, tables: Tables,
         mask = place + folder.masks[stem] if sidecar and stem in folder.masks else None
         if masks is not None:
             mask = masks.find(folder.prefix + stem)
-        captions = folder.captions.get(stem)
+        captions = folder.captions.get(stem, [])
+        first = stems[stem][0] == name  # what is said of another file of the stem is said once
         row = tables.find(folder.prefix + name)
         if row is not None and sidecar and mask is None:
             mask = row.mask
@@ -75,12 +76,18 @@ def _pair(folder: Folder, source: int, masks: MaskFolder | None, tables: Tables,
                    caption=Blob(file=place + captions[0]) if captions else None,
                    caption_format="json" if captions and captions[0].lower().endswith(".json") else "text",
                    captions=row.captions if row is not None and not captions else (),
+                   metadata=Blob(file=place + unused) if first and (unused := _json_of(captions[1:])) else None,
                    mask=Blob(file=mask) if mask is not None else None)
         if len(stems[stem]) > 1:
             others = ", ".join(printable(other) for other in stems[stem] if other != name)
             folder.say(name, "stem-collision", "warning", f"shares its caption and mask with {others}")
     _leftovers(folder, set(stems), sidecar=sidecar)
     yield from folder.findings
+
+
+def _json_of(names: list[str]) -> str | None:
+    """The first of these that may be JSON."""
+    return next((name for name in names if name.lower().endswith(".json")), None) if names else None
 
 
 def _beginning(folder: Folder) -> str:

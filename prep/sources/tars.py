@@ -201,11 +201,16 @@ def _sample(path: Path, label: str, source: int, key: str, parts: Mapping[str, M
         return
     caption = next((suffix for suffix in CAPTIONS if suffix in parts), None)
     mask = next((parts[suffix] for suffix in MASKS if suffix in parts), None) or masks.get("png")
+    metadata = parts["json"] if caption != "json" and "json" in parts else None
     for suffix in pictures:
         yield Item(name=f"{label}/{printable(parts[suffix].name)}", source=source, picture=_blob(path, parts[suffix]),
                    caption=None if caption is None else _blob(path, parts[caption]),
                    caption_format="json" if caption == "json" else "text",
-                   mask=None if mask is None else _blob(path, mask))
+                   mask=None if mask is None else _blob(path, mask),
+                   metadata=None if metadata is None or suffix != pictures[0] else _blob(path, metadata))
+    if pictures and "txt" in parts and "caption" in parts:
+        yield Finding(path=f"{label}/{printable(parts['caption'].name)}", code="second-caption", severity="info",
+                      detail=f"{printable(parts['txt'].name)} is used instead")
     first = f"{label}/{printable(next(iter(parts.values())).name)}"
     if len(pictures) > 1:
         yield Finding(path=first, code="stem-collision", severity="warning",
