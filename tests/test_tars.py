@@ -10,9 +10,12 @@ import pytest
 import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
+from pictures import saved
+from PIL import Image
 from tarred import member, tar_of
 
 from prep.errors import PathError
+from prep.examine import check_item
 from prep.records import Finding, Item
 from prep.sources.blob import read_blob
 from prep.sources.tars import list_tar, walk_tar
@@ -79,6 +82,15 @@ def test_masks_in_onetrainers_way(walk):
 def test_what_is_said_of_members(walk, members, code, path):
     found = {one.code: one.path for one in walk(*members)[1]}
     assert found[code] == path
+
+
+def test_a_scan_names_masks_and_json_as_members(tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of(["b/0.txt", member("b/0.png", saved(Image.new("RGB", (64, 64), "navy"))),
+                             member("b/0.mask.png", saved(Image.new("L", (64, 64)))), member("b/0.json", b'{"a": ')]))
+    (item,) = walk_tar(path, label="a.tar", source=0, sidecar=True)
+    assert {(one.path, one.code) for one in check_item(item).findings} == {
+        ("a.tar/b/0.png", "blank"), ("a.tar/b/0.mask.png", "mask-empty"), ("a.tar/b/0.json", "bad-json")}
 
 
 def test_side_files_are_passed_over(walk):
