@@ -79,6 +79,17 @@ def test_a_tar_that_was_just_written_is_not_remembered(folder, tar, monkeypatch)
     assert listed(tar) and not listed(tar)
 
 
+def test_a_tar_must_be_at_rest_before_it_is_listed(folder, tar, monkeypatch):
+    """That it was for two seconds when it had been listed says nothing of what was written after its start was read."""
+    monkeypatch.setattr(listings, "REST_NS", 2 * 10**9)
+    changed = tar.stat().st_ctime_ns
+    clock = [changed + 10**9, changed + 10**10]
+    monkeypatch.setattr(time, "time_ns", lambda: clock.pop(0))
+    assert listed(tar)
+    monkeypatch.setattr(time, "time_ns", lambda: changed + 10**10)
+    assert listed(tar) and not listed(tar)
+
+
 def test_a_tar_that_changes_while_it_is_listed_is_not_remembered(folder, tar):
     def rewrite():
         found = contents_of(tar)
