@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from prep.records import Size
 MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
 
 _DEEP = {"I": 32, "F": 32, "1": 1}
-_ORIENTATION = 0x0112
+_ORIENTATION, _PLANES = 0x0112, 0x011C  # tags of TIFF
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,7 @@ def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
     if isinstance(picture, Extra):
         bits, notes = picture.bits, notes + picture.notes
     return Header(format=parts.format, mode=picture.mode, size=(width, height), orientation=turn,
-                  has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture), bits=bits,
+                  has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture, parts), bits=bits,
                   notes=parts.notes + notes)
 
 
@@ -69,8 +70,20 @@ def profile_of(picture: Image.Image, parts: Parts) -> bytes | None:
 def loaded(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> Header:
     """`picture` is decoded, and `header` has what is known only now: a profile that lay in the compressed data."""
     known = profile_of(picture, parts)
+    if isinstance(picture, TiffImageFile):
+        _check_strips(picture)
     picture.load()
     return header if known else replace(header, notes=header.notes + _profile_notes(picture, parts))
+
+
+def _check_strips(picture: TiffImageFile) -> None:
+    """Raises where the strips or tiles of a TIFF do not cover it: Pillow leaves black what is in none of them."""
+    layers = len(picture.getbands()) if picture.tag_v2.get(_PLANES) == 2 else 1
+    wanted = picture.width * picture.height * layers
+    boxes = [one.extents for one in picture.tile if one.extents is not None]
+    there = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
+    if picture.tile and picture.tile[0].codec_name != "libtiff" and there < wanted:  # which looks for itself
+        raise BadPicture("truncated", f"TIFF has strips for {there} of {wanted} pixels")
 
 
 def _profile_notes(picture: ImageFile.ImageFile, parts: Parts) -> tuple[Note, ...]:
@@ -91,11 +104,32 @@ def _orientation(picture: ImageFile.ImageFile, parts: Parts) -> tuple[int, tuple
     return orientation_of(parts.exif or picture.info.get("exif"))
 
 
-def _frames(picture: ImageFile.ImageFile) -> int:
+def _frames(picture: ImageFile.ImageFile, parts: Parts) -> int:
+    """How many there are. Nothing is sought in `picture`: one that breaks off at a later frame shows parts of that."""
+    if parts.format == "TIFF":
+        return _pages(parts.body)
     try:
-        return max(int(getattr(picture, "n_frames", 1)), 1)
+        counted = picture if parts.format != "GIF" else OPENERS["GIF"](io.BytesIO(parts.body))
+        return max(int(getattr(counted, "n_frames", 1)), 1)
     except Exception:  # a broken later frame; the first is all we want
         return 2
+
+
+def _pages(data: bytes) -> int:
+    """How many directories of a TIFF lead to each other; Pillow's way to count them takes the square of that."""
+    order = "<" if data.startswith(b"II") else ">"
+    big = data[2:4] in (b"+\0", b"\0+")
+    entries, entry, place = ("Q", 20, "Q") if big else ("H", 12, "I")
+    seen: set[int] = set()
+    try:
+        at = struct.unpack_from(order + place, data, 8 if big else 4)[0]
+        while at and at not in seen:
+            after = at + struct.calcsize(entries) + entry * struct.unpack_from(order + entries, data, at)[0]
+            seen.add(at)
+            at = struct.unpack_from(order + place, data, after)[0]
+    except struct.error:  # it leads out of the file
+        pass
+    return max(len(seen), 1)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pictures import decoded, saved, srgb_profile, swapped_profile
 from PIL import Image, ImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from prep import images
 from prep.colour import judge
@@ -178,6 +179,50 @@ def test_first_frame_of_an_animation():
         data = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
         assert images.read_header(data).frames == 3, kind
         assert (decoded(data) == 50).all(), kind
+
+
+def tiff(*pages: bytes) -> bytes:
+    """A TIFF of these directories, one after the other; in each, an address below 99 is that of the pixels."""
+    data, pixels = b"II*\0", np.arange(48, dtype=np.uint8).tobytes()
+    place = 8 + len(pixels)
+    data += struct.pack("<I", place) + pixels
+    for number, page in enumerate(pages):
+        place += len(page) + 4
+        data += page + struct.pack("<I", place if number + 1 < len(pages) else 0)
+    return data
+
+
+def page(height: int = 4, *, planes: int = 1, strips: int = 1, orientation: int = 1) -> bytes:
+    """A directory: 4 pixels wide, RGB or in three planes, in strips of 16 bytes, or one of all 48."""
+    sizes = [16] * strips if planes == 2 else [48]
+    entries = [(256, 3, 1, 4), (257, 3, 1, height), (259, 3, 1, 1), (262, 3, 1, 2), (277, 3, 1, 3),
+               (274, 3, 1, orientation), (278, 3, 1, 4), (284, 3, 1, planes), (339, 3, 1, 1), (258, 3, 1, 8)]
+    entries += [(273, 1, strips, sum((8 + 16 * number) << 8 * number for number in range(strips))),
+                (279, 1, strips, sum(size << 8 * number for number, size in enumerate(sizes)))]
+    return struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *one) for one in sorted(entries))
+
+
+def test_a_tiff_whose_strips_do_not_cover_it():
+    """Pillow leaves the rest black, of one plane or of all."""
+    assert decoded(tiff(page()))[..., 0].max() == 45
+    assert decoded(tiff(page(planes=2, strips=3)))[0, 0].tolist() == [0, 16, 32]
+    for data, pixels in ((tiff(page(8)), (16, 32)), (tiff(page(planes=2, strips=2)), (32, 48))):
+        with pytest.raises(BadPicture, match="TIFF has strips for {} of {} pixels".format(*pixels)) as caught:
+            images.decode(data, alpha="white")
+        assert caught.value.code == "truncated"
+
+
+def test_pages_of_a_tiff_are_counted_where_they_lie(monkeypatch):
+    """Pillow seeks them: one that breaks off there would be decoded by the tags of another page."""
+    broken = page(orientation=6).replace(struct.pack("<HHII", 256, 3, 1, 4), struct.pack("<HHII", 256, 2, 9, 1 << 30))
+    data = tiff(page(), broken, page())
+    assert images.read_header(data).frames == 3 and (decoded(data) == decoded(tiff(page()))).all()
+    assert images.read_header(tiff(page(orientation=6), broken)).size == (4, 4)
+    loop = tiff(page(), page())
+    assert images.read_header(loop[:-4] + struct.pack("<I", 56)).frames == 2, "a circle has an end"
+    assert images.read_header(loop[:-4] + struct.pack("<I", 1 << 30)).frames == 2, "so has one that leads out"
+    monkeypatch.setattr(TiffImageFile, "n_frames", property(lambda _: pytest.fail("it takes the square of them")))
+    assert images.read_header(tiff(*[page()] * 5000)).frames == 5000
 
 
 @pytest.mark.parametrize("text", ["red", "#12345", "#12345g", "ffffff", ""])
