@@ -81,14 +81,16 @@ def bucket(
     from prep.report.terminal import outlook_tables, suggestion_table
     from prep.report.words import rejected_line
     from prep.survey import survey
+    from prep.totals import Known
 
     _quiet_pillow()
     recipe = opt.unstopped(opt.recipe_of(source, resolution=resolution, step=step, buckets=buckets, sizes=sizes,
                                          min_bucket=min_bucket, upscale=upscale, crop=crop, views=views, flip=flip,
                                          mask=mask, validation=validation))
     check_bucket_files(recipe, html, png)
-    with progress("reading", None, unit="pictures", shown=not quiet) as tick:
-        surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick)
+    total = Known()
+    with progress("reading", total, unit="pictures", shown=not quiet) as tick:
+        surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick, total=total)
     bucketing = outlook.heavy(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
     view = outlook.outlook_of(bucketing, outlook.showings_of(recipe, surveyed.items, bucketing), batch_size=batch_size,
                               micro_batch=micro_batch, seed=seed, world=world,

@@ -27,11 +27,12 @@ from prep.recipe import Recipe
 from prep.records import Finding
 from prep.report.words import rejected_line, safe
 from prep.survey import picture_places
+from prep.totals import Known, Total
 
 FACTS = "facts.sqlite"  # in the cache; disposable
 PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
 PROMPT_BYTES = 1 << 18  # they stand in the manifest, which stays below 1 MiB
-Progress = Callable[[str, int | None, str], AbstractContextManager[Ticker]]
+Progress = Callable[[str, Total, str], AbstractContextManager[Ticker]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +98,9 @@ def encode_all(call: Encoding) -> Report:
     model = _model(call)
     prompt_bytes, prompts = _prompts(call.recipe)
     facts = Facts(call.cache / FACTS, trust=not call.rehash)
-    with call.progress("reading", None, "pictures") as tick:
-        wanted = encode.want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick)
+    total = Known()
+    with call.progress("reading", total, "pictures") as tick:
+        wanted = encode.want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
     frame = seal.frame_of(wanted, call.cache, output)
     _require_samples(call, wanted)
     check_ceiling(wanted, frame, output)

@@ -18,7 +18,8 @@ from prep.remembered import Remembered, usual_path
 from prep.report.frame import check_page_file
 from prep.report.scan_page import preview_names, scan_page
 from prep.scan import Check, Progress, Report, nothing_else, scan
-from prep.survey import captions_of, picture_places, walk_labelled
+from prep.survey import captions_of, picture_places, walk_all, walk_labelled
+from prep.totals import CountedApart
 from prep.verdicts import code_of, judged
 from prep.wire import of_blob
 
@@ -57,7 +58,8 @@ def scan_all(asked: Scanning) -> Report:
     memory = Remembered(usual_path(), trust=not asked.rehash)
     try:
         report = scan(walk_labelled(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
-                      memory=memory, check=check, compare=bool(wanted))
+                      memory=memory, check=check, compare=bool(wanted),
+                      total=CountedApart(lambda: sum(isinstance(one, Item) for one in walk_all(recipe))))
     finally:
         memory.close()
     report = replace(report, findings=judged(report.findings, choice, select=asked.select, ignore=asked.ignore))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, from_system
 from prep.paths import in_cache
 from prep.report.words import bytes_of, safe
+from prep.totals import Total
 
 if TYPE_CHECKING:
     import typer
@@ -106,8 +107,9 @@ class Ticker:
     Of the unit "bytes", counts and rate are spelled as sizes.
     """
 
-    def __init__(self, title: str, total: int | None, *, unit: str = "", shown: bool = True) -> None:
-        self.title, self.total, self.unit = title, total, unit
+    def __init__(self, title: str, total: Total, *, unit: str = "", shown: bool = True) -> None:
+        self.title, self.unit = title, unit
+        self._total = total
         self._shown = shown and sys.stderr.isatty()
         self._begun = time.monotonic()
         self._done = 0
@@ -124,7 +126,12 @@ class Ticker:
         if self._bar is not None:
             rate = self._done / (time.monotonic() - self._begun)
             spelled = bytes_of(int(rate)) if self.unit == "bytes" else f"{rate:.1f} {self.unit}"
-            self._bar.update(self._task, completed=self._done, rate=f"{spelled}/s")
+            self._bar.update(self._task, completed=self._done, total=self.total, rate=f"{spelled}/s")
+
+    @property
+    def total(self) -> int | None:
+        """How many units there will be, as far as that is known now."""
+        return self._total() if callable(self._total) else self._total
 
     def _start(self) -> None:
         from rich.console import Console
@@ -145,7 +152,7 @@ class Ticker:
 
 
 @contextmanager
-def progress(title: str, total: int | None, *, unit: str = "", shown: bool = True) -> Iterator[Ticker]:
+def progress(title: str, total: Total, *, unit: str = "", shown: bool = True) -> Iterator[Ticker]:
     """A `Ticker` that is cleared away at the end, whatever happens."""
     ticker = Ticker(title, total, unit=unit, shown=shown)
     try:

@@ -33,6 +33,7 @@ from prep.records import RowRef, Task
 from prep.sizes import STEP, Rules
 from prep.specs import Specs, family_of, text_width
 from prep.survey import Survey, label, survey
+from prep.totals import Known
 from prep.views import Framing
 from prep.wants import Contexts, Wants, wants_of
 
@@ -70,12 +71,12 @@ class Planned:
 
 
 def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair], *, jobs: int,
-         tick: Tick) -> Wanted:
+         tick: Tick, total: Known | None = None) -> Wanted:
     """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
     family = recipe.model.family or infer_family(model)
     specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
     prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
-    surveyed = survey(recipe, facts, jobs=jobs, tick=tick)
+    surveyed = survey(recipe, facts, jobs=jobs, tick=tick, total=total)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     buckets = buckets_for(recipe, surveyed)
     wants = wants_of(recipe, surveyed, buckets, contexts, prompts)

@@ -24,13 +24,14 @@ from prep.examine import Examined, finding
 from prep.parse import Unparsed
 from prep.records import Finding, Item
 from prep.remembered import Remembered, Stamp
+from prep.totals import Total
 from prep.wire import all_examined, of_item
 
 BATCH = 8  # items of a request: the way there and back costs a twentieth of a picture's decoding
 SINGLE = 4  # for each worker: items that are sent alone at first, so that all workers have something to do
 
 Tick = Callable[[int], object]
-Progress = Callable[[str, int | None, str], AbstractContextManager[Tick]]  # title, total, unit
+Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]
 Check = Callable[[Item, Examined], Iterable[Finding]]  # what else is to be said of an item
 
 
@@ -47,7 +48,7 @@ class Report:
         return sum(one.severity == severity for one in self.findings)
 
 
-def silent(_title: str, _total: int | None, _unit: str) -> AbstractContextManager[Tick]:
+def silent(_title: str, _total: Total, _unit: str) -> AbstractContextManager[Tick]:
     """A `Progress` that nobody sees."""
     return nullcontext(lambda _: None)
 
@@ -58,15 +59,19 @@ def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
 
 
 def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, crew: Crew | None = None,
-         memory: Remembered | None = None, check: Check = nothing_else, compare: bool = True) -> Report:
+         memory: Remembered | None = None, check: Check = nothing_else, compare: bool = True,
+         total: Total = None) -> Report:
     """The report on `items`, as a source yields them; its findings are taken over.
 
     `jobs` workers of `crew` (default: a new one, ended here) decode. `compare`: near-duplicates are looked for.
+    `total`: how many items there are, for the bar.
     """
     with crew or Crew() as workers, ThreadPoolExecutor(jobs) as pool:
         work = _Work(crew=workers, pool=pool, jobs=jobs, memory=memory or Remembered(None))
         try:
-            return _scan(items, work, progress, check, compare)
+            with progress("scanning", total, "pictures") as tick:
+                findings, album, counts = _gather(_examined(items, work), check, tick)
+            return _report(findings, album, counts, work, progress, compare)
         finally:
             workers.close()  # before the pool waits for who waits for them
             pool.shutdown(cancel_futures=True)
@@ -101,20 +106,27 @@ class _Album:
             self.thumbs.clear()
 
 
-def _scan(items: Iterable[Item | Finding], work: _Work, progress: Progress, check: Check, compare: bool) -> Report:
+def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
+            tick: Tick) -> tuple[list[Finding], _Album, tuple[int, int]]:
+    """What is said of each, what copies are known by, and (pictures looked at, usable ones)."""
     findings: list[Finding] = []
     album = _Album()
     pictures = samples = 0
-    with progress("scanning", None, "pictures") as tick:
-        for result in _examined(items, work):
-            if isinstance(result, Finding):
-                findings.append(result)
-                continue
-            item, examined = result
-            pictures, samples = pictures + 1, samples + examined.usable
-            findings += [*examined.findings, *check(item, examined)]
-            album.add(item, examined)
-            tick(1)
+    for result in results:
+        if isinstance(result, Finding):
+            findings.append(result)
+            continue
+        item, examined = result
+        pictures, samples = pictures + 1, samples + examined.usable
+        findings += [*examined.findings, *check(item, examined)]
+        album.add(item, examined)
+        tick(1)
+    return findings, album, (pictures, samples)
+
+
+def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], work: _Work, progress: Progress,
+            compare: bool) -> Report:
+    """The report, with what is to be said of copies."""
     makers = Makers(crew=work.crew, pool=work.pool, memory=work.memory)
     copied, distinct = exact_copies(album.seen, lambda blobs: pixels_of(blobs, makers))
     findings += copied
@@ -124,7 +136,7 @@ def _scan(items: Iterable[Item | Finding], work: _Work, progress: Progress, chec
         findings += [*too_many(distinct), *near_findings(nears, distinct)]
     work.memory.save()
     ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
-    return Report(pictures=pictures, samples=samples, findings=tuple(ordered))
+    return Report(pictures=counts[0], samples=counts[1], findings=tuple(ordered))
 
 
 def as_json(report: Report) -> dict[str, Any]:

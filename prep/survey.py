@@ -24,6 +24,7 @@ from prep.sources.directory import MaskFolder
 from prep.sources.folders import printable
 from prep.sources.globs import chosen_by
 from prep.sources.walk import places_of, walk_source
+from prep.totals import Known
 from prep.variants import variants_of
 
 Tick = Callable[[int], object]
@@ -75,11 +76,14 @@ def _label(recipe: Recipe, source: int, name: str) -> str:
     return name if len(recipe.sources) == 1 else f"source[{source}]/{name}"
 
 
-def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: None) -> Survey:
+def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: None,
+           total: Known | None = None) -> Survey:
     """The survey of a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
     found = list(walk_all(recipe, rehash=not facts.trust))
     findings = [one for one in found if isinstance(one, Finding)]
     walked = [one for one in found if isinstance(one, Item)]
+    if total is not None:
+        total.count = len(walked)
     items: list[Surveyed] = []
     stopped: list[str] = []
     for item, result in zip(walked, _surveyed(walked, recipe, facts, jobs), strict=True):

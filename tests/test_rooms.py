@@ -47,7 +47,7 @@ ROOMS = {
 # What `train` may take from `prep`: only what is light.
 FROM_PREP = {"prep", "prep.errors", "prep.records", "prep.parse", "prep.paths", "prep.digest", "prep.plan", "prep.draw",
              "prep.keys", "prep.prompts", "prep.manifest", "prep.contents", "prep.console", "prep.interrupts",
-             "prep.models.family", "prep.models.fingerprint", "prep.models.hub", "prep.models.loading"}
+             "prep.totals", "prep.models.family", "prep.models.fingerprint", "prep.models.hub", "prep.models.loading"}
 
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.

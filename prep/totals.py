@@ -1,0 +1,42 @@
+"""How many units of work there will be, for a progress bar that begins before anybody knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+Total = int | Callable[[], int | None] | None  # asked again whenever a bar moves; None: not known (yet)
+
+
+class Known:
+    """A total that is set when it is known."""
+
+    def __init__(self) -> None:
+        self.count: int | None = None
+
+    def __call__(self) -> int | None:
+        return self.count
+
+
+class CountedApart(Known):
+    """A total that a thread of its own finds out, begun when a bar asks for it: nobody else pays for it.
+
+    What goes wrong in `count` is left to whoever does the work, and meets it, too.
+    """
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        super().__init__()
+        self._count = count
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> int | None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._find_out, daemon=True)
+            self._thread.start()
+        return self.count
+
+    def _find_out(self) -> None:
+        try:
+            self.count = self._count()
+        except Exception:
+            return
