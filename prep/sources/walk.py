@@ -68,7 +68,7 @@ def tars_of(path: Path) -> list[Path]:
         _check_ranges(path)
         named = [Path(text) for text in islice(braceexpand(str(path)), MOST_TARS + 1)]
     except (ValueError, RecursionError) as error:
-        raise PathError(f"source {path} cannot be expanded: {error}", hint=HINT) from None
+        raise _unexpanded(path, error) from None
     if len(named) > MOST_TARS:
         raise _too_many(path)
     found: list[Path] = []
@@ -76,7 +76,7 @@ def tars_of(path: Path) -> list[Path]:
         try:
             matches = _matching(one) if _GLOB.search(str(one)) else [one]
         except (ValueError, RecursionError) as error:
-            raise PathError(f"source {path} cannot be expanded: {error}", hint=HINT) from None
+            raise _unexpanded(path, error) from None
         if not matches:
             raise PathError(f"source {one} matches no file", hint=HINT)
         found += matches
@@ -93,6 +93,10 @@ def _check_ranges(path: Path) -> None:
         total *= abs(int(end) - int(start)) + 1
     if total > MOST_TARS:
         raise _too_many(path)
+
+
+def _unexpanded(path: Path, error: Exception) -> PathError:
+    return PathError(f"source {path} cannot be expanded: {error}", hint=HINT)
 
 
 def _too_many(path: Path) -> PathError:
