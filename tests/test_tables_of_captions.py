@@ -91,7 +91,7 @@ def test_other_names_of_the_columns(folder, tmp_path, row):
 
 
 @pytest.mark.parametrize("name", ["../a.png", "sub/../../a.png", "/etc/passwd", "C:\\a.png", "..\\a.png", "a\0.png",
-                                  "\ud800.png"])
+                                  "\\a.png", "\\\\server\\a.png", "\ud800.png"])
 def test_rows_that_lead_out_of_the_source(folder, tmp_path, name):
     write(tmp_path / "t.json", [{"file_name": name, "text": "x"}, ROWS[0]])
     items, said = walked(folder, table=tmp_path / "t.json")
@@ -128,6 +128,14 @@ def test_rows_that_cannot_be_used_do_not_stop_the_others(folder, tmp_path):
 def test_no_mask_is_called_half_a_character(folder, mask):
     """JSON can spell it, `open` cannot: a worker would end with a bug."""
     (folder / "metadata.jsonl").write_text(json.dumps({**ROWS[0], "mask_file_name": mask}))
+    items, said = walked(folder)
+    assert items["a.png"].mask is None and said == [("metadata.jsonl", "bad-table")]
+
+
+@pytest.mark.parametrize("mask", ["\\masks\\a.png", "//masks/a.png", "/masks/a.png"])
+def test_a_path_from_windows_is_no_path_from_the_root(folder, mask):
+    """Its first backslash made an absolute path of it, after it was looked at."""
+    write(folder / "metadata.jsonl", [{**ROWS[0], "mask_file_name": mask}])
     items, said = walked(folder)
     assert items["a.png"].mask is None and said == [("metadata.jsonl", "bad-table")]
 

@@ -68,6 +68,7 @@ def test_masks_in_onetrainers_way(walk):
      (["0.txt", "0.caption", "0.jpg"], "second-caption", "a.tar/0.caption"),
      (["0.mp4"], "unsupported-format", "a.tar/0.mp4"),
      (["README"], "unsupported-format", "a.tar/README"),
+     (["0.jpg", "a\n.png", "b\n.png"], "unsupported-format", "a.tar/b\n.png"),
      (["0.thumb.jpg"], "unsupported-format", "a.tar/0.thumb.jpg"),
      (["../0.jpg"], "path-traversal", "a.tar/../0.jpg"),
      (["a/../../0.jpg"], "path-traversal", "a.tar/a/../../0.jpg"),

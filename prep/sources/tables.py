@@ -100,7 +100,7 @@ class Tables:
     def _below(self, named: str, prefix: str) -> str:
         """The name below the source's root. Raises `BadTable` for one that leads out of it."""
         text = named.replace("\\", "/")
-        if Path(named).is_absolute() or text[1:3] == ":/":
+        if Path(named).is_absolute() or text[:1] == "/" or text[1:3] == ":/":
             root = self.root.resolve().as_posix() + "/"
             if not text.startswith(root):
                 raise BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")

@@ -164,7 +164,7 @@ def _add(info: tarfile.TarInfo, size: int, links: set[str], listing: Listing) ->
         listing.say(name, "special-file", f"is {_KINDS.get(info.type, 'no file')}; left out")
     elif info.offset_data + info.size > size:
         listing.say(name, "truncated", f"the tar ends after {max(0, size - info.offset_data)} of its {info.size} bytes")
-    elif "." not in path.name:
+    elif "." not in path.name or "\n" in name:  # of which webdataset makes no key
         listing.say(name, "unsupported-format", "")  # what is read may be more by the time this is remembered
     else:
         listing.members.append(Member(name=name, offset=info.offset_data, size=info.size))
