@@ -27,6 +27,7 @@ def scan(
     model: Annotated[str | None, typer.Option(help="count captions' tokens for this pipeline directory or id")] = None,
     select: Annotated[list[str] | None, typer.Option(help="only findings of this code; may be repeated")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="no findings of this code; may be repeated")] = None,
+    every: Annotated[bool, typer.Option("--all", help="every finding by name, however many there are")] = False,
     write_report: Annotated[Path | None, typer.Option(help="write one self-contained HTML page")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="exit 1 for warnings, too")] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="read every file again, whatever its stamps say")] = False,
@@ -46,7 +47,8 @@ def scan(
     if as_json:
         put_json(document(report))
     else:
-        put(findings_table(report.findings, pictures=report.pictures, usable=report.samples))
+        put(findings_table(report.findings, pictures=report.pictures, usable=report.samples,
+                           every=every or bool(select)))
     if report.count("error") or (strict and report.count("warning")):
         raise typer.Exit(EXIT_FINDINGS)
 

@@ -1,8 +1,8 @@
 """What is known of files already read, and of shards: facts by inode, size, mtime and ctime, or by digest. Disposable.
 
-A stamp is trusted only when the file was at rest for two seconds as it was read: a file system's clock is that coarse
-at worst, and a file written twice within one tick would look unchanged. Where ctime is a creation time (Windows) a
-replaced file can keep all its stamps, so nothing is remembered there.
+A stamp is trusted only when the file was at rest for two seconds before it was read: a file system's clock is that
+coarse at worst, and a file written twice within one tick would look unchanged. Where ctime is a creation time (Windows)
+a replaced file can keep all its stamps, so nothing is remembered there.
 
 Every record has a CRC-32 of its name and its value, which finds any one flipped bit: such a record is as good as none.
 A table that SQLite cannot read, or that is not as it was made, goes and is made again.
@@ -90,6 +90,7 @@ class Facts:
                 return
 
     def _ask(self, blob: Blob, kind: str, make: Callable[[], Fact]) -> Fact:
+        begun = time.time_ns()
         before, changed = stamp_of(blob)
         known = self._recall(kind, before)
         if known is not None:
@@ -97,7 +98,7 @@ class Facts:
         value = make()
         with self._lock:
             self.read += 1
-        if stamp_of(blob)[0] == before and time.time_ns() - changed > REST_NS:
+        if stamp_of(blob)[0] == before and begun - changed > REST_NS:
             self._note(kind, before, json.dumps(value).encode())
         return value
 

@@ -57,19 +57,20 @@ class Remembered:
         self._today = int(time.time()) // _DAY
 
     def recall(self, item: Item) -> tuple[Stamp | None, Examined | None]:
-        """(stamp to note what will be found under, what was found); `None` where files are gone or nothing is known."""
-        stamp = _stamp(item)
+        """(stamp to note what will be found under, what was found). The first is `None` where files are gone or not at
+        rest, the second where nothing is known."""
+        now, stamp = time.time_ns(), _stamp(item)
         if stamp is None or self._path is None:
             return None, None
-        value = self._value(stamp[0])
+        value, rested = self._value(stamp[0]), now - stamp[1] > REST_NS
         try:
-            return stamp, None if value is None else to_examined(parts(value)[0], None)
+            return stamp if rested else None, None if value is None else to_examined(parts(value)[0], None)
         except Unparsed:
-            return stamp, None
+            return stamp if rested else None, None
 
     def note(self, stamp: Stamp | None, item: Item, examined: Examined) -> None:
-        """Remembers what was found, if the item's files are as they were at `stamp`, and were at rest."""
-        if stamp is None or _stamp(item) != stamp or time.time_ns() - stamp[1] <= REST_NS:
+        """Remembers what was found, if the item's files are as they were at `stamp`."""
+        if stamp is None or _stamp(item) != stamp:
             return
         if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
             return

@@ -50,6 +50,17 @@ def test_a_file_written_just_now_is_not_trusted(file, store):
     assert ask(Facts(store), file) == ("one", 1)
 
 
+def test_a_slow_read_does_not_put_a_file_to_rest(file, store, monkeypatch):
+    """Written once more in the same tick of a coarse clock, while it is being read: then its stamp says nothing."""
+    now = file.stat().st_ctime_ns
+    clock = iter([now + 10**9, now + 10**11])  # as the reading begins, and whenever it is asked again
+    monkeypatch.setattr(facts.time, "time_ns", lambda: next(clock, now + 10**11))
+    first = Facts(store)
+    ask(first, file)
+    first.save()
+    assert ask(Facts(store), file) == ("one", 1)
+
+
 def test_same_size_and_mtime_but_other_bytes(file, store, monkeypatch):
     monkeypatch.setattr(facts, "REST_NS", 0)
     first = Facts(store)

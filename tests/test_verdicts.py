@@ -97,11 +97,15 @@ def test_codes_that_are_none(prep, source, option):
 
 
 def test_the_sums_are_one_screen(prep, source):
-    for number in range(12):
+    for number in range(20):
         (source / f"{number}.png").write_bytes(b"")
     out = prep("scan", source, *MODEL_FREE).out
-    assert re.search(r"^error +empty-file +13  the file has 0 bytes$", out, re.MULTILINE)
-    assert out.rstrip().endswith("2 of 15 pictures are usable; 13 error, 2 warning, 0 info")
+    assert re.search(r"^error +empty-file +21  0.png +the file has 0 bytes$", out, re.MULTILINE)
+    assert "2 of 23 pictures are usable; 21 error, 2 warning, 0 info\nby name: --all, or" in out
+    assert out.count("  file has 0 bytes") == 10 and "and 11 more of severity error" in out
+    for option in ("--all", "--select=empty-file"):
+        every = prep("scan", source, *MODEL_FREE, option).out
+        assert every.count("  file has 0 bytes") == 21 and "by name" not in every
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

@@ -21,20 +21,41 @@ from prep.records import Finding
 from prep.report.words import bytes_of, names_of, safe, size_of
 
 LISTED = 30  # names; --json has them all
-SCREEN = 10  # findings; more are summed up by code, too
+SCREEN = 20  # findings; more are summed up by code
+ERRORS = 10  # that are shown by name all the same
+NAME = 32  # letters of an example's name
 SEVERITIES = ("error", "warning", "info")
 NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which it is worth a line
 
 
-def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int) -> str:
-    """What `prep scan` says: a line for each finding, then how often each code comes, and the sums."""
-    rows = [(one.severity, one.code, one.path, one.detail) for one in findings]
+def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int, every: bool) -> str:
+    """What `prep scan` says: each finding and the sums; or, of more than a screen, the first errors, and how often each
+    code comes with an example. `every`: all by name, however many."""
     counts = ", ".join(f"{sum(one.severity == kind for one in findings)} {kind}" for kind in SEVERITIES)
-    sums = [(severity, code, str(count), CODES[code][1] if code in CODES else "")
+    end = f"{usable} of {pictures} pictures are usable; {counts}"
+    if every or len(findings) <= SCREEN:
+        return _page(_findings(findings), *([_sums(findings)] if len(findings) > SCREEN else ()), end)
+    errors = [one for one in findings if one.severity == "error"]
+    more = [f"and {len(errors) - ERRORS} more of severity error", ""] if len(errors) > ERRORS else []
+    return _page(_findings(errors[:ERRORS]), *more, _sums(findings), end,
+                 "by name: --all, or --select CODE; --write-report FILE.html, or --json")
+
+
+def _findings(findings: Sequence[Finding]) -> Table:
+    rows = [(one.severity, one.code, one.path, one.detail) for one in findings]
+    return _table(("", "code", "file", "what"), rows)
+
+
+def _sums(findings: Sequence[Finding]) -> Table:
+    first: dict[tuple[str, str], str] = {(one.severity, one.code): one.path for one in reversed(findings)}
+    rows = [(severity, code, str(count), _end_of(first[severity, code]), CODES[code][1] if code in CODES else "")
             for severity, code, count in sums_by_code(findings)]
-    return _page(_table(("", "code", "file", "what"), rows),
-                 _table(("", "code", "files", "meaning"), sums if len(rows) > SCREEN else (), right=(2,)),
-                 f"{usable} of {pictures} pictures are usable; {counts}")
+    return _table(("", "code", "files", "such as", "meaning"), rows, right=(2,))
+
+
+def _end_of(name: str) -> str:
+    """The end of a long name, which says more than its beginning."""
+    return name if len(name) <= NAME else "…" + name[1 - NAME:]
 
 
 def sums_by_code(findings: Iterable[Finding]) -> list[tuple[str, str, int]]:

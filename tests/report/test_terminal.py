@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from prep import audit
@@ -62,10 +64,26 @@ def test_long_lists_are_cut_short():
 def test_findings():
     findings = [Finding(path="a.png", code="truncated", severity="error", detail="ends early"),
                 Finding(path="b.png", code="has-alpha", severity="info", detail="x")]
-    text = findings_table(findings, pictures=3, usable=2)
+    text = findings_table(findings, pictures=3, usable=2, every=False)
     assert "error  truncated  a.png  ends early" in text
     assert text.endswith("2 of 3 pictures are usable; 1 error, 0 warning, 1 info")
-    assert findings_table([], pictures=3, usable=3) == "3 of 3 pictures are usable; 0 error, 0 warning, 0 info"
+    none = findings_table([], pictures=3, usable=3, every=False)
+    assert none == "3 of 3 pictures are usable; 0 error, 0 warning, 0 info"
+
+
+def test_many_findings_are_a_screen_unless_all_are_asked_for():
+    findings = [Finding(path=f"somewhere/deep/down/below/{number:03}.png", code=code, severity=severity, detail="x")
+                for number in range(300) for code, severity in (("truncated", "error"), ("has-alpha", "warning"))]
+    text = findings_table(findings, pictures=300, usable=0, every=False)
+    lines = text.splitlines()
+    assert len(lines) < 24, "a screen"
+    assert sum("truncated  somewhere" in line for line in lines) == 10 and "and 290 more of severity error" in lines
+    (alpha,) = [line for line in lines if "has-alpha" in line]
+    assert re.search(r"300  ….*below/000.png  transparency, flattened", alpha)
+    assert lines[-2] == "0 of 300 pictures are usable; 300 error, 300 warning, 0 info"
+    assert lines[-1] == "by name: --all, or --select CODE; --write-report FILE.html, or --json"
+    every = findings_table(findings, pictures=300, usable=0, every=True)
+    assert len(every.splitlines()) > 600 and "by name" not in every and "such as" in every
 
 
 def test_inspect(small):
@@ -104,13 +122,15 @@ def test_verify(small):
 ])
 def test_nothing_steers_the_terminal(text, shown):
     assert safe(text) == shown
-    assert shown in findings_table([Finding(path=text, code="c", severity="info", detail="")], pictures=1, usable=1)
+    findings = [Finding(path=text, code="c", severity="info", detail="")]
+    assert shown in findings_table(findings, pictures=1, usable=1, every=False)
 
 
 def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     name = "n" * 100
-    text = findings_table([Finding(path=name, code="c", severity="info", detail="")], pictures=1, usable=1)
+    findings = [Finding(path=name, code="c", severity="info", detail="")]
+    text = findings_table(findings, pictures=1, usable=1, every=False)
     assert text.count("n") >= 100
     assert max(map(len, text.splitlines()[:-1])) <= 40
 
