@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from prep.errors import PathError
+from prep.interrupts import held_back
 from prep.records import Blob, Finding, Item, Severity
 from prep.sources.folders import MASK, PICTURES, printable
 from prep.sources.listings import Contents, Listings, Member, Said, lands_outside
@@ -174,7 +175,8 @@ def _groups(members: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
     """Consecutive members of one key, by what follows the key in lower case; a repeated name begins another group."""
     if not members:
         return
-    from webdataset.tariterators import base_plus_ext, group_by_keys  # here: it loads torch
+    with held_back():
+        from webdataset.tariterators import base_plus_ext, group_by_keys  # here: it loads torch
 
     def spaced() -> Iterator[dict[str, Any]]:
         current, taken = None, set[str]()
