@@ -103,18 +103,18 @@ def unwrap(data: bytes) -> Parts:
 
 # ---- JPEG ------------------------------------------------------------------------------------------------------------
 
-_SOI, _EOI, _SOS, _APP0, _APP1, _APP2, _APP14, _COM = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE
+_SOI, EOI, SOS, _APP0, _APP1, _APP2, _APP14, _COM = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE
 # D0-D7 restart inside a scan, FF 00 is a stuffed FF. One literal first: `re` then searches eight times as fast.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _ICC, _EXIF = b"ICC_PROFILE\0", b"Exif\0\0"
 
 
-def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """(marker, start, end) of each segment after SOI, the marker's own bytes included; EOI comes last, if at all."""
     position = 2
     while found := _MARKER.search(data, position):
         marker, start = found[1][0], found.end() - 2
-        if marker == _EOI:
+        if marker == EOI:
             yield marker, start, start + 2
             return
         if start + 4 > len(data):
@@ -130,7 +130,7 @@ def _unwrap_jpeg(data: bytes) -> Parts:
     chunks: dict[int, bytes] = {}
     exif: bytes | None = None
     copied, end, scans, bits = 2, None, 0, 8
-    for marker, start, stop in _segments(data):
+    for marker, start, stop in segments(data):
         payload = data[start + 4 : stop] if _APP1 <= marker <= _APP2 else b""
         if payload.startswith(_EXIF) and exif is None:
             exif = payload[len(_EXIF) :]
@@ -141,8 +141,8 @@ def _unwrap_jpeg(data: bytes) -> Parts:
             copied = stop
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and stop > start + 4:
             bits = data[start + 4]
-        scans += marker == _SOS
-        end = stop if marker == _EOI else None
+        scans += marker == SOS
+        end = stop if marker == EOI else None
     if not scans:
         raise BadPicture("truncated", f"JPEG ends inside its header, after {len(data)} bytes")
     kept.append(data[copied:end])
@@ -166,7 +166,7 @@ _PROFILE_LIMIT = 1 << 24  # bytes; the largest CMYK profiles in use have about 3
 _TEXT_LIMIT = 1 << 20  # bytes a compressed comment may have; Pillow's own limit too
 
 
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """(type, start, end) of each whole chunk, length and checksum included."""
     position = 8
     while position + 12 <= len(data):
@@ -185,7 +185,7 @@ def _unwrap_png(data: bytes) -> Parts:
     view, notes = memoryview(data), []
     found: dict[bytes, bytes] = {}
     end = None
-    for kind, start, stop in _png_chunks(data):
+    for kind, start, stop in png_chunks(data):
         good = zlib.crc32(view[start + 4 : stop - 4]) == int.from_bytes(view[stop - 4 : stop], "big")
         if not good:
             notes.append(_png_checksum(kind))

@@ -17,9 +17,11 @@ from prep.exif import checked_orientation, orientation_of
 from prep.extras import Extra
 from prep.formats import OPENERS
 from prep.records import Size
+from prep.whole import check_png, filled
 
 MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
 
+_NEARLY = 4  # of 255: gray that libjpeg smoothed, as it does with the first scans of a progressive picture
 _DEEP = {"I": 32, "F": 32, "1": 1}
 _ORIENTATION, _PLANES = 0x0112, 0x011C  # tags of TIFF
 
@@ -73,7 +75,25 @@ def loaded(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> Header
     if isinstance(picture, TiffImageFile):
         _check_strips(picture)
     picture.load()
+    _check_whole(picture, parts)
     return header if known else replace(header, notes=header.notes + _profile_notes(picture, parts))
+
+
+def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
+    """Raises for a decoded PNG or JPEG whose data ended before it did (see `prep.whole`)."""
+    last = {picture.height - 1, picture.height - 1 - picture.height % 2}  # interlaced, the last of the odd rows
+    if parts.format == "PNG" and not all(y > 0 and _row(picture, y).strip(b"\0") for y in last):
+        check_png(parts.body)
+    end = _row(picture, picture.height - 1)[-len(picture.getbands()) :]
+    if parts.format == "JPEG" and all(abs(one - 128) <= _NEARLY for one in end):
+        again = OPENERS["JPEG"](io.BytesIO(filled(parts.body)))
+        again.load()
+        if again.tobytes() != picture.tobytes():
+            raise BadPicture("truncated", "JPEG data end before the picture does; what they lack would be gray")
+
+
+def _row(picture: ImageFile.ImageFile, y: int) -> bytes:
+    return picture.crop((0, y, picture.width, y + 1)).tobytes()
 
 
 def _check_strips(picture: TiffImageFile) -> None:
