@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from prep.manifest import Manifest
 from prep.parse import suggest
 from prep.report.words import safe
 
+_LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
 SUGGEST_AMONG = 20_000  # names; looking for a near one among more takes seconds
 
 
@@ -84,12 +86,15 @@ def inspect(audit: Audit) -> dict[str, Any]:
 
 
 def look_up(audit: Audit, name: str) -> dict[str, Any]:
-    """Everything about the samples called `name` (or whose file name is that), and findings of that path.
+    """Everything about the samples called `name` (as they are, with their source, or by file name), and its findings.
 
     Raises `UsageError` when there is none, `CacheError` when a table is damaged.
     """
     column = audit.samples.table["name"]
     numbers = pc.indices_nonzero(pc.equal(column, name)).to_pylist()
+    if not numbers and (match := _LABEL.fullmatch(name)):  # as scan and findings call it
+        same = pc.indices_nonzero(pc.equal(column, match[2])).to_pylist()
+        numbers = [number for number in same if audit.samples.source[number] == int(match[1])]
     if not numbers:
         ends = pc.ends_with(column, pattern="/" + PurePosixPath(name).name)
         numbers = pc.indices_nonzero(ends).to_pylist()
@@ -155,8 +160,7 @@ def _field(audit: Audit, name: str) -> dict[str, Any]:
 def _masks(samples: SampleColumns) -> dict[str, Any]:
     """How many samples have a mask, and what part of the picture masks train on average."""
     mean = pc.mean(samples.table["coverage"]).as_py()
-    return {"samples": len(samples) - samples.table["coverage"].null_count,
-            "coverage": None if mean is None else round(mean, 4)}
+    return {"samples": samples.masked, "coverage": None if mean is None else round(mean, 4)}
 
 
 def _place(audit: Audit, shard: int, row: int, keys: Keys | None) -> Mapping[str, Any] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prep import encode, manifest, seal
+from prep.audit import open_audit
 from prep.cache.lock import hold
 from prep.cache.repair import adopt, damaged_shards, mend, salvage, suspects
 from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
@@ -230,13 +231,16 @@ def _report(call: Encoding, wanted: Wanted, planned: Planned, outcome: Outcome, 
     encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
     return Report(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
                   rejected=_errors(seal.findings_of(sealed)), notices=wanted.wants.notices,
-                  samples=sealed.document["samples"], dry_run=False, masked=_masked(call, wanted))
+                  samples=sealed.document["samples"], dry_run=False, masked=_masked(call, wanted, sealed))
 
 
-def _masked(call: Encoding, wanted: Wanted) -> int | None:
+def _masked(call: Encoding, wanted: Wanted, sealed: Manifest) -> int | None:
+    """How many of the manifest's samples have a mask; its table is read only where some were left out."""
     if call.recipe.mask_origin == "none":
         return None
-    return sum(sample.views[0].mask is not None for sample in wanted.wants.samples)
+    if sum(sealed.document["samples"].values()) == len(wanted.wants.samples):
+        return sum(sample.views[0].mask is not None for sample in wanted.wants.samples)
+    return open_audit(sealed).samples.masked
 
 
 def _errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

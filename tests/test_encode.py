@@ -516,3 +516,7 @@ def test_how_many_pictures_have_a_mask_is_said(prep, photos, tiny_model, tmp_pat
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json", *SMALL,
                   "--mask", "sidecar")
     assert "8 train, 0 validation, 0 prior samples, 3 with a mask, in " in result.out
+    draw_mask(photos / "0-masklabel.png", (96, 48))  # of another shape: its picture is left out
+    result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json", *SMALL,
+                  "--mask", "sidecar")
+    assert "7 train, 0 validation, 0 prior samples, 2 with a mask, in " in result.out

@@ -55,6 +55,15 @@ def test_files_of_several_sources_are_told_apart(prep, two, tiny_model, tmp_path
         assert said(found) == {one for one in BAD if one[0].endswith(name)}
 
 
+def test_a_sample_is_found_by_the_name_that_findings_give_it(prep, two, tiny_model, tmp_path):
+    prep("encode", two, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--model", tiny_model, *SMALL)
+    assert len(prep("inspect", tmp_path / "m.json", "--sample", "good.png", "--json").json["samples"]) == 2
+    (one,) = prep("inspect", tmp_path / "m.json", "--sample", "source[1]/good.png", "--json").json["samples"]
+    assert (one["name"], one["source"]) == ("good.png", 1)
+    missing = prep("inspect", tmp_path / "m.json", "--sample", "source[2]/good.png")
+    assert missing.code == 2 and "manifest has no sample 'source[2]/good.png'" in missing.err
+
+
 def test_scan_and_bucket_tell_them_apart(prep, two):
     findings = prep("scan", two, "--json").json["findings"]
     assert said(findings) >= BAD | ALONE | {("masks/one.png", "orphan-mask"), ("source[1]/good.png", "exact-duplicate")}

@@ -41,6 +41,11 @@ class SampleColumns:
     def __len__(self) -> int:
         return len(self.bucket)
 
+    @property
+    def masked(self) -> int:
+        """How many of them have a mask."""
+        return len(self) - int(self.table["coverage"].null_count)
+
     def name(self, sample: int) -> str:
         """The sample's name, for messages."""
         return str(self.table["name"][sample].as_py())
