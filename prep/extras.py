@@ -8,6 +8,7 @@ pillow_jxl is to register it for `Image.open`, which nobody calls here.
 from __future__ import annotations
 
 import io
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,14 @@ Values = np.ndarray[Any, np.dtype[np.uint16]]
 
 _SRGB_PRIMARIES = {1, 2, 5, 6}  # BT.709, unspecified, and those of BT.601, which hardly differ
 _SRGB_CURVES = {1, 2, 6, 13, 14, 15}  # sRGB, unspecified, and the camera curves that every viewer shows as sRGB
+
+
+_PLUGINS = {"HEIC": "pillow_heif", "JXL": "pillow_jxl"}
+
+
+def absent() -> frozenset[str]:
+    """Formats whose plugin is not installed here."""
+    return frozenset(name for name, plugin in _PLUGINS.items() if find_spec(plugin) is None)
 
 
 class Extra(ImageFile.ImageFile):

@@ -21,7 +21,8 @@ from zlib import crc32
 
 from prep.cache.files import make_dirs
 from prep.duplicates import LIMIT, Near, Thumb
-from prep.examine import Examined
+from prep.examine import EXTENSIONS, Examined
+from prep.extras import absent
 from prep.facts import CRC, WAIT, connect, guarded, stamp_of
 from prep.looks import Identity
 from prep.parse import Unparsed
@@ -55,6 +56,7 @@ class Remembered:
         self._thumbs = 0  # noted
         self._old: list[bytes] = []  # whose day is not today's
         self._today = int(time.time()) // _DAY
+        self._absent = absent()
 
     def recall(self, item: Item) -> tuple[Stamp | None, Examined | None]:
         """(stamp to note what will be found under, what was found). The first is `None` where files are gone or not at
@@ -64,9 +66,12 @@ class Remembered:
             return None, None
         value, rested = self._value(stamp[0]), now - stamp[1] > REST_NS
         try:
-            return stamp if rested else None, None if value is None else to_examined(parts(value)[0], None)
+            found = None if value is None else to_examined(parts(value)[0], None)
         except Unparsed:
-            return stamp if rested else None, None
+            found = None
+        if found is not None and self._absent and not self._absent.isdisjoint(_formats(item, found)):
+            found = None  # another installation, or this one before, had the decoder
+        return stamp if rested else None, found
 
     def note(self, stamp: Stamp | None, item: Item, examined: Examined) -> None:
         """Remembers what was found, if the item's files are as they were at `stamp`."""
@@ -185,6 +190,14 @@ def _stamp(item: Item) -> Stamp | None:
         running.update(_place(blob))
         changed = max(changed, when)
     return running.digest(), changed
+
+
+def _formats(item: Item, found: Examined) -> set[str]:
+    """The formats of an item's picture and mask, by their names and by what was said of a wrong one."""
+    names = [item.name, "" if item.mask is None else item.mask.name]
+    by_name = {kind for kind, ends in EXTENSIONS.items() for name in names if name.lower().endswith(tuple(ends))}
+    return by_name | {one.detail.split(",")[0].removeprefix("content is ") for one in found.findings
+                      if one.code == "wrong-extension"}
 
 
 def _place(blob: Blob) -> bytes:

@@ -123,6 +123,17 @@ def test_a_scan_tells_each_once_as_an_error_and_forgets_it(prep, photos, plugins
     assert (second.code, second.json["samples"]) == (0, 5)
 
 
+def test_a_scan_with_the_extras_is_not_believed_without_them(prep, photos, plugins):
+    """Environments share what is remembered, and not what is installed."""
+    with_them = prep("scan", photos, "--json", "--quiet").json
+    plugins.off()
+    without = prep("scan", photos, "--json", "--quiet").json
+    assert (with_them["samples"], without["samples"]) == (5, 1)
+    assert {one["path"]: one["detail"] for one in without["findings"]} == MISSING
+    plugins.on()
+    assert prep("scan", photos, "--json", "--quiet").json == with_them
+
+
 def test_members_of_a_tar(prep, tmp_path, plugins):
     tar = tmp_path / "a.tar"
     members = {"0.heic": HEIC, "0.txt": b"x", "1.JXL": JXL, "1.txt": b"x"}
