@@ -68,6 +68,7 @@ class CaptionChoice:
     separator: str = ","  # between tags
     keep_tokens: int = 0  # tags at the start that stay where they are
     keep_separator: str = "|||"  # what is before the first, and after the second, stays where it is; "": none
+    together: str = ""  # tags with this between them stay together, as one; a separator is put there; "": none
     trigger: str = ""  # a word that every caption has: at [trigger], else at the start
     prefix: str = ""
     suffix: str = ""

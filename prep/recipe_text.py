@@ -43,6 +43,7 @@ MEANS: Mapping[str, str] = {
     "caption.dropout": "chance of a tag to be left out",
     "caption.keep_tokens": "tags at the start that stay where they are",
     "caption.keep_separator": "what is before the first, and after the second, stays where it is",
+    "caption.together": "tags with this between them stay together, as one",
     "mask.from": "none | sidecar (NAME-masklabel.png) | alpha | a directory of masks",
     "mask.resize": "a mask of another size than its picture: allow (it is scaled) | reject",
     "source.repeats": "times an epoch shows each of its samples",

@@ -19,6 +19,7 @@ from prep.digest import canonical
 MEANING = 1  # raised when the same line would give other variants
 _WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")  # {a|b}; braces without a bar are text
 _TIGHT = ("", ",", ".", ";", ":")  # what stands without a space before it
+_OPEN, _CLOSE = "\x01", "\x02"  # for {{ and }}, which are braces in a caption with wildcards; no caption has these
 TRIGGER = "[trigger]"  # where in a caption the trigger word goes
 
 
@@ -38,7 +39,7 @@ def variants_of(lines: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str,
 
 def has_wildcards(line: str) -> bool:
     """Whether `line` has a `{a|b}`."""
-    return _WILDCARD.search(line) is not None
+    return len(_parts(line)) > 1
 
 
 def _of_line(line: str, choice: CaptionChoice, most: int) -> list[str]:
@@ -59,9 +60,10 @@ def _of_line(line: str, choice: CaptionChoice, most: int) -> list[str]:
 
 
 def _parts(line: str) -> list[list[str]]:
-    """The line as texts and choices in turn: "a {b|c}" → [["a "], ["b", "c"], [""]]."""
-    pieces = _WILDCARD.split(line)
-    return [piece.split("|") if place % 2 else [piece] for place, piece in enumerate(pieces)]
+    """The line as texts and choices in turn: "a {b|c}" → [["a "], ["b", "c"], [""]]; {{ and }} are braces of text."""
+    pieces = _WILDCARD.split(line.replace("{{", _OPEN).replace("}}", _CLOSE))
+    plain = [piece.replace(_OPEN, "{").replace(_CLOSE, "}") for piece in pieces]
+    return [piece.split("|") if place % 2 else [piece] for place, piece in enumerate(plain)]
 
 
 def _ordered(text: str, choice: CaptionChoice, stream: Iterator[int] | None) -> str:
@@ -98,6 +100,8 @@ def _joined(tags: Sequence[str], choice: CaptionChoice) -> str:
 
 def _dressed(caption: str, choice: CaptionChoice) -> str:
     """The caption with trigger word, prefix and suffix; an empty one stays empty."""
+    if choice.together:
+        caption = _joined([part.strip() for part in caption.split(choice.together)], choice)
     text = " ".join(caption.split())
     if not text:
         return ""

@@ -219,23 +219,23 @@ def test_another_tools_file(written, folder, prep, tmp_path):
         [[datasets.subsets]]
         image_dir = "photos"
         num_repeats = 3
-        secondary_separator = ";;;"
+        resize_interpolation = "area"
         [[datasets.subsets]]
         image_dir = "photos"
-        secondary_separator = ";;;"
+        resize_interpolation = "area"
     """)
     recipe = written("--from", tmp_path / "kohya.toml")
     assert [one.path.resolve() for one in recipe.sources] == [tmp_path / "photos"] * 2
     assert written.result.err.splitlines() == [
-        "note: datasets[0].subsets[0].secondary_separator = ';;;': tags that stay together have no counterpart "
-        "(and 1 more)",
-        "note: general.color_aug = True: colours are never changed: no counterpart"]
+        "note: general.color_aug = True: colours are never changed: no counterpart",
+        "note: datasets[0].subsets[0].resize_interpolation = 'area': pictures are resized by Lanczos (and 1 more)"]
     source = written.text.partition("[[source]]")[2]
-    assert source.startswith("\n# datasets[0].subsets[0].secondary_separator = ';;;'"), "each note at its place"
+    assert source.startswith("\n# datasets[0].subsets[0].resize_interpolation = 'area'"), "each note at its place"
     assert prep("bucket", "dataset.toml", "--json").json["buckets"][0]["samples"] == 4
     result = prep("init", "--from", tmp_path / "kohya.toml", "-o", "b.toml", "--json", "--quiet")
     assert result.err == "" and [one["key"] for one in result.json["notes"]] == [
-        "datasets[0].subsets[0].secondary_separator", "general.color_aug", "datasets[0].subsets[1].secondary_separator"]
+        "general.color_aug", "datasets[0].subsets[0].resize_interpolation",
+        "datasets[0].subsets[1].resize_interpolation"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("tool", "document"), [

@@ -83,6 +83,17 @@ def test_kohyas_json_by_path_and_by_stem(folder, tmp_path):
     assert said == [(".", "table-without-picture")]
 
 
+def test_captions_by_name(folder, tmp_path):
+    """diffusion-pipe's captions.json."""
+    write(tmp_path / "captions.json", {"a.png": ["a cat", "red fur"], "sub/b.png": "a mat"})
+    items, said = walked(folder, table=tmp_path / "captions.json")
+    assert {name: item.captions for name, item in items.items()} == {"a.png": ("a cat", "red fur"),
+                                                                     "sub/b.png": ("a mat",)}  # fmt: skip
+    assert said == []
+    write(tmp_path / "captions.json", {"a.png": ["a cat", 7]})
+    assert walked(folder, table=tmp_path / "captions.json")[1] == [("captions.json", "bad-table")]
+
+
 @pytest.mark.parametrize("row", [{"image_path": "a.png", "caption": "x"}, {"file": "a.png", "prompt": "x"},
                                  {"file_name": ".\\a.png", "captions": ["x"]}])
 def test_other_names_of_the_columns(folder, tmp_path, row):

@@ -87,6 +87,26 @@ def test_trigger_prefix_and_suffix(caption, choice, wanted):
     assert captions([caption], choice) == [wanted]
 
 
+def test_double_braces_are_braces_of_text():
+    wild = Choice(wildcards=True)
+    assert captions(["a {{b|c}} {d|e}"], wild) == ["a {b|c} d", "a {b|c} e"]
+    assert captions(["{{{a|b}}"], wild) == ["{{a|b}"], "as sd-scripts reads it: the first two of three are one"
+    assert captions(["a {{b|c}}"], Choice()) == ["a {{b|c}}"], "without wildcards nothing is read into a caption"
+    assert has_wildcards("{a|b}") and not has_wildcards("{{a|b}}") and not has_wildcards("{a}")
+
+
+def test_tags_that_stay_together():
+    """One tag while it is shuffled, left out or kept; a separator where they met, in the end."""
+    tags = Choice(shuffle=True, together=";;;", variants=50, keep_tokens=1)
+    drawn = captions(["ohwx;;;dog, red;;;collar, grass, sky"], tags)
+    assert sorted(drawn) == sorted(f"ohwx, dog, {', '.join(order)}" for order in
+                                   permutations(["red, collar", "grass", "sky"]))
+    left = captions(["red;;;collar, grass"], Choice(dropout=0.5, together=";;;", variants=50))
+    assert set(left) == {"red, collar, grass", "red, collar", "grass"}
+    assert captions(["a;;;b"], Choice(together=";;;")) == ["a, b"]
+    assert captions(["a;;;b"], Choice()) == ["a;;;b"]
+
+
 @given(LINES, st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 3), st.integers(1, 12))
 def test_any_lines(lines, wildcards, shuffle, dropout, keep, most):
     choice = Choice(variants=most, wildcards=wildcards, shuffle=shuffle, dropout=dropout, keep_tokens=keep)

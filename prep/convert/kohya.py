@@ -22,7 +22,6 @@ from prep.report.words import size_of
 _TRAIN = "a setting of training: train.toml has it as"
 _DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
 _LEFT: Mapping[str, str] = {
-    "secondary_separator": "tags that stay together have no counterpart",
     "color_aug": "colours are never changed: no counterpart",
     "face_crop_aug_range": "no faces are looked for: no counterpart",
     "random_crop": CUTS,
@@ -107,7 +106,7 @@ def _caption(asked: Asked, tabled: bool) -> CaptionChoice:
     prefix, suffix = asked.get("caption_prefix", str, ""), asked.get("caption_suffix", str, "")
     for name in ("shuffle_caption", "caption_tag_dropout_rate"):
         asked.told(name, _DRAWN)
-    asked.told("enable_wildcard", f"{_DRAWN}; {{{{ and }}}} are no escapes")
+    asked.told("enable_wildcard", _DRAWN)
     if shuffle or dropout:
         for name in ("caption_prefix", "caption_suffix"):
             asked.told(name, "it stays where it is; sd-scripts shuffles its tags with the others")
@@ -119,7 +118,7 @@ def _caption(asked: Asked, tabled: bool) -> CaptionChoice:
         missing=missing, constant=named if missing == "constant" else "", lines="all" if wildcards else "first",
         wildcards=wildcards, shuffle=shuffle, dropout=dropout, prefix=prefix, suffix=suffix,
         separator=asked.get("caption_separator", str, ",") or ",", keep_tokens=asked.get("keep_tokens", int, 0),
-        keep_separator=asked.get("keep_tokens_separator", str, ""))
+        keep_separator=asked.get("keep_tokens_separator", str, ""), together=asked.get("secondary_separator", str, ""))
 
 
 def _mask(asked: Asked) -> MaskFrom | None:

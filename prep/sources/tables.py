@@ -2,7 +2,8 @@
 
 A row names its picture by `file_name` (a POSIX path below the table's directory; also `image_path`, `image` or `file`),
 its caption as a JSON caption does (`prep.captions`), and perhaps a mask by `mask_file_name`. kohya's JSON is a table of
-rows by path or by stem. A path that leads out of the source is no name of a picture in it, and a finding.
+rows by path or by stem, diffusion-pipe's one of lists of captions by name. A path that leads out of the source is no
+name of a picture in it, and a finding.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ def _json(data: bytes) -> Iterator[Numbered]:
             yield f"row {number}", _table(row, f"row {number}")
     elif isinstance(document, dict):
         for key, row in document.items():
-            if not isinstance(row, dict):
-                raise BadTable(f"entry {key[:80]!r} is {type(row).__name__}, expected a table with caption or tags")
-            yield f"entry {key[:80]!r}", {"file_name": key, **row}
+            if not isinstance(row, dict | list | str):
+                wanted = "expected a table with caption or tags, or captions"
+                raise BadTable(f"entry {key[:80]!r} is {type(row).__name__}, {wanted}")
+            yield f"entry {key[:80]!r}", {"file_name": key, **(row if isinstance(row, dict) else {"captions": row})}
     else:
         raise BadTable(f"is JSON of {type(document).__name__}, expected a list or a table of rows")
 

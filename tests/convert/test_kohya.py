@@ -164,7 +164,7 @@ def test_every_key_changes_the_recipe_or_has_a_note(convert_json, key, layer):
 
 @pytest.mark.parametrize("value", [False, 0, None, ""])
 def test_what_is_off_needs_no_note(convert_json, value):
-    subset = {"image_dir": "photos", "color_aug": value, "secondary_separator": value}
+    subset = {"image_dir": "photos", "color_aug": value, "face_crop_aug_range": value}
     assert not convert_json({"datasets": [{"resolution": 512, "subsets": [subset]}]}).notes
 
 
