@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -44,7 +44,7 @@ from prep.survey import captions_of  # noqa: E402
 from prep.wire import all_examined, message, of_examined, of_thumb, parts  # noqa: E402
 
 MOST = 6 << 30  # bytes of address space: less than a worker may map
-SECONDS = 10  # for one case: a worker has 60, and the machine may be busy
+SECONDS = 30  # for one case, of four decodings at most: a worker has 60 for one, and the machine may be busy
 GROWTH = 4 << 30  # bytes that a case may take: a header of kilobytes may say that there are 2^28 pixels
 LEFT = 400 << 20  # bytes that all cases of a kind may leave behind
 DRAWN = CaptionChoice(wildcards=True, shuffle=True, dropout=0.3, trigger="ohwx", variants=4)
@@ -210,7 +210,7 @@ def recipe(bench: Bench, rng: Random) -> bool:
                               *(source.table or place for source in found.sources)) if not _inside(one, place)]
     if inside:  # its owner may name any place; here nobody is to go there
         return False
-    with bench.watch.look():
+    with looking(bench.watch, "compile "):  # Typer compiles annotations each time
         code, out = command("bucket", place / "dataset.toml", "--batch-size", 2, "--json", "--quiet", "--jobs", 1)
     assert code in (0, 3, 5, 8), (code, out[1])
     if code == 0:
@@ -233,7 +233,7 @@ def other(bench: Bench, rng: Random) -> bool:
     ways += [lambda: spoil.values(text, rng) if text[:1] == b"[" else spoil.toml(text, rng)] * 4
     (place / "theirs").write_bytes(rng.choice(ways)())
     there = set(place.iterdir())
-    with bench.watch.look():
+    with looking(bench.watch, *_prompts((place / "theirs").read_bytes(), place)):
         try:
             init_from_file(place / "theirs", place / "dataset.toml")
         except Problem as error:
@@ -246,6 +246,29 @@ def other(bench: Bench, rng: Random) -> bool:
     assert set(place.iterdir()) == {*there, place / "dataset.toml"}
     load(place / "dataset.toml", choices={})
     return False
+
+
+def _prompts(data: bytes, place: Path) -> list[str]:
+    """What OneTrainer's file may have opened: its files of prompts, wherever they are."""
+    try:
+        concepts = json.loads(data)
+        named = [one["text"]["prompt_path"] for one in concepts if isinstance(one, dict)
+                 and isinstance(one.get("text"), dict) and isinstance(one["text"].get("prompt_path"), str)]
+    except (ValueError, RecursionError, TypeError):
+        return []
+    spelled = [way for text in named for way in (text, text.replace("\\", "/"))]
+    return [f"open {str(base / one)!r}" for one in spelled for base in (place, Path.cwd(), place.parent)]
+
+
+@contextmanager
+def looking(watch: Watch, *meant: str) -> Iterator[None]:
+    """As the watch looks, but for events that begin like one of these."""
+    with watch.look():
+        try:
+            yield
+        finally:
+            watch.armed = False
+            watch.seen = [one for one in watch.seen if not one.startswith(meant)]
 
 
 def _filled(place: Path) -> Path:
@@ -319,7 +342,10 @@ def jobs_of(words: list[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def warm(bench: Bench) -> None:
-    """What is imported late, and what Typer asks of itself once, is done now, so that nobody hears of it."""
+    """What is imported late is imported now, so that nobody hears of it."""
+    import webdataset.tariterators
+
+    assert webdataset.tariterators
     command("bucket", _filled(bench.empty()) / "photos", "--resolution", 64, "--batch-size", 1)
     for kind in KINDS.keys() - WHOLE:
         for seed in range(-3, 0):
