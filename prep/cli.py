@@ -49,7 +49,7 @@ def scan(
     else:
         put(findings_table(report.findings, pictures=report.pictures, usable=report.samples,
                            every=every or bool(select)))
-    if report.count("error") or (strict and report.count("warning")):
+    if report.count("error") or not report.pictures or (strict and report.count("warning")):
         raise typer.Exit(EXIT_FINDINGS)
 
 

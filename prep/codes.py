@@ -17,6 +17,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "link-outside": ("info", "a link to a file outside the source", "nothing, when that is meant"),
     "directory-loop": ("warning", "a link to a directory of the same source", "nothing; it is read once"),
     "hidden-file": ("info", "a hidden picture, left out", "rename it to use it"),
+    "empty-source": ("warning", "a source without any picture that is taken", "look at its path, and at include and "
+                     "exclude; of tars, name the files"),
     "cache-inside": ("warning", "a latent cache among the pictures, left out", "keep caches outside the pictures"),
     "unsupported-format": ("info", "a kind of picture that is not read; an error where an extra would read it",
                            "install the extra that is named, or convert it to PNG, JPEG or WebP"),

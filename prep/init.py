@@ -21,7 +21,7 @@ from prep.sources.blob import read_blob
 from prep.sources.directory import MaskFolder
 from prep.sources.folders import PICTURES, TABLES, stem_of
 from prep.sources.tables import KINDS, Tables
-from prep.sources.walk import is_tars, walk_source
+from prep.sources.walk import is_tars, tars_in, walk_source
 from prep.variants import TRIGGER, has_wildcards
 
 MOST_OPENED = 5000  # pictures whose header and caption are read
@@ -83,8 +83,10 @@ def look(path: Path, *, jobs: int, tick: Tick = lambda _: None) -> Seen:
     if table is not None:
         items = [one for one in walk_source(path, source=0, masks="sidecar", table=table) if isinstance(one, Item)]
     if not items:
+        tars = tars_in(path)
         raise PathError(f"source {path} has no pictures, expected {' '.join(PICTURES)}",
-                        hint="name the directory that holds them; what lies below it is found")
+                        hint=f"it has {tars} tars: prep init '{path}/*.tar'" if tars else
+                        "name the directory that holds them; what lies below it is found")
     bare = [one for one in items if _bare(one)]
     folders = () if is_tars(path) else tuple(_folders(items))
     masked, beside = sum(one.mask is not None for one in items), None

@@ -23,7 +23,7 @@ from prep.sources.blob import code_of
 from prep.sources.directory import MaskFolder
 from prep.sources.folders import printable
 from prep.sources.globs import chosen_by
-from prep.sources.walk import places_of, walk_source
+from prep.sources.walk import places_of, tars_in, walk_source
 from prep.totals import Known
 from prep.variants import variants_of
 
@@ -52,13 +52,28 @@ def walk_all(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding
         mask = recipe.mask_of(number)
         fits = chosen_by(source.include, source.exclude)
         masks = folders[mask] if isinstance(mask, Path) else mask
+        taken = left = 0
         for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash):
             if isinstance(one, Finding):
                 yield replace(one, path=_label(recipe, number, one.path))
             elif fits(one.name):
+                taken += 1
                 yield one
+            else:
+                left += 1
+        if not taken:
+            yield Finding(path=_label(recipe, number, "."), code="empty-source", severity="warning",
+                          detail=_why_empty(source.path, left))
     for folder in folders.values():
         yield from folder.orphans()
+
+
+def _why_empty(path: Path, left: int) -> str:
+    """What there is in a source that has no picture which is taken; `left` were not."""
+    if left:
+        return f"no picture is taken: include and exclude leave out all {left}"
+    tars = tars_in(path)
+    return f"no pictures lie in it, and {tars} tars: those are named, like '*.tar'" if tars else "no pictures lie in it"
 
 
 def walk_labelled(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:

@@ -157,3 +157,21 @@ def test_names_of_samples_forge_no_line_of_train():
     assert _uneven(report) == [
         "note: 1 samples are left out of the first epoch: b\\nerror: fake.png; train check lists all",
         "note: 2 samples are shown again to fill up: b\\nerror: fake.png, c; train check lists all"]
+
+
+@pytest.mark.parametrize(("make", "detail"), [
+    (lambda root: (root / "notes.md").write_text("x"), "no pictures lie in it"),
+    (lambda root: (root / "a.tar").write_bytes(b""),
+     "no pictures lie in it, and 1 tars: those are named, like '*.tar'"),
+    (lambda root: draw(root / "a.png", (96, 96), seed=1), "no picture is taken: include and exclude leave out all 1")])
+def test_a_source_of_nothing_is_told(prep, tmp_path, make, detail):
+    (tmp_path / "void").mkdir()
+    make(tmp_path / "void")
+    draw(tmp_path / "full" / "b.png", (96, 96), seed=2).with_suffix(".txt").write_text("b")
+    alone = "[[source]]\npath = 'void'\ninclude = ['*.jgp']\n"
+    (tmp_path / "both.toml").write_text(f"[[source]]\npath = 'full'\n{alone}")
+    (tmp_path / "alone.toml").write_text(alone)
+    both, one = prep("scan", tmp_path / "both.toml", "--json"), prep("scan", tmp_path / "alone.toml", "--json")
+    told = {"code": "empty-source", "severity": "warning", "detail": detail}
+    assert (both.code, both.json["findings"]) == (0, [{"path": "source[1]/.", **told}])
+    assert (one.code, one.json["findings"]) == (1, [{"path": ".", **told}])  # a scan of nothing is no success

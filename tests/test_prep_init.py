@@ -281,11 +281,14 @@ def test_a_file_that_makes_no_recipe_of_ours(prep, folder):
     (["photos", "-o", "other.toml", "--force"], 5, "other.toml exists and is no recipe, so it is not replaced"),
     (["nothing"], 5, "source nothing does not exist"),
     (["empty"], 5, "source empty has no pictures, expected .png"),
+    (["tars"], 5, "hint: it has 1 tars: prep init 'tars/*.tar'"),
     (["photos", "--model", "a b"], 6, "or a directory that is there"),
 ])
 def test_what_cannot_be(prep, folder, args, code, says):
     pictures(folder / "photos", 1)
     (folder / "empty").mkdir()
+    (folder / "tars").mkdir()
+    (folder / "tars" / "a.tar").write_bytes(b"")
     before = {"old.toml": "[[source]]\npath = 'x'\n", "other.toml": "[tool]\nname = 'x'\n"}
     for name, text in before.items():
         (folder / name).write_text(text)

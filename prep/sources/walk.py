@@ -52,6 +52,11 @@ def is_tars(path: Path) -> bool:
     return path.suffix == ".tar" and not path.is_dir()
 
 
+def tars_in(path: Path) -> int:
+    """How many tars lie directly in a directory, which is read for pictures alone; 0 for anything else."""
+    return sum(one.suffix.lower() == ".tar" for one in path.iterdir()) if path.is_dir() else 0
+
+
 def places_of(path: Path) -> list[Path]:
     """The directory, or the tars, that a source's path names. Raises `PathError`."""
     return tars_of(path) if is_tars(path) else [path]
