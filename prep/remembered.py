@@ -31,7 +31,7 @@ from prep.records import Blob, Item
 from prep.rest import REST_NS, ctime_is_change
 from prep.wire import message, of_examined, of_thumb, parts, to_examined, to_thumb
 
-VERSION = 4  # of the checks and of this table: raised when a check of `prep.examine` or a decoder's answer changes
+VERSION = 5  # of the checks and of this table: raised when a check of `prep.examine` or a decoder's answer changes
 DAYS = 90
 _DAY = 86400
 _TABLE = "CREATE TABLE IF NOT EXISTS found (name BLOB PRIMARY KEY, day INTEGER, value BLOB) WITHOUT ROWID"
