@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from prep.copies import Seen
 from prep.crew import Crew, Lost
 from prep.duplicates import LIMIT, SAME, SIDE, Near, Thumb, framed_alike, near_duplicates
-from prep.records import Blob
+from prep.parse import Unparsed
 from prep.remembered import Remembered
 from prep.signatures import LIMIT as MOST
 from prep.signatures import Pair, likely_pairs
@@ -29,6 +30,7 @@ class Makers:
     crew: Crew
     pool: Executor
     memory: Remembered
+    lost: list[str] = field(default_factory=list)  # names of pictures that are gone, or that no worker lived to decode
 
 
 def nears_of(distinct: Sequence[Seen], thumbs: Mapping[str, Thumb], makers: Makers,
@@ -44,13 +46,20 @@ def nears_of(distinct: Sequence[Seen], thumbs: Mapping[str, Thumb], makers: Make
         return ()
     nears = (tuple(_among_many(distinct, makers, tick)) if len(distinct) > LIMIT
              else near_duplicates(_thumbs(distinct, thumbs, makers), tick))
-    makers.memory.note_nears(name, nears)
+    if not makers.lost:
+        makers.memory.note_nears(name, nears)
     return nears
 
 
-def pixels_of(pictures: Sequence[Blob], makers: Makers) -> list[str]:
-    """A digest of every pixel of each picture, "" where it cannot be decoded any more."""
-    return list(makers.pool.map(lambda blob: _asked(makers.crew, "pixels", blob)[0].get("pixels", ""), pictures))
+def pixels_of(pictures: Sequence[Seen], makers: Makers) -> list[str]:
+    """A digest of every pixel of each picture, remembered or made; "" where it cannot be decoded any more."""
+    known = [makers.memory.pixels(one.identity) for one in pictures]
+    lacking = [one for one, digest in zip(pictures, known, strict=True) if not digest]
+    made = makers.pool.map(lambda one: str(_asked(makers.crew, "pixels", one)[0].get("pixels", "")), lacking)
+    found = {one.identity.file: digest for one, digest in zip(lacking, made, strict=True)}
+    for one in lacking:
+        makers.memory.note_pixels(one.identity, found[one.identity.file])
+    return [digest or found[one.identity.file] for one, digest in zip(pictures, known, strict=True)]
 
 
 def _among_many(distinct: Sequence[Seen], makers: Makers, tick: Callable[[int], object]) -> Iterator[Near]:
@@ -72,19 +81,23 @@ def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Iterator[Near]:
 def _thumbs(pictures: Sequence[Seen], known: Mapping[str, Thumb], makers: Makers) -> list[Thumb]:
     """The thumbnail of each: known, remembered, or made again."""
     found = [known.get(one.identity.file) or makers.memory.thumb(one.identity) for one in pictures]
-    lacking = [one.picture for one, thumb in zip(pictures, found, strict=True) if thumb is None]
-    made = makers.pool.map(lambda blob: _made_again(blob, makers.crew), lacking)
+    lacking = [one for one, thumb in zip(pictures, found, strict=True) if thumb is None]
+    made = makers.pool.map(lambda one: _made_again(one, makers), lacking)
     return [thumb or next(made) for thumb in found]
 
 
-def _made_again(picture: Blob, crew: Crew) -> Thumb:
-    """A thumbnail; a flat one, which is like nothing, where the picture is gone by now."""
+def _made_again(picture: Seen, makers: Makers) -> Thumb:
+    """A thumbnail; a flat one, which is like nothing, where the picture is lost by now."""
+    with suppress(Unparsed):
+        if (thumb := to_thumb(_asked(makers.crew, "thumb", picture)[1])) is not None:
+            return thumb
+    makers.lost.append(picture.name)
     flat = np.zeros((SIDE, 2), np.uint8)
-    return to_thumb(_asked(crew, "thumb", picture)[1]) or Thumb(across=flat, down=flat)
+    return Thumb(across=flat, down=flat)
 
 
-def _asked(crew: Crew, do: str, picture: Blob) -> tuple[Any, bytes]:
+def _asked(crew: Crew, do: str, picture: Seen) -> tuple[Any, bytes]:
     try:
-        return crew.ask(do, picture=of_blob(picture))
+        return crew.ask(do, picture=of_blob(picture.picture), file=picture.identity.file)
     except Lost:
         return {}, b""

@@ -22,7 +22,7 @@ class Seen:
     picture: Blob
 
 
-Pixels = Callable[[Sequence[Blob]], Sequence[str]]  # pictures → a digest of every pixel of each, "" where it has none
+Pixels = Callable[[Sequence[Seen]], Sequence[str]]  # pictures → a digest of every pixel of each, "" where it has none
 
 
 def exact_copies(seen: Iterable[Seen], pixels: Pixels) -> tuple[list[Finding], list[Seen]]:
@@ -42,7 +42,7 @@ def exact_copies(seen: Iterable[Seen], pixels: Pixels) -> tuple[list[Finding], l
         files.setdefault(one.identity.file, one.name)
     samples = Counter(_sample(one) for one in others)
     suspects = [one for one in others if samples[_sample(one)] > 1]
-    digests = dict(zip((one.name for one in suspects), pixels([one.picture for one in suspects]), strict=True))
+    digests = dict(zip((one.name for one in suspects), pixels(suspects), strict=True))
     same: dict[str, str] = {}
     distinct: list[Seen] = []
     for one in others:

@@ -12,6 +12,7 @@ import numpy as np
 from prep import captions, images
 from prep.codes import CODES
 from prep.containers import Note
+from prep.digest import digest_bytes
 from prep.duplicates import Thumb
 from prep.looks import Identity, identify, pixels_of, sampled, thumb_of
 from prep.mask import fits
@@ -25,8 +26,8 @@ WHITE = 240  # mean of 255 from which a part of a mask is called white; with sof
 LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
 
 EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
-               "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
-               "HEIC": {".heic", ".heif", ".hif"}, "JXL": {".jxl"}}
+              "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
+              "HEIC": {".heic", ".heif", ".hif"}, "JXL": {".jxl"}}
 _SEVERAL = {"TIFF": ("multi-page", "pages; the first"), "HEIC": ("multi-page", "pictures; the primary one")}
 
 
@@ -59,15 +60,16 @@ def check_item(item: Item) -> Examined:
     return Examined(name=item.name, findings=tuple(findings), identity=identity, thumb=thumb, captions=captions)
 
 
-def exact_pixels(picture: Blob) -> str:
-    """A digest of every pixel of a picture that `check_item` could decode; "" where it cannot be by now."""
-    whole = _decoded(picture)
+def exact_pixels(picture: Blob, file: str | None = None) -> str:
+    """A digest of every pixel of a picture that `check_item` could decode; "" where it cannot be by now, or where its
+    bytes have another digest than `file`."""
+    whole = _decoded(picture, file)
     return "" if whole is None else pixels_of(whole)
 
 
-def small(picture: Blob) -> Thumb | None:
-    """The thumbnail of such a picture once more."""
-    whole = _decoded(picture)
+def small(picture: Blob, file: str | None = None) -> Thumb | None:
+    """The thumbnail of such a picture once more, in the same way."""
+    whole = _decoded(picture, file)
     return None if whole is None else thumb_of(sampled(whole), whole.size)
 
 
@@ -82,9 +84,10 @@ def preview(picture: Blob, side: int) -> bytes:
                                                            bucket=(width, height))))
 
 
-def _decoded(picture: Blob) -> images.Picture | None:
+def _decoded(picture: Blob, file: str | None = None) -> images.Picture | None:
     try:
-        return images.decode(read_blob(picture), alpha="white")
+        data = read_blob(picture)
+        return images.decode(data, alpha="white") if file in (None, digest_bytes(data)) else None
     except (OSError, MemoryError, images.BadPicture):
         return None
 

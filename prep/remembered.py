@@ -93,6 +93,15 @@ class Remembered:
             return to_thumb(value or b"")
         return None
 
+    def pixels(self, identity: Identity) -> str:
+        """The digest of every pixel of a picture, "" where it is not known."""
+        return (self._value(_pixels_name(identity)) or b"").decode("ascii", "replace")
+
+    def note_pixels(self, identity: Identity, digest: str) -> None:
+        """Remembers such a digest, where there is one."""
+        if digest:
+            self._new[_pixels_name(identity)] = digest.encode("ascii", "replace")
+
     def nears(self, names: Iterable[bytes]) -> tuple[bytes, tuple[Near, ...] | None]:
         """(name for `note_nears`, the near-duplicates found) among pictures that these bytes name, in this order."""
         running = hashlib.blake2b(b"near %d " % VERSION, digest_size=16)
@@ -207,3 +216,7 @@ def _place(blob: Blob) -> bytes:
 
 def _thumb_name(identity: Identity) -> bytes:
     return b"thumb" + bytes.fromhex(identity.file)
+
+
+def _pixels_name(identity: Identity) -> bytes:
+    return b"pixels" + bytes.fromhex(identity.file)

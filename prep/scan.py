@@ -128,7 +128,7 @@ def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], wor
             compare: bool) -> Report:
     """The report, with what is to be said of copies."""
     makers = Makers(crew=work.crew, pool=work.pool, memory=work.memory)
-    copied, distinct = exact_copies(album.seen, lambda blobs: pixels_of(blobs, makers))
+    copied, distinct = exact_copies(album.seen, lambda suspects: pixels_of(suspects, makers))
     findings += copied
     if compare:
         with progress("comparing", len(distinct), "pictures") as tick:

@@ -35,9 +35,9 @@ def answer(request: bytes) -> bytes:
         return message({"found": [of_examined(one) for one in found], "lengths": list(map(len, thumbs))},
                        b"".join(thumbs))
     if document["do"] == "thumb":
-        return message({}, of_thumb(small(to_blob(document["picture"]))))
+        return message({}, of_thumb(small(to_blob(document["picture"]), document.get("file"))))
     if document["do"] == "pixels":
-        return message({"pixels": exact_pixels(to_blob(document["picture"]))})
+        return message({"pixels": exact_pixels(to_blob(document["picture"]), document.get("file"))})
     return message({}, preview(to_blob(document["picture"]), document["side"]))
 
 

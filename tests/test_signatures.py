@@ -127,6 +127,7 @@ def test_a_scan_of_many(many, tmp_path):
 
 def test_a_second_scan_says_the_same_and_decodes_nothing(many, tmp_path, monkeypatch):
     table = tmp_path / "scan.sqlite"
+    scene(3).save(many / "same.bmp")
     reports = []
     for number in range(3):
         memory = Remembered(table)
@@ -140,6 +141,7 @@ def test_a_second_scan_says_the_same_and_decodes_nothing(many, tmp_path, monkeyp
         reports.append(scan(walk(many, source=0, mask_from="none"), jobs=1, memory=memory))
         memory.close()
     assert codes(reports[0]) == codes(reports[1]) == codes(reports[2])
+    assert codes(reports[0])["same.bmp"] == "pixel-duplicate"
 
 
 def test_more_than_are_ever_compared(many, monkeypatch):
@@ -155,6 +157,35 @@ def test_a_picture_that_is_gone_when_it_is_looked_at_again(many, monkeypatch):
     monkeypatch.setattr(alike, "likely_pairs", lambda signatures, tick: _removing(many, signatures, tick))
     report = scan(walk(many, source=0, mask_from="none"), jobs=1)
     assert codes(report) == {".": "duplicates-skipped", "turned.png": "mirrored-duplicate"}
+
+
+def test_what_is_said_of_a_lost_picture_is_not_remembered(many, tmp_path):
+    found = []
+    for lost in (True, False):
+        memory = Remembered(tmp_path / "scan.sqlite")
+        with pytest.MonkeyPatch.context() as patch:
+            if lost:
+                patch.setattr(alike, "_asked", lambda *_: ({}, b""))
+            found.append(codes(scan(walk(many, source=0, mask_from="none"), jobs=1, memory=memory)))
+        memory.close()
+    assert "small.jpg" not in found[0] and found[1]["small.jpg"] == "near-duplicate"
+
+
+def test_a_picture_that_is_another_by_now_is_lost(many, tmp_path, monkeypatch):
+    def changing(signatures, tick):
+        (many / "small.jpg").write_bytes((many / "3.png").read_bytes())
+        yield from likely_pairs(signatures, tick)
+
+    monkeypatch.setattr(alike, "likely_pairs", changing)
+    before = (many / "small.jpg").read_bytes()
+    scan(walk(many, source=0, mask_from="none"), jobs=1, memory=(memory := Remembered(tmp_path / "scan.sqlite")))
+    memory.close()
+    monkeypatch.undo()
+    (many / "small.jpg").write_bytes(before)
+    for module in (scans, alike, copies, remembered):
+        monkeypatch.setattr(module, "LIMIT", 2)
+    report = scan(walk(many, source=0, mask_from="none"), jobs=1, memory=Remembered(tmp_path / "scan.sqlite"))
+    assert codes(report)["small.jpg"] == "near-duplicate"
 
 
 def _removing(root, signatures, tick):
