@@ -62,7 +62,8 @@ def scan_all(asked: Scanning) -> Report:
                       total=CountedApart(lambda: sum(isinstance(one, Item) for one in walk_all(recipe))))
     finally:
         memory.close()
-    report = replace(report, findings=judged(report.findings, choice, select=asked.select, ignore=asked.ignore))
+    said = (_with_policy(one, recipe) for one in report.findings)
+    report = replace(report, findings=judged(said, choice, select=asked.select, ignore=asked.ignore))
     if asked.page is not None:
         names = [name for name in preview_names(report.findings) if name in blobs]
         write_whole(asked.page, scan_page(report, _previews(names, blobs)).encode())
@@ -78,6 +79,18 @@ def _check(asked: Scanning) -> None:
                 raise UsageError(str(error), hint="the table of codes is in README.md") from None
     if asked.page is not None:
         check_page_file(asked.page, picture_places(asked.recipe))
+
+
+def _with_policy(one: Finding, recipe: Recipe) -> Finding:
+    """A missing or empty caption with what the recipe makes of it: one that it gives is no fault."""
+    if one.code not in ("missing-caption", "empty-caption"):
+        return one
+    source = 0 if len(recipe.sources) == 1 else int(one.path.removeprefix("source[").partition("]")[0])
+    choice = recipe.caption_of(source)
+    given = {"empty": "an empty one", "filename": "its name", "constant": f"'{choice.constant}'"}.get(choice.missing)
+    if given is not None:
+        return replace(one, severity="info", detail=f"{one.detail}; {given} is taken")
+    return replace(one, detail=f"{one.detail}; the picture is left out") if choice.missing == "reject" else one
 
 
 def _token_check(model: str, recipe: Recipe) -> Check:

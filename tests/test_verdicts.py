@@ -75,6 +75,20 @@ def test_recipes(prep, source, tmp_path):
     assert codes(result) == {("copy of a.png", "missing-caption", "warning")} and result.code == 0
 
 
+@pytest.mark.parametrize(("policy", "severity", "end"), [
+    ("stop", "warning", "of this name"), ("reject", "warning", "of this name; the picture is left out"),
+    ("empty", "info", "; an empty one is taken"), ("filename", "info", "; its name is taken"),
+    ("constant", "info", "; 'a cat' is taken")])
+def test_a_missing_caption_is_told_with_what_becomes_of_it(prep, source, tmp_path, policy, severity, end):
+    own = f"caption = {{missing = '{policy}', constant = 'a cat'}}"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "r.toml").write_text(f"[[source]]\npath = 'other'\n[[source]]\npath = 'in'\n{own}\n")
+    result = prep("scan", tmp_path / "r.toml", "--json", "--select", "missing-caption")
+    (one,) = result.json["findings"]
+    assert (one["path"], one["severity"]) == ("source[1]/copy of a.png", severity)
+    assert one["detail"].startswith("no caption") and one["detail"].endswith(end)
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ('ignore = ["near-duplicat"]',
      "scan.ignore[0] has 'near-duplicat', expected a finding's code; did you mean 'near-duplicate'?"),
