@@ -53,7 +53,11 @@ class Written:
 
     @property
     def notices(self) -> list[str]:
-        """What stderr says: settings without counterpart, those of many places once."""
+        """What stderr says: pictures that cannot be read; settings without counterpart, those of many places once."""
+        if self.seen is not None and self.seen.opened.unreadable:
+            opened = self.seen.opened
+            return [f"note: {opened.unreadable} of {opened.count} files cannot be read as pictures; prep scan "
+                    f"{safe(str(self.output))} says why of each"]
         if self.converted is None:
             return []
         grouped: dict[tuple[str, str], list[str]] = {}

@@ -155,6 +155,11 @@ def _caption(seen: Seen) -> tuple[CaptionChoice, list[Remark]]:
     says = [f"captions: {kinds}"]
     if not bare:
         missing = "stop"
+    elif seen.folders and "table" not in seen.captions:
+        missing = "reject"
+        elsewhere = "; elsewhere it is left out" if seen.outside else ""
+        says.append(f"{bare} of {seen.pictures} pictures have no caption, or an empty one; in a directory called "
+                    f"N_class such a picture has the class{elsewhere}")
     elif bare < seen.pictures:
         missing = "reject"
         says.append(f"{bare} of {seen.pictures} pictures have no caption, or an empty one, and are left out; "

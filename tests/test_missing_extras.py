@@ -204,8 +204,9 @@ def test_a_folder_of_nothing_else_stops_with_the_way_out(prep, photos, tiny_mode
 
 def test_prep_init_counts_them(prep, photos, tmp_path, plugins):
     plugins.off()
-    assert prep("init", photos, "-o", tmp_path / "dataset.toml").code == 0
+    told = prep("init", photos, "-o", tmp_path / "dataset.toml")
+    assert told.code == 0 and "note: 4 of 5 files cannot be read as pictures; prep scan " in told.err
     assert "Files that cannot be read as pictures: 4." in (tmp_path / "dataset.toml").read_text()
     plugins.on()
-    assert prep("init", photos, "-o", tmp_path / "dataset.toml", "--force").code == 0
+    assert "note:" not in prep("init", photos, "-o", tmp_path / "dataset.toml", "--force").err
     assert "cannot be read" not in (tmp_path / "dataset.toml").read_text()

@@ -122,6 +122,9 @@ def test_kohyas_directories_are_each_shown_once_per_repeat(written, tmp_path, pr
     written(tmp_path / "train")
     result = prep("bucket", "dataset.toml", "--batch-size", 1, "--json")
     assert result.code == 0 and result.json["steps_per_epoch"] == 3 * 2 + 1 + 1, result.err
+    told = " ".join((tmp_path / "here/dataset.toml").read_text().replace("\n#", "").split())
+    assert ("2 of 4 pictures have no caption, or an empty one; in a directory called N_class such a picture has the "
+            "class; elsewhere it is left out") in told
 
 
 def test_a_table_beside_the_pictures_is_named(written, tmp_path):
