@@ -40,7 +40,8 @@ def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...]
     text, notes = _decoded(data)
     found, said = judge_captions(text.splitlines() if form == "text" else _in_json(text))
     if not found:
-        return (), (*notes, ("empty-caption", f"caption file has {len(data)} bytes and no text"))
+        named = f" under any of {', '.join((*_LISTS, *_STRINGS, 'tags'))}" if form == "json" else ""
+        return (), (*notes, ("empty-caption", f"caption file has {len(data)} bytes and no text{named}"))
     return found, (*notes, *said)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from prep.choices import (
     CAPTION_LINES,
@@ -15,7 +16,7 @@ from prep.choices import (
     Recipe,
 )
 from prep.models.family import FAMILIES
-from prep.parse import Unparsed, colour_of, one_of, size_of, within
+from prep.parse import Unparsed, brief, colour_of, one_of, size_of, suggest, within
 from prep.views import CROPS, FLIPS
 
 
@@ -46,6 +47,17 @@ def checked(recipe: Recipe) -> Recipe:
     return recipe
 
 
+def upscale(value: Any, where: str) -> str | float:
+    """A policy, or a number; true and false are names of two. Raises `Unparsed`."""
+    if isinstance(value, bool):
+        return "allow" if value else "never"
+    if isinstance(value, int | float) or (isinstance(value, str) and value in UPSCALES):
+        return value
+    near = suggest(value, UPSCALES) if isinstance(value, str) else ""
+    raise Unparsed(f"{where} is {brief(value)}, expected one of: {', '.join(UPSCALES)}, or a number from 1 to 100"
+                   f"{near}")
+
+
 def _check_image(image: ImageChoice) -> None:
     one_of(image.buckets, ("step", "ratio", "sdxl-40", "list", "single"), "image.buckets")
     if (image.buckets == "list") != bool(image.sizes):
@@ -64,7 +76,7 @@ def _check_image(image: ImageChoice) -> None:
                        "expected one, since the sizes are the same at each")
     within(image.min_bucket, 1, 1 << 30, "image.min_bucket")
     if isinstance(image.upscale, str):
-        one_of(image.upscale, UPSCALES, "image.upscale")
+        upscale(image.upscale, "image.upscale")
     else:
         within(image.upscale, 1, 100, "image.upscale")
     one_of(image.crop, CROPS, "image.crop")

@@ -62,7 +62,8 @@ class Masked:
     def as_text(self) -> str:
         """A few lines for people."""
         made = self.made
-        lines = [f"{safe(str(self.output))}: {made.written} masks written, {made.kept} there already, "
+        kept = " and kept (--force: made anew)" if made.kept else ""
+        lines = [f"{safe(str(self.output))}: {made.written} masks written, {made.kept} there already{kept}, "
                  f"{made.skipped} pictures need none (all white)"]
         if made.black:
             lines.append(f"black everywhere, so that nothing of them would train: {names_of(made.black, 8)}")

@@ -110,7 +110,8 @@ def check_choice(choice: MaskChoice) -> None:
         within(choice.expand, -MOST_EXPAND, MOST_EXPAND, "--expand")
         colour_of(choice.colour, "--color")
     except Unparsed as error:
-        raise UsageError(str(error), hint="prep mask SOURCE --with color --color '#00ff00' -o DIR, for one") from None
+        hint = "prep mask SOURCE --with color --color '#00ff00' -o DIR, for one" if "--color" in str(error) else ""
+        raise UsageError(str(error), hint=hint) from None
 
 
 def _check_words(choice: MaskChoice) -> None:

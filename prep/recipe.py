@@ -11,8 +11,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prep.checks import checked
-from prep.choices import MASK_RESIZE, UPSCALES
+from prep.checks import checked, upscale
+from prep.choices import MASK_RESIZE
 from prep.choices import CaptionChoice as CaptionChoice  # callers know the records by this module
 from prep.choices import ImageChoice as ImageChoice
 from prep.choices import MaskFrom as MaskFrom
@@ -145,13 +145,6 @@ def resolutions(value: Any, where: str) -> int | tuple[int, ...]:
     if not found:
         raise Unparsed(f"{where} is [], expected a whole number of pixels, or some")
     return found[0] if len(found) == 1 else tuple(found)
-
-
-def upscale(value: Any, where: str) -> str | float:
-    """A policy, or a number; true and false are names of two. Raises `Unparsed`."""
-    if isinstance(value, bool):
-        return "allow" if value else "never"
-    return value if isinstance(value, int | float) else one_of(value, UPSCALES, where)
 
 
 # What reads a value, by the type of its field as it is written there.

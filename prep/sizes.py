@@ -75,7 +75,7 @@ def buckets_of(rules: Rules) -> tuple[Size, ...]:
         if width % rules.step or height % rules.step or min(width, height) < 1:
             wanted = f"expected sides that are multiples of {rules.step}"
             raise ConfigError(f"bucket {width}x{height} of kind '{rules.kind}' does not fit: {wanted}",
-                              hint="change image.resolution or image.step")
+                              hint=f"change image.{'sizes' if rules.kind == 'list' else 'resolution'} or image.step")
     return found
 
 

@@ -99,6 +99,12 @@ def test_rules_that_make_no_sense(overrides, message):
     assert caught.value.message == message
 
 
+def test_a_listed_size_that_does_not_fit_is_to_be_changed_in_the_list():
+    with pytest.raises(ConfigError, match="bucket 333x500 of kind 'list' does not fit") as caught:
+        buckets_of(rules(kind="list", sizes=((333, 500),)))
+    assert caught.value.hint == "change image.sizes or image.step"
+
+
 @given(SIZE, st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=8))
 def test_nearest_agrees_with_fractions_in_any_order(size, buckets):
     def far(bucket: Size) -> tuple[Fraction, int, Size]:

@@ -35,6 +35,12 @@ def test_no_text_is_no_caption(data):
     assert notes[-1] == ("empty-caption", f"caption file has {len(data)} bytes and no text")
 
 
+def test_json_of_other_keys_is_no_caption():
+    captions, ((code, says),) = examine_caption(b'{"caption_short": "a cat"}', "json")
+    assert (captions, code) == ((), "empty-caption")
+    assert says == "caption file has 26 bytes and no text under any of captions, texts, caption, text, prompt, tags"
+
+
 @pytest.mark.parametrize(
     ("data", "code", "says"),
     [(b"caf\xe9 noir", "caption-encoding", "byte 3 of the caption is e9, expected UTF-8 text"),

@@ -49,7 +49,7 @@ def test_files_of_several_sources_are_told_apart(prep, two, tiny_model, tmp_path
     assert encoded.code == 0 and said(encoded.json["rejected"]) == BAD | ALONE
     document = prep("inspect", tmp_path / "m.json", "--json").json
     assert document["rejected"] == 4
-    assert said(document["findings"]) == BAD | ALONE | {("masks/one.png", "orphan-mask")}
+    assert said(document["findings"]) == BAD | ALONE | {("mks/one.png", "orphan-mask")}
     for name in ("bad.png", "source[1]/bad.png"):
         found = prep("inspect", tmp_path / "m.json", "--sample", name, "--json").json["findings"]
         assert said(found) == {one for one in BAD if one[0].endswith(name)}
@@ -66,10 +66,10 @@ def test_a_sample_is_found_by_the_name_that_findings_give_it(prep, two, tiny_mod
 
 def test_scan_and_bucket_tell_them_apart(prep, two):
     findings = prep("scan", two, "--json").json["findings"]
-    assert said(findings) >= BAD | ALONE | {("masks/one.png", "orphan-mask"), ("source[1]/good.png", "exact-duplicate")}
+    assert said(findings) >= BAD | ALONE | {("mks/one.png", "orphan-mask"), ("source[1]/good.png", "exact-duplicate")}
     (copied,) = [one["detail"] for one in findings if one["path"] == "source[1]/good.png"]
     assert copied == "same bytes as source[0]/good.png"
-    assert not [one for one in findings if one["path"] == "masks/two.png"]
+    assert not [one for one in findings if one["path"] == "mks/two.png"]
     view = prep("bucket", two, "--batch-size", 4, "--underfill", "repeat", *SMALL[:4], "--json").json
     assert {one["name"] for one in view["pictures"]} >= {"source[0]/good.png", "source[1]/good.png"}
     assert all(name.startswith("source[") for name in view["repeated"])

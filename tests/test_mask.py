@@ -197,8 +197,9 @@ def test_the_originals_are_not_touched(pictures, tmp_path):
      ({"method": "clipseg", "prompts": (" ",)}, "--with clipseg has no --prompt, expected at least one: what a p")],
 )  # fmt: skip
 def test_bad_options(tmp_path, options, says):
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=says) as caught:
         make([], out=tmp_path, **options)
+    assert ("--color '#00ff00'" in caught.value.hint) == ("--color" in says)
 
 
 def test_mask_paths():

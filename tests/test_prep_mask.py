@@ -72,7 +72,8 @@ def test_a_second_run_writes_nothing(prep, photos, tmp_path):
     first = prep(*call)
     assert first.out == f"{tmp_path}/out: 8 masks written, 0 there already, 0 pictures need none (all white)\n"
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert prep(*call).out == f"{tmp_path}/out: 0 masks written, 8 there already, 0 pictures need none (all white)\n"
+    assert prep(*call).out == (f"{tmp_path}/out: 0 masks written, 8 there already and kept (--force: made anew), "
+                               "0 pictures need none (all white)\n")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 

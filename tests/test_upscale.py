@@ -70,9 +70,9 @@ def recipe(folder, text):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("'twice'", "image.upscale is 'twice', expected one of: never, allow, reject"),
+    ("'twice'", "image.upscale is 'twice', expected one of: never, allow, reject, or a number from 1 to 100"),
     ("0.5", "image.upscale is 0.5, expected a number from 1 to 100"),
-    ("[2]", "image.upscale is [2], expected one of: never, allow, reject"),
+    ("[2]", "image.upscale is [2], expected one of: never, allow, reject, or a number from 1 to 100"),
 ])  # fmt: skip
 def test_policies_that_are_none(tmp_path, text, says):
     with pytest.raises(ConfigError) as caught:

@@ -143,8 +143,9 @@ class MaskFolder:
         return found
 
     def orphans(self) -> Iterator[Finding]:
-        """A finding for each mask that nobody asked for; its path is `masks/` and its place below the root."""
+        """A finding for each mask that nobody asked for; its path is the root's own name and the place below it."""
+        name = printable(self.root.name or "masks")
         for path in sorted(Path(file) for file in set(self.by_stem.values()) - self.used):
             place = printable(path.relative_to(self.root).as_posix())
-            yield Finding(path=f"masks/{place}", code="orphan-mask", severity="warning",
+            yield Finding(path=f"{name}/{place}", code="orphan-mask", severity="warning",
                           detail="mask without a picture")
