@@ -90,6 +90,7 @@ def bucket(
                                          min_bucket=min_bucket, upscale=upscale, crop=crop, views=views, flip=flip,
                                          mask=mask, validation=validation))
     check_bucket_files(recipe, html, png)
+    rules_of(recipe)  # what is wrong with them is said before all pictures are read
     total = Known()
     with progress("reading", total, unit="pictures", shown=not quiet) as tick:
         surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick, total=total)

@@ -30,7 +30,7 @@ from prep.parse import size_of
 from prep.prompts import PromptPair
 from prep.recipe import Recipe
 from prep.records import RowRef, Task
-from prep.sizes import STEP, Rules
+from prep.sizes import STEP, Rules, buckets_of
 from prep.specs import Specs, family_of, text_width
 from prep.survey import Survey, label, survey
 from prep.totals import Known
@@ -76,8 +76,9 @@ def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair
     family = recipe.model.family or infer_family(model)
     specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
     prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
-    surveyed = survey(recipe, facts, jobs=jobs, tick=tick, total=total)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
+    rules_of(recipe)  # what is wrong with them is said before all pictures are read
+    surveyed = survey(recipe, facts, jobs=jobs, tick=tick, total=total)
     buckets = buckets_for(recipe, surveyed)
     wants = wants_of(recipe, surveyed, buckets, contexts, prompts)
     return Wanted(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction, contexts=contexts,
@@ -107,7 +108,7 @@ def factor_of(recipe: Recipe) -> int:
 
 
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
-    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for a step that fits no latents."""
+    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for those that give no buckets."""
     image, factor, family = recipe.image, factor_of(recipe), family_of(recipe.model)
     step = image.step or (STEP if family is None else family.step)
     if step % factor:
@@ -117,7 +118,9 @@ def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
         shortest=image.shortest, longest=image.longest, min_side=image.min_side,
         upscale=image.upscale if isinstance(image.upscale, str) else Fraction(str(image.upscale)),  # type: ignore[arg-type]
         min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
-    return tuple(replace(rules, resolution=one) for one in image.resolutions)
+    for one in (found := tuple(replace(rules, resolution=one) for one in image.resolutions)):
+        buckets_of(one)
+    return found
 
 
 def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Contexts:

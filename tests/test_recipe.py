@@ -169,5 +169,8 @@ def test_the_step_is_the_familys_unless_the_recipe_says_one(prep, photos, tiny_m
     assert rules_of(load(photos, choices={"model.path": str(tiny_model), "image.step": 32}))[0].step == 32
     assert rules_of(load(photos, choices={"model.path": "somebody/some-model"}))[0].step == 64
     assert rules_of(load(photos, choices={}))[0].step == 64
-    done = prep("bucket", photos, "--resolution", 32)
-    assert done.code == 3 and "image.resolution is 32, expected at least the step, 64" in done.err
+    for module in ("prep.survey", "prep.encode"):
+        monkeypatch.setattr(f"{module}.survey", lambda *_, **__: pytest.fail("all pictures are read before it is said"))
+    for done in (prep("bucket", photos, "--resolution", 32),
+                 prep("encode", photos, "--resolution", 8, "--model", tiny_model, "--cache", "cache")):
+        assert done.code == 3 and ", expected at least the step, " in done.err

@@ -22,7 +22,10 @@ ROWS = 1000  # pictures in a list; `prep bucket --json` has them all
 
 
 def check_bucket_files(recipe: Recipe, page: Path | None, plot: Path | None) -> None:
-    """Raises `PathError` unless they may be written: apart from the pictures, over nothing but a page, or a plot."""
+    """Raises `PathError` unless they may be written: apart from the pictures and each other, over nothing but a page,
+    or a plot."""
+    if page is not None and plot is not None:
+        check_apart([Place(role="page", path=page), Place(role="plot", path=plot)])
     if page is not None:
         check_page_file(page, picture_places(recipe))
     if plot is not None:

@@ -86,4 +86,7 @@ def test_a_plot_replaces_nothing_else(prep, photos, tmp_path):
     for target in (tmp_path / "mine.png", photos / "plot.png", next(photos.rglob("*.png")), tmp_path / "no/plot.png"):
         refused = prep("bucket", photos, "--resolution", 96, "--step", 16, "--png", target)
         assert refused.code == 5 and "plot" in refused.err
+    refused = prep("bucket", photos, "--resolution", 96, "--step", 16, "--html", tmp_path / "one",
+                   "--png", tmp_path / "one")
+    assert refused.code == 5 and "are the same place" in refused.err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
