@@ -23,6 +23,7 @@ MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
 
 _NEARLY = 4  # of 255: gray that libjpeg smoothed, as it does with the first scans of a progressive picture
 _DEEP = {"I": 32, "F": 32, "1": 1}
+_MOST_PAGES = 1 << 16  # that are counted; of a hostile TIFF a directory may be at every sixth byte
 _ORIENTATION, _PLANES = 0x0112, 0x011C  # tags of TIFF
 
 
@@ -143,7 +144,7 @@ def _pages(data: bytes) -> int:
     seen: set[int] = set()
     try:
         at = struct.unpack_from(order + place, data, 8 if big else 4)[0]
-        while at and at not in seen:
+        while at and at not in seen and len(seen) < _MOST_PAGES:
             after = at + struct.calcsize(entries) + entry * struct.unpack_from(order + entries, data, at)[0]
             seen.add(at)
             at = struct.unpack_from(order + place, data, after)[0]

@@ -223,6 +223,8 @@ def test_pages_of_a_tiff_are_counted_where_they_lie(monkeypatch):
     assert images.read_header(loop[:-4] + struct.pack("<I", 1 << 30)).frames == 2, "so has one that leads out"
     monkeypatch.setattr(TiffImageFile, "n_frames", property(lambda _: pytest.fail("it takes the square of them")))
     assert images.read_header(tiff(*[page()] * 5000)).frames == 5000
+    monkeypatch.setattr("prep.opening._MOST_PAGES", 99)  # of a gigabyte of them the numbers alone would take ten
+    assert images.read_header(tiff(*[page()] * 5000)).frames == 99
 
 
 @pytest.mark.parametrize("text", ["red", "#12345", "#12345g", "ffffff", ""])

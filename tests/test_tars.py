@@ -76,6 +76,7 @@ def test_masks_in_onetrainers_way(walk):
      (["c:/0.jpg"], "path-traversal", "a.tar/c:/0.jpg"),
      (["a\\..\\0.jpg"], "path-traversal", "a.tar/a\\..\\0.jpg"),
      ([member("out", kind=tarfile.SYMTYPE, target="../.."), "out/0.jpg"], "path-traversal", "a.tar/out/0.jpg"),
+     ([member("./out", kind=tarfile.SYMTYPE, target="../.."), "out/0.jpg"], "path-traversal", "a.tar/out/0.jpg"),
      ([member("0.jpg", kind=tarfile.SYMTYPE, target="1.jpg")], "special-file", "a.tar/0.jpg"),
      ([member("0.jpg", kind=tarfile.FIFOTYPE)], "special-file", "a.tar/0.jpg"),
      ([], "empty-archive", "a.tar")],

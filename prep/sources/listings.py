@@ -30,7 +30,7 @@ from prep.records import Blob
 from prep.rest import REST_NS, ctime_is_change
 from prep.sources.folders import printable
 
-VERSION = 2  # raised when `prep.sources.tars` would list or group a tar in another way, or say another thing of it
+VERSION = 3  # raised when `prep.sources.tars` would list or group a tar in another way, or say another thing of it
 DAYS = 90
 MOST_BYTES = 1 << 28  # of a record unpacked: a tar of two million members has no more
 _DAY = 86400

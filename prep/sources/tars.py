@@ -156,7 +156,7 @@ def _add(info: tarfile.TarInfo, size: int, links: set[str], listing: Listing) ->
         return
     path = PurePosixPath(name)
     if info.issym():
-        links.add(name)
+        links.add(str(path))  # ./NAME is NAME
     if lands_outside(name):
         listing.say(name, "path-traversal", "would land outside its directory when unpacked; left out")
     elif any(str(above) in links for above in path.parents):
