@@ -12,7 +12,7 @@ from prep.errors import ModelError, UsageError
 from prep.examine import Examined, finding
 from prep.interrupts import held_back
 from prep.parse import Unparsed
-from prep.recipe import Recipe
+from prep.recipe import CaptionChoice, Recipe
 from prep.records import Blob, Finding, Item
 from prep.remembered import Remembered, usual_path
 from prep.report.frame import check_page_file
@@ -24,6 +24,7 @@ from prep.verdicts import code_of, judged
 from prep.wire import of_blob
 
 SIDE = 160  # pixels of a preview's longer side
+UNSAID = {"missing-caption", "empty-caption"}
 NEAR = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
 
 
@@ -62,8 +63,11 @@ def scan_all(asked: Scanning) -> Report:
                       total=CountedApart(lambda: sum(isinstance(one, Item) for one in walk_all(recipe))))
     finally:
         memory.close()
+    broken = {one.path for one in report.findings if one.severity == "error"}
+    left = {one.path for one in report.findings if _left_out(one, recipe)} - broken
     said = (_with_policy(one, recipe) for one in report.findings)
-    report = replace(report, findings=judged(said, choice, select=asked.select, ignore=asked.ignore))
+    report = replace(report, samples=report.samples - len(left),
+                     findings=judged(said, choice, select=asked.select, ignore=asked.ignore))
     if asked.page is not None:
         names = [name for name in preview_names(report.findings) if name in blobs]
         write_whole(asked.page, scan_page(report, _previews(names, blobs)).encode())
@@ -83,14 +87,23 @@ def _check(asked: Scanning) -> None:
 
 def _with_policy(one: Finding, recipe: Recipe) -> Finding:
     """A missing or empty caption with what the recipe makes of it: one that it gives is no fault."""
-    if one.code not in ("missing-caption", "empty-caption"):
+    if one.code not in UNSAID:
         return one
-    source = 0 if len(recipe.sources) == 1 else int(one.path.removeprefix("source[").partition("]")[0])
-    choice = recipe.caption_of(source)
+    choice = _caption_choice(one, recipe)
     given = {"empty": "an empty one", "filename": "its name", "constant": f"'{choice.constant}'"}.get(choice.missing)
     if given is not None:
         return replace(one, severity="info", detail=f"{one.detail}; {given} is taken")
     return replace(one, detail=f"{one.detail}; the picture is left out") if choice.missing == "reject" else one
+
+
+def _left_out(one: Finding, recipe: Recipe) -> bool:
+    return one.code in UNSAID and _caption_choice(one, recipe).missing == "reject"
+
+
+def _caption_choice(one: Finding, recipe: Recipe) -> CaptionChoice:
+    """What the recipe says of captions of the source that a finding is labelled with."""
+    return recipe.caption_of(0 if len(recipe.sources) == 1 else
+                             int(one.path.removeprefix("source[").partition("]")[0]))
 
 
 def _token_check(model: str, recipe: Recipe) -> Check:

@@ -87,6 +87,8 @@ def test_a_missing_caption_is_told_with_what_becomes_of_it(prep, source, tmp_pat
     (one,) = result.json["findings"]
     assert (one["path"], one["severity"]) == ("source[1]/copy of a.png", severity)
     assert one["detail"].startswith("no caption") and one["detail"].endswith(end)
+    whole = 1 + (policy != "reject")  # of three pictures, one of which is broken
+    assert (result.json["pictures"], result.json["samples"]) == (3, whole)
 
 
 @pytest.mark.parametrize(("text", "said"), [
