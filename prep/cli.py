@@ -81,7 +81,7 @@ def bucket(
     from prep.plan import require_steps
     from prep.report.bucket_page import check_bucket_files, write_bucket_files
     from prep.report.terminal import outlook_tables, suggestion_table
-    from prep.report.words import rejected_line
+    from prep.report.words import rejected_lines
     from prep.survey import survey
     from prep.totals import Known
 
@@ -106,7 +106,7 @@ def bucket(
         more = {"suggestions": suggestions} if suggest else {}
         put_json({**outlook.as_json(view), "rejected": [one.as_json() for one in rejected], **more})
     else:
-        put("\n".join([outlook_tables(view), *map(rejected_line, rejected),
+        put("\n".join([outlook_tables(view), *rejected_lines(rejected),
                        *([suggestion_table(suggestions)] if suggest else [])]))
     require_steps(view.plan, bucketing.buckets, view.left_out)
 

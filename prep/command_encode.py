@@ -26,7 +26,7 @@ from prep.paths import Place, check_apart, check_output, resolve
 from prep.prompts import PromptPair, read_prompts
 from prep.recipe import Recipe
 from prep.records import Finding
-from prep.report.words import rejected_line, safe
+from prep.report.words import rejected_lines, safe
 from prep.survey import picture_places
 from prep.totals import Known, Total
 
@@ -82,7 +82,7 @@ class Report:
         done = ", ".join(f"{count} {field}" for field, count in self.encoded.items())
         kept = ", ".join(f"{count} {field}" for field, count in self.reused.items())
         lines = [f"{verb}: {done} ({size}); reused: {kept}"]
-        lines += [rejected_line(one) for one in self.rejected]
+        lines += rejected_lines(self.rejected)
         if not self.dry_run:
             roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
             masks = "" if self.masked is None else f", {self.masked} with a mask,"

@@ -20,7 +20,7 @@ from prep.recipe import Recipe
 from prep.records import Item
 from prep.report.frame import check_page_file
 from prep.report.sheet import Entry, write_sheets
-from prep.report.words import names_of, rejected_line, safe
+from prep.report.words import names_of, rejected_lines, safe
 from prep.survey import label, picture_places, walk_all
 
 CLIPSEG = "CIDAS/clipseg-rd64-refined"  # the published weights of the paper, by its authors
@@ -68,7 +68,7 @@ class Masked:
         if made.black:
             lines.append(f"black everywhere, so that nothing of them would train: {names_of(made.black, 8)}")
         lines += [f"to look at: {safe(str(one))}" for one in self.pages]
-        return "\n".join([*lines, *(rejected_line(one) for one in made.findings)])
+        return "\n".join([*lines, *rejected_lines(made.findings)])
 
 
 def mask_all(call: Masking) -> Masked:

@@ -12,7 +12,7 @@ from prep.errors import EmptyPlanError
 from prep.mask import Made
 from prep.plan import require_steps, step_plan
 from prep.records import Finding
-from prep.report.words import rejected_line
+from prep.report.words import rejected_line, rejected_lines
 
 FORGED = "b\nerror: fake.png"
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--quiet")
@@ -133,6 +133,14 @@ def test_names_forge_no_line():
     for text in (encoded, masked):
         assert rejected_line(finding) in text.splitlines()
         assert not [line for line in text.splitlines() if line.startswith(("error", "hint"))]
+
+
+def test_of_very_many_rejections_the_first_are_named_and_all_are_counted():
+    found = [Finding(path=f"{number}.png", code="truncated" if number % 3 else "blank", severity="error", detail="x")
+             for number in range(33)]
+    assert rejected_lines(found[:30]) == [rejected_line(one) for one in found[:30]]
+    assert rejected_lines(found)[:-1] == [rejected_line(one) for one in found[:30]]
+    assert rejected_lines(found)[-1] == "and 3 more; in all: 22 truncated, 11 blank; --json has each by name"
 
 
 def test_names_forge_no_line_of_an_error(prep, tiny_model, tmp_path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from prep.records import Finding
+
+REJECTED = 30  # pictures that are told by name, each on a line
 
 
 def safe(text: str) -> str:
@@ -16,6 +19,15 @@ def safe(text: str) -> str:
 def rejected_line(found: Finding) -> str:
     """What is said of a picture that is left out."""
     return f"rejected: {safe(found.path)}: {found.code}: {safe(found.detail)}"
+
+
+def rejected_lines(found: Sequence[Finding]) -> list[str]:
+    """The same of several, of which there may be too many to read: then how many of each code there are, too."""
+    lines = [rejected_line(one) for one in found[:REJECTED]]
+    if len(found) > REJECTED:
+        sums = ", ".join(f"{count} {code}" for code, count in Counter(one.code for one in found).most_common())
+        lines.append(f"and {len(found) - REJECTED} more; in all: {sums}; --json has each by name")
+    return lines
 
 
 def size_of(size: Sequence[int]) -> str:
