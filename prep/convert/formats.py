@@ -39,6 +39,11 @@ def _converted(document: Any, base: Path) -> Converted:
         return kohya.convert(document, base)
     if isinstance(document, dict) and "source" in document:
         raise Unparsed("it is a recipe already, expected another tool's file")
+    if isinstance(document, dict) and "concept_file_name" in document:  # OneTrainer's main configuration
+        if not document.get("concepts"):
+            raise Unparsed("it is OneTrainer's main configuration, expected the concepts that it names, "
+                           f"{brief(document['concept_file_name'])}")
+        document = document["concepts"]
     tables = [one for one in document if isinstance(one, dict)] if isinstance(document, list) else []
     if len(tables) > MOST_SOURCES:
         raise Unparsed(f"it lists {len(tables)} sources, expected at most {MOST_SOURCES}")

@@ -18,6 +18,7 @@ KOHYA = "[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'phot
     (KOHYA, "kohya"), (f"\ufeff{KOHYA}", "kohya"),
     (json.dumps({"datasets": [{"resolution": 512, "subsets": [{"image_dir": "photos"}]}]}), "kohya"),
     (json.dumps([{"path": "photos"}]), "onetrainer"),
+    (json.dumps({"concept_file_name": "c.json", "concepts": [{"path": "photos"}]}), "onetrainer"),
     (json.dumps([{"id": "a", "instance_data_dir": "photos"}]), "simpletuner"),
     (json.dumps([{"id": "t", "dataset_type": "text_embeds"}, {"id": "a", "instance_data_dir": "photos"}]),
      "simpletuner")])
@@ -28,6 +29,8 @@ def test_a_tool_is_known_by_what_its_file_says_not_by_its_name(convert_text, tex
 @pytest.mark.parametrize(("text", "says"), [
     ("[]", "it is of no format that is converted, expected a kohya dataset TOML ([[datasets]]), OneTrainer's concepts"),
     ("{}", "it is of no format"), ("[[directory]]\npath = 'x'", "it is of no format"), ("[1, 2]", "it is of no format"),
+    ('{"concept_file_name": "c.json", "concepts": null}',
+     "it is OneTrainer's main configuration, expected the concepts that it names, 'c.json'"),
     ("[[source]]\npath = 'x'", "it is a recipe already, expected another tool's file"),
     ("{nothing", "it is neither JSON nor TOML"), ("resolution 512", "it is neither JSON nor TOML"),
     ('[{"path": "a", "path": "b"}]', "the key 'path' comes twice in a table"),
