@@ -211,7 +211,8 @@ def _what(setup: Setup) -> list[str]:
     dtypes = {name: "/".join(str(array["dtype"]) for array in each.arrays.values())
               for name, each in manifest.fields.items()}
     unused = "" if config.loss.masked else " (not used: loss.masked is off)"
-    masked = f" for {setup.index.masked} of {len(setup.index.samples)}{unused}"
+    black = f", {setup.index.black} of them black everywhere" if setup.index.black else ""
+    masked = f" for {setup.index.masked} of {len(setup.index.samples)}{black}{unused}"
     fields = [f"{name} {dtype}{masked if name == 'mask' else ''}" for name, dtype in sorted(dtypes.items())]
     held_out = sum(len(members) for members in setup.index.validation)
     what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else "every weight of"

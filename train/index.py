@@ -58,6 +58,11 @@ class Index:
         return int((self.samples.views["mask_shard"][self.samples.view_offsets[:-1]] >= 0).sum())
 
     @property
+    def black(self) -> int:
+        """How many samples have a mask that is black everywhere."""
+        return int((self.samples.coverage == 0).sum())
+
+    @property
     def counts(self) -> list[int]:
         """Occurrences by bucket: samples times their repeats."""
         return [int(ends[-1]) if len(ends) else 0 for ends in self._ends]

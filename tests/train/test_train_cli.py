@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from pictures import draw
 from PIL import Image
 
 SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]")
@@ -31,6 +32,17 @@ def test_check_says_that_nothing_stands_in_the_way(train, make):
     result = train("check", path, "--method", "full", "--masked", "--batch-size", 2, "--underfill", "drop")
     assert result.out.startswith("every weight of ") and "mask uint8 for 6 of 9, text" in result.out
     assert "\nleft out: 80/" in result.out
+
+
+def test_check_says_how_many_masks_are_black_everywhere(prep, train, tiny_model, tmp_path):
+    for number in range(3):
+        draw(tmp_path / "photos" / f"{number}.png", (96, 96), seed=number).with_suffix(".txt").write_text("a thing")
+        if number:
+            Image.new("L", (96, 96), 255 * (number - 1)).save(tmp_path / "photos" / f"{number}-masklabel.png")
+    prep("encode", tmp_path / "photos", "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
+         "--resolution", 96, "--step", 16, "--device", "cpu", "--quiet", "--mask", "sidecar")
+    result = train("check", tmp_path / "m.json", "--masked")
+    assert "mask uint8 for 2 of 3, 1 of them black everywhere, text" in result.out, result.err
 
 
 def test_check_reports_as_json(train, make):
