@@ -20,7 +20,7 @@ What decides the value is `POLICY`, part of every latent's and mask's key; raise
 | float                         | times 255 when all values are from 0 to 1, else refused; in JPEG XL refused         |
 | alpha, transparent colour     | composited onto the recipe's colour, in 8 bits, after conversion to sRGB            |
 | several frames or pages       | the first, of HEIC the primary one; a note. Animated JPEG XL is refused             |
-| JPEG without its end marker   | accepted when all picture data is there; a note                                     |
+| JPEG without its end marker   | refused, as libjpeg asks for what follows; one that is done before: a note          |
 | truncated, damaged            | refused (`BadPicture`); half a picture is never used                                |
 | more than 2^28 pixels         | refused from the header, before any is allocated                                    |
 

@@ -132,7 +132,10 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) ->
 
 
 def _read_item(item: Item, recipe: Recipe, facts: Facts) -> Surveyed | Finding:
-    result = _survey_item(item, recipe, lambda blob, kind: facts.of(blob, kind, MAKE[kind]))
+    try:
+        result = _survey_item(item, recipe, lambda blob, kind: facts.of(blob, kind, MAKE[kind]))
+    except MemoryError:  # no fault of the files' own: another machine, or the next run, may have enough
+        return _reject(recipe, item, "too-large", "its files take more memory than there is")
     assert result is not None, "whatever is not remembered is read"
     return result
 

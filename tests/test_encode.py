@@ -459,23 +459,28 @@ def test_a_colour_is_the_same_however_it_is_spelled(encode):
 
 
 def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode, photos, monkeypatch):
-    from prep.images import decode
+    from prep.images import decode, read_header
 
     with (photos / "0.png").open("wb") as stream:
         stream.truncate(1 << 41)
 
-    def exhausted(data, *, alpha):
-        if data == (photos / "1.png").read_bytes():
-            raise MemoryError
-        return decode(data, alpha=alpha)
+    def exhausted(name, call):
+        def called(data, **options):
+            if data == (photos / name).read_bytes():
+                raise MemoryError
+            return call(data, **options)
+
+        return called
 
     with monkeypatch.context() as patch:
-        patch.setattr("prep.images.decode", exhausted)
+        patch.setattr("prep.images.decode", exhausted("1.png", decode))
+        patch.setattr("prep.images.read_header", exhausted("2.png", read_header))
         found = {one["path"]: one for one in encode()["rejected"]}
-    assert set(found) == {"0.png", "1.png"}
+    assert set(found) == {"0.png", "1.png", "2.png"}
     assert "it has 2199023255552 bytes, expected at most 1073741824" in found["0.png"]["detail"]
     assert found["1.png"]["code"] == "too-large" and "takes more memory than there is" in found["1.png"]["detail"]
-    assert encode()["encoded"]["latent"] == 1  # there is enough memory now
+    assert found["2.png"]["code"] == "too-large" and "take more memory than there is" in found["2.png"]["detail"]
+    assert encode()["encoded"]["latent"] == 2  # there is enough memory now
 
 
 def test_a_file_that_became_huge_meanwhile(photos):
