@@ -23,7 +23,8 @@ app.command()(cli_init.init)
 @app.command()
 def scan(
     source: opt.SourceArg,
-    mask: Annotated[str, typer.Option(help="where masks are: none, sidecar, alpha, or a directory")] = "sidecar",
+    mask: Annotated[str | None, typer.Option(
+        help="where masks are: none, sidecar, alpha, or a directory (default: sidecar, or as a recipe says)")] = None,
     model: Annotated[str | None, typer.Option(help="count captions' tokens for this pipeline directory or id")] = None,
     select: Annotated[list[str] | None, typer.Option(help="only findings of this code; may be repeated")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="no findings of this code; may be repeated")] = None,
@@ -41,7 +42,8 @@ def scan(
 
     _quiet_pillow()
     report = scan_all(Scanning(
-        recipe=opt.recipe_of(source, mask=mask if source.suffix != ".toml" else None), jobs=jobs, model=model,
+        recipe=opt.recipe_of(source, mask="sidecar" if mask is None and source.suffix != ".toml" else mask),
+        jobs=jobs, model=model,
         select=select or (), ignore=ignore or (), page=write_report, rehash=rehash,
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
     if as_json:

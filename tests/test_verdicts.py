@@ -75,6 +75,17 @@ def test_recipes(prep, source, tmp_path):
     assert codes(result) == {("copy of a.png", "missing-caption", "warning")} and result.code == 0
 
 
+def test_masks_named_by_the_command_stand_above_the_recipe(prep, source, tmp_path):
+    (tmp_path / "r.toml").write_text("[[source]]\npath = 'in'\n")
+    (tmp_path / "mks").mkdir()
+    Image.new("L", (64, 64)).save(tmp_path / "mks" / "lost.png")
+    scan = ("scan", tmp_path / "r.toml", "--json", "--select", "orphan-mask")
+    assert codes(prep(*scan)) == set()
+    assert codes(prep(*scan, "--mask", tmp_path / "mks")) == {("mks/lost.png", "orphan-mask", "warning")}
+    wrong = prep(*scan, "--mask", tmp_path / "gone")
+    assert wrong.code == 3 and "expected none, sidecar, alpha or an existing directory" in wrong.err
+
+
 @pytest.mark.parametrize(("policy", "severity", "end"), [
     ("stop", "warning", "of this name"), ("reject", "warning", "of this name; the picture is left out"),
     ("empty", "info", "; an empty one is taken"), ("filename", "info", "; its name is taken"),
