@@ -180,7 +180,7 @@ def _picture_lines(document: Mapping[str, Any]) -> list[str]:
     groups = [
         (f"cut by {NOTABLE_LOSS:.0f} % or more", [f"{one['name']} ({one['crop_loss']:.0f} %)" for one in cut]),
         ("enlarged", [f"{one['name']} (x{one['scale']:.2f})" for one in document["pictures"] if one["upscaled"]]),
-        ("cannot be used", [f"{one['path']} ({one['detail']})" for one in said if one["code"] == "too-small"]),
+        *_unused(one for one in said if one["code"] == "too-small"),
         ("cut by more than --max-crop", [one["path"] for one in said if one["code"] == "heavy-crop"]),
         ("enlarged more than --max-upscale", [one["path"] for one in said if one["code"] == "heavy-upscale"]),
         ("in a bucket below min_bucket", [one["path"] for one in said if one["code"] == "small-bucket"]),
@@ -189,6 +189,15 @@ def _picture_lines(document: Mapping[str, Any]) -> list[str]:
     return lines + [f"merged: {size_of(one['bucket'])} into {size_of(one['into'])} ({one['pictures']} pictures, "
                     f"cut by {one['crop_loss']['after']:.1f} % instead of {one['crop_loss']['before']:.1f} %)"
                     for one in document["merges"]]
+
+
+def _unused(said: Iterable[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """Pictures that no bucket takes, by what was expected of them, which is the same of many."""
+    groups: dict[str, list[str]] = {}
+    for one in said:
+        seen, _, wanted = one["detail"].partition(", ")
+        groups.setdefault(f"cannot be used, {wanted}", []).append(f"{one['path']} ({seen.removeprefix('picture is ')})")
+    return list(groups.items())
 
 
 def _finding_rows(findings: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:

@@ -35,7 +35,7 @@ def test_outlook_names_everybody_concerned():
     assert "0 steps an epoch, each of up to 4 samples in 2 micro-batches of 2; underfill drop" in text
     assert "2 of 4 ranks have nothing to do: a step has 2 micro-batches; make micro-batches smaller" in text
     assert "left out in epoch 0 (2): cut.png, left.png" in text
-    assert "cannot be used (1): tiny.png (picture is 9x90, expected at least 64 pixels on the short side)" in text
+    assert "cannot be used, expected at least 64 pixels on the short side (1): tiny.png (9x90)" in text
 
 
 def test_outlook_tells_of_cuts_enlargements_and_repeats():
