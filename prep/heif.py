@@ -8,8 +8,8 @@ items that are HEVC are walked unit by unit: zeros or rubbish in their place do 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
+from prep.boxes import boxes
 from prep.containers import BadPicture
 
 _Extents = dict[int, list[tuple[int, int]]]  # item → (start, end) in the file
@@ -20,44 +20,28 @@ _MOST = 1 << 16  # a picture of 2^28 pixels in tiles of 128 has a quarter of tha
 def check_whole(data: bytes) -> None:
     """Raises `BadPicture` for a file that lacks a part, or has something else in its place."""
     try:
-        boxes = list(_boxes(data, 0, len(data)))
-        meta = next(((start, end) for kind, start, end in boxes if kind == b"meta"), None)
+        found = list(boxes(data, 0, len(data), "HEIC"))
+        meta = next(((start, end) for kind, start, end in found if kind == b"meta"), None)
         if meta is None:
             raise BadPicture("unreadable", "HEIC file has no item, expected one picture at least")
-        _check_items(data, {kind: (start, end) for kind, start, end in _boxes(data, meta[0] + 4, meta[1])})
+        _check_items(data, {kind: (start, end) for kind, start, end in boxes(data, meta[0] + 4, meta[1], "HEIC")})
     except (struct.error, IndexError):
         raise BadPicture("corrupt-data", "the list of items of the HEIC file does not fit its box") from None
 
 
-def _boxes(data: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end) of the contents of each box from `start` to `stop`."""
-    while start + 8 <= stop:
-        length, kind = struct.unpack_from(">I4s", data, start)
-        begin = start + 8
-        if length == 1:
-            length, begin = struct.unpack_from(">Q", data, begin)[0], begin + 8
-        end = start + length if length else stop
-        if end < begin:
-            raise BadPicture("corrupt-data", f"the HEIC box at byte {start} is shorter than its own head")
-        if end > stop:
-            raise BadPicture("truncated", f"the HEIC box at byte {start} has {stop - start} of its {length} bytes")
-        yield kind, begin, end
-        start = end
-
-
-def _check_items(data: bytes, boxes: dict[bytes, tuple[int, int]]) -> None:
+def _check_items(data: bytes, parts: dict[bytes, tuple[int, int]]) -> None:
     """Each item lies inside the file, and those that are HEVC are made of whole units."""
-    if b"iloc" not in boxes:
+    if b"iloc" not in parts:
         raise BadPicture("unreadable", "HEIC file has no item, expected one picture at least")
-    places = _places(data, *boxes[b"iloc"], boxes.get(b"idat", (0, 0))[0])
+    places = _places(data, *parts[b"iloc"], parts.get(b"idat", (0, 0))[0])
     for item, extents in places.items():
         last = max((end for _, end in extents), default=0)
         if last > len(data):
             raise BadPicture("truncated", f"item {item} of the HEIC file ends at byte {last} of {len(data)}")
     if sum(end - start for extents in places.values() for start, end in extents) > 4 * len(data):
         raise BadPicture("corrupt-data", "items of the HEIC file lie upon each other")
-    kinds = _kinds(data, *boxes[b"iinf"]) if b"iinf" in boxes else {}
-    width = _width(data, *boxes[b"iprp"]) if b"iprp" in boxes else None
+    kinds = _kinds(data, *parts[b"iinf"]) if b"iinf" in parts else {}
+    width = _width(data, *parts[b"iprp"]) if b"iprp" in parts else None
     for item, extents in places.items():
         if kinds.get(item) == b"hvc1" and width and not _adds_up(data, extents, width):
             raise BadPicture("corrupt-data", f"item {item} of the HEIC file is no HEVC; damaged or overwritten")
@@ -99,7 +83,7 @@ def _number(data: bytes, at: int, size: int) -> tuple[int, int]:
 def _kinds(data: bytes, start: int, stop: int) -> dict[int, bytes]:
     """The kind of each item."""
     found = {}
-    for kind, begin, end in _boxes(data, start + (8 if data[start] else 6), stop):
+    for kind, begin, end in boxes(data, start + (8 if data[start] else 6), stop, "HEIC"):
         version = data[begin]
         if kind == b"infe" and version >= 2 and end - begin >= 12:
             item, at = _number(data, begin + 4, 2 if version == 2 else 4)
@@ -109,8 +93,9 @@ def _kinds(data: bytes, start: int, stop: int) -> dict[int, bytes]:
 
 def _width(data: bytes, start: int, stop: int) -> int | None:
     """Bytes of a unit's length, where all HEVC items of the file agree."""
-    store = next(((begin, end) for kind, begin, end in _boxes(data, start, stop) if kind == b"ipco"), (stop, stop))
-    widths = {(data[begin + 21] & 3) + 1 for kind, begin, end in _boxes(data, *store)
+    found = boxes(data, start, stop, "HEIC")
+    store = next(((begin, end) for kind, begin, end in found if kind == b"ipco"), (stop, stop))
+    widths = {(data[begin + 21] & 3) + 1 for kind, begin, end in boxes(data, *store, "HEIC")
               if kind == b"hvcC" and end - begin > 21}
     return widths.pop() if len(widths) == 1 else None
 

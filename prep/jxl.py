@@ -6,9 +6,9 @@ behind, and the orientation that counts is in the codestream. `read_basics` read
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from prep.boxes import boxes
 from prep.containers import BadPicture
 from prep.records import Size
 
@@ -45,7 +45,7 @@ def codestream(data: bytes) -> bytes:
     if data.startswith(b"\xff\x0a"):
         return data
     whole, parts = b"", list[bytes]()
-    for kind, start, stop in _boxes(data):
+    for kind, start, stop in boxes(data, 0, len(data), "JPEG XL"):
         if kind == b"jxlc":
             whole = whole or data[start:stop]
         elif kind == b"jxlp":
@@ -54,23 +54,6 @@ def codestream(data: bytes) -> bytes:
     if not found.startswith(b"\xff\x0a"):
         raise BadPicture("unreadable", "the JPEG XL container has no codestream")
     return found
-
-
-def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end) of each box's contents."""
-    position = 0
-    while position + 8 <= len(data):
-        length, start = int.from_bytes(data[position : position + 4], "big"), position + 8
-        if length == 1:
-            length, start = int.from_bytes(data[start : start + 8], "big"), start + 8
-        end = position + length if length else len(data)
-        if end < start:
-            raise BadPicture("corrupt-data", f"the JPEG XL box at byte {position} is shorter than its own head")
-        if end > len(data):
-            raise BadPicture("truncated", f"the JPEG XL box at byte {position} has {len(data) - position} of its "
-                             f"{length} bytes")
-        yield data[position + 4 : position + 8], start, end
-        position = end
 
 
 def read_basics(stream: bytes) -> Basics:
