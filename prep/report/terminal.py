@@ -109,7 +109,7 @@ def inspect_tables(document: Mapping[str, Any]) -> str:
         _table(("", ""), facts), _table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), fields,
                                         right=(5, 6, 7)),
         _table(("bucket", "train", "validation", "prior"), buckets, right=(1, 2, 3)),
-        _table(("", "code", "file", "what"), _finding_rows(document["findings"])),
+        *_finding_parts(document["findings"]),
     )
 
 
@@ -198,6 +198,13 @@ def _unused(said: Iterable[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
         seen, _, wanted = one["detail"].partition(", ")
         groups.setdefault(f"cannot be used, {wanted}", []).append(f"{one['path']} ({seen.removeprefix('picture is ')})")
     return list(groups.items())
+
+
+def _finding_parts(findings: Sequence[Mapping[str, str]]) -> list[Table | str]:
+    """A manifest's findings by name; of more than a screen, how often each code comes."""
+    if len(findings) <= SCREEN:
+        return [_table(("", "code", "file", "what"), _finding_rows(findings))]
+    return [_sums([Finding(**one) for one in findings]), "by name: --json, or --sample NAME"]  # type: ignore[arg-type]
 
 
 def _finding_rows(findings: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:

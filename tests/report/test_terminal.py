@@ -96,6 +96,15 @@ def test_inspect(small):
     assert "ends <early>" in text
 
 
+def test_inspect_of_many_findings_counts_them(small):
+    document = audit.inspect(small)
+    (one, *_) = document["findings"]
+    document["findings"] = [{**one, "path": f"{number}.png"} for number in range(21)]
+    *_, sums, _, end = inspect_tables(document).splitlines()
+    assert sums.split()[:4] == [one["severity"], one["code"], "21", "0.png"]
+    assert end == "by name: --json, or --sample NAME" and "20.png" not in inspect_tables(document)
+
+
 def test_one_sample(small):
     text = sample_text(audit.look_up(small, "a.png"))
     assert "scaled to 64x72, cut at (0, 4)" in text
