@@ -56,6 +56,12 @@ class Choice:
                 "empty": round(self.empty, 2), "score": round(self.score, 2)}
 
 
+def options_of(choice: Mapping[str, Any]) -> str:
+    """A choice, as `as_json` has it, as one types it."""
+    return (f"--buckets {choice['buckets']} --step {choice['step']} --min-bucket {choice['min_bucket']} "
+            f"--batch-size {choice['batch_size']}")
+
+
 Sizes = Mapping[Size, tuple[int, int]]  # how many pictures are of a size, and how often an epoch shows one of them
 
 

@@ -109,7 +109,7 @@ def bucket(
         put_json({**outlook.as_json(view), "rejected": [one.as_json() for one in rejected], **more})
     else:
         put("\n".join([outlook_tables(view), *rejected_lines(rejected),
-                       *([suggestion_table(suggestions)] if suggest else [])]))
+                       *([suggestion_table(suggestions, batch_size)] if suggest else [])]))
     require_steps(view.plan, bucketing.buckets, view.left_out)
 
 

@@ -72,6 +72,11 @@ def test_the_command_names_it(prep, photos):
     shown = prep("bucket", photos, *options).out
     assert (f"suggested: --buckets {best['buckets']} --step {best['step']} --min-bucket {best['min_bucket']} "
             f"--batch-size {best['batch_size']}, which loses") in shown.replace("\n", " ")
+    for own in (one for one in document[1:] if one["batch_size"] != best["batch_size"]):
+        shown = prep("bucket", photos, *options, "--batch-size", own["batch_size"]).out.replace("\n", " ")
+        assert (f"with the batch size of this call: --buckets {own['buckets']} --step {own['step']} --min-bucket "
+                f"{own['min_bucket']} --batch-size {own['batch_size']}, which loses {own['score']} %") in shown
+    assert "of this call" not in prep("bucket", photos, *options, "--batch-size", best["batch_size"]).out
     assert "suggestions" not in prep("bucket", photos, "--resolution", 96, "--step", 16, "--json").json
     (photos.parent / "tiny").mkdir()
     (photos / "0.png").rename(photos.parent / "tiny" / "0.png")

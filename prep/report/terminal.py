@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from prep.advice import options_of
 from prep.codes import CODES
 from prep.outlook import Outlook, as_json
 from prep.records import Finding
@@ -78,8 +79,8 @@ def outlook_tables(outlook: Outlook) -> str:
     return _page(_table(heads, rows, right=range(1, 9)), *_step_lines(document), *_picture_lines(document))
 
 
-def suggestion_table(choices: Sequence[Mapping[str, Any]]) -> str:
-    """What `prep bucket --suggest` says: the best choice as options, and the best of each batch size."""
+def suggestion_table(choices: Sequence[Mapping[str, Any]], batch_size: int) -> str:
+    """What `prep bucket --suggest` says: the best choice, the best of each batch size, and of the call's own."""
     if not choices:
         return "nothing to suggest: no buckets take any of the pictures"
     best, *each = choices
@@ -87,9 +88,10 @@ def suggestion_table(choices: Sequence[Mapping[str, Any]]) -> str:
     rows = [tuple(str(one[name]) for name in ("batch_size", "buckets", "step", "min_bucket", "used_buckets", "crop",
                                               "unused", "empty", "score")) for one in each]
     return _page(_table(heads, rows, right=(0, *range(2, 9))), (
-        f"suggested: --buckets {best['buckets']} --step {best['step']} --min-bucket {best['min_bucket']} "
-        f"--batch-size {best['batch_size']}, which loses {best['score']} %: of the pictures' area {best['crop']}, "
-        f"of the pictures {best['unused']}, of the places in micro-batches {best['empty']}"))
+        f"suggested: {options_of(best)}, which loses {best['score']} %: of the pictures' area {best['crop']}, "
+        f"of the pictures {best['unused']}, of the places in micro-batches {best['empty']}"), *(
+        f"with the batch size of this call: {options_of(one)}, which loses {one['score']} %"
+        for one in each if one["batch_size"] == batch_size != best["batch_size"]))
 
 
 def inspect_tables(document: Mapping[str, Any]) -> str:
