@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from prep import images
 from prep.records import Item
@@ -193,6 +194,7 @@ def test_links_and_special_files_end_for_an_ordinary_user(unpacked):
     user = "65534" if hasattr(os, "getuid") and os.getuid() == 0 else "0"
     cases = {"scan": [["prep", "scan", str(root), "--json", "--quiet"]]}
     with tempfile.TemporaryDirectory() as warm:  # imports everything, while this Python can still be read
+        Image.new("RGB", (64, 64)).save(Path(warm) / "one.png")
         lines = [json.dumps([["prep", "scan", warm, "--quiet"]]), json.dumps(cases)]
         done = subprocess.run([sys.executable, str(script), user], input="\n".join(lines) + "\n", capture_output=True,
                               text=True, timeout=120, check=True, env={**os.environ, "XDG_CACHE_HOME": warm})
