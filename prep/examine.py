@@ -25,9 +25,9 @@ SMALL_SIDE = 32  # pixels: an icon; scaled up, there is nothing in it to learn
 WHITE = 240  # mean of 255 from which a part of a mask is called white; with softened edges it is not all 255
 LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
 
-EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
-              "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
-              "HEIC": {".heic", ".heif", ".hif"}, "JXL": {".jxl"}}
+_EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
+               "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
+               "HEIC": {".heic", ".heif", ".hif"}, "JXL": {".jxl"}}
 _SEVERAL = {"TIFF": ("multi-page", "pages; the first"), "HEIC": ("multi-page", "pictures; the primary one")}
 
 
@@ -133,7 +133,7 @@ def _look(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
 def _header_notes(header: images.Header, name: str) -> Iterator[Note]:
     """What the facts of a header amount to."""
     (width, height), extension = header.size, PurePosixPath(name).suffix.lower()
-    if extension not in EXTENSIONS[header.format]:
+    if extension not in _EXTENSIONS[header.format]:
         yield "wrong-extension", f"content is {header.format}, the name ends in '{extension}'"
     if width * height > MANY_PIXELS:
         yield "many-pixels", f"{width}x{height} pixels take much memory"

@@ -8,6 +8,8 @@ pillow_jxl is to register it for `Image.open`, which nobody calls here.
 from __future__ import annotations
 
 import io
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,14 +24,18 @@ Values = np.ndarray[Any, np.dtype[np.uint16]]
 
 _SRGB_PRIMARIES = {1, 2, 5, 6}  # BT.709, unspecified, and those of BT.601, which hardly differ
 _SRGB_CURVES = {1, 2, 6, 13, 14, 15}  # sRGB, unspecified, and the camera curves that every viewer shows as sRGB
+_PACKAGES = {"PIL": "pillow", "pillow_heif": "pillow-heif", "pillow_jxl": "pillow-jxl-plugin"}
 
 
-_PLUGINS = {"HEIC": "pillow_heif", "JXL": "pillow_jxl"}
-
-
-def absent() -> frozenset[str]:
-    """Formats whose plugin is not installed here."""
-    return frozenset(name for name, plugin in _PLUGINS.items() if find_spec(plugin) is None)
+def decoders() -> str:
+    """Which decoders are installed here: what another one, or another version, says of a file may be another thing."""
+    found = []
+    for module, package in _PACKAGES.items():
+        if find_spec(module) is not None:
+            found.append(package)
+            with suppress(PackageNotFoundError):  # where it came as no package
+                found.append(version(package))
+    return " ".join(found)
 
 
 class Extra(ImageFile.ImageFile):

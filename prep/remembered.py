@@ -2,9 +2,9 @@
 
 One SQLite table for all sources of a user, in the user's cache directory and never beside pictures:
 `$XDG_CACHE_HOME/latentry/scan.sqlite`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows. A record is named by
-the checks' version, the item's name and the stamps of its files, which are trusted as `prep.facts` trusts them, and has
-a CRC-32. Records are looked up one by one (6 µs), never all loaded; one that no scan asked for in 90 days goes.
-A table that is damaged, or of another version, goes as a whole.
+the versions of the checks and of the decoders, the item's name and the stamps of its files, which are trusted as
+`prep.facts` trusts them, and has a CRC-32. Records are looked up one by one (6 µs), never all loaded; one that no scan
+asked for in 90 days goes. A table that is damaged, or of another version, goes as a whole.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from zlib import crc32
 
 from prep.cache.files import make_dirs
 from prep.duplicates import LIMIT, Near, Thumb
-from prep.examine import EXTENSIONS, Examined
-from prep.extras import absent
+from prep.examine import Examined
+from prep.extras import decoders
 from prep.facts import CRC, WAIT, connect, guarded, stamp_of
 from prep.looks import Identity
 from prep.parse import Unparsed
@@ -56,26 +56,23 @@ class Remembered:
         self._thumbs = 0  # noted
         self._old: list[bytes] = []  # whose day is not today's
         self._today = int(time.time()) // _DAY
-        self._absent = absent()
+        self._decoders = decoders().encode()
 
     def recall(self, item: Item) -> tuple[Stamp | None, Examined | None]:
         """(stamp to note what will be found under, what was found). The first is `None` where files are gone or not at
         rest, the second where nothing is known."""
-        now, stamp = time.time_ns(), _stamp(item)
+        now, stamp = time.time_ns(), _stamp(item, self._decoders)
         if stamp is None or self._path is None:
             return None, None
         value, rested = self._value(stamp[0]), now - stamp[1] > REST_NS
         try:
-            found = None if value is None else to_examined(parts(value)[0], None)
+            return stamp if rested else None, None if value is None else to_examined(parts(value)[0], None)
         except Unparsed:
-            found = None
-        if found is not None and self._absent and not self._absent.isdisjoint(_formats(item, found)):
-            found = None  # another installation, or this one before, had the decoder
-        return stamp if rested else None, found
+            return stamp if rested else None, None
 
     def note(self, stamp: Stamp | None, item: Item, examined: Examined) -> None:
         """Remembers what was found, if the item's files are as they were at `stamp`."""
-        if stamp is None or _stamp(item) != stamp:
+        if stamp is None or _stamp(item, self._decoders) != stamp:
             return
         if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
             return
@@ -95,12 +92,12 @@ class Remembered:
 
     def pixels(self, identity: Identity) -> str:
         """The digest of every pixel of a picture, "" where it is not known."""
-        return (self._value(_pixels_name(identity)) or b"").decode("ascii", "replace")
+        return (self._value(self._pixels_name(identity)) or b"").decode("ascii", "replace")
 
     def note_pixels(self, identity: Identity, digest: str) -> None:
         """Remembers such a digest, where there is one."""
         if digest:
-            self._new[_pixels_name(identity)] = digest.encode("ascii", "replace")
+            self._new[self._pixels_name(identity)] = digest.encode("ascii", "replace")
 
     def nears(self, names: Iterable[bytes]) -> tuple[bytes, tuple[Near, ...] | None]:
         """(name for `note_nears`, the near-duplicates found) among pictures that these bytes name, in this order."""
@@ -142,6 +139,9 @@ class Remembered:
             self._table.close()
             self._table = None
 
+    def _pixels_name(self, identity: Identity) -> bytes:
+        return b"pixels" + bytes.fromhex(identity.file) + self._decoders
+
     def _value(self, name: bytes) -> bytes | None:
         if self._table is None:
             return None
@@ -182,9 +182,9 @@ def _prepare(table: sqlite3.Connection) -> None:
     table.execute(_TABLE)
 
 
-def _stamp(item: Item) -> Stamp | None:
-    """What changes with an item, its files, or the checks; `None` where a file is gone."""
-    running = hashlib.blake2b(b"%d" % VERSION, digest_size=16)
+def _stamp(item: Item, decoders: bytes) -> Stamp | None:
+    """What changes with an item, its files, the checks or the decoders; `None` where a file is gone."""
+    running = hashlib.blake2b(b"%d %s" % (VERSION, decoders), digest_size=16)
     running.update(repr((item.name, item.source, item.caption_format, item.captions)).encode(errors="surrogatepass"))
     changed = 0
     for blob in (item.picture, item.caption, item.mask, item.metadata):
@@ -201,14 +201,6 @@ def _stamp(item: Item) -> Stamp | None:
     return running.digest(), changed
 
 
-def _formats(item: Item, found: Examined) -> set[str]:
-    """The formats of an item's picture and mask, by their names and by what was said of a wrong one."""
-    names = [item.name, "" if item.mask is None else item.mask.name]
-    by_name = {kind for kind, ends in EXTENSIONS.items() for name in names if name.lower().endswith(tuple(ends))}
-    return by_name | {one.detail.split(",")[0].removeprefix("content is ") for one in found.findings
-                      if one.code == "wrong-extension"}
-
-
 def _place(blob: Blob) -> bytes:
     """A mask's place is part of what is said of it."""
     return os.fsencode(blob.file) + blob.member.encode(errors="surrogatepass")
@@ -216,7 +208,3 @@ def _place(blob: Blob) -> bytes:
 
 def _thumb_name(identity: Identity) -> bytes:
     return b"thumb" + bytes.fromhex(identity.file)
-
-
-def _pixels_name(identity: Identity) -> bytes:
-    return b"pixels" + bytes.fromhex(identity.file)

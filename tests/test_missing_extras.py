@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from PIL import Image
 from plugged import boxed, heic, jxl
 from tarred import member, tar_of
 
-from prep import facts, images, remembered
+from prep import crew, facts, images, remembered
+from prep.looks import identify
 from prep.records import Finding
 from prep.sources.walk import walk_source
 
@@ -132,6 +134,28 @@ def test_a_scan_with_the_extras_is_not_believed_without_them(prep, photos, plugi
     assert {one["path"]: one["detail"] for one in without["findings"]} == MISSING
     plugins.on()
     assert prep("scan", photos, "--json", "--quiet").json == with_them
+
+
+def test_another_version_of_a_decoder_looks_again(prep, photos, monkeypatch):
+    rest(monkeypatch)
+    first = prep("scan", photos, "--json", "--quiet").out
+    monkeypatch.setattr("prep.extras.version", lambda package: "99" if package == "pillow-heif" else version(package))
+    began, start = [], crew._start
+    monkeypatch.setattr("prep.crew._start", lambda command: (began.append(1), start(command))[1])
+    assert prep("scan", photos, "--json", "--quiet").out == first and began
+    began.clear()
+    assert prep("scan", photos, "--json", "--quiet").out == first and not began
+
+
+def test_all_pixels_are_those_of_one_decoder(tmp_path, monkeypatch):
+    """What another one made of the same file is compared with nothing."""
+    seen = identify(HEIC, picture(1))[0]
+    for number, known in (("1", ""), ("1", "ab"), ("2", ""), ("1", "ab")):
+        monkeypatch.setattr("prep.extras.version", lambda _, number=number: number)
+        memory = remembered.Remembered(tmp_path / "scan.sqlite")
+        assert memory.pixels(seen) == known
+        memory.note_pixels(seen, "ab" if number == "1" else "")
+        memory.close()
 
 
 def test_members_of_a_tar(prep, tmp_path, plugins):
