@@ -16,7 +16,7 @@ from typing import Any
 from prep.audit import Audit
 from prep.cache import ledger as ledgers
 from prep.cache import lookup
-from prep.cache.checkup import check_up
+from prep.cache.checkup import check_up, notes_on_damage_records
 from prep.cache.damage import Damage, is_lost, recorded
 from prep.cache.header import Header, read_header, read_keys
 from prep.cache.ledger import shard_bytes
@@ -58,7 +58,7 @@ def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lam
         uses = None if broken & {"samples table", "shards table"} else Uses(audit)
         told = "shards table" not in broken
         shards = audit.shards if told else []
-        counted = _one_at_a_time(tick)
+        counted, notes = _one_at_a_time(tick), notes_on_damage_records(audit.cache)  # before any of them goes
         with ThreadPoolExecutor(jobs, "verify") as pool:
             try:
                 work = [pool.submit(_look, audit, uses, number, quick, counted) for number in range(len(shards))]
@@ -68,6 +68,7 @@ def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lam
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+        checkup.notes += notes
         damaged += [_entry("commit", what) for what in checkup.damaged]
         damaged += [entry for look in looks for entry in _entries(shards[look.number], look, uses)]
         if damaged or checkup.notes:

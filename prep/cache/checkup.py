@@ -25,19 +25,20 @@ class Checkup:
 
 
 def check_up(cache: Cache, shards: Mapping[str, Facts] | None) -> Checkup:
-    """Every commit, plan and damage record of a cache; `shards` are those of the manifest, by digest; None: not known.
-    """
+    """Every commit and plan of a cache; `shards` are those of the manifest, by digest; None: not known."""
     found = Checkup()
     unnamed = set(shards or ()) - set(_check_commits(cache, shards, found))
     found.notes += [f"shard {digest} has no sound commit; prep encode gives it one" for digest in sorted(unnamed)
                     if _is_there(cache, digest)]
     found.notes += [f"plan {name} is damaged; prep encode makes it again" for name in cache.names("plans")
                     if read_plan(cache, name) is None and cache.plan(name).exists()]
-    for digest in cache.names("damaged"):
-        if what := record_fault(cache, digest):
-            found.notes.append(f"the damage record of shard {digest} is damaged itself ({what}); "
-                               "prep encode looks at that shard")
     return found
+
+
+def notes_on_damage_records(cache: Cache) -> list[str]:
+    """The damage records that are damaged themselves; whoever reads a sound shard removes its record."""
+    return [f"the damage record of shard {digest} is damaged itself ({what}); prep encode looks at that shard"
+            for digest in cache.names("damaged") if (what := record_fault(cache, digest))]
 
 
 def _check_commits(cache: Cache, shards: Mapping[str, Facts] | None, found: Checkup) -> Iterator[str]:
