@@ -1,6 +1,7 @@
 """What is learned of a file by reading it, as facts to be remembered (`prep.facts`).
 
-What depends on which extras are installed is no fact of the file: `NoDecoder` gets out, and nothing is remembered.
+What depends on which extras are installed is no fact of the file: `NoDecoder` gets out, and nothing is remembered. What
+another version of a decoder may see otherwise is remembered under that version's name (`names`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from prep import captions, images
-from prep.digest import digest_bytes
+from prep.digest import digest_bytes, digest_strings
+from prep.extras import decoders
 from prep.facts import Fact
 from prep.focus import focus_in
 
@@ -48,6 +50,13 @@ def _caption_facts(data: bytes, form: captions.Format) -> Fact:
         return {"code": error.code, "detail": error.detail}
 
 
+def names() -> dict[str, str]:
+    """What each kind of fact is remembered as: those that take a decoder change with the decoders that are here."""
+    mark = digest_strings([decoders()])[:8]
+    return {kind: kind if kind in _PLAIN else f"{kind} {mark}" for kind in MAKE}
+
+
+_PLAIN = {"caption", "caption-json", "file"}  # no decoder has a say in these
 MAKE: Mapping[str, Callable[[bytes], Fact]] = {  # by kind of fact
     "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
     "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from prep import images
 from prep.errors import ConfigError
 from prep.facts import Fact, Facts
-from prep.learned import MAKE
+from prep.learned import MAKE, names
 from prep.paths import Place
 from prep.recipe import CaptionChoice, Recipe
 from prep.records import Blob, Finding, Focus, Item, Sample, Surveyed
@@ -117,11 +117,19 @@ def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: No
 def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) -> Iterator[Surveyed | Finding]:
     """Items in order; those with a file that must be read, on threads, which are no gain for the others."""
     waiting: deque[Surveyed | Finding | Future[Surveyed | Finding]] = deque()
+    called = names()
+
+    def recall(blob: Blob, kind: str) -> Fact | None:
+        return facts.recall(blob, called[kind])
+
+    def read(blob: Blob, kind: str) -> Fact | None:
+        return facts.of(blob, called[kind], MAKE[kind])
+
     pool = ThreadPoolExecutor(jobs)
     try:
         for item in items:
-            known = _survey_item(item, recipe, facts.recall)
-            waiting.append(pool.submit(_read_item, item, recipe, facts) if known is None else known)
+            known = _survey_item(item, recipe, recall)
+            waiting.append(pool.submit(_read_item, item, recipe, read) if known is None else known)
             while waiting and (not isinstance(one := waiting[0], Future) or one.done()):
                 waiting.popleft()
                 yield one.result() if isinstance(one, Future) else one
@@ -131,9 +139,9 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) ->
         pool.shutdown(cancel_futures=True)
 
 
-def _read_item(item: Item, recipe: Recipe, facts: Facts) -> Surveyed | Finding:
+def _read_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding:
     try:
-        result = _survey_item(item, recipe, lambda blob, kind: facts.of(blob, kind, MAKE[kind]))
+        result = _survey_item(item, recipe, ask)
     except MemoryError:  # no fault of the files' own: another machine, or the next run, may have enough
         return _reject(recipe, item, "too-large", "its files take more memory than there is")
     assert result is not None, "whatever is not remembered is read"

@@ -13,8 +13,10 @@ from tarred import member, tar_of
 
 from prep import crew, facts, images, remembered
 from prep.looks import identify
+from prep.recipe import load
 from prep.records import Finding
 from prep.sources.walk import walk_source
+from prep.survey import survey
 
 pytest.importorskip("pillow_heif")
 pytest.importorskip("pillow_jxl")
@@ -145,6 +147,24 @@ def test_another_version_of_a_decoder_looks_again(prep, photos, monkeypatch):
     assert prep("scan", photos, "--json", "--quiet").out == first and began
     began.clear()
     assert prep("scan", photos, "--json", "--quiet").out == first and not began
+
+
+def test_an_encoding_asks_another_version_of_a_decoder_again(photos, tmp_path, monkeypatch):
+    """What the old one could not read, too; captions are not read again for that."""
+    rest(monkeypatch)
+    (photos / "bad.heic").write_bytes(HEIC[:-50])
+    store, asked = tmp_path / "facts.sqlite", []
+    header = images.read_header
+    monkeypatch.setattr(images, "read_header", lambda data: (asked.append(len(data)), header(data))[1])
+    counts = []
+    for number in ("1", "1", "2", "2"):
+        monkeypatch.setattr("prep.extras.version", lambda _, number=number: number)
+        known = facts.Facts(store)
+        found = survey(load(photos, choices={"caption.missing": "empty"}), known, jobs=1)
+        known.save()
+        counts.append((len(asked), known.read, [one.path for one in found.findings]))
+        asked.clear()
+    assert counts == [(6, 11, ["bad.heic"]), (0, 0, ["bad.heic"]), (6, 6, ["bad.heic"]), (0, 0, ["bad.heic"])]
 
 
 def test_all_pixels_are_those_of_one_decoder(tmp_path, monkeypatch):
