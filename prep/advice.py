@@ -25,7 +25,7 @@ from prep.sizes import Kind, Rules, buckets_of
 from prep.wants import roles_of
 
 KINDS: tuple[Kind, ...] = ("step", "ratio", "sdxl-40", "single")
-STEPS = (64, 32, 16, 8)  # those that fit the model's latents are tried
+STEPS = (16, 32, 64)  # multiples of the recipe's step, or the family's, are tried
 LEASTS = (1, 2, 4, 8, 16)  # of `min_bucket`
 BATCHES = (1, 2, 4, 8, 16, 32)
 NEAR = 1.0  # percent
@@ -75,12 +75,12 @@ def sizes_of(recipe: Recipe, items: Sequence[Surveyed]) -> Sizes:
     return found
 
 
-def advise(sizes: Sizes, rules: Sequence[Rules], *, factor: int) -> list[Choice]:
+def advise(sizes: Sizes, rules: Sequence[Rules]) -> list[Choice]:
     """The best choice, then the best of each batch size; nothing where no choice uses any picture.
 
-    Of `rules`, one for each resolution, all is kept that is not tried; `factor` is the pixels of a latent cell.
+    Of `rules`, one for each resolution, all is kept that is not tried; their step, and multiples of it, are.
     """
-    tried = [choice for one in _candidates(rules, factor) for choice in _choices(sizes, one)]
+    tried = [choice for one in _candidates(rules) for choice in _choices(sizes, one)]
     best = [min((one for one in tried if one.batch_size == batch), key=_order) for batch in BATCHES if tried]
     if not best:
         return []
@@ -93,9 +93,9 @@ def _order(one: Choice) -> tuple[float, int, int, int]:
     return round(one.score, 6), one.buckets, -one.step, one.min_bucket
 
 
-def _candidates(rules: Sequence[Rules], factor: int) -> Iterator[tuple[Rules, ...]]:
+def _candidates(rules: Sequence[Rules]) -> Iterator[tuple[Rules, ...]]:
     for kind in KINDS:
-        for step in (step for step in STEPS if step % factor == 0):
+        for step in sorted({least := rules[0].step, *(step for step in STEPS if step % least == 0)}):
             tried = tuple(replace(one, kind=kind, step=step, sizes=()) for one in rules)
             try:
                 for one in tried:

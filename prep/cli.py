@@ -78,7 +78,7 @@ def bucket(
 ) -> None:
     """Show buckets and step plan: scale, crop loss, and by name each picture that is left out or repeated."""
     from prep import advice, outlook
-    from prep.encode import buckets_for, factor_of, rules_of
+    from prep.encode import buckets_for, rules_of
     from prep.facts import Facts
     from prep.plan import require_steps
     from prep.report.bucket_page import check_bucket_files, write_bucket_files
@@ -102,8 +102,8 @@ def bucket(
                               underfill=underfill)  # type: ignore[arg-type]  # checked there
     write_bucket_files(view, html, png)
     rejected = [one for one in surveyed.findings if one.severity == "error"]
-    suggestions = [one.as_json() for one in advice.advise(advice.sizes_of(recipe, surveyed.items), rules_of(recipe),
-                                                          factor=factor_of(recipe))] if suggest else []
+    suggestions = [one.as_json() for one in advice.advise(advice.sizes_of(recipe, surveyed.items),
+                                                          rules_of(recipe))] if suggest else []
     if as_json:
         more = {"suggestions": suggestions} if suggest else {}
         put_json({**outlook.as_json(view), "rejected": [one.as_json() for one in rejected], **more})

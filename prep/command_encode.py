@@ -26,7 +26,7 @@ from prep.paths import Place, check_apart, check_output, resolve
 from prep.prompts import PromptPair, read_prompts
 from prep.recipe import Recipe
 from prep.records import Finding
-from prep.report.words import rejected_lines, safe
+from prep.report.words import names_of, rejected_lines, safe
 from prep.survey import picture_places
 from prep.totals import Known, Total
 
@@ -229,18 +229,20 @@ def _dry(call: Encoding, wanted: Wanted) -> Report:
 
 def _report(call: Encoding, wanted: Wanted, planned: Planned, outcome: Outcome, sealed: Manifest) -> Report:
     encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
+    masked, black = _masked(call, sealed)
     return Report(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
-                  rejected=_errors(seal.findings_of(sealed)), notices=wanted.wants.notices,
-                  samples=sealed.document["samples"], dry_run=False, masked=_masked(call, wanted, sealed))
+                  rejected=_errors(seal.findings_of(sealed)), notices=(*wanted.wants.notices, *black),
+                  samples=sealed.document["samples"], dry_run=False, masked=masked)
 
 
-def _masked(call: Encoding, wanted: Wanted, sealed: Manifest) -> int | None:
-    """How many of the manifest's samples have a mask; its table is read only where some were left out."""
+def _masked(call: Encoding, sealed: Manifest) -> tuple[int | None, list[str]]:
+    """How many of the manifest's samples have a mask, and a notice where masks are black everywhere."""
     if call.recipe.mask_origin == "none":
-        return None
-    if sum(sealed.document["samples"].values()) == len(wanted.wants.samples):
-        return sum(sample.views[0].mask is not None for sample in wanted.wants.samples)
-    return open_audit(sealed).samples.masked
+        return None, []
+    samples = open_audit(sealed).samples
+    black = [samples.name(int(number)) for number in (samples.coverage == 0).nonzero()[0]]
+    return samples.masked, [f"{len(black)} masks are black everywhere, so that nothing of these would train with "
+                            f"masked loss: {names_of(black, 8)}"] if black else []
 
 
 def _errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

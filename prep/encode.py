@@ -101,16 +101,11 @@ def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
     return framed(result, surveyed.items, framing)
 
 
-def factor_of(recipe: Recipe) -> int:
-    """Pixels of a latent cell of the recipe's model family; 8, which all have, where none is known."""
-    family = family_of(recipe.model)
-    return 8 if family is None else family.factor
-
-
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
     """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for those that give no buckets."""
-    image, factor, family = recipe.image, factor_of(recipe), family_of(recipe.model)
-    step = image.step or (STEP if family is None else family.step)
+    image, family = recipe.image, family_of(recipe.model)
+    factor, step = (8, STEP) if family is None else (family.factor, family.step)  # 8: which all have
+    step = image.step or step
     if step % factor:
         raise ConfigError(f"image.step is {step}, expected a multiple of {factor}, the pixels of a latent cell")
     rules = Rules(

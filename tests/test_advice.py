@@ -25,7 +25,7 @@ def counted(sizes):
 def test_each_choice_is_what_bucketing_and_the_plan_say(upscale):
     rules = Rules(resolution=512, upscale=upscale)
     named = [(f"{size}", size) for size, count in SIZES.items() for _ in range(count)]
-    found = advise(counted(SIZES), [rules], factor=8)
+    found = advise(counted(SIZES), [rules])
     assert [one.batch_size for one in found[1:]] == list(BATCHES)
     for one in found:
         alone = bucketing(named, Rules(resolution=512, upscale=upscale, kind=one.kind, step=one.step,
@@ -39,19 +39,21 @@ def test_each_choice_is_what_bucketing_and_the_plan_say(upscale):
 
 
 def test_the_largest_batch_that_loses_hardly_more_is_named():
-    first, *each = advise(counted(SIZES), [Rules(resolution=512)], factor=8)
+    first, *each = advise(counted(SIZES), [Rules(resolution=512)])
     least = min(one.score for one in each)
     assert first in each and first.score <= least + NEAR
     assert all(one.score > least + NEAR for one in each if one.batch_size > first.batch_size)
-    squares = advise(counted({(512, 512): 64}), [Rules(resolution=512)], factor=8)
+    squares = advise(counted({(512, 512): 64}), [Rules(resolution=512)])
     assert (squares[0].batch_size, squares[0].score) == (32, 0), "nothing is lost at all"
     assert (squares[0].buckets, squares[0].step, squares[0].min_bucket) == (1, 64, 1)
 
 
 def test_steps_fit_the_latents_and_nothing_comes_of_nothing():
-    assert all(one.step % 32 == 0 for one in advise(counted(SIZES), [Rules(resolution=512)], factor=32))
-    assert advise({}, [Rules(resolution=512)], factor=8) == []
-    assert advise(counted({(7, 7): 3}), [Rules(resolution=512)], factor=8) == []
+    for step, tried in ((64, {64}), (32, {32, 64}), (16, {16, 32, 64}), (24, {24}), (8, {8, 16, 32, 64})):
+        found = {one.step for rules in ([Rules(resolution=512, step=step)],) for one in advise(counted(SIZES), rules)}
+        assert found <= tried and found
+    assert advise({}, [Rules(resolution=512)]) == []
+    assert advise(counted({(7, 7): 3}), [Rules(resolution=512)]) == []
 
 
 def test_repeats_are_shown_and_validation_is_not():

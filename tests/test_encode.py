@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zlib
 from pathlib import Path
@@ -525,3 +526,17 @@ def test_how_many_pictures_have_a_mask_is_said(prep, photos, tiny_model, tmp_pat
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json", *SMALL,
                   "--mask", "sidecar")
     assert "7 train, 0 validation, 0 prior samples, 2 with a mask, in " in result.out
+
+
+def test_masks_that_are_black_everywhere_are_named(prep, photos, tiny_model, tmp_path):
+    def encode():
+        return prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
+                    *SMALL, "--mask", "sidecar")
+
+    assert "black" not in encode().err
+    for number, size in ((0, (96, 96)), (2, (144, 64))):
+        Image.new("L", size).save(photos / f"{number}-masklabel.png")
+    for _ in range(2):  # made, and there already
+        done = encode()
+        assert done.code == 0 and re.search(r"^2 masks are black everywhere, so that nothing of these would train with "
+                                            r"masked loss: [02].png, [02].png$", done.err, re.MULTILINE), done.err
