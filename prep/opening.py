@@ -21,6 +21,7 @@ from prep.whole import check_png, filled
 
 MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
 
+_CORNER = 4  # pixels of 8: a plain gray pixel is found at the end of many pictures, a plain gray corner of few
 _NEARLY = 4  # of 255: gray that libjpeg smoothed, as it does with the first scans of a progressive picture
 _DEEP = {"I": 32, "F": 32, "1": 1}
 _MOST_PAGES = 1 << 16  # that are counted; of a hostile TIFF a directory may be at every sixth byte
@@ -85,12 +86,22 @@ def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
     last = {picture.height - 1, picture.height - 1 - picture.height % 2}  # interlaced, the last of the odd rows
     if parts.format == "PNG" and not all(y > 0 and _row(picture, y).strip(b"\0") for y in last):
         check_png(parts.body)
-    end = _row(picture, picture.height - 1)[-len(picture.getbands()) :]
-    if parts.format == "JPEG" and all(abs(one - 128) <= _NEARLY for one in end):
+    if parts.format == "JPEG" and all(abs(one - 128) <= _NEARLY for one in _corner(picture)):
         again = OPENERS["JPEG"](io.BytesIO(filled(parts.body)))
         again.load()
         if again.tobytes() != picture.tobytes():
             raise BadPicture("truncated", "JPEG data end before the picture does; what they lack would be gray")
+
+
+def _corner(picture: ImageFile.ImageFile) -> bytes:
+    """The last pixels of a JPEG, as many of its last block as nothing beside the block shows in.
+
+    That is a column and a row less than can be seen, where libjpeg blends colours; of progressive pictures, which it
+    smoothes, it is the last pixel.
+    """
+    wide, high = (1 if picture.info.get("progressive") else min(_CORNER, max(1, (side - 1) % 8))
+                  for side in picture.size)
+    return picture.crop((picture.width - wide, picture.height - high, *picture.size)).tobytes()
 
 
 def _row(picture: ImageFile.ImageFile, y: int) -> bytes:

@@ -73,6 +73,19 @@ def test_a_png_that_is_black_where_it_ends(monkeypatch):
 JPEGS = [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"subsampling": 2}, {"optimize": True}]
 
 
+def test_a_gray_pixel_at_the_end_is_no_gray_corner(monkeypatch):
+    """Pictures that end in one are many, and none of them is decoded twice; a gray corner is looked at."""
+    opened = []
+    monkeypatch.setattr("prep.opening.filled", lambda body: opened.append(1) or whole.filled(body))
+    ramp = np.add.outer(np.arange(64), np.arange(64))[..., None].repeat(3, 2)
+    for mode in ("RGB", "L"):
+        pixels = Image.fromarray((ramp + 128 - ramp.max()).clip(0, 255).astype(np.uint8)).convert(mode)
+        last = decoded(saved(pixels, "JPEG", quality=100))[-1, -1]
+        assert np.abs(last.astype(int) - 128).max() <= 4 and not opened
+    decoded(saved(Image.new("L", (64, 64), 128), "JPEG"))
+    assert len(opened) == 1
+
+
 def scan_end(data: bytes) -> int:
     """Where the data of the first scan end."""
     places = [start for _, start, _ in whole.segments(data)]
