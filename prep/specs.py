@@ -52,11 +52,16 @@ class Specs:
 def family_of(model: ModelChoice) -> Family | None:
     """The facts of the family that is named, or else of the model in a directory; `None` where neither says it.
 
-    Raises `ModelError` for a directory that holds no pipeline of a known family.
+    A family that is not known is none: buckets can be looked at without one, and who needs it says so.
     """
     if model.family:
         return FAMILIES[model.family]
-    return FAMILIES[infer_family(Path(model.path))] if model.path and Path(model.path).is_dir() else None
+    if not model.path or not Path(model.path).is_dir():
+        return None
+    try:
+        return FAMILIES[infer_family(Path(model.path))]
+    except ModelError:
+        return None
 
 
 def text_width(model: Path) -> int:

@@ -168,6 +168,9 @@ def test_the_step_is_the_familys_unless_the_recipe_says_one(prep, photos, tiny_m
     assert rules_of(load(photos, choices={"model.family": "sd15"}))[0].step == 16
     assert rules_of(load(photos, choices={"model.path": str(tiny_model), "image.step": 32}))[0].step == 32
     assert rules_of(load(photos, choices={"model.path": "somebody/some-model"}))[0].step == 64
+    (photos.parent / "other").mkdir()
+    (photos.parent / "other/model_index.json").write_text('{"_class_name": "AnotherPipeline"}')
+    assert rules_of(load(photos, choices={"model.path": str(photos.parent / "other")}))[0].step == 64
     assert rules_of(load(photos, choices={}))[0].step == 64
     for module in ("prep.survey", "prep.encode"):
         monkeypatch.setattr(f"{module}.survey", lambda *_, **__: pytest.fail("all pictures are read before it is said"))
