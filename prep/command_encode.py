@@ -115,8 +115,9 @@ def encode_all(call: Encoding) -> Report:
         sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
                            transient=outcome.transient, found=None if planned.tasks else planned)
         encode.finish(cache, planned, output)
+        report = _report(call, wanted, planned, outcome, sealed)  # reads the tables, which gc must not take meanwhile
     facts.save()
-    return _report(call, wanted, planned, outcome, sealed)
+    return report
 
 
 def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
