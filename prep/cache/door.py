@@ -81,7 +81,10 @@ def require_plain(root: Path) -> None:
     try:
         with os.scandir(root) as found:
             for entry in found:
-                status = entry.stat(follow_symlinks=False)
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # gone since, as another encoder's journal of what it knows of files
+                    continue
                 _require(root / entry.name, status, directory=stat.S_ISDIR(status.st_mode))
     except NotPlain as error:
         raise CacheError(f"{root}: {error}", hint=OUT) from None

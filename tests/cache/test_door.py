@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -165,3 +166,13 @@ def test_what_lies_behind_a_link_is_not_listed(cache, outside, place):
             list(cache.names("commits"))
     else:
         assert list(cache.names("commits")) == []
+
+
+def test_what_goes_while_it_is_looked_at_is_nothing_strange(tmp_path, monkeypatch):
+    """The journal of another encoder's table of facts is there for a moment."""
+    (tmp_path / "facts.sqlite").write_bytes(b"")
+    (tmp_path / "facts.sqlite-journal").write_bytes(b"")
+    listed = list(os.scandir(tmp_path))
+    (tmp_path / "facts.sqlite-journal").unlink()
+    monkeypatch.setattr("prep.cache.door.os.scandir", lambda _: contextlib.nullcontext(listed))
+    door.require_plain(tmp_path)

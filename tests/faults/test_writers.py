@@ -133,7 +133,7 @@ def test_writers_of_several_recipes(stage, tmp_path, recipes, each):
     there = stage.at(tmp_path / "shared")
     commands = recipes(there)
     endings = stage.launch(*there.writers(0, *list(commands.values()) * each, task_rows=1))
-    assert [ending["codes"] for ending in endings] == [[0]] * (4 * each), endings
+    assert [ending["err"][-2000:] for ending in endings if ending["codes"] != [0]] == []
     only_races(there.trace)
     alone = recipes(stage)
     assert stage.run(*alone.values())["codes"] == [0] * 4
@@ -158,7 +158,7 @@ def test_writers_while_gc_runs_again_and_again(stage, tmp_path, recipes, each):
     clean = ["gc", str(there.cache), "--keep", str(there.home / "kept.json"), "--older-than", "24h", "--yes"]
     writers = there.writers(0, *list(commands.values()) * each, task_rows=1)
     *endings, cleaner = stage.launch(*writers, {**there.one(clean), "beside": True})
-    assert [ending["codes"] for ending in endings] == [[0]] * (4 * each), endings
+    assert [ending["err"][-2000:] for ending in endings if ending["codes"] != [0]] == []
     assert set(cleaner["codes"]) <= {0, 7} and len(cleaner["codes"]) > 1
     assert there.run(clean)["codes"] == [0], "nobody is in the way any more"
     assert state(there.home)["kept.json"] == needed and shards - set(account(there.home).shards)
