@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 _UTF16 = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")  # all but tab and line ends
-_HALF = re.compile("[\ud800-\udfff]")
+HALF = re.compile("[\ud800-\udfff]")  # of a character: JSON can spell it, no encoding of text or name of a file can
 MANY_WORDS = 512  # no text encoder of ours takes more tokens than this, and a word is at least one
 _LISTS, _STRINGS = ("captions", "texts"), ("caption", "text", "prompt")  # keys of a JSON caption, by who comes first
 
@@ -52,7 +52,7 @@ def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Note, .
         if controls := _CONTROL.findall(text):
             raise BadCaption("caption-control-characters",
                              f"caption has {len(controls)} control characters, expected plain text")
-        if halves := _HALF.findall(text):  # JSON can spell them; no encoding of text can
+        if halves := HALF.findall(text):
             raise BadCaption("caption-encoding", f"caption has {len(halves)} halves of characters, expected whole ones")
         lines.append(" ".join(text.split()))
     found = tuple(line for line in lines if line)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -28,7 +27,6 @@ MOST_SAID = 20  # faults of one table that are named; the others are counted
 # Of a Parquet file, spelled out: a kilobyte of it can say that there are a thousand million rows of a million bytes.
 MOST_ROWS, MOST_BYTES = 10_000_000, 1 << 28
 SHOWN = 200  # characters of a name in a message
-_HALF = re.compile("[\ud800-\udfff]")  # of a character: JSON can spell it, and no file is called so
 Numbered = tuple[str, Mapping[str, Any]]  # where in the table, for people; the row
 
 
@@ -106,7 +104,7 @@ class Tables:
             if not text.startswith(root):
                 raise BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")
             text, prefix = text.removeprefix(root), ""
-        if ".." in text.split("/") or "\0" in text or _HALF.search(text):
+        if ".." in text.split("/") or "\0" in text or captions.HALF.search(text):
             raise BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")
         return prefix + PurePosixPath(text).as_posix()
 
