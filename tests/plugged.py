@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
+from pictures import decoded
 from PIL import Image
 
 from prep import images
@@ -37,11 +38,11 @@ def jxl(picture: Image.Image, **options) -> bytes:
 
 def cut(data: bytes) -> None:
     """Decodes every 47th beginning of a file: the whole picture or a finding, and mostly the latter."""
-    whole = np.asarray(images.decode(data, alpha="white"))
+    whole = decoded(data)
     refused = 0
     for length in range(0, len(data), 47):
         try:
-            assert (np.asarray(images.decode(data[:length], alpha="white")) == whole).all(), length
+            assert (decoded(data[:length]) == whole).all(), length
         except BadPicture as error:
             assert error.code in ("truncated", "unreadable", "corrupt-data", "empty-file", "not-an-image"), error.code
             refused += 1
