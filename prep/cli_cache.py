@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from prep import options as opt
-from prep.console import progress, put, put_json, say
+from prep.cli import options as opt
+from prep.cli.console import progress, put, put_json, say
 from prep.errors import EXIT_FINDINGS, CacheError
 
 
@@ -20,14 +20,14 @@ def inspect(
     as_json: opt.AsJson = False,
 ) -> None:
     """Show what a manifest holds: fields, dtypes, shapes, buckets, sizes, models, rejects."""
-    from prep import audit
-    from prep.manifest import read
-    from prep.report import terminal
+    from prep.manifest import describe as audit
+    from prep.manifest.document import read
+    from prep.report.terminal import tables as terminal
 
     opened = audit.open_audit(read(manifest))
     if html is not None:
-        from prep.images import quiet as quiet_pillow
-        from prep.report.page import check_page, write_page
+        from prep.images.decode import quiet as quiet_pillow
+        from prep.report.pages.manifest import check_page, write_page
 
         quiet_pillow()
         check_page(opened, html)
@@ -47,10 +47,10 @@ def verify(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
-    from prep.audit import open_audit
-    from prep.manifest import read
-    from prep.report.terminal import verify_tables
-    from prep.verify import verify as verify_all
+    from prep.maintenance.verify import verify as verify_all
+    from prep.manifest.describe import open_audit
+    from prep.manifest.document import read
+    from prep.report.terminal.tables import verify_tables
 
     opened = open_audit(read(manifest))
     size = sum(field.bytes for field in opened.manifest.fields.values())
@@ -71,9 +71,9 @@ def diff(
     as_json: opt.AsJson = False,
 ) -> None:
     """Show what changed from manifest A to B, field by field: samples, rows, buckets, models, prompts, findings."""
-    from prep.diff import compare
-    from prep.manifest import read
-    from prep.report.changes import changes_text
+    from prep.manifest.diff import compare
+    from prep.manifest.document import read
+    from prep.report.terminal.diff import changes_text
 
     document = compare(read(a), read(b))
     if as_json:
@@ -95,7 +95,7 @@ def gc(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Remove from CACHE what no kept manifest names. Shows what would be removed, unless --yes."""
-    from prep.command_gc import clean
+    from prep.maintenance.gc import clean
 
     guard = opt.seconds_of(older_than, "--older-than")
     done = clean(cache, [*keep, *(more or ())] if keep else [], guard=guard, asked=older_than, dry_run=not yes,
@@ -114,7 +114,7 @@ def compact(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Join many small shards of CACHE into few; rows stay, manifests stay valid. Exit 7 for damaged rows."""
-    from prep.command_compact import compact as join_all
+    from prep.maintenance.compact import compact as join_all
 
     done = join_all(cache, shard_bytes=shard_mib << 20, dry_run=dry_run,
                     progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))

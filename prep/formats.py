@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from prep.extras import HeicFile, JxlFile
+from prep.images.plugins import HeicFile, JxlFile
 
 OPENERS: Mapping[str, Callable[[io.BytesIO], ImageFile]] = {
     "JPEG": JpegImageFile, "PNG": PngImageFile, "WEBP": WebPImageFile, "BMP": BmpImageFile, "TIFF": TiffImageFile,

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from prep.choices import ScanChoice
-from prep.codes import CODES
+from prep.arrays import Finding
+from prep.findings import CODES
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of, suggest
-from prep.records import Finding
+from prep.recipe.schema import ScanChoice
 
 SEVERITIES = ("error", "warning", "info")
 

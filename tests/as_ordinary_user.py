@@ -16,9 +16,9 @@ import sys
 
 
 def run(command: list[str]) -> tuple[int, str, str]:
-    from prep.cli import app as prep
-    from prep.console import run as go
-    from train.cli import app as train
+    from prep.cli.console import run as go
+    from prep.cli.main import app as prep
+    from train.cli.main import app as train
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

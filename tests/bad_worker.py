@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from prep import worker
+from prep.scan import worker
 
 usual = worker.check_item
 

@@ -62,7 +62,7 @@ Command = Callable[..., Result]
 @pytest.fixture
 def prep(capsys: pytest.CaptureFixture[str]) -> Command:
     """`prep(*args)` runs the command in this process, as a user would type it."""
-    from prep.cli import app
+    from prep.cli.main import app
 
     return lambda *args: _invoke(app, "prep", args, capsys)
 
@@ -70,13 +70,13 @@ def prep(capsys: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def train(capsys: pytest.CaptureFixture[str]) -> Command:
     """`train(*args)` runs the command in this process, as a user would type it."""
-    from train.cli import app
+    from train.cli.main import app
 
     return lambda *args: _invoke(app, "train", args, capsys)
 
 
 def _invoke(app, name: str, args, capsys: pytest.CaptureFixture[str]) -> Result:
-    from prep.console import run
+    from prep.cli.console import run
 
     capsys.readouterr()
     with pytest.raises(SystemExit) as ending:
@@ -88,7 +88,7 @@ def _invoke(app, name: str, args, capsys: pytest.CaptureFixture[str]) -> Result:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pipeline directory of a few thousand random weights; never written to."""
-    from prep.demo.build import build_random
+    from prep.demo.tiny_model import build_random
 
     path = tmp_path_factory.mktemp("models") / "tiny"
     build_random(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms
 
-from prep import images
+from prep.images import decode as images
 
 
 def draw(path: Path, size: tuple[int, int], *, seed: int, alpha: bool = False) -> Path:

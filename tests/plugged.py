@@ -9,8 +9,8 @@ import numpy as np
 from pictures import decoded
 from PIL import Image
 
-from prep import images
-from prep.containers import BadPicture
+from prep.images import decode as images
+from prep.images.formats.sniff import BadPicture
 
 
 def heic(picture: Image.Image | np.ndarray, mode: str = "", **options) -> bytes:

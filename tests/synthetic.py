@@ -16,17 +16,18 @@ from unittest import mock
 
 import pyarrow as pa
 
-from prep import manifest as manifests
-from prep.cache import files, ledger
-from prep.cache.layout import Shard
-from prep.cache.samples import build_samples
+from prep.arrays import ArraySpec, Placement, RowRef, Sample, Task, Text, View
+from prep.cache.ledger import ledger
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache, open_cache, publish_table
-from prep.cache.tables import BATCH_ROWS, build_findings, build_shards, write_table
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_json
+from prep.fs import atomic as files
 from prep.keys import text_key, unconditional_key
-from prep.manifest import Manifest
-from prep.records import ArraySpec, Placement, RowRef, Sample, Task, Text, View
+from prep.manifest import document as manifests
+from prep.manifest.document import Manifest
+from prep.manifest.samples import build_samples
+from prep.manifest.tables import BATCH_ROWS, build_findings, build_shards, write_table
 
 CONTEXT = {"meaning": 1, "text": "synthetic", "max_length": 2, "layout": "full"}
 FIELDS = {"latent": ("latent", ("c", "h", "w")), "mask": ("mask", ("1", "h", "w")),

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from prep.advice import BATCHES, NEAR, advise, sizes_of
-from prep.bucket import bucketing
-from prep.plan import step_plan
-from prep.recipe import Recipe, Source
-from prep.records import Blob, Item, Surveyed
-from prep.sizes import Rules
+from prep.arrays import Blob, Item, Surveyed
+from prep.batching.plan import step_plan
+from prep.buckets.assign import bucketing
+from prep.buckets.sizes import Rules
+from prep.buckets.suggest import BATCHES, NEAR, advise, sizes_of
+from prep.recipe.schema import Recipe, Source
 
 SIZES = {(640, 480): 7, (480, 640): 5, (512, 512): 9, (1024, 300): 1, (300, 200): 2, (40, 40): 1}
 

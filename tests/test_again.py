@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prep import facts
+from prep.arrays import Placement, RowRef, Sample, View
 from prep.cache.reader import Reader
-from prep.cache.samples import open_samples
 from prep.cache.store import Cache
-from prep.cache.tables import SAMPLES, read_table
-from prep.coverage import coverage
-from prep.facts import Facts
-from prep.images import decode_mask
-from prep.records import Placement, RowRef, Sample, View
+from prep.encode.mask_coverage import coverage
+from prep.fs import memo as facts
+from prep.fs.memo import Facts
+from prep.images.decode import decode_mask
+from prep.manifest.samples import open_samples
+from prep.manifest.tables import SAMPLES, read_table
 
 # The command in a process of its own that writes down every file it opens, by whatever call.
 WATCHED = """
@@ -29,8 +29,8 @@ def watch(event, args):
     if event == "open" and isinstance(args[0], (str, os.PathLike)):
         opened.append(os.fspath(args[0]))
 sys.addaudithook(watch)
-from prep.cli import app
-from prep.console import run
+from prep.cli.main import app
+from prep.cli.console import run
 try:
     run(app, "prep", sys.argv[2:])
 finally:
@@ -85,7 +85,7 @@ def test_only_what_changed_is_opened(encoded, words, photos, tmp_path):
 def test_without_facts_everything_is_opened_and_the_manifest_is_the_same(encoded, words, photos, tmp_path):
     whole = (tmp_path / "m.json").read_bytes()
     (tmp_path / "cache" / "facts.sqlite").write_bytes(b"SQLite format 3\0 and then nothing of that kind")
-    done = subprocess.run([sys.executable, "-c", "from prep.cli import main; main()", *map(str, words)],
+    done = subprocess.run([sys.executable, "-c", "from prep.cli.main import main; main()", *map(str, words)],
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "m.json").read_bytes() == whole
@@ -154,7 +154,7 @@ class Shelf:
         self.read: list[int] = []
 
     def array_info(self, shard, array):
-        from prep.records import ArraySpec
+        from prep.arrays import ArraySpec
 
         return ArraySpec(name=array, dtype="uint8", shape=self.rows.shape[1:]), len(self.rows)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.captions import BadCaption, examine_caption, read_caption
+from prep.captions.read import BadCaption, examine_caption, read_caption
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prep import ceiling, document
-from prep import manifest as manifests
-from prep.command_encode import PROMPT_BYTES
 from prep.digest import canonical
+from prep.encode import limits as ceiling
+from prep.encode.run import PROMPT_BYTES
+from prep.manifest import document as manifests
+from prep.manifest import schema as document
 
 
 @pytest.fixture

@@ -67,8 +67,9 @@ def test_an_error_leaves_it_as_it_was():
 
 
 def test_encode_rests_but_for_the_encoders(prep, photos, tiny_model, tmp_path, monkeypatch):
-    from prep import encode, seal
-    from prep.engine import local
+    from prep.encode import assemble as seal
+    from prep.encode import plan as encode
+    from prep.encode.engines import local
 
     seen = {}
 

@@ -11,9 +11,9 @@ import sys
 import pytest
 import typer
 
-from prep import console
+from prep.arrays import Finding
+from prep.cli import console
 from prep.errors import CacheError, Problem
-from prep.records import Finding
 
 NASTY = "a\x1b[31m\x07\r\x9b2J\u202e\x7f"
 SPELLED = "a\\x1b[31m\\x07\\r\\x9b2J\\u202e\\x7f"
@@ -75,7 +75,7 @@ def test_an_interrupt(end, error):
 @pytest.mark.parametrize("say", ["console.put('x')", "console.put_json({})", "[console.put('x' * 999) for _ in '12']"])
 def test_a_reader_that_went_away_is_no_failure(say):
     """As in `prep scan photos | head`."""
-    script = ("import typer; from prep import console; app = typer.Typer();"
+    script = ("import typer; from prep.cli import console; app = typer.Typer();"
               f"app.command()(lambda: {say} and None); console.run(app, 'prep', [])")
     there, here = os.pipe()
     os.close(there)
@@ -125,7 +125,7 @@ def test_names_of_files_never_reach_the_terminal_raw(prep, tmp_path):
 
 
 def test_rejected_names_are_spelled_out_in_the_report_of_encode(capsys):
-    from prep.command_encode import Report
+    from prep.encode.run import Report
 
     finding = Finding(path=f"{NASTY}.png", code="truncated", severity="error", detail="ends early")
     console.put(Report(manifest=finding.path, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from pictures import draw
 
-from prep import crew as crew_module
-from prep.crew import Crew, Lost
+from prep.arrays import Blob, Item
 from prep.parse import Unparsed
-from prep.records import Blob, Item
-from prep.scan import scan
+from prep.scan import pool as crew_module
+from prep.scan.pool import Crew, Lost
+from prep.scan.protocol import all_examined, message, of_item, to_examined, to_thumb
+from prep.scan.scanner import scan
 from prep.sources.directory import walk
-from prep.wire import all_examined, message, of_item, to_examined, to_thumb
 
 BAD = (str(Path(__file__).with_name("bad_worker.py")),)
 ROOM = 1 << 30  # bytes of address space: enough for any picture here
@@ -54,7 +54,7 @@ def test_each_way_to_die_is_one_finding(tmp_path):
 
 @posix
 def test_whose_batch_a_worker_died_of_is_found_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("prep.scan.SINGLE", 0)
+    monkeypatch.setattr("prep.scan.scanner.SINGLE", 0)
     items = pictures(tmp_path, "crash", "leave")
     crew = Crew(command=BAD)
     report = scan(items, jobs=1, crew=crew)
@@ -72,7 +72,7 @@ def test_a_decoder_that_hangs_holds_up_nobody(tmp_path):
 
 
 def test_what_a_worker_died_of_is_not_remembered(tmp_path, monkeypatch):
-    from prep import remembered
+    from prep.scan import memo as remembered
 
     monkeypatch.setattr(remembered, "REST_NS", 0)
     items = list(pictures(tmp_path / "in", "leave"))
@@ -149,7 +149,7 @@ def test_the_directory_one_stands_in_is_no_place_for_modules(tmp_path, monkeypat
 @posix
 def test_a_worker_whose_scan_is_gone_ends(tmp_path):
     """Its input ends; and were it decoding, its own alarm would ring."""
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from prep.worker import main; main()"
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from prep.scan.worker import main; main()"
     root = str(Path(__file__).parent.parent)
     process = subprocess.Popen([sys.executable, "-P", "-c", code, root, "1", str(ROOM)], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE)
@@ -177,8 +177,9 @@ def test_ctrl_c_ends_the_scan_and_its_workers(tmp_path):
     """Also while a decoder hangs, which no signal for the scan alone would end."""
     for _ in pictures(tmp_path, "hang", "hang too"):
         pass
-    script = ("import functools, sys; from prep import command_scan, crew; from prep.cli import app;"
-              "from prep.console import run;"
+    script = ("import functools, sys; from prep.scan import pool as crew, run as command_scan;"
+              "from prep.cli.main import app;"
+              "from prep.cli.console import run;"
               f"command_scan.scan = functools.partial(command_scan.scan, crew=crew.Crew(command={BAD!r}));"
               "run(app, 'prep', ['scan', sys.argv[1], '--jobs', '2'])")
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE,
@@ -200,8 +201,8 @@ def test_an_answer_that_is_cut_or_too_long_is_none():
 
 
 def test_thumbnails_survive_the_way():
-    from prep.duplicates import SIDE, Thumb
-    from prep.wire import of_thumb
+    from prep.scan.duplicates.correlation import SIDE, Thumb
+    from prep.scan.protocol import of_thumb
 
     thumb = Thumb(across=np.arange(SIDE * 3, dtype=np.uint8).reshape(SIDE, 3),
                   down=np.arange(SIDE * 2, dtype=np.uint8).reshape(SIDE, 2))

@@ -8,7 +8,7 @@ import pytest
 from pictures import draw, draw_mask
 from PIL import Image
 
-from prep import manifest as manifests
+from prep.manifest import document as manifests
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 
@@ -56,7 +56,7 @@ def test_nothing(encode, diff, tmp_path):
 
 
 def test_the_same_rows_in_other_shards(prep, encode, diff, tmp_path, monkeypatch):
-    monkeypatch.setattr("prep.encode.TASK_ROWS", 1)
+    monkeypatch.setattr("prep.encode.plan.TASK_ROWS", 1)
     encode("a.json")
     assert prep("compact", tmp_path / "cache").code == 0
     encode("b.json")

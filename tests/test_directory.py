@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from prep.arrays import Blob, Finding, Item
 from prep.errors import PathError
-from prep.records import Blob, Finding, Item
-from prep.sources.blob import code_of, read_blob
+from prep.fs.blob import code_of, read_blob
 from prep.sources.directory import walk
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and raw names are POSIX's")

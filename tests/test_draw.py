@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prep.batching.permutation import (
+    choose_validation,
+    draw_key,
+    is_validation,
+    permute,
+    permute_each,
+    philox,
+    plan_key,
+)
 from prep.digest import digest_json
-from prep.draw import choose_validation, draw_key, is_validation, permute, permute_each, philox, plan_key
 from prep.errors import ConfigError
 
 DIGESTS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(200)]

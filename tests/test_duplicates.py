@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from prep.duplicates import near_duplicates
-from prep.looks import sampled, thumb_of
+from prep.scan.duplicates.correlation import near_duplicates
+from prep.scan.duplicates.identity import sampled, thumb_of
 
 
 def scene(seed: int, size=(360, 300)) -> Image.Image:

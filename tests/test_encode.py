@@ -16,10 +16,10 @@ from diffusers import AutoencoderKL, StableDiffusionPipeline
 from pictures import draw, draw_mask
 from PIL import Image
 
-from prep import manifest as manifests
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
-from prep.cache.tables import SAMPLES, SHARDS, read_table
+from prep.manifest import document as manifests
+from prep.manifest.tables import SAMPLES, SHARDS, read_table
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu")
 
@@ -154,7 +154,7 @@ def test_one_caption_changed_encodes_one_text_row(encode, photos, tmp_path):
 
 
 def test_bytes_replaced_under_same_name_size_and_mtime_are_noticed(encode, photos, monkeypatch):
-    monkeypatch.setattr("prep.facts.REST_NS", 0)  # as if the files had been at rest for long
+    monkeypatch.setattr("prep.fs.memo.REST_NS", 0)  # as if the files had been at rest for long
     path = photos / "4.png"
     other = bytearray(path.read_bytes())
     encode()
@@ -238,7 +238,7 @@ def test_a_broken_picture_is_a_finding_and_is_not_tried_again(encode, photos, tm
     assert [(one["path"], one["code"]) for one in report["rejected"]] == [("6.png", "corrupt-data")]
     assert report["samples"]["train"] == 7
     before = (tmp_path / "m.json").read_bytes()
-    monkeypatch.setattr("prep.images.decode", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr("prep.images.decode.decode", lambda *_, **__: pytest.fail("decoded again"))
     again = encode()
     assert again["encoded"]["latent"] == 0 and len(again["rejected"]) == 1
     assert (tmp_path / "m.json").read_bytes() == before
@@ -256,7 +256,7 @@ def test_broken_pictures_do_not_stop_the_run_and_rows_that_fail_without_cause_do
 
 def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, photos, tmp_path, monkeypatch):
     encode(cache="whole", manifest="whole.json")
-    from prep.engine import local
+    from prep.encode.engines import local
 
     read = local.read_blob
 
@@ -267,7 +267,7 @@ def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, p
 
     with monkeypatch.context() as patch:
         patch.setattr(local, "read_blob", failing)
-        patch.setattr("prep.seal.seal", interrupt)
+        patch.setattr("prep.encode.assemble.seal", interrupt)
         encode(code=130)
     again = encode()
     assert again["encoded"] == {"latent": 1, "mask": 0, "text": 0} and not again["rejected"]
@@ -282,13 +282,13 @@ def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, p
 def test_a_task_that_another_process_finished_is_not_run_again(encode, tmp_path, monkeypatch):
     encode("--mask", "sidecar")
     whole = (tmp_path / "m.json").read_bytes()
-    from prep import encode as module
-    from prep.cache import ledger
+    from prep.cache.ledger import ledger
+    from prep.encode import plan as module
 
-    monkeypatch.setattr("prep.encode.ledgers.load", lambda *_, **__: ledger.empty())  # it ended just now
-    monkeypatch.setattr("prep.seal.ledgers.load", module.ledgers.load)
-    monkeypatch.setattr("prep.engine.local._from_file", lambda *_: pytest.fail("decoded again"))
-    monkeypatch.setattr("prep.models.text.TextEncoder.encode", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr("prep.encode.plan.ledgers.load", lambda *_, **__: ledger.empty())  # it ended just now
+    monkeypatch.setattr("prep.encode.assemble.ledgers.load", module.ledgers.load)
+    monkeypatch.setattr("prep.encode.engines.local._from_file", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr("prep.models.text_encoder.TextEncoder.encode", lambda *_: pytest.fail("encoded again"))
     result = encode("--mask", "sidecar", code=7)  # the faked ledger has nothing to seal from
     assert "unconditional" in result.err and (tmp_path / "m.json").read_bytes() == whole
 
@@ -361,7 +361,7 @@ def test_a_read_only_cache_with_nothing_to_do_is_fine(encode, tmp_path, monkeypa
 
 
 def test_a_full_disk_is_one_error_and_the_next_run_goes_on(encode, tmp_path, monkeypatch):
-    from prep.cache import files
+    from prep.fs import atomic as files
 
     write, budget = files.write, [60_000]
 
@@ -411,7 +411,7 @@ def test_prompts_become_rows(encode, tmp_path):
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(encode, tmp_path, monkeypatch):
     encode("--mask", "sidecar", cache="whole", manifest="whole.json")
-    from prep.engine import local
+    from prep.encode.engines import local
 
     finish, calls = local._finish, []
 
@@ -460,7 +460,7 @@ def test_a_colour_is_the_same_however_it_is_spelled(encode):
 
 
 def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode, photos, monkeypatch):
-    from prep.images import decode, read_header
+    from prep.images.decode import decode, read_header
 
     with (photos / "0.png").open("wb") as stream:
         stream.truncate(1 << 41)
@@ -474,8 +474,8 @@ def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode
         return called
 
     with monkeypatch.context() as patch:
-        patch.setattr("prep.images.decode", exhausted("1.png", decode))
-        patch.setattr("prep.images.read_header", exhausted("2.png", read_header))
+        patch.setattr("prep.images.decode.decode", exhausted("1.png", decode))
+        patch.setattr("prep.images.decode.read_header", exhausted("2.png", read_header))
         found = {one["path"]: one for one in encode()["rejected"]}
     assert set(found) == {"0.png", "1.png", "2.png"}
     assert "it has 2199023255552 bytes, expected at most 1073741824" in found["0.png"]["detail"]
@@ -485,9 +485,9 @@ def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode
 
 
 def test_a_file_that_became_huge_meanwhile(photos):
-    from prep.engine.local import _from_file
-    from prep.records import Blob, Placement
-    from prep.wants import PictureWork
+    from prep.arrays import Blob, Placement
+    from prep.encode.engines.local import _from_file
+    from prep.encode.targets import PictureWork
 
     with (photos / "0.png").open("wb") as stream:
         stream.truncate(1 << 41)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from prep.errors import ModelError
 from prep.models.loading import dtype_keyword
-from prep.models.text import TextEncoder
+from prep.models.text_encoder import TextEncoder
 from prep.models.vae import VaeEncoder
 
 TEXT, VAE = "text_encoder/model.safetensors", "vae/diffusion_pytorch_model.safetensors"

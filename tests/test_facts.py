@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from prep import facts
-from prep.facts import Facts
-from prep.records import Blob
+from prep.arrays import Blob
+from prep.fs import memo as facts
+from prep.fs.memo import Facts
 
 
 @pytest.fixture

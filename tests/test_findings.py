@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from pictures import draw, draw_mask
 
-from prep import command_encode, command_mask
+from prep.arrays import Finding
+from prep.batching.plan import require_steps, step_plan
+from prep.encode import run as command_encode
 from prep.errors import EmptyPlanError
-from prep.mask import Made
-from prep.plan import require_steps, step_plan
-from prep.records import Finding
-from prep.report.words import rejected_line, rejected_lines
+from prep.formatting import rejected_line, rejected_lines
+from prep.masks import run as command_mask
+from prep.masks.methods import Made
 
 FORGED = "b\nerror: fake.png"
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--quiet")
@@ -81,7 +82,7 @@ def test_what_one_source_has_alone_keeps_its_name(prep, two, tmp_path):
 
 def test_rows_that_fail_later_are_told_apart(prep, two, tiny_model, tmp_path, monkeypatch):
     """What only the engine notices: a picture, and a mask, that cannot be read any more."""
-    from prep.engine import local
+    from prep.encode.engines import local
 
     def failing(blob):
         if blob.path.parts[-2:] in (("two", "good.png"), ("mks", "two.png")):
@@ -116,7 +117,7 @@ def test_the_file_that_cannot_be_read_is_named(prep, tiny_model, tmp_path, monke
             raise PermissionError(13, "Permission denied", str(path))
         return open(path, *args, **kwargs)  # noqa: PTH123  (as it is called there)
 
-    monkeypatch.setattr("prep.sources.blob.open", refusing, raising=False)
+    monkeypatch.setattr("prep.fs.blob.open", refusing, raising=False)
     report = prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--mask",
                   "sidecar", "--model", tiny_model, *SMALL, "--dry-run", "--json").json
     assert [(one["path"], one["code"], one["detail"]) for one in report["rejected"]] == [
@@ -158,7 +159,7 @@ def test_a_finding_as_json():
 
 def test_names_of_samples_forge_no_line_of_train():
     from train.check import Report
-    from train.cli import _as_text, _uneven
+    from train.cli.main import _as_text, _uneven
 
     report = Report(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
     assert _as_text(report) == "left out: b\\nerror: fake.png\nshown again: b\\nerror: fake.png\nshown again: c"

@@ -155,7 +155,7 @@ def test_pictures_inside_cache_and_letter_case(prep, place, tiny_model, encode, 
     refused = prep("encode", "cache/photos", "--model", tiny_model, "--cache", "cache", "-o", "m.json", *SMALL)
     assert refused.code == 5 and "pictures 'cache/photos'" in refused.err and "lies inside cache 'cache'" in refused.err
     (place / "cache" / "photos").rename(place / "photos")
-    monkeypatch.setattr("prep.paths._folds_case", lambda _: True)
+    monkeypatch.setattr("prep.fs.paths._folds_case", lambda _: True)
     refused = prep("encode", "photos", "--model", tiny_model, "--cache", "PHOTOS/cache", "-o", "m.json", *SMALL)
     assert refused.code == 5 and "lies inside pictures 'photos'" in refused.err and not (place / "PHOTOS").exists()
 

@@ -14,17 +14,18 @@ import pyarrow as pa
 import pytest
 
 from prep import keys
-from prep.cache import damage, layout, plans
+from prep.arrays import ITEM_BYTES, ArraySpec, Placement, Task
+from prep.cache import damage, plans
+from prep.cache import shard_format as layout
 from prep.cache.damage import Damage
 from prep.cache.store import MARKER, open_cache
-from prep.cache.tables import FINDINGS, SAMPLES, SHARDS
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_json, seal
-from prep.images import POLICY
+from prep.images.decode import POLICY
+from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS
 from prep.models.family import FAMILIES
+from prep.models.fields import DIMS
 from prep.parse import sealed_json
-from prep.records import ITEM_BYTES, ArraySpec, Placement, Task
-from prep.specs import DIMS
 
 MANIFESTS = Path(__file__).parent.parent / "manifests"
 PAGE = (MANIFESTS / "README.md").read_text(encoding="utf-8")
@@ -89,8 +90,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A directory with cache and manifest of a real encode: masks, prompts, a rejected picture; and a second run."""
     from pictures import draw, draw_mask
 
-    from prep.cli import app
-    from prep.console import run
+    from prep.cli.console import run
+    from prep.cli.main import app
 
     root = tmp_path_factory.mktemp("format")
     for number, size in enumerate([(96, 96), (144, 64)]):
@@ -130,7 +131,7 @@ def test_every_kind_of_file_is_said_to_be_where_the_code_puts_it(tmp_path):
     for place in places:
         path = place.relative_to(cache.root).as_posix()
         assert any(re.fullmatch(pattern, path) for pattern in patterns), path
-    for module, constant in (("prep.command_encode", "FACTS"), ("prep.cache.lookup", "NAME")):
+    for module, constant in (("prep.encode.run", "FACTS"), ("prep.cache.ledger.index", "NAME")):
         assert getattr(importlib.import_module(module), constant) in listed_paths()
 
 
@@ -162,7 +163,7 @@ def test_every_key_of_a_manifest_is_on_the_page_and_the_reverse():
 
 
 def test_the_schema_requires_what_the_code_requires():
-    document = importlib.import_module("prep.document")
+    document = importlib.import_module("prep.manifest.schema")
     assert set(SCHEMA["required"]) == set(SCHEMA["properties"]) == set(document.KEYS)
     optional = {row[0] for row in rows(section(4), "key") if row[2].startswith("optional")}
     lacking = {name for name in SCHEMA["properties"]["latents"]["properties"]
@@ -171,7 +172,7 @@ def test_the_schema_requires_what_the_code_requires():
 
 
 def test_the_schema_has_the_limits_of_the_code():
-    document = importlib.import_module("prep.document")
+    document = importlib.import_module("prep.manifest.schema")
     buckets, prompts = SCHEMA["properties"]["buckets"], SCHEMA["properties"]["prompts"]["properties"]
     size, row = buckets["items"]["properties"]["size"]["items"], prompts["unconditional"]["properties"]["row"]
     assert (buckets["maxItems"], size["maximum"]) == (document.MOST_BUCKETS, document.MOST_SIDE)
@@ -219,7 +220,7 @@ KEY_OF = {
     "text": lambda d: keys.text_key(d["caption"], d["context"]),
     "unconditional": lambda d: keys.unconditional_key(d["context"]),
     "sample": lambda d: keys.sample_id(d["picture"], tuple(d["bucket"]), d["copy"]),
-    "task": lambda d: importlib.import_module("prep.encode")._task(d["field"], d["rows"]).key,
+    "task": lambda d: importlib.import_module("prep.encode.plan")._task(d["field"], d["rows"]).key,
     "plan": digest_json,
 }
 
@@ -400,8 +401,8 @@ def test_commits_have_the_keys_that_the_page_lists(world):
     provenance = {"host", "device", "versions", "milliseconds"}
     assert commits and all(set(commit) == plain | provenance for commit in commits)
     assert all(f"`{name}`" in section(8) for name in (*provenance, "salvaged", "compacted"))
+    from prep.arrays import Reject
     from prep.cache.commits import as_json
-    from prep.records import Reject
 
     assert set(as_json(Reject(key="", code="", detail=""))) == inner
     for path in (world / "cache" / "commits").glob("*/*.json"):

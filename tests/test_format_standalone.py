@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prep import manifest as manifests
-from prep.audit import Audit, open_audit
 from prep.cache.reader import Reader
+from prep.manifest import document as manifests
+from prep.manifest.describe import Audit, open_audit
 
 HERE = Path(__file__).parent / "format"
 READERS = ("standalone.py", "by_bytes.py")
@@ -70,8 +70,8 @@ def whole(tmp_path_factory, tiny_model) -> Path:
     """A real manifest: several buckets, masks for some, captions in two scripts, prompts with a negative, a finding."""
     from pictures import draw, draw_mask
 
-    from prep.cli import app
-    from prep.console import run as run_command
+    from prep.cli.console import run as run_command
+    from prep.cli.main import app
 
     root = tmp_path_factory.mktemp("standalone")
     photos = root / "photos"

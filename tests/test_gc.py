@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from pictures import draw
 
-from prep import manifest as manifests
-from prep.cache import sweep
-from prep.cache.lock import hold
 from prep.cache.store import open_cache
 from prep.errors import CacheError
+from prep.fs.lock import hold
+from prep.maintenance import sweep
+from prep.manifest import document as manifests
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 NOTHING = {"commits": 0, "shards": 0, "tables": 0, "plans": 0, "damaged": 0, "staging": 0}
@@ -116,7 +116,7 @@ def test_times_that_are_none(gc, encode, tmp_path, text):
 
 
 def test_times():
-    from prep.options import seconds_of
+    from prep.cli.options import seconds_of
 
     assert [seconds_of(text, "") for text in ("0", "90s", "30m", "12h", "7d", "0h")] == [0, 90, 1800, 43200, 604800, 0]
 
@@ -192,7 +192,7 @@ def test_a_cache_is_not_cleaned_while_it_is_used(writers, gc, tmp_path):
 
 def test_a_dead_user_of_the_cache_blocks_nobody(writers, gc, tmp_path):
     path = writers("report").write_small(tmp_path)
-    program = ("import sys, time\nfrom pathlib import Path\nfrom prep.cache.lock import hold\n"
+    program = ("import sys, time\nfrom pathlib import Path\nfrom prep.fs.lock import hold\n"
                "from prep.cache.store import Cache\n"
                "with hold(Cache(root=Path(sys.argv[1])), alone=False):\n    print('held', flush=True)\n"
                "    time.sleep(60)")
@@ -230,7 +230,7 @@ def test_training_looks_again_when_it_has_the_cache(train, writers, tiny_model, 
         shutil.rmtree(next((tmp_path / "cache" / "shards").glob("*/*")))
         return plain(cache, **options)
 
-    monkeypatch.setattr("prep.cache.lock.hold", cleaned_before)
+    monkeypatch.setattr("prep.fs.lock.hold", cleaned_before)
     result = train("run", made.path, "-o", tmp_path / "run", "--steps", 1, "--precision", "fp32", "--device", "cpu",
                    "--quiet")
     assert result.code == 7 and "is missing" in result.err and not (tmp_path / "run" / "run.json").exists()
@@ -242,7 +242,7 @@ def test_the_work_of_an_interrupted_encode_is_safe(prep, encode, gc, photos, tin
     for number in range(8):
         (photos / f"{number}.txt").write_text(f"a new caption {number}")
         draw(photos / f"{number}.png", (96, 96), seed=50 + number)
-    from prep.engine import local
+    from prep.encode.engines import local
 
     plain = local.commit
     made: list[str] = []

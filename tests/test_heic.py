@@ -11,11 +11,10 @@ from pictures import decoded, srgb_profile, swapped_profile
 from PIL import Image
 from plugged import cut, heic, spoil
 
-from prep import images
-from prep.containers import sniff
-from prep.examine import _header_notes
-from prep.extras import _nclx_notes, rounded
-from prep.images import BadPicture
+from prep.images import decode as images
+from prep.images.formats.sniff import BadPicture, sniff
+from prep.images.plugins import _nclx_notes, rounded
+from prep.scan.examine import _header_notes
 
 pillow_heif = pytest.importorskip("pillow_heif")
 

@@ -12,9 +12,10 @@ from pictures import decoded, saved, srgb_profile, swapped_profile
 from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from prep import images
-from prep.colour import judge
-from prep.images import BadPicture
+from prep.images import decode as images
+from prep.images.color import judge
+from prep.images.formats.sniff import BadPicture
+from prep.parse import colour_of
 
 RNG = np.random.default_rng(7)
 RGB = RNG.integers(0, 256, (20, 30, 3), np.uint8)
@@ -223,14 +224,14 @@ def test_pages_of_a_tiff_are_counted_where_they_lie(monkeypatch):
     assert images.read_header(loop[:-4] + struct.pack("<I", 1 << 30)).frames == 2, "so has one that leads out"
     monkeypatch.setattr(TiffImageFile, "n_frames", property(lambda _: pytest.fail("it takes the square of them")))
     assert images.read_header(tiff(*[page()] * 5000)).frames == 5000
-    monkeypatch.setattr("prep.opening._MOST_PAGES", 99)  # of a gigabyte of them the numbers alone would take ten
+    monkeypatch.setattr("prep.images.header._MOST_PAGES", 99)  # of a gigabyte of them the numbers alone would take ten
     assert images.read_header(tiff(*[page()] * 5000)).frames == 99
 
 
 @pytest.mark.parametrize("text", ["red", "#12345", "#12345g", "ffffff", ""])
 def test_colours_are_strict(text):
     with pytest.raises(ValueError, match=f"colour is '{text}', expected #rrggbb, white"):
-        images.colour_of(text)
+        colour_of(text)
 
 
 # ---- colour profiles -------------------------------------------------------------------------------------------------
@@ -330,7 +331,7 @@ def test_quiet_silences_pillow_and_nobody_else():
     images.quiet()
     warnings.warn_explicit("strange tag", UserWarning, "TiffImagePlugin.py", 1, module="PIL.TiffImagePlugin")
     with pytest.raises(UserWarning):
-        warnings.warn_explicit("ours", UserWarning, "images.py", 1, module="prep.images")
+        warnings.warn_explicit("ours", UserWarning, "images.py", 1, module="prep.images.decode")
 
 
 def test_decoding_touches_nothing_global():

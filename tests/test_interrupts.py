@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from prep.interrupts import held_back
+from prep.runtime import held_back
 
 LOADING = """
 import os, signal, sys, threading
-from prep.interrupts import held_back
+from prep.runtime import held_back
 threading.Timer({after}, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     with held_back():

@@ -10,10 +10,9 @@ from pictures import decoded
 from PIL import Image
 from plugged import Bits, boxed, cut, extra_fields, jxl, sides, spoil, turned, usual_rest
 
-from prep import images
-from prep.containers import sniff
-from prep.images import BadPicture
-from prep.jxl import codestream, read_basics
+from prep.images import decode as images
+from prep.images.formats.jxl import codestream, read_basics
+from prep.images.formats.sniff import BadPicture, sniff
 
 pillow_jxl = pytest.importorskip("pillow_jxl")
 

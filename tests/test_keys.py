@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep import keys
+from prep.arrays import Placement
 from prep.digest import HOLE, canonical, digest_json, digest_parts, digest_strings, seal
 from prep.parse import Unparsed, sealed_json
-from prep.records import Placement
 
 PLACEMENT = Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96))
 LATENT = keys.latent_context(image={"meaning": 1, "resize": "lanczos", "mask_cell": "mean"}, vae="ab" * 32,

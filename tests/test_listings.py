@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tarred import member, tar_of
 
-from prep.records import Item
-from prep.sources import listings, tars
-from prep.sources.listings import Listings
+from prep.arrays import Item
+from prep.sources import tar_index as listings
+from prep.sources import tars
+from prep.sources.tar_index import Listings
 from prep.sources.tars import contents_of, walk_tar
 from prep.sources.walk import walk_source
 
@@ -245,8 +246,8 @@ def test_records_have_a_bound(monkeypatch):
 
 LOADED = """
 import sys
-from prep.cli import app
-from prep.console import run
+from prep.cli.main import app
+from prep.cli.console import run
 try:
     run(app, "prep", sys.argv[1:])
 except SystemExit as done:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep import manifest as manifests
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
+from prep.manifest import document as manifests
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "manifests" / "manifest.schema.json").read_text())
 D = "ab" * 32

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.bucket import bucketing, framed
-from prep.records import Blob, Item, Surveyed
-from prep.sizes import Rules
-from prep.views import CROPS, FLIPS, ONE, Framing
+from prep.arrays import Blob, Item, Surveyed
+from prep.buckets.assign import bucketing, framed
+from prep.buckets.sizes import Rules
+from prep.buckets.views import CROPS, FLIPS, ONE, Framing
 
 AT_ONCE = 100  # sizes of an example
 SIDE = st.integers(1, 400) | st.integers(200, 1500) | st.integers(1000, 9000)

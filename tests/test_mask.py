@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from prep.arrays import Item
 from prep.errors import PathError, UsageError
-from prep.mask import MaskChoice, mask_path
-from prep.masking import make_masks
-from prep.records import Item
+from prep.masks.generate import make_masks
+from prep.masks.methods import MaskChoice, mask_path
 from prep.sources.directory import walk
 
 ALPHA = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
@@ -131,7 +131,7 @@ def test_a_file_system_of_shorter_names(pictures, tmp_path, monkeypatch):
     def short(path, data):
         raise OSError(errno.ENAMETOOLONG, "File name too long", str(path))
 
-    monkeypatch.setattr("prep.mask_item.write_whole", short)
+    monkeypatch.setattr("prep.masks.picture.write_whole", short)
     made = make(items(pictures), method="alpha", out=tmp_path / "masks")
     assert (made.written, [one.code for one in made.findings]) == (0, ["empty-file", "name-too-long"])
 

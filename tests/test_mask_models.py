@@ -55,7 +55,7 @@ def test_clipseg_is_what_the_library_says(clipseg_model):
     import torch
     from transformers import CLIPSegForImageSegmentation, CLIPSegProcessor
 
-    from prep.models.segment import clipseg
+    from prep.masks.segmentation import clipseg
 
     model = CLIPSegForImageSegmentation.from_pretrained(clipseg_model).eval()
     processor = CLIPSegProcessor.from_pretrained(clipseg_model)
@@ -74,7 +74,7 @@ def test_classes_of_pixels_are_added_up(segformer):
     import torch
     from transformers import AutoImageProcessor, SegformerForSemanticSegmentation
 
-    from prep.models.segment import segment
+    from prep.masks.segmentation import segment
 
     model = SegformerForSemanticSegmentation.from_pretrained(segformer).eval()
     processor = AutoImageProcessor.from_pretrained(segformer)
@@ -93,7 +93,7 @@ def test_the_surest_query_counts(mask2former, monkeypatch):
     import torch
     from transformers import AutoImageProcessor, Mask2FormerForUniversalSegmentation
 
-    from prep.models.segment import segment
+    from prep.masks.segmentation import segment
 
     monkeypatch.setattr("transformers.models.mask2former.modeling_mask2former.requires_backends", lambda *_: None)
     model = Mask2FormerForUniversalSegmentation.from_pretrained(mask2former).eval()
@@ -113,7 +113,7 @@ def test_what_fills_a_picture_up_is_no_part_of_its_map(detr, tmp_path, padded):
     import torch
     from transformers import AutoImageProcessor, DetrForSegmentation
 
-    from prep.models.segment import segment
+    from prep.masks.segmentation import segment
 
     folder = shutil.copytree(detr, tmp_path / "detr")
     if padded:
@@ -136,7 +136,7 @@ def test_what_fills_a_picture_up_is_no_part_of_its_map(detr, tmp_path, padded):
 
 
 def test_pictures_are_scaled_and_not_cut(segformer, tmp_path):
-    from prep.models.segment import segment
+    from prep.masks.segmentation import segment
 
     folder = shutil.copytree(segformer, tmp_path / "model")
     kind = {"image_processor_type": "ViTImageProcessor", "size": {"shortest_edge": 64}, "do_center_crop": True,
@@ -147,7 +147,7 @@ def test_pictures_are_scaled_and_not_cut(segformer, tmp_path):
 
 
 def test_labels_that_a_model_has_not(segformer):
-    from prep.models.segment import segment
+    from prep.masks.segmentation import segment
 
     with pytest.raises(UsageError, match="label 'dgo' is none of this model's 3; did you mean 'dog'") as caught:
         segment(segformer, labels=["dgo"], device="cpu")
@@ -155,7 +155,7 @@ def test_labels_that_a_model_has_not(segformer):
 
 
 def test_models_of_another_kind(clipseg_model, segformer, tiny_model):
-    from prep.models.segment import clipseg, segment
+    from prep.masks.segmentation import clipseg, segment
 
     with pytest.raises(ModelError, match=r"the model in .*segformer is a segformer, expected a clipseg"):
         clipseg(segformer, prompts=["a"], device="cpu")
@@ -168,7 +168,7 @@ def test_models_of_another_kind(clipseg_model, segformer, tiny_model):
 
 
 def test_models_that_do_not_load(segformer, mask2former, tmp_path, monkeypatch):
-    from prep.models.segment import segment
+    from prep.masks.segmentation import segment
 
     folder = shutil.copytree(segformer, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"")
@@ -188,7 +188,7 @@ def test_models_that_do_not_load(segformer, mask2former, tmp_path, monkeypatch):
 
 
 def test_code_of_a_model_is_never_run(segformer, tmp_path):
-    from prep.models.segment import segment
+    from prep.masks.segmentation import segment
 
     folder = shutil.copytree(segformer, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -201,7 +201,7 @@ def test_code_of_a_model_is_never_run(segformer, tmp_path):
 
 
 def test_prompts_longer_than_the_model_reads(clipseg_model):
-    from prep.models.segment import clipseg
+    from prep.masks.segmentation import clipseg
 
     with pytest.raises(UsageError, match="prompt 'aaaaaaaaaaaaaaaaaaaa' has 22 tokens, expected at most 16"):
         clipseg(clipseg_model, prompts=["a" * 20], device="cpu")

@@ -7,9 +7,9 @@ import pytest
 from pictures import saved
 from PIL import Image, ImageFilter
 
-from prep.images import BadPicture
-from prep.mask import MaskChoice
-from prep.mask_pixels import combined, finished, grown, luma_map, read_mask, scaled
+from prep.images.formats.sniff import BadPicture
+from prep.masks.methods import MaskChoice
+from prep.masks.pixels import combined, finished, grown, luma_map, read_mask, scaled
 
 NOISE = np.random.default_rng(5).integers(0, 256, (23, 17), dtype=np.uint8)
 

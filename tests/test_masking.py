@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from prep.arrays import Item
 from prep.errors import PathError
-from prep.mask import MaskChoice
-from prep.masking import make_masks
-from prep.records import Item
+from prep.masks.generate import make_masks
+from prep.masks.methods import MaskChoice
 from prep.sources.directory import walk
 
 SIZES = [(40, 30), (30, 40), (32, 32), (64, 16), (40, 30), (50, 50), (41, 31)]
@@ -111,7 +111,7 @@ def test_a_disk_that_takes_nothing_ends_the_run(pictures, tmp_path, monkeypatch)
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("prep.mask_item.write_whole", full)
+    monkeypatch.setattr("prep.masks.picture.write_whole", full)
     with pytest.raises(PathError, match=r"cannot write mask .*0-masklabel\.png: No space left on device"):
         make(pictures, tmp_path / "out", Halves())
 
@@ -129,7 +129,7 @@ def test_pictures_too_large_for_memory_are_findings(pictures, tmp_path, monkeypa
     def huge(data, alpha):
         raise MemoryError
 
-    monkeypatch.setattr("prep.images.decode", huge)
+    monkeypatch.setattr("prep.images.decode.decode", huge)
     made = make(pictures, tmp_path / "out", Halves())
     assert {one.code for one in made.findings} == {"too-large"} and len(made.findings) == 7
 

@@ -159,7 +159,7 @@ def test_prompt_files_that_cannot_be_read(prep, photos, tiny_model, tmp_path, wo
 ])
 def test_nothing_relative_leads_to_another_drive(prep, photos, tiny_model, tmp_path, monkeypatch, lost, said):
     """As on Windows, where a cache on D: has no path relative to C:."""
-    from prep import manifest
+    from prep.manifest import document as manifest
 
     real = manifest.relative_to_manifest
     monkeypatch.setattr(manifest, "relative_to_manifest",
@@ -198,7 +198,7 @@ def test_manifests_that_are_none(prep, tmp_path):
 
 
 def test_a_manifest_with_a_bucket_of_three_sides_is_not_written(writers, tmp_path):
-    from prep import manifest
+    from prep.manifest import document as manifest
 
     small = writers("report").write_small(tmp_path)
     document = dict(manifest.read(small).document)
@@ -210,8 +210,8 @@ def test_a_manifest_with_a_bucket_of_three_sides_is_not_written(writers, tmp_pat
 
 
 def test_a_sample_in_a_shard_that_the_table_lacks(writers, tmp_path):
-    from prep.audit import look_up, open_audit
-    from prep.manifest import read
+    from prep.manifest.describe import look_up, open_audit
+    from prep.manifest.document import read
 
     audit = open_audit(read(writers("report").write_small(tmp_path)))
     vars(audit)["shards"] = []
@@ -240,14 +240,14 @@ def test_damage_records_of_another_shard(cache):
 
 
 def test_names_in_shards():
-    from prep.cache.layout import checked_name
+    from prep.cache.shard_format import checked_name
 
     with pytest.raises(Unparsed, match=r"name in x is '\.\./up', expected lower-case letters, digits and underscores"):
         checked_name("../up", "x")
 
 
 def test_tables_that_cannot_be_read_or_are_others(cache):
-    from prep.cache.tables import FINDINGS, build_shards, read_table, write_table
+    from prep.manifest.tables import FINDINGS, build_shards, read_table, write_table
 
     digest = write_table(cache, build_shards([]))
     with pytest.raises(CacheError, match=rf"table {digest} cannot be read: it has columns \['digest', .*\], expected"):
@@ -259,8 +259,8 @@ def test_tables_that_cannot_be_read_or_are_others(cache):
 
 
 def test_no_manifest_without_the_unconditional_row(cache):
-    from prep.facts import Facts
-    from prep.seal import seal as seal_manifest
+    from prep.encode.assemble import seal as seal_manifest
+    from prep.fs.memo import Facts
 
     wanted = SimpleNamespace(wants=SimpleNamespace(keys=list, samples=(), unconditional="ab" * 32))
     with pytest.raises(CacheError, match="the unconditional text row could not be made"):
@@ -277,7 +277,7 @@ def model(tiny_model, tmp_path):
 
 
 def test_what_a_pipeline_directory_lacks(model):
-    from prep.encode import prediction_of
+    from prep.encode.plan import prediction_of
     from prep.models.fingerprint import pipeline_index, read_config, text_fingerprint, weight_files
 
     with pytest.raises(ModelError, match=r"model .*/gone is not a directory") as error:
@@ -298,7 +298,7 @@ def test_what_a_pipeline_directory_lacks(model):
 
 
 def test_encoders_that_do_not_load(model):
-    from prep.models.text import TextEncoder
+    from prep.models.text_encoder import TextEncoder
     from prep.models.vae import VaeEncoder
 
     for encoder, part, said in ((VaeEncoder, "vae", f"cannot load the VAE in {model}/vae: "),
@@ -320,7 +320,7 @@ def test_devices_that_are_not_there(name):
 
 
 def test_plans_that_are_none():
-    from prep.plan import require_steps, step_plan
+    from prep.batching.plan import require_steps, step_plan
 
     with pytest.raises(errors.ConfigError, match="batch_size is 0, expected at least 1"):
         step_plan([1], seed=0, batch_size=0)
@@ -352,9 +352,9 @@ def test_a_shard_that_shrank(train, made):
 def test_parts_of_a_model_that_do_not_load(model, path):
     import torch
 
-    from train.config import parse
-    from train.model import load
-    from train.sample import _decode
+    from train.config.load import parse
+    from train.models.denoiser import load
+    from train.sampling.sampler import _decode
 
     for weights in (model / path).glob("*.safetensors"):
         weights.write_bytes(b"")
@@ -374,8 +374,8 @@ def test_lora_targets_that_name_nothing(train, made):
 
 
 def test_a_run_without_a_checkpoint(train, made, tmp_path):
-    from train.config import load
-    from train.rundir import claim
+    from train.config.load import load
+    from train.runs.directory import claim
 
     claim_of(made, tmp_path / "run", claim, load)
     result = train("sample", tmp_path / "run", "--device", "cpu", "-o", tmp_path / "grid.png")
@@ -395,8 +395,8 @@ def claim_of(made, folder, claim, load):
 
 
 def test_runs_and_checkpoints_of_another_version(tmp_path):
-    from train.checkpoint import read_state
-    from train.rundir import read
+    from train.runs.checkpoint import read_state
+    from train.runs.directory import read
 
     for name in ("run.json", "state.json"):
         (tmp_path / name).write_text('{"format": "latentry/other", "version": 9}')
@@ -411,8 +411,8 @@ def test_runs_and_checkpoints_of_another_version(tmp_path):
 def test_rows_that_do_not_fit_their_buffer(made):
     import torch
 
-    from train.data import Rows
     from train.index import open_index
+    from train.rows import Rows
 
     rows = Rows(open_index(made.manifest))
     number = next(number for number, shard in enumerate(rows.index.shards) if shard.field == "text")

@@ -11,12 +11,16 @@ from PIL import Image
 from plugged import boxed, heic, jxl
 from tarred import member, tar_of
 
-from prep import crew, facts, images, remembered
-from prep.looks import identify
-from prep.recipe import load
-from prep.records import Finding
+from prep.arrays import Finding
+from prep.dataset.ingest import survey
+from prep.fs import memo as facts
+from prep.images import decode as images
+from prep.images.formats.sniff import BadPicture, NoDecoder
+from prep.recipe.load import load
+from prep.scan import memo as remembered
+from prep.scan import pool as crew
+from prep.scan.duplicates.identity import identify
 from prep.sources.walk import walk_source
-from prep.survey import survey
 
 pytest.importorskip("pillow_heif")
 pytest.importorskip("pillow_jxl")
@@ -87,7 +91,7 @@ MISSING = {"phone.heic": HEIC_SAYS, "named.jpg": HEIC_SAYS, "small.jxl": JXL_SAY
 def test_the_message_names_the_extra(plugins, data, says):
     plugins.off()
     for read in (images.read_header, images.alpha_of, images.decode_mask):
-        with pytest.raises(images.NoDecoder) as caught:
+        with pytest.raises(NoDecoder) as caught:
             read(data)
         assert (caught.value.code, caught.value.detail) == ("unsupported-format", says)
     plugins.on()
@@ -101,13 +105,13 @@ def test_a_plugin_without_its_library_is_as_good_as_none(monkeypatch):
         raise ImportError("libheif.so: cannot open shared object file")
 
     monkeypatch.setattr(pillow_heif, "HeifFile", lacks)
-    with pytest.raises(images.NoDecoder, match="needs the package pillow-heif"):
+    with pytest.raises(NoDecoder, match="needs the package pillow-heif"):
         images.read_header(HEIC)
 
 
 def test_a_damaged_file_is_told_as_such_all_the_same(plugins):
     plugins.off()
-    with pytest.raises(images.BadPicture, match="the HEIC box at byte"):
+    with pytest.raises(BadPicture, match="the HEIC box at byte"):
         images.read_header(HEIC[:-100])
 
 
@@ -141,9 +145,10 @@ def test_a_scan_with_the_extras_is_not_believed_without_them(prep, photos, plugi
 def test_another_version_of_a_decoder_looks_again(prep, photos, monkeypatch):
     rest(monkeypatch)
     first = prep("scan", photos, "--json", "--quiet").out
-    monkeypatch.setattr("prep.extras.version", lambda package: "99" if package == "pillow-heif" else version(package))
+    monkeypatch.setattr("prep.images.plugins.version",
+                        lambda package: "99" if package == "pillow-heif" else version(package))
     began, start = [], crew._start
-    monkeypatch.setattr("prep.crew._start", lambda command: (began.append(1), start(command))[1])
+    monkeypatch.setattr("prep.scan.pool._start", lambda command: (began.append(1), start(command))[1])
     assert prep("scan", photos, "--json", "--quiet").out == first and began
     began.clear()
     assert prep("scan", photos, "--json", "--quiet").out == first and not began
@@ -158,7 +163,7 @@ def test_an_encoding_asks_another_version_of_a_decoder_again(photos, tmp_path, m
     monkeypatch.setattr(images, "read_header", lambda data: (asked.append(len(data)), header(data))[1])
     counts = []
     for number in ("1", "1", "2", "2"):
-        monkeypatch.setattr("prep.extras.version", lambda _, number=number: number)
+        monkeypatch.setattr("prep.images.plugins.version", lambda _, number=number: number)
         known = facts.Facts(store)
         found = survey(load(photos, choices={"caption.missing": "empty"}), known, jobs=1)
         known.save()
@@ -171,7 +176,7 @@ def test_all_pixels_are_those_of_one_decoder(tmp_path, monkeypatch):
     """What another one made of the same file is compared with nothing."""
     seen = identify(HEIC, picture(1))[0]
     for number, known in (("1", ""), ("1", "ab"), ("2", ""), ("1", "ab")):
-        monkeypatch.setattr("prep.extras.version", lambda _, number=number: number)
+        monkeypatch.setattr("prep.images.plugins.version", lambda _, number=number: number)
         memory = remembered.Remembered(tmp_path / "scan.sqlite")
         assert memory.pixels(seen) == known
         memory.note_pixels(seen, "ab" if number == "1" else "")

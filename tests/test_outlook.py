@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prep.bucket import bucketing
-from prep.outlook import Showing, as_json, heavy, outlook_of, showings_of
-from prep.recipe import Recipe, Source
-from prep.records import Blob, Item, Surveyed
-from prep.sizes import Rules
+from prep.arrays import Blob, Item, Surveyed
+from prep.buckets.assign import bucketing
+from prep.buckets.sizes import Rules
+from prep.dataset.preview import Showing, as_json, heavy, outlook_of, showings_of
+from prep.recipe.schema import Recipe, Source
 
 RULES = Rules(resolution=512)
 

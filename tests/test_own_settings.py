@@ -8,10 +8,10 @@ import shutil
 import pytest
 from pictures import draw
 
-from prep.cache.samples import open_samples
 from prep.cache.store import Cache
-from prep.cache.tables import SAMPLES, read_table
-from prep.manifest import read
+from prep.manifest.document import read
+from prep.manifest.samples import open_samples
+from prep.manifest.tables import SAMPLES, read_table
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep import paths
 from prep.errors import CacheError, PathError, from_system
-from prep.paths import Place, check_apart, check_not_cache, check_source
+from prep.fs import paths
+from prep.fs.paths import Place, check_apart, check_not_cache, check_source
 
 
 def places(photos: Path, cache: Path) -> list[Place]:

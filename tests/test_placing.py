@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pictures import decoded, saved, swapped_profile
 from PIL import Image, TiffImagePlugin
 
-from prep import images
-from prep.records import Placement
+from prep.arrays import Placement
+from prep.images import decode as images
 
 RNG = np.random.default_rng(7)
 RGB = RNG.integers(0, 256, (20, 30, 3), np.uint8)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prep.batching.plan import deal, require_steps, rounds, step_plan
 from prep.errors import ConfigError, EmptyPlanError
-from prep.plan import deal, require_steps, rounds, step_plan
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=5)
 BATCHES = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 3), (16, 4), (8, 1)])

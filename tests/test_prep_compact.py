@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prep import manifest as manifests
-from prep.audit import describe, open_audit
-from prep.cache import compact as compacts
-from prep.cache import ledger
-from prep.cache.lock import hold
+from prep.cache.ledger import ledger
 from prep.cache.reader import Reader
 from prep.cache.store import open_cache
+from prep.fs.lock import hold
+from prep.maintenance import join as compacts
+from prep.manifest import document as manifests
+from prep.manifest.describe import describe, open_audit
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar", "--json")
 
@@ -21,7 +21,7 @@ def encode(prep, photos, tiny_model, tmp_path, monkeypatch):
     """`encode(name, rows)`: shards of that many rows at most."""
 
     def go(name, rows=256):
-        monkeypatch.setattr("prep.encode.TASK_ROWS", rows)
+        monkeypatch.setattr("prep.encode.plan.TASK_ROWS", rows)
         result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / name,
                       *SMALL)
         assert result.code == 0, result.err
@@ -149,7 +149,7 @@ def test_an_interruption_costs_only_the_shard_in_the_making(prep, encode, tmp_pa
 
 
 def test_compact_goes_beside_encoders_and_not_beside_gc(prep, encode, tmp_path, monkeypatch):
-    monkeypatch.setattr("prep.command_compact.PATIENCE", 0)
+    monkeypatch.setattr("prep.maintenance.compact.PATIENCE", 0)
     encode("m.json", rows=1)
     cache = open_cache(tmp_path / "cache", create=False)
     with hold(cache, alone=True):

@@ -10,10 +10,10 @@ import pytest
 from pictures import draw, draw_mask
 from tarred import member, tar_of
 
-from prep import command_init
-from prep.cache import files
-from prep.choices import CaptionChoice, Source
-from prep.recipe import load
+from prep.fs import atomic as files
+from prep.recipe import init as command_init
+from prep.recipe.load import load
+from prep.recipe.schema import CaptionChoice, Source
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_tars(written, tmp_path):
 
 
 def test_few_of_many_are_opened(written, tmp_path, monkeypatch):
-    from prep import init
+    from prep.recipe import overview as init
 
     pictures(tmp_path / "photos", 7)
     monkeypatch.setattr(init, "MOST_OPENED", 3)

@@ -14,7 +14,7 @@ from PIL import Image
 from tarred import member, tar_of
 from test_fingerprint import hub_cache
 
-from prep.sources.folders import PICTURES
+from prep.sources.tree import PICTURES
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--quiet")
 
@@ -36,9 +36,9 @@ def names(out):
 
 def test_clipseg_from_the_command_line(prep, photos, clipseg_model, tmp_path):
     """Every option on the way to a mask, and the same from the map by hand."""
-    from prep.mask import MaskChoice
-    from prep.mask_pixels import finished, scaled
-    from prep.models.segment import clipseg
+    from prep.masks.methods import MaskChoice
+    from prep.masks.pixels import finished, scaled
+    from prep.masks.segmentation import clipseg
 
     result = prep("mask", photos, "--with", "clipseg", "--prompt", "cat", "--prompt", "a dog", "-o", tmp_path / "out",
                   "--model", clipseg_model, "--threshold", 0.6, "--smooth", 2.5, "--expand", -1, "--invert",
@@ -158,8 +158,8 @@ def test_masks_of_another_size_are_scaled_or_rejected(prep, photos, tiny_model, 
 
 
 def test_the_policy_is_written_into_recipes_that_are_written(photos, tmp_path):
-    from prep.recipe import load
-    from prep.recipe_text import recipe_text
+    from prep.recipe.load import load
+    from prep.recipe.write import recipe_text
 
     for policy in ("allow", "reject"):
         (tmp_path / "r.toml").write_text(f"[mask]\nresize = '{policy}'\n[[source]]\npath = 'photos'\n")
@@ -250,7 +250,7 @@ def test_pages_show_pictures_with_their_masks_over_them(prep, photos, tmp_path):
 
 
 def test_pages_are_bounded_and_linked(prep, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("prep.report.sheet.CARDS", 3)
+    monkeypatch.setattr("prep.report.pages.masks.CARDS", 3)
     result = prep("mask", photos, "--with", "alpha", "-o", tmp_path / "out", "--html", tmp_path / "a b.html", "--json")
     pages = [tmp_path / name for name in ("a b.html", "a b-2.html", "a b-3.html")]
     assert result.json["pages"] == [str(page) for page in pages]

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from prep.choices import ScanChoice
-from prep.codes import CODES
 from prep.errors import Problem
+from prep.findings import CODES
+from prep.recipe.schema import ScanChoice
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 COMMANDS = {f"{package} {name}": command for package in ("prep", "train")
-            for name, command in get_command(importlib.import_module(f"{package}.cli").app).commands.items()}
+            for name, command in get_command(importlib.import_module(f"{package}.cli.main").app).commands.items()}
 
 
 def options_of(command) -> set[str]:
@@ -80,7 +80,7 @@ def test_every_file_in_the_tree_exists_and_make_target_too():
 
 
 def test_the_example_settings_have_every_key_with_its_default():
-    from train.config import load
+    from train.config.load import load
 
     path = ROOT / "manifests" / "train.toml"
     assert load(path) == load(None)
@@ -93,13 +93,13 @@ def test_the_example_settings_have_every_key_with_its_default():
 
 
 def test_the_example_recipe_has_every_key():
-    from prep import recipe
+    from prep.recipe.schema import CaptionChoice, ImageChoice, ModelChoice, Source
 
     given = tomllib.loads((ROOT / "manifests" / "dataset.toml").read_text())
-    for name, kind in (("model", recipe.ModelChoice), ("image", recipe.ImageChoice), ("caption", recipe.CaptionChoice),
+    for name, kind in (("model", ModelChoice), ("image", ImageChoice), ("caption", CaptionChoice),
                        ("scan", ScanChoice)):
         assert set(given[name]) == set(kind.__dataclass_fields__)
-    assert set(given["source"][0]) == set(recipe.Source.__dataclass_fields__)
-    defaults = recipe.ImageChoice()
+    assert set(given["source"][0]) == set(Source.__dataclass_fields__)
+    defaults = ImageChoice()
     image = {name: tuple(value) if isinstance(value, list) else value for name, value in given["image"].items()}
-    assert image == {name: getattr(defaults, name) for name in recipe.ImageChoice.__dataclass_fields__}
+    assert image == {name: getattr(defaults, name) for name in ImageChoice.__dataclass_fields__}

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from prep.encode import rules_of
+from prep.encode.plan import rules_of
 from prep.errors import ConfigError, PathError
 from prep.models.family import FAMILIES
-from prep.recipe import Recipe, Source, load
+from prep.recipe.load import load
+from prep.recipe.schema import Recipe, Source
 
 WHOLE = """
 [model]
@@ -163,7 +164,7 @@ def test_lists_of_sizes_that_are_none(recipe, image, says):
 def test_the_step_is_the_familys_unless_the_recipe_says_one(prep, photos, tiny_model, monkeypatch):
     """A family that takes sides of 16 gets buckets between those of 64."""
     fine = replace(FAMILIES["sd15"], step=16)
-    monkeypatch.setattr("prep.specs.FAMILIES", {"sd15": fine})
+    monkeypatch.setattr("prep.models.fields.FAMILIES", {"sd15": fine})
     assert {rules_of(load(photos, choices={"model.path": str(tiny_model)}))[0].step} == {16}
     assert rules_of(load(photos, choices={"model.family": "sd15"}))[0].step == 16
     assert rules_of(load(photos, choices={"model.path": str(tiny_model), "image.step": 32}))[0].step == 32
@@ -172,7 +173,7 @@ def test_the_step_is_the_familys_unless_the_recipe_says_one(prep, photos, tiny_m
     (photos.parent / "other/model_index.json").write_text('{"_class_name": "AnotherPipeline"}')
     assert rules_of(load(photos, choices={"model.path": str(photos.parent / "other")}))[0].step == 64
     assert rules_of(load(photos, choices={}))[0].step == 64
-    for module in ("prep.survey", "prep.encode"):
+    for module in ("prep.dataset.ingest", "prep.encode.plan"):
         monkeypatch.setattr(f"{module}.survey", lambda *_, **__: pytest.fail("all pictures are read before it is said"))
     for done in (prep("bucket", photos, "--resolution", 32),
                  prep("encode", photos, "--resolution", 8, "--model", tiny_model, "--cache", "cache")):

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prep.choices import (
+from prep.errors import PathError
+from prep.findings import CODES
+from prep.recipe.load import load
+from prep.recipe.schema import (
     CAPTION_LINES,
     MISSING_CAPTION,
     CaptionChoice,
@@ -21,10 +24,7 @@ from prep.choices import (
     ScanChoice,
     Source,
 )
-from prep.codes import CODES
-from prep.errors import PathError
-from prep.recipe import load
-from prep.recipe_text import MEANS, Remark, quoted, recipe_text, relative_to
+from prep.recipe.write import MEANS, Remark, quoted, recipe_text, relative_to
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=12).filter(

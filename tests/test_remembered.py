@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from prep.cache import census, lookup, stamps
+from prep.cache.ledger import index as lookup
+from prep.cache.ledger import inventory as census
+from prep.fs import stamps
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar", "--json")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from prep import manifest as manifests
-from prep.cache import verify
+from prep.cache import shard_check as verify
 from prep.cache.store import open_cache
+from prep.manifest import document as manifests
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar")
 
@@ -352,7 +352,7 @@ def test_a_plan_that_is_a_directory_is_made_again(prep, encode, tmp_path, monkey
     encode()
     shutil.rmtree(next((tmp_path / "cache" / "shards").glob("*/*/mask")).parent)
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="interrupted"):
-        patch.setattr("prep.engine.local.run", stop)
+        patch.setattr("prep.encode.engines.local.run", stop)
         encode()
     (plan,) = (tmp_path / "cache" / "plans").iterdir()
     plan.unlink()

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep import manifest as manifests
-from prep.bucket import bucketing
+from prep.buckets.assign import bucketing
+from prep.buckets.sizes import Rules
 from prep.cache.store import Cache
-from prep.cache.tables import SAMPLES, read_table
 from prep.errors import ConfigError
-from prep.recipe import load
-from prep.sizes import Rules
+from prep.manifest import document as manifests
+from prep.manifest.tables import SAMPLES, read_table
+from prep.recipe.load import load
 
 OPTIONS = ("--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 BOTH = (Rules(resolution=512), Rules(resolution=1024))

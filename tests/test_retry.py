@@ -8,9 +8,10 @@ import json
 import pytest
 from pictures import draw
 
-from prep import images
 from prep.cache.store import open_cache
-from prep.engine import local
+from prep.encode.engines import local
+from prep.images import decode as images
+from prep.images.formats.sniff import BadPicture
 
 PLAIN = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu")
 SMALL = (*PLAIN, "--mask", "sidecar", "--json")
@@ -39,7 +40,7 @@ def decoder(monkeypatch):
     def lacks(data, **options):
         picture = decode(data, **options)
         if picture.size in Decoder.lacking:
-            raise images.BadPicture("undecodable", Decoder.says)
+            raise BadPicture("undecodable", Decoder.says)
         return picture
 
     monkeypatch.setattr(images, "decode", lacks)
@@ -98,7 +99,7 @@ def test_a_retry_that_is_interrupted_is_taken_up_by_the_next_run(prep, encode, d
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("prep.engine.local.run", interrupt)
+        patch.setattr("prep.encode.engines.local.run", interrupt)
         with pytest.raises(AssertionError):
             encode("--retry-rejects")
     assert encode()["encoded"]["latent"] == 2

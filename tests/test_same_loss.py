@@ -12,15 +12,16 @@ import torch
 from diffusers import StableDiffusionPipeline
 from PIL import Image
 
-from prep.cache.samples import open_samples
 from prep.cache.store import Cache
-from prep.cache.tables import SAMPLES, read_table
+from prep.manifest.samples import open_samples
+from prep.manifest.tables import SAMPLES, read_table
 from train import draws
 from train.check import Asked, check
-from train.config import parse
-from train.data import Rows, batches
-from train.forward import answer, latents_of, share
-from train.trainee import begin
+from train.config.load import parse
+from train.data import batches
+from train.objectives.forward import answer, latents_of, share
+from train.rows import Rows
+from train.state import begin
 
 
 def usual_loss(pipeline, photos, samples, buckets, batch) -> tuple[float, float]:

@@ -20,13 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import Scale, build
 
-from prep import manifest as manifests
-from prep.audit import inspect, look_up, open_audit
-from prep.manifest import Manifest
-from prep.plan import step_plan
-from train.data import Rows, batches
+from prep.batching.plan import step_plan
+from prep.manifest import document as manifests
+from prep.manifest.describe import inspect, look_up, open_audit
+from prep.manifest.document import Manifest
+from train.data import batches
 from train.draws import training
 from train.index import Index, open_index
+from train.rows import Rows
 
 SMALL, LARGE = (Scale(samples=samples, buckets=8, per_shard=500, batch_rows=512) for samples in (2_048, 12_288))
 MORE = LARGE.samples - SMALL.samples

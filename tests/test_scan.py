@@ -13,11 +13,11 @@ from pictures import saved
 from PIL import Image
 
 import prep
-from prep.codes import CODES
-from prep.examine import check_item
-from prep.mask import fits
-from prep.records import Blob, Finding, Item
-from prep.scan import as_json, scan
+from prep.arrays import Blob, Finding, Item
+from prep.findings import CODES
+from prep.masks.methods import fits
+from prep.scan.examine import check_item
+from prep.scan.scanner import as_json, scan
 from prep.sources.directory import walk
 
 RNG = np.random.default_rng(5)
@@ -192,8 +192,9 @@ def test_huge_files(tmp_path, kind):
     assert details == {"too-large": "cannot be read: it has 2199023255552 bytes, expected at most 1073741824"}
 
 
-@pytest.mark.parametrize("step", ["images.look", "looks.thumb_of", "images.look_at_mask",
-                                  "captions.examine_caption"])
+@pytest.mark.parametrize("step", ["images.decode.look", "scan.duplicates.identity.thumb_of",
+                                  "images.decode.look_at_mask",
+                                  "captions.read.examine_caption"])
 def test_what_memory_does_not_hold(tmp_path, monkeypatch, step):
     def exhausted(*_, **__):
         raise MemoryError

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prep.crew import Crew
-from prep.examine import Examined
-from prep.records import Item
-from prep.scan import scan
+from prep.arrays import Item
+from prep.scan.examine import Examined
+from prep.scan.pool import Crew
+from prep.scan.protocol import of_blob
+from prep.scan.scanner import scan
 from prep.sources.walk import walk_source
-from prep.wire import of_blob
 
 SAMPLE, ALL, AT_ONCE = 300, 5000, 100
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prep import images
-from prep.records import Item
-from prep.scan import scan
+from prep.arrays import Item
+from prep.images import decode as images
+from prep.scan.scanner import scan
 from prep.sources.directory import walk
 from prep.sources.walk import walk_source
 

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from test_duplicates import COPIES, ORIGINAL, jpeg, scene, thumb
 
-from prep import alike, copies, remembered
-from prep import scan as scans
-from prep.duplicates import framed_alike
-from prep.looks import identify, sampled, thumb_of
-from prep.remembered import Remembered
-from prep.scan import scan
-from prep.signatures import LENGTH, LIKELY, likely_pairs, signature_of
+from prep.scan import compare as alike
+from prep.scan import memo as remembered
+from prep.scan import scanner as scans
+from prep.scan.duplicates import copies
+from prep.scan.duplicates.correlation import framed_alike
+from prep.scan.duplicates.identity import identify, sampled, thumb_of
+from prep.scan.duplicates.signature import LENGTH, LIKELY, likely_pairs, signature_of
+from prep.scan.memo import Remembered
+from prep.scan.scanner import scan
 from prep.sources.directory import walk
 
 WHOLE = [how for how in COPIES if not any(word in how for word in ("part", "half"))]
@@ -38,7 +40,7 @@ def brute(signatures: list[bytes], least: float) -> set[tuple[int, bool]]:
 def test_pairs_are_those_of_a_plain_search(signatures, data, block):
     signatures += [data.draw(st.sampled_from(signatures)) for _ in range(3) if signatures]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prep.signatures.BLOCK", block)
+        patch.setattr("prep.scan.duplicates.signature.BLOCK", block)
         found = list(likely_pairs(signatures))
     places = {(pair.second, pair.mirrored) for pair in found}
     assert brute(signatures, LIKELY + 1e-5) <= places <= brute(signatures, LIKELY - 1e-5)
@@ -132,7 +134,7 @@ def test_a_second_scan_says_the_same_and_decodes_nothing(many, tmp_path, monkeyp
     for number in range(3):
         memory = Remembered(table)
         if number == 1:
-            monkeypatch.setattr("prep.crew._start", lambda *_: pytest.fail("a worker was started"))
+            monkeypatch.setattr("prep.scan.pool._start", lambda *_: pytest.fail("a worker was started"))
         if number == 2:  # another picture: the old ones are known, two of their thumbnails are not
             monkeypatch.undo()
             for module in (scans, alike, copies, remembered):

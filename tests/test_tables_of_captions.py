@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import draw
 
-from prep.records import Finding, Item
+from prep.arrays import Finding, Item
 from prep.sources import tables
 from prep.sources.directory import walk
 from prep.sources.tables import BadTable, Tables, rows_of

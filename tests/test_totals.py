@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from prep import console
-from prep.cli import app
-from prep.totals import CountedApart, Known
+from prep.cli import console
+from prep.cli.main import app
+from prep.progress import CountedApart, Known
 
 
 class Terminal(io.StringIO):
@@ -74,7 +74,7 @@ def test_commands_say_how_many(photos, monkeypatch, command, title):
         yield lambda count: None
         totals[name] = total
 
-    monkeypatch.setattr("prep.cli.progress", progress)
+    monkeypatch.setattr("prep.cli.main.progress", progress)
     app([*command, str(photos), "--quiet"], standalone_mode=False)
     total = totals[title]
     total()

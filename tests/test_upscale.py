@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.bucket import bucketing
+from prep.buckets.assign import bucketing
+from prep.buckets.sizes import Rules
 from prep.errors import ConfigError
-from prep.recipe import ImageChoice, load
-from prep.sizes import Rules
+from prep.recipe.load import load
+from prep.recipe.schema import ImageChoice
 
 SIZES = st.lists(st.tuples(st.integers(64, 2000), st.integers(64, 2000)), min_size=1, max_size=12)
 

@@ -11,8 +11,8 @@ import pytest
 from pictures import draw, saved
 from PIL import Image
 
-from prep import remembered
-from prep.remembered import usual_path
+from prep.scan import memo as remembered
+from prep.scan.memo import usual_path
 
 MODEL_FREE = ("--jobs", 1)
 
@@ -222,7 +222,7 @@ def test_the_page_replaces_no_other_file_and_lies_apart(prep, source, tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """How many workers each scan started."""
-    from prep import crew
+    from prep.scan import pool as crew
 
     counts = []
     real = crew.Crew.close
@@ -235,7 +235,7 @@ def test_a_second_scan_opens_nothing_and_says_the_same(prep, source, started, mo
         saved(Image.open(source / "a.png").resize((72, 60))))
     first = prep("scan", source, "--json", *MODEL_FREE)
     assert started() == 1 and "near-duplicate" in first.out
-    monkeypatch.setattr("prep.alike.near_duplicates", None)
+    monkeypatch.setattr("prep.scan.compare.near_duplicates", None)
     again = prep("scan", source, "--json", *MODEL_FREE)
     assert (again.code, again.out) == (first.code, first.out) and started() == 0
 

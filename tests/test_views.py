@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from test_encode import read
 
-from prep import manifest as manifests
-from prep.bucket import place
+from prep.batching.plan import step_plan
+from prep.buckets.views import CROPS, FLIPS, ONE, Framing, focus_crop, random_crops, views_of
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
-from prep.cache.tables import SAMPLES, SHARDS, read_table
 from prep.errors import ConfigError
-from prep.focus import focus_in, focus_of
-from prep.plan import step_plan
-from prep.recipe import load
-from prep.views import CROPS, FLIPS, ONE, Framing, focus_crop, random_crops, views_of
+from prep.geometry import place
+from prep.images.mask import focus_in, focus_of
+from prep.manifest import document as manifests
+from prep.manifest.tables import SAMPLES, SHARDS, read_table
+from prep.recipe.load import load
 from train import draws
 from train.index import open_index
 from train.rows import Rows

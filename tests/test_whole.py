@@ -10,8 +10,9 @@ import pytest
 from pictures import decoded, saved
 from PIL import Image, ImageFile
 
-from prep import images, whole
-from prep.images import BadPicture
+from prep.images import decode as images
+from prep.images.formats import png as whole
+from prep.images.formats.sniff import BadPicture
 
 NOISE = np.random.default_rng(0).integers(1, 256, (61, 47, 3), np.uint8)
 
@@ -61,7 +62,7 @@ def test_a_png_that_is_black_where_it_ends(monkeypatch):
     """It is unpacked once more, and found whole; one that is not is not unpacked."""
     counted = []
     check = whole.check_png
-    monkeypatch.setattr("prep.opening.check_png", lambda body: counted.append(1) or check(body))
+    monkeypatch.setattr("prep.images.header.check_png", lambda body: counted.append(1) or check(body))
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
         assert not decoded(saved(Image.new(mode, (40, 40))), "black").any(), mode
     assert len(counted) == 7
@@ -76,7 +77,7 @@ JPEGS = [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"subsampling"
 def test_a_gray_pixel_at_the_end_is_no_gray_corner(monkeypatch):
     """Pictures that end in one are many, and none of them is decoded twice; a gray corner is looked at."""
     opened = []
-    monkeypatch.setattr("prep.opening.filled", lambda body: opened.append(1) or whole.filled(body))
+    monkeypatch.setattr("prep.images.header.filled", lambda body: opened.append(1) or whole.filled(body))
     ramp = np.add.outer(np.arange(64), np.arange(64))[..., None].repeat(3, 2)
     for mode in ("RGB", "L"):
         pixels = Image.fromarray((ramp + 128 - ramp.max()).clip(0, 255).astype(np.uint8)).convert(mode)
@@ -113,7 +114,7 @@ def test_a_jpeg_that_ends_too_early(mode, options):
 @pytest.mark.parametrize(("mode", "gray"), [("RGB", (128, 128, 128)), ("L", 128), ("CMYK", (127, 127, 127, 127))])
 def test_a_jpeg_that_is_gray_where_it_ends(monkeypatch, mode, gray, options):
     opened = []
-    monkeypatch.setattr("prep.opening.filled", lambda body: opened.append(1) or whole.filled(body))
+    monkeypatch.setattr("prep.images.header.filled", lambda body: opened.append(1) or whole.filled(body))
     photo = Image.fromarray(NOISE).resize((200, 160)).convert(mode)
     assert images.decode(saved(photo, "JPEG", **options), alpha="white").size == (200, 160) and not opened
     photo.paste(gray, (0, 80, 200, 160))

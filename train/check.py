@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from prep import manifest as manifests
-from prep.cache.ledger import shard_bytes
+from prep.batching.plan import StepPlan, require_steps, step_plan
+from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
 from prep.errors import CacheError, ModelError, Problem
-from prep.manifest import Manifest
+from prep.manifest import document as manifests
+from prep.manifest.document import Manifest
 from prep.models.fingerprint import infer_family, read_config, text_fingerprint, vae_fingerprint, weight_files
 from prep.models.hub import locate
-from prep.plan import StepPlan, require_steps, step_plan
-from train.config import Config
+from train.config.load import Config
 from train.index import Index, open_index
 
 FAMILIES = ("sd15",)  # that this trainer knows how to feed

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prep.batching.permutation import philox
 from prep.cache.reader import Targets
-from prep.draw import philox
 from prep.errors import CacheError
-from prep.report.words import safe
+from prep.formatting import safe
 from train.check import mend_command
 from train.device import move, record_copies
 from train.draws import Request, Shot

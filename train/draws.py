@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prep.draw import draw_key, philox
-from prep.plan import MicroBatch, StepPlan
+from prep.batching.permutation import draw_key, philox
+from prep.batching.plan import MicroBatch, StepPlan
 from train.index import Column, Index
 
 NO_TEXT = -1  # the unconditional row

@@ -1,6 +1,7 @@
 """The samples of a manifest as numbers: which occur how often in which bucket, and where their rows are.
 
-Everything that could be wrong with a row's place or shape is checked when it is opened (prep.contents); no torch.
+Everything that could be wrong with a row's place or shape is checked when it is opened (prep.manifest.consistency); no
+torch.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from prep import contents
-from prep.cache.samples import ROLES, SampleColumns
-from prep.cache.shards import ShardFacts
+from prep.arrays import RowRef
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
-from prep.manifest import Manifest
-from prep.records import RowRef
+from prep.manifest import consistency as contents
+from prep.manifest.document import Manifest
+from prep.manifest.samples import ROLES, SampleColumns
+from prep.manifest.shards import ShardFacts
 
 Column = np.ndarray[Any, Any]
 _VALIDATION = ROLES.index("validation")

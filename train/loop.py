@@ -19,22 +19,24 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from prep.cache.files import make_dirs, write_whole
-from prep.draw import draw_key
+from prep.batching.permutation import draw_key
 from prep.errors import CacheError, ConfigError, Problem, first_line
-from train import checkpoint, draws, ema
+from prep.fs.atomic import make_dirs, write_whole
+from train import draws
 from train.check import Setup
-from train.checkpoint import State
-from train.config import as_table
+from train.config.load import as_table
 from train.data import Batch, batches
 from train.device import move
-from train.forward import answer, latents_of, share
-from train.grid import grid_png
-from train.log import Log
-from train.prompts import current
+from train.objectives.forward import answer, latents_of, share
+from train.optim import ema
 from train.rows import Rows
-from train.sample import pictures
-from train.trainee import Trainee, begin, parts, restore, result, update
+from train.runs import checkpoint
+from train.runs.checkpoint import State
+from train.runs.log import Log
+from train.sampling.grid import grid_png
+from train.sampling.prompts import current
+from train.sampling.sampler import pictures
+from train.state import Trainee, begin, parts, restore, result, update
 from train.validate import validate
 
 

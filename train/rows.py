@@ -11,9 +11,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from prep.arrays import RowRef
 from prep.cache.reader import Reader, Targets
 from prep.errors import CacheError
-from prep.records import RowRef
 from train.draws import NO_TEXT, Request, Shot
 from train.index import Index
 

@@ -1,99 +1,125 @@
-"""Pictures from prompts: a DDIM loop with guidance over cached text rows, then the VAE, loaded here alone and freed.
-
-C latent channels, h w latent cells, H W pixels.
-"""
+"""Pictures of a finished or unfinished run, before and after training: what `train sample` does."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import math
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import diffusers
 import numpy as np
 import torch
-from torch import Tensor
 
-from prep.draw import draw_key, philox
-from prep.errors import ModelError, first_line
-from prep.models.loading import refuse_holes
-from prep.records import Size
-from train.config import Sampling
-from train.device import back, move, place
-from train.forward import Latents, latents_of
-from train.index import Index
-from train.model import Denoiser, evaluating, predict, quiet, scheduler_config
-from train.prompts import Prompt
+from prep.errors import CacheError, PathError
+from prep.fs.atomic import make_dirs, write_whole
+from prep.fs.paths import Place, check_apart, check_output
+from prep.recipe.prompts import read_prompts
+from train.check import Setup, check, encode_command
+from train.models.denoiser import load
 from train.rows import Rows
+from train.runs import checkpoint
+from train.runs import directory as rundir
+from train.runs.directory import Run
+from train.sampling.grid import grid_png
+from train.sampling.prompts import Found, current, look_up
+from train.sampling.sampler import pictures
+from train.state import WEIGHTS, put_weights
+
+Which = Literal["before", "after"]
 
 
-def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prompt],
-             settings: Sampling) -> list[np.ndarray]:
-    """One picture a prompt, uint8 [H, W, 3]. The same seed and prompt begin with the same noise, always."""
-    size = settings.size or usual_size(rows.index)
-    facts = rows.index.manifest.document["latents"]
-    shape = (int(facts["channels"]), size[1] // int(facts["factor"]), size[0] // int(facts["factor"]))
-    with evaluating(denoiser), torch.no_grad():
-        latents = [_denoise(denoiser, rows, model, prompt, shape, settings) for prompt in prompts]
-        return _decode(model, latents, latents_of(rows.index.manifest), denoiser.device)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What to show; `None` takes the run's own."""
+
+    folder: Path
+    which: tuple[Which, ...]
+    prompts: Path | None = None
+    checkpoint: str | None = None
+    manifest: Path | None = None
+    model: str | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    seed: int | None = None
+    download: bool = False
 
 
-def usual_size(index: Index) -> Size:
-    """The bucket with the most training samples; the first of equals."""
-    counts = [len(members) for members in index.training]
-    return index.manifest.buckets[counts.index(max(counts))]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """What became of it."""
+
+    warnings: tuple[str, ...]
+    pictures: tuple[np.ndarray, ...]  # in the order of the grid
 
 
-def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: Prompt, shape: tuple[int, int, int],
-             settings: Sampling) -> Tensor:
-    """The latent `[1, C, h, w]` that the sampler ends with. Guidance: Ho & Salimans 2022, equation 6."""
-    guided = settings.guidance > 1
-    refs = [prompt.negative, prompt.positive] if guided else [prompt.positive]
-    text = move(rows.text(refs), denoiser.device)
-    scheduler = _scheduler(model, denoiser.prediction)
-    scheduler.set_timesteps(settings.steps, device=denoiser.device)
-    latent = move(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
-    latent = latent * float(scheduler.init_noise_sigma)
-    for timestep in scheduler.timesteps:
-        seen = scheduler.scale_model_input(latent.expand(len(refs), *shape), timestep)
-        said = predict(denoiser, seen, timestep.expand(len(refs)), text).float()
-        if guided:
-            against, towards = said.chunk(2)
-            said = against + settings.guidance * (towards - against)
-        latent = scheduler.step(said, timestep, latent).prev_sample
-    done: Tensor = latent
-    return done
+def show(wanted: Wanted, device: torch.device, out: Path) -> Shown:
+    """Writes the grid to `out`: a row a prompt, before and after in columns. Raises what `train check` would find."""
+    run = rundir.read(wanted.folder)
+    setup = _setup(run, wanted)
+    _check_output(out, setup)
+    folder = _checkpoint(wanted) if "after" in wanted.which else None
+    rows = Rows(setup.index)
+    found = _prompts(wanted, setup)
+    settings = replace(setup.config.sample, **{name: value for name in ("steps", "guidance", "seed")
+                                               if (value := getattr(wanted, name)) is not None})
+    columns: list[list[np.ndarray]] = []
+    for which in wanted.which:
+        denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after")
+        if which == "after" and folder is not None:
+            average = folder / "ema.safetensors"
+            weights = average if average.is_file() else folder / WEIGHTS[setup.config.method]
+            put_weights(denoiser.parameters, setup, weights)
+        columns.append(pictures(denoiser, rows, setup.model, found.prompts, settings))
+        del denoiser  # before the next is loaded
+    cells = [picture for row in zip(*columns, strict=True) for picture in row]
+    heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
+    labels = [head + prompt.prompt for prompt in found.prompts for head in heads]
+    wide = len(columns) if len(columns) > 1 else math.ceil(math.sqrt(len(cells)))
+    write_whole(out, grid_png(cells, labels, wide))
+    return Shown(warnings=found.warnings, pictures=tuple(cells))
 
 
-def _scheduler(model: Path, prediction: str) -> Any:
-    """DDIM on the model's own noise schedule. Latents have no range to clip to, as in StableDiffusionPipeline."""
-    kind: Any = diffusers.DDIMScheduler
-    return kind.from_config({**scheduler_config(model), "prediction_type": prediction, "clip_sample": False})
+def _check_output(out: Path, setup: Setup) -> None:
+    """Raises `PathError` before any work is done, unless the grid can be written there and replaces at most a PNG."""
+    others = [Place(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
+    for other in (Place(role="cache", path=setup.manifest.cache_root), *others):
+        if other.path.exists():
+            check_apart([Place(role="grid", path=out), other])
+    make_dirs(out.absolute().parent)
+    check_output(out, "PNG picture", lambda start: start.startswith(b"\x89PNG"))
 
 
-def _noise(prompt: str, shape: tuple[int, int, int], seed: int) -> np.ndarray:
-    key = draw_key(seed, 0, hashlib.sha256(prompt.encode()).digest(), 0, "sample")
-    return philox(key).standard_normal(shape, dtype=np.float32)
+def _setup(run: Run, wanted: Wanted) -> Setup:
+    asked = replace(run.asked, download=wanted.download, model=wanted.model or run.asked.model,
+                    manifest=wanted.manifest or run.asked.manifest)
+    report = check(asked, run.config)
+    if report.setup is None:
+        raise report.faults[0]
+    return report.setup
 
 
-def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torch.device) -> list[np.ndarray]:
-    """Pictures of scaled latents, one at a time: the VAE is here only meanwhile."""
-    if not latents:
-        return []
-    quiet()
-    kind: Any = diffusers.AutoencoderKL
-    try:
-        vae, loaded = kind.from_pretrained(model / "vae", use_safetensors=True, low_cpu_mem_usage=False,
-                                           local_files_only=True, torch_dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"cannot load the VAE from {model / 'vae'}: {first_line(error)}") from None
-    refuse_holes(loaded, model / "vae")
-    place(vae, device).eval()
-    return [_pixels(vae.decode(latent / facts.scale + facts.shift).sample) for latent in latents]
+def _checkpoint(wanted: Wanted) -> Path:
+    folders = checkpoint.found(wanted.folder)
+    names = [folder.name for folder in folders]
+    if wanted.checkpoint is None and folders:
+        return folders[-1]
+    if wanted.checkpoint in names:
+        return folders[names.index(wanted.checkpoint)]
+    seen = "no checkpoint" if wanted.checkpoint is None else f"no checkpoint '{wanted.checkpoint}'"
+    raise PathError(f"{wanted.folder} has {seen}, expected one of: {', '.join(names) or 'none is there yet'}",
+                    hint="--base shows the model as it was before training")
 
 
-def _pixels(decoded: Tensor) -> np.ndarray:
-    scaled_CHW = ((decoded[0] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    picture: np.ndarray = back(scaled_CHW).permute(1, 2, 0).numpy()
-    return picture
+def _prompts(wanted: Wanted, setup: Setup) -> Found:
+    if wanted.prompts is None:
+        found = current(setup.index)
+    else:
+        _, pairs = read_prompts(wanted.prompts)
+        found = look_up(setup.index, pairs, wanted.prompts)
+    if not found.prompts:
+        named = wanted.prompts or Path("prompts.txt")
+        raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
+                         "the manifest has no sample prompts",
+                         hint=encode_command(setup.manifest, f" --prompts {shlex.quote(str(named))}"))
+    return found

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from train import draws, loss
+from train import draws
 from train.check import Setup
 from train.data import batches
 from train.device import back
-from train.forward import answer, latents_of
-from train.model import Denoiser, evaluating
+from train.models.denoiser import Denoiser, evaluating
+from train.objectives import loss
+from train.objectives.forward import answer, latents_of
 from train.rows import Rows
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prep.cache import layout
-from prep.cache.door import NotPlain, read_plain
-from prep.cache.layout import Shard
+from prep.arrays import Reject
+from prep.cache import shard_format as layout
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
+from prep.fs.untrusted import NotPlain, read_plain
 from prep.parse import Unparsed, brief, count, digest_of, expect, list_of, sealed_json, within
-from prep.records import Reject
 
 VERSION = 1
 MOST = 1 << 26  # bytes of a commit; one whose every row was rejected at length has some hundred thousand

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from prep.cache import files
-from prep.cache.door import NotPlain, check_dir, read_plain
-from prep.cache.layout import MAX_ROWS
-from prep.cache.lock import Release, way
+from prep.cache.shard_format import MAX_ROWS
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
+from prep.fs import atomic as files
+from prep.fs.lock import Release, way
+from prep.fs.untrusted import NotPlain, check_dir, read_plain
 from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json
 
 MOST = 1 << 28  # bytes of a record: every row of the largest shard

@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from prep.cache import files
-from prep.cache.door import NotPlain, read_plain
-from prep.cache.frame import check_stream
-from prep.cache.layout import checked_name
+from prep.arrays import Task
+from prep.cache.arrow import check_stream
+from prep.cache.shard_format import checked_name
 from prep.cache.store import Cache
-from prep.cache.tables import parse_table
+from prep.fs import atomic as files
+from prep.fs.untrusted import NotPlain, read_plain
+from prep.manifest.tables import parse_table
 from prep.parse import Unparsed, brief
-from prep.records import Task
 
 DIGEST = pa.binary(32)
 SCHEMA = pa.schema({"task": DIGEST, "field": pa.string(), "rows": pa.list_(DIGEST)})

@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from prep.cache import layout
+from prep.arrays import ArraySpec, RowRef
+from prep.cache import shard_format as layout
 from prep.cache.damage import Damage, is_lost, record_if_writable
-from prep.cache.door import open_plain
-from prep.cache.header import HINT, check_index, fault, read_array_header, read_keys
-from prep.cache.pread import ADVISE, READ_AT, Advise, ReadAt, read_on
+from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import CacheError
+from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, read_on
+from prep.fs.untrusted import open_plain
 from prep.parse import Unparsed
-from prep.records import ArraySpec, RowRef
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 NOT_MATCHING = "is damaged: its bytes do not match their checksum"

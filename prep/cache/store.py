@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.cache import files
-from prep.cache.door import entries, read_plain, require_dirs, require_plain
-from prep.cache.layout import file_digest, tree_digest
+from prep.cache.shard_format import file_digest, tree_digest
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
+from prep.fs import atomic as files
+from prep.fs.untrusted import entries, read_plain, require_dirs, require_plain
 from prep.parse import Unparsed, brief, digest_of, sealed_json
 
 MARKER = "latentry.json"
@@ -42,7 +42,7 @@ class Cache:
         """The directory of a shard.
 
         Raises `CacheError` for anything but 64 hex digits, and where a link would lead out of the cache; so do the
-        others. What the path itself leads to is for whoever opens it (`prep.cache.door`).
+        others. What the path itself leads to is for whoever opens it (`prep.fs.untrusted`).
         """
         name = _checked(digest)
         path = self.root / "shards" / name[:2] / name

@@ -17,11 +17,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from prep.cache import files, layout
-from prep.cache.layout import Shard
+from prep.arrays import ArraySpec
+from prep.cache import shard_format as layout
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache, publish_dir
+from prep.fs import atomic as files
 from prep.parse import digest_of
-from prep.records import ArraySpec
 
 # Files grow by whole blocks at multiples of their size: the page cache then has them in large pieces, from which rows
 # are read a third faster than from pieces of a row's size (measured, ext4, 1 MiB: 25 GB/s; 64 KiB or one row: 19).

@@ -10,7 +10,7 @@ from prep.errors import PathError
 def write_demo(root: Path) -> None:
     """Writes dataset, recipe, prompts, training config and model below `root`. Raises `PathError` if it has files."""
     from prep.demo.dataset import write_dataset  # not above: it loads Pillow, which `--help` has no use for
-    from prep.demo.model import write_model
+    from prep.demo.shipped import write_model
 
     if root.is_dir() and any(root.iterdir()):
         raise PathError(f"{root} is not empty, expected a new or empty directory", hint=f"prep demo {root}/demo")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.demo.draw import as_file, draw_picture
-from prep.demo.words import COLOURS, GROUNDS, LEFT_OUT, SHAPES, caption
+from prep.demo.drawing import as_file, draw_picture
+from prep.demo.vocabulary import COLOURS, GROUNDS, LEFT_OUT, SHAPES, caption
 
 # Five buckets of 16 pixels a step at resolution 96; the last two are small on purpose.
 _SIZES = ((128, 128), (100, 140), (140, 100), (96, 96), (168, 120), (120, 168), (160, 80), (72, 162))

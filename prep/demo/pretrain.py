@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from transformers import CLIPTokenizer
 
-from prep.demo.build import TINY, Parts, load_parts, make_parts, scheduler, write_pipeline
+from prep.demo.optimize import Average, advance, learning_rate, progress
 from prep.demo.pretrain_vae import SIZES, Labels, draw_batch, encode, train_vae
-from prep.demo.steps import Average, advance, learning_rate, progress
-from prep.demo.words import MAX_TOKENS, caption, write_tokenizer
+from prep.demo.tiny_model import TINY, Parts, load_parts, make_parts, scheduler, write_pipeline
+from prep.demo.vocabulary import MAX_TOKENS, caption, write_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prep.demo.draw import draw_picture
-from prep.demo.steps import Average, advance, learning_rate, progress
-from prep.demo.words import COLOURS, GROUNDS, LEFT_OUT, SHAPES
+from prep.demo.drawing import draw_picture
+from prep.demo.optimize import Average, advance, learning_rate, progress
+from prep.demo.vocabulary import COLOURS, GROUNDS, LEFT_OUT, SHAPES
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Silences what diffusers and transformers print of their own accord; what matters of it is a check of ours.
 
-To be called before `prep.models.vae` and `prep.models.text` are imported: some notices come with the import.
+To be called before `prep.models.vae` and `prep.models.text_encoder` are imported: some notices come with the import.
 """
 
 from __future__ import annotations

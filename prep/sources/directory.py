@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from prep.paths import check_source
-from prep.records import Blob, Finding, Item
-from prep.sources.folders import Folder, folders_below, printable, stem_of
+from prep.arrays import Blob, Finding, Item
+from prep.fs.paths import check_source
 from prep.sources.tables import Tables
+from prep.sources.tree import Folder, folders_below, printable, stem_of
 
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # they caption nothing
 

@@ -1,9 +1,9 @@
 """Tables of captions beside pictures: Hugging Face's `metadata.{jsonl,csv,parquet}`, kohya's JSON, others' JSON lines.
 
 A row names its picture by `file_name` (a POSIX path below the table's directory; also `image_path`, `image` or `file`),
-its caption as a JSON caption does (`prep.captions`), and perhaps a mask by `mask_file_name`. kohya's JSON is a table of
-rows by path or by stem, diffusion-pipe's one of lists of captions by name. A path that leads out of the source is no
-name of a picture in it, and a finding.
+its caption as a JSON caption does (`prep.captions.read`), and perhaps a mask by `mask_file_name`. kohya's JSON is a
+table of rows by path or by stem, diffusion-pipe's one of lists of captions by name. A path that leads out of the
+source is no name of a picture in it, and a finding.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prep import captions
-from prep.records import Blob, Finding
-from prep.sources.blob import code_of, read_blob
-from prep.sources.folders import PICTURES
+from prep.arrays import Blob, Finding
+from prep.captions import read as captions
+from prep.fs.blob import code_of, read_blob
+from prep.sources.tree import PICTURES
 
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
 _FILE, _MASK = ("file_name", "image_path", "image", "file"), ("mask_file_name", "mask_path", "mask")

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from prep.arrays import Blob, Finding, Item, Severity
 from prep.errors import PathError
-from prep.interrupts import held_back
-from prep.records import Blob, Finding, Item, Severity
-from prep.sources.folders import MASK, PICTURES, printable
-from prep.sources.listings import Contents, Listings, Member, Said, lands_outside
+from prep.runtime import held_back
+from prep.sources.tar_index import Contents, Listings, Member, Said, lands_outside
+from prep.sources.tree import MASK, PICTURES, printable
 
 CAPTIONS = ("txt", "caption", "json")  # the first found counts
 MASKS = ("mask.png", "masklabel.png")

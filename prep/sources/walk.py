@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 from braceexpand import braceexpand
 
+from prep.arrays import Blob, Finding, Item
 from prep.errors import PathError
-from prep.records import Blob, Finding, Item
 from prep.sources.directory import MaskFolder, MaskFrom, walk
-from prep.sources.listings import Listings
+from prep.sources.tar_index import Listings
 from prep.sources.tars import walk_tar
 
 MOST_TARS = 1_000_000  # that braces may name

@@ -31,9 +31,9 @@ from PIL import Image
 from tests.benchmarks.results import emit, parser_of, table
 
 ROOT = Path(__file__).parent.parent.parent
-COMMAND = "from prep.cli import main; main()"
+COMMAND = "from prep.cli.main import main; main()"
 FILL = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.benchmarks.bench_again import fill; fill()"
-MODEL = "import pathlib, sys; from prep.demo.build import build_random; build_random(pathlib.Path(sys.argv[1]))"
+MODEL = "import pathlib, sys; from prep.demo.tiny_model import build_random; build_random(pathlib.Path(sys.argv[1]))"
 SIZES = ((64, 64), (96, 56), (56, 100), (70, 66))  # pixels: three buckets of 16 pixels a step
 
 
@@ -137,17 +137,17 @@ def encode(root: Path, program: str, *, masks: bool) -> Run:
 
 def fill() -> None:
     """The command, with an executor that makes rows up and writes them as the real one does."""
-    from prep.cli import main as command
-    from prep.engine import local
+    from prep.cli.main import main as command
+    from prep.encode.engines import local
 
     local.run = make_up
     command()
 
 
 def make_up(job: Any, tick: Any) -> Any:
-    from prep.cache.ledger import commit
+    from prep.cache.ledger.ledger import commit
     from prep.cache.writer import ShardWriter
-    from prep.engine.job import Outcome
+    from prep.encode.engines.job import Outcome
 
     made = dict.fromkeys(("latent", "mask", "text"), 0)
     for task in job.tasks:

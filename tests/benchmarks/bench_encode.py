@@ -21,11 +21,11 @@ from diffusers import AutoencoderKL
 from PIL import Image
 from results import emit, parser_of, table
 
-from prep.command_encode import Encoding, encode_all
-from prep.console import progress
-from prep.demo.build import build_random
+from prep.cli.console import progress
+from prep.demo.tiny_model import build_random
+from prep.encode.run import Encoding, encode_all
 from prep.models.quiet import quiet_libraries
-from prep.recipe import load
+from prep.recipe.load import load
 
 SIDE, BATCH, THREADS = 512, 4, 2
 

@@ -23,11 +23,12 @@ from typing import Any
 
 from results import emit, parser_of, table
 
-from prep.demo.build import build_random
-from prep.plan import step_plan
-from train.data import Batch, Rows, batches
+from prep.batching.plan import step_plan
+from prep.demo.tiny_model import build_random
+from train.data import Batch, batches
 from train.draws import training
 from train.index import Index, open_index
+from train.rows import Rows
 
 STEP = 0.005
 FILLING = 4  # batches that find the ring empty

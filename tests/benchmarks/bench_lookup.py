@@ -22,12 +22,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from prep.cache import files, ledger, lookup
-from prep.cache.columns import select
+from prep.arrays import ArraySpec, Task
+from prep.cache.ledger import index as lookup
+from prep.cache.ledger import ledger
+from prep.cache.ledger.columns import select
 from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
-from prep.records import ArraySpec, Task
+from prep.fs import atomic as files
 from tests.benchmarks.results import emit, parser_of, table
 
 SPEC = ArraySpec(name="latent", dtype="uint8", shape=(1,))

@@ -31,10 +31,10 @@ from peers import Data, Fill, Open
 from results import emit, parser_of, table
 from rows import FLUX, SDXL, Kind, arrays, drawn, keys_of
 
+from prep.arrays import RowRef
 from prep.cache.reader import Reader, Targets
 from prep.cache.store import open_cache
 from prep.cache.writer import ShardWriter
-from prep.records import RowRef
 
 BATCH = 16
 AHEAD = 2  # batches of which the kernel is told before they are read

@@ -29,20 +29,20 @@ Work = Callable[[], object]
 
 
 def stage_base(root: Path) -> Work:
-    from prep import manifest
+    from prep.manifest import document as manifest
 
     return lambda: manifest
 
 
 def stage_manifest(root: Path) -> Work:
-    from prep import manifest
+    from prep.manifest import document as manifest
 
     return lambda: manifest.read(root / "m.json")
 
 
 def stage_tables(root: Path) -> Work:
-    from prep import manifest
-    from prep.audit import open_audit
+    from prep.manifest import document as manifest
+    from prep.manifest.describe import open_audit
 
     def work() -> object:
         audit = open_audit(manifest.read(root / "m.json"))
@@ -52,35 +52,37 @@ def stage_tables(root: Path) -> Work:
 
 
 def stage_inspect(root: Path) -> Work:
-    from prep import audit, manifest
+    from prep.manifest import describe as audit
+    from prep.manifest import document as manifest
 
     return lambda: audit.inspect(audit.open_audit(manifest.read(root / "m.json")))
 
 
 def stage_look_up(root: Path) -> Work:
-    from prep import audit, manifest
+    from prep.manifest import describe as audit
+    from prep.manifest import document as manifest
 
     return lambda: audit.look_up(audit.open_audit(manifest.read(root / "m.json")), "0000/00000007.png")
 
 
 def stage_verify(root: Path) -> Work:
-    from prep import manifest
-    from prep.audit import open_audit
-    from prep.verify import verify
+    from prep.maintenance.verify import verify
+    from prep.manifest import document as manifest
+    from prep.manifest.describe import open_audit
 
     return lambda: verify(open_audit(manifest.read(root / "m.json")), quick=True)["ok"]
 
 
 def stage_index(root: Path) -> Work:
-    from prep import manifest
+    from prep.manifest import document as manifest
     from train.index import open_index
 
     return lambda: open_index(manifest.read(root / "m.json"))
 
 
 def stage_plan(root: Path) -> Work:
-    from prep import manifest
-    from prep.plan import step_plan
+    from prep.batching.plan import step_plan
+    from prep.manifest import document as manifest
     from train.index import open_index
 
     def work() -> object:
@@ -94,11 +96,12 @@ def stage_plan(root: Path) -> Work:
 def stage_batch(root: Path) -> Work:
     import torch  # noqa: F401  # its import is no part of the work
 
-    from prep import manifest
-    from prep.plan import step_plan
-    from train.data import Rows, batches
+    from prep.batching.plan import step_plan
+    from prep.manifest import document as manifest
+    from train.data import batches
     from train.draws import training
     from train.index import open_index
+    from train.rows import Rows
 
     def work() -> object:
         index = open_index(manifest.read(root / "m.json"))
@@ -111,9 +114,9 @@ def stage_batch(root: Path) -> Work:
 
 
 def stage_headers(root: Path, *, jobs: int, cold: bool) -> Work:
-    from prep import manifest
-    from prep.audit import open_audit
     from prep.cache.reader import Reader
+    from prep.manifest import document as manifest
+    from prep.manifest.describe import open_audit
 
     audit = open_audit(manifest.read(root / "m.json"))
     places = [(shard["digest"], array) for shard in audit.shards[:HEADERS] for array in shard["shapes"]]
@@ -133,7 +136,7 @@ def forget(path: Path) -> None:
 
 
 def stage_counts(root: Path, *, steps: int) -> Work:
-    from prep.plan import step_plan
+    from prep.batching.plan import step_plan
 
     def work() -> object:
         plan = step_plan([2_500_000] * 40, seed=0, batch_size=2048, micro_batch=BATCH)

@@ -22,13 +22,13 @@ import numpy as np
 from PIL import Image
 from results import emit, parser_of, table
 
-from prep.crew import Crew
-from prep.duplicates import near_duplicates
-from prep.looks import sampled, thumb_of
-from prep.records import Item
-from prep.remembered import Remembered
-from prep.scan import scan
-from prep.signatures import LENGTH, likely_pairs
+from prep.arrays import Item
+from prep.scan.duplicates.correlation import near_duplicates
+from prep.scan.duplicates.identity import sampled, thumb_of
+from prep.scan.duplicates.signature import LENGTH, likely_pairs
+from prep.scan.memo import Remembered
+from prep.scan.pool import Crew
+from prep.scan.scanner import scan
 from prep.sources.directory import walk
 
 ROUNDS, PICTURES, JOBS = 3, 3000, 2
@@ -111,9 +111,9 @@ def apart(quick: bool) -> str:
 
 def kept_bytes() -> int:
     """Bytes for each picture of a large scan, its name and path included."""
-    from prep.copies import Seen
-    from prep.looks import Identity
-    from prep.records import Blob
+    from prep.arrays import Blob
+    from prep.scan.duplicates.copies import Seen
+    from prep.scan.duplicates.identity import Identity
 
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

@@ -24,7 +24,7 @@ from PIL import Image
 
 from tests.benchmarks.results import emit, parser_of, table
 
-SCAN = "import sys; sys.argv[0] = 'prep'; from prep.cli import main; main()"
+SCAN = "import sys; sys.argv[0] = 'prep'; from prep.cli.main import main; main()"
 WATCH = """
 import json, resource, subprocess, sys, time
 begun = time.monotonic()

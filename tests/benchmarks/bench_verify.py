@@ -25,12 +25,12 @@ import numpy as np
 from results import emit, parser_of, table
 from rows import SDXL
 
-from prep import manifest as manifests
-from prep.audit import open_audit
+from prep.cache.shard_check import verify_shard
 from prep.cache.store import Cache, open_cache
-from prep.cache.verify import verify_shard
 from prep.cache.writer import ShardWriter
-from prep.verify import verify
+from prep.maintenance.verify import verify
+from prep.manifest import document as manifests
+from prep.manifest.describe import open_audit
 
 SHARD_MIB = 256
 BLOCK = 1 << 20

@@ -22,7 +22,7 @@ import numpy as np
 from results import emit, parser_of, table
 from rows import FLUX, SDXL, Kind, drawn, keys_of
 
-from prep.cache import layout
+from prep.cache import shard_format as layout
 from prep.cache.store import open_cache
 from prep.cache.writer import ShardWriter
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from prep.cache import layout
+from prep.cache import shard_format as layout
 from prep.cache.store import Cache
 
 Data = Mapping[str, np.ndarray]  # uint8 [N, row_bytes] for each array
@@ -176,7 +176,7 @@ def tables(take: Callable[[list[int]], Any]) -> Fill:
 
 def zarr_python(cache: Cache, shards: Mapping[str, str]) -> Open:
     """Row by row: `oindex` on a sharded array is ten times slower."""
-    from prep.cache.shard import open_shard
+    from prep.cache.zarr_view import open_shard
 
     return lambda: rows_of({name: open_shard(cache, shard)[name] for name, shard in shards.items()})
 
@@ -184,7 +184,7 @@ def zarr_python(cache: Cache, shards: Mapping[str, str]) -> Open:
 def zarrs(cache: Cache, shards: Mapping[str, str]) -> Open:
     import zarr
 
-    from prep.cache.shard import open_shard
+    from prep.cache.zarr_view import open_shard
 
     def opened() -> Fill:
         with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):

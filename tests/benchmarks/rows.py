@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from prep.records import ArraySpec
+from prep.arrays import ArraySpec
 
 Kind = Mapping[str, Sequence[ArraySpec]]  # the arrays of each field
 SDXL: Kind = {  # 463 kB: 1024x1024 pixels

@@ -7,7 +7,7 @@ import os
 import struct
 from typing import BinaryIO
 
-from prep.cache import lock
+from prep.fs import lock
 
 POSSIBLE = hasattr(fcntl, "F_OFD_SETLK")
 

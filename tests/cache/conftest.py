@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from small_rows import LATENT, Rows, draw_rows, put_shard
 
-from prep.cache.layout import Shard
+from prep.arrays import ArraySpec
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache, open_cache
-from prep.records import ArraySpec
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prep.cache import layout
-from prep.cache.layout import Shard
+from prep.arrays import ArraySpec
+from prep.cache import shard_format as layout
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache
 from prep.cache.writer import ShardWriter
-from prep.records import ArraySpec
 
 LATENT = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
 Rows = dict[str, dict[str, np.ndarray]]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.cache.columns import KEY, Columns, gather, in_order, locate, merge, packed, select
+from prep.cache.ledger.columns import KEY, Columns, gather, in_order, locate, merge, packed, select
 
 # Keys that differ in their first byte, only behind their first eight, or in zeros at the end.
 HEX = st.sampled_from([f"{head:02x}" + "00" * 30 + f"{tail:02x}" for head in (0, 1, 255) for tail in (0, 1, 128)])

@@ -13,14 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_crash import Crashed, Disk, sound, state
 
-from prep.cache import compact, damage, ledger
-from prep.cache.compact import Lost, Part, join, parts_of
+from prep.arrays import ArraySpec, Reject, Task
+from prep.cache import damage
+from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
-from prep.cache.layout import Shard
+from prep.cache.ledger import ledger
 from prep.cache.reader import Reader
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache, open_cache
 from prep.digest import digest_json
-from prep.records import ArraySpec, Reject, Task
+from prep.maintenance import join as compact
+from prep.maintenance.join import Lost, Part, join, parts_of
 
 SPEC = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
 WIDE = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 2, 3))
@@ -226,7 +229,7 @@ def test_what_could_not_be_made_is_still_known_when_the_old_shards_are_gone(
     old = [add(cache, some(rows, 0, 1), rejects=[reject]), add(cache, some(rows, 2, 3))]
     run(cache)
     for task in list(cache.names("commits")):
-        found = ledger.read_commit(cache, task)
+        found = read_commit(cache, task)
         if found is not None and found.shard in old:
             cache.commit(task).unlink()
     assert ledger.load(cache).rejected("ab" * 32) == reject

@@ -13,9 +13,14 @@ from typing import Any
 
 import pytest
 
-from prep.cache import files, ledger, plans, repair, tables, verify
+from prep.arrays import ArraySpec, Task
+from prep.cache import plans
+from prep.cache import shard_check as verify
+from prep.cache.ledger import ledger
 from prep.cache.store import Cache, clear_staging, open_cache
-from prep.records import ArraySpec, Task
+from prep.fs import atomic as files
+from prep.maintenance import repair
+from prep.manifest import tables
 
 SPEC = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
 WANTED = "ef" * 32

@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from prep.cache import door
 from prep.cache.store import check_vacant, open_cache
 from prep.errors import CacheError
+from prep.fs import untrusted as door
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
@@ -174,5 +174,5 @@ def test_what_goes_while_it_is_looked_at_is_nothing_strange(tmp_path, monkeypatc
     (tmp_path / "facts.sqlite-journal").write_bytes(b"")
     listed = list(os.scandir(tmp_path))
     (tmp_path / "facts.sqlite-journal").unlink()
-    monkeypatch.setattr("prep.cache.door.os.scandir", lambda _: contextlib.nullcontext(listed))
+    monkeypatch.setattr("prep.fs.untrusted.os.scandir", lambda _: contextlib.nullcontext(listed))
     door.require_plain(tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prep.cache import files
+from prep.fs import atomic as files
 
 
 def names(path: Path) -> list[str]:

@@ -7,16 +7,17 @@ import struct
 import pyarrow as pa
 import pytest
 
-from prep.cache import frame, tables
-from prep.cache.frame import check_stream, stream_of
+from prep.arrays import Task
+from prep.cache import arrow as frame
+from prep.cache.arrow import check_stream, stream_of
 from prep.cache.plans import SCHEMA as PLAN
 from prep.cache.plans import TRAILER, read_plan, write_plan
 from prep.cache.store import publish_table
-from prep.cache.tables import parse_table, read_table
 from prep.digest import digest_bytes
 from prep.errors import CacheError
+from prep.manifest import tables
+from prep.manifest.tables import parse_table, read_table
 from prep.parse import Unparsed
-from prep.records import Task
 
 TABLE = pa.table({"number": pa.array(range(100), pa.int32()), "word": [f"word {number}" for number in range(100)]})
 

@@ -15,10 +15,10 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.storage import MemoryStore
 
-from prep.cache import layout
-from prep.cache.shard import BFloat16, register
+from prep.arrays import ITEM_BYTES, ArraySpec
+from prep.cache import shard_format as layout
+from prep.cache.zarr_view import BFloat16, register
 from prep.parse import Unparsed
-from prep.records import ITEM_BYTES, ArraySpec
 
 ZARR_DTYPE: dict[str, Any] = {"bfloat16": BFloat16(), "float16": "float16", "float32": "float32", "uint8": "uint8"}
 specs = st.builds(

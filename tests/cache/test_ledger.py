@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.cache import damage, ledger, store
-from prep.cache.census import Census
-from prep.cache.columns import gather, packed
+from prep.arrays import ArraySpec, Reject, RowRef, Task
+from prep.cache import damage, store
+from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
-from prep.cache.layout import Shard
+from prep.cache.ledger import ledger
+from prep.cache.ledger.columns import gather, packed
+from prep.cache.ledger.inventory import Census
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError
-from prep.records import ArraySpec, Reject, RowRef, Task
 
 A, B = "ab" * 32, "cd" * 32
 PROVENANCE = {"host": "h", "device": "cpu", "versions": {"torch": "2"}, "milliseconds": 7}
@@ -139,7 +141,7 @@ def test_a_finished_task_keeps_its_first_commit(cache: Cache, committed: Shard, 
 def test_a_commit_holds_provenance_and_rejects(cache: Cache) -> None:
     reject = Reject(key=B, code="truncated", detail="ends early")
     ledger.commit(cache, task_of([B]), None, [reject], PROVENANCE)
-    found = ledger.read_commit(cache, A)
+    found = read_commit(cache, A)
     assert found is not None
     assert (found.task, found.field, found.shard, found.rejects) == (A, "latent", None, (reject,))
     assert found.provenance == PROVENANCE
@@ -208,7 +210,7 @@ def test_resolve_agrees_with_the_rule_said_plainly(parts: list[list[int]], wante
 
 
 def rejects_of(cache: Cache, task: str) -> list[str]:
-    found = ledger.read_commit(cache, task)
+    found = read_commit(cache, task)
     return [] if found is None else [reject.key for reject in found.rejects]
 
 
@@ -225,7 +227,7 @@ def test_forgotten_rejects_leave_rows_and_other_rejects(cache: Cache, shard: Sha
     assert len(loaded.resolve(rows)) == 7
     assert list(cache.names("commits")) == sorted([A, only])
     assert rejects_of(cache, A) == rejects_of(cache, only) == [A]
-    found = ledger.read_commit(cache, A)
+    found = read_commit(cache, A)
     assert found is not None and (found.shard, found.provenance) == (shard, PROVENANCE)
     ledger.forget_rejects(cache, frozenset([A, B]))
     assert list(cache.names("commits")) == [A] and len(ledger.load(cache).resolve(rows)) == 7

@@ -13,17 +13,17 @@ from typing import Any
 import bytelocks
 import pytest
 
-from prep.cache import lock
-from prep.cache.lock import hold
 from prep.cache.store import Cache
 from prep.errors import CacheError
+from prep.fs import lock
+from prep.fs.lock import hold
 
 WAYS = [
     "flock",
     pytest.param("bytes", marks=pytest.mark.skipif(not bytelocks.POSSIBLE, reason="needs the locks of open files")),
 ]
 HOLD = (
-    "import sys, time\nfrom pathlib import Path\nfrom prep.cache import lock\nfrom prep.cache.store import Cache\n"
+    "import sys, time\nfrom pathlib import Path\nfrom prep.fs import lock\nfrom prep.cache.store import Cache\n"
     "if sys.argv[2] == 'bytes':\n    import bytelocks\n    lock.way = bytelocks.way\n"
     "with lock.hold(Cache(root=Path(sys.argv[1])), alone=sys.argv[3] == 'alone'):\n"
     "    print('held', flush=True)\n    time.sleep(60)\n"

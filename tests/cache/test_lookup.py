@@ -19,14 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_rows import LATENT, put_shard
 
-from prep.cache import census, damage, files, layout, ledger, lookup, stamps, store
+from prep.arrays import Reject, Task
+from prep.cache import damage, store
+from prep.cache import shard_format as layout
+from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
-from prep.cache.layout import Shard
-from prep.cache.ledger import Ledger
+from prep.cache.ledger import index as lookup
+from prep.cache.ledger import inventory as census
+from prep.cache.ledger import ledger
+from prep.cache.ledger.ledger import Ledger
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache, open_cache
 from prep.digest import canonical, digest_bytes, seal
+from prep.fs import atomic as files
+from prep.fs import stamps
 from prep.parse import Unparsed
-from prep.records import Reject, Task
 
 PROVENANCE = {"host": "h"}
 
@@ -162,7 +169,7 @@ def harm_remove_commit(cache: Cache, digest: str) -> None:
 def harm_replace_commit(cache: Cache, digest: str) -> None:
     """By one of the same length that says the shard has another size."""
     path = cache.commit(task_of(1).key)
-    document = ledger.read_commit(cache, task_of(1).key)
+    document = read_commit(cache, task_of(1).key)
     assert document is not None and document.shard is not None
     said = {"format": "latentry/commit", "version": 1, "task": task_of(1).key, "field": "latent", "shard": digest,
             "rows": 6, "bytes": document.shard.bytes + 1, "rejects": []}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prep.arrays import Task
 from prep.cache import plans
 from prep.cache.store import Cache, open_cache
-from prep.records import Task
 
 WANTED = "ef" * 32
 TASKS = (

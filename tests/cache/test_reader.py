@@ -16,13 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.cache import damage, layout
-from prep.cache.layout import Shard
-from prep.cache.pread import no_advice, plain_read
+from prep.arrays import ArraySpec, RowRef
+from prep.cache import damage
+from prep.cache import shard_format as layout
 from prep.cache.reader import Reader, Targets
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.records import ArraySpec, RowRef
+from prep.fs.pread import no_advice, plain_read
 
 Edit = Callable[..., None]
 DATA = "latent/c.0.0.0.0"

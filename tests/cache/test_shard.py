@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.core.dtype.common import DataTypeValidationError
 
-from prep.cache import layout, shard
+from prep.arrays import ITEM_BYTES, ArraySpec
+from prep.cache import shard_format as layout
+from prep.cache import zarr_view as shard
 from prep.cache.reader import Reader
-from prep.cache.shard import BFloat16, open_shard
 from prep.cache.store import Cache, open_cache
-from prep.records import ITEM_BYTES, ArraySpec
+from prep.cache.zarr_view import BFloat16, open_shard
 
 EVERY = [ArraySpec(name=f"in_{dtype}", dtype=dtype, shape=(2, 3)) for dtype in sorted(ITEM_BYTES)]
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from prep.cache import files, store
+from prep.cache import store
 from prep.cache.store import Cache, open_cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
+from prep.fs import atomic as files
 
 A = "ab" * 32
 

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from test_crash import Crashed, Disk, sound, state
 
-from prep.cache import damage, ledger, plans, sweep, tables
+from prep.arrays import ArraySpec, Reject, Task
+from prep.cache import damage, plans
 from prep.cache.damage import Damage
-from prep.cache.layout import Shard
+from prep.cache.ledger import ledger
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache, open_cache
-from prep.cache.sweep import ABANDONED, Needed
 from prep.digest import digest_json
-from prep.records import ArraySpec, Reject, Task
+from prep.maintenance import sweep
+from prep.maintenance.sweep import ABANDONED, Needed
+from prep.manifest import tables
 
 SPEC = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
 DAY = 86400.0

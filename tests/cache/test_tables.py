@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prep.cache import tables
-from prep.cache.samples import ROLES, build_samples, open_samples
+from prep.arrays import Finding, Placement, RowRef, Sample, Text, View
 from prep.cache.store import Cache
 from prep.digest import digest_bytes
 from prep.errors import CacheError
-from prep.records import Finding, Placement, RowRef, Sample, Text, View
+from prep.manifest import tables
+from prep.manifest.samples import ROLES, build_samples, open_samples
 
 SHARD = digest_bytes(b"latents")
 TEXTS = digest_bytes(b"texts")
@@ -79,7 +79,7 @@ def test_samples_as_columns() -> None:
 
 
 def test_columns_across_record_batches(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prep.cache.samples.BATCH_ROWS", 3)
+    monkeypatch.setattr("prep.manifest.samples.BATCH_ROWS", 3)
     monkeypatch.setattr(tables, "BATCH_ROWS", 3)
     made = build(*(sample(number, repeats=number + 1) for number in range(8)))
     read = tables.read_table(cache, tables.write_table(cache, made), tables.SAMPLES)
@@ -143,7 +143,7 @@ made_samples = st.builds(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sample], data: st.DataObject) -> None:
     coverage = {one.id: data.draw(parts) for one in samples if data.draw(st.booleans())}
-    with mock.patch.object(tables, "BATCH_ROWS", 4), mock.patch("prep.cache.samples.BATCH_ROWS", 4):
+    with mock.patch.object(tables, "BATCH_ROWS", 4), mock.patch("prep.manifest.samples.BATCH_ROWS", 4):
         quick = tables.write_table(cache, build_samples(samples, BUCKETS, REFS, SHARDS, coverage))
         assert quick == tables.write_table(cache, plainly(samples, coverage))
 

@@ -12,11 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.cache import damage, files, header, layout, ledger, pread, repair, store, verify
-from prep.cache.layout import Shard
+from prep.arrays import ArraySpec, Task
+from prep.cache import damage, store
+from prep.cache import shard_check as verify
+from prep.cache import shard_format as layout
+from prep.cache import shard_header as header
+from prep.cache.ledger import ledger
 from prep.cache.reader import Reader
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache, open_cache
-from prep.records import ArraySpec, Task
+from prep.fs import atomic as files
+from prep.fs import pread
+from prep.maintenance import repair
 
 A = "ab" * 32
 DATA = "latent/c.0.0.0.0"

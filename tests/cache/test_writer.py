@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prep.cache import files, layout, writer
-from prep.cache.layout import Shard
+from prep.arrays import ArraySpec
+from prep.cache import shard_format as layout
+from prep.cache import writer
+from prep.cache.shard_format import Shard
 from prep.cache.store import Cache, open_cache, retire_shard
 from prep.cache.writer import ShardWriter
-from prep.records import ArraySpec
+from prep.fs import atomic as files
 
 KEY = "ab" * 32
 

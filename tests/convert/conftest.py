@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from prep.convert.formats import convert
-from prep.recipe_text import recipe_text
-from prep.report.words import safe
+from prep.formatting import safe
+from prep.recipe.convert.detect import convert
+from prep.recipe.write import recipe_text
 
 PLACES = ("photos/sub", "more", "masks", "reg")
 

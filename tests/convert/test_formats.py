@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prep.convert import formats
 from prep.errors import ConfigError, PathError, Problem
+from prep.recipe.convert import detect as formats
 
 KOHYA = "[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'photos'\n"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from told import said
 
-from prep.choices import CaptionChoice, ImageChoice, Source
+from prep.buckets.sizes import step_buckets
 from prep.errors import ConfigError
-from prep.sizes import step_buckets
+from prep.recipe.schema import CaptionChoice, ImageChoice, Source
 
 WHOLE = """
 [general]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from told import said
 
-from prep.choices import CaptionChoice, ImageChoice, Source
 from prep.errors import ConfigError
+from prep.recipe.schema import CaptionChoice, ImageChoice, Source
 
 PLAIN = {"id": "a", "type": "local", "instance_data_dir": "photos", "caption_strategy": "textfile", "resolution": 768}
 

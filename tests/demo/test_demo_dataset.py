@@ -9,7 +9,7 @@ from PIL import Image, UnidentifiedImageError
 
 from prep.demo import write_demo
 from prep.demo.dataset import photos, write_dataset
-from prep.demo.words import COLOURS, GROUNDS, LEFT_OUT, SHAPES
+from prep.demo.vocabulary import COLOURS, GROUNDS, LEFT_OUT, SHAPES
 from prep.errors import PathError
 
 

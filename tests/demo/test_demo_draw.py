@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from prep.demo.draw import RGB, as_file, draw_picture
-from prep.demo.words import COLOURS, GROUNDS, LEFT_OUT, SHAPES
+from prep.demo.drawing import RGB, as_file, draw_picture
+from prep.demo.vocabulary import COLOURS, GROUNDS, LEFT_OUT, SHAPES
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -6,9 +6,9 @@ from diffusers import AutoencoderKL, StableDiffusionPipeline, UNet2DConditionMod
 from safetensors import safe_open
 from transformers import AutoTokenizer, CLIPTextModel
 
-from prep.demo.build import build_random, load_parts, write_pipeline
-from prep.demo.model import SHIPPED, write_model
-from prep.demo.words import MAX_TOKENS, caption, vocabulary
+from prep.demo.shipped import SHIPPED, write_model
+from prep.demo.tiny_model import build_random, load_parts, write_pipeline
+from prep.demo.vocabulary import MAX_TOKENS, caption, vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from prep.demo import pretrain
-from prep.demo.build import RANDOM, make_parts
+from prep.demo.optimize import Average, advance, learning_rate, progress
 from prep.demo.pretrain_vae import SIZES, draw_batch
-from prep.demo.steps import Average, advance, learning_rate, progress
-from prep.demo.words import LEFT_OUT, write_tokenizer
+from prep.demo.tiny_model import RANDOM, make_parts
+from prep.demo.vocabulary import LEFT_OUT, write_tokenizer
 
 
 def test_the_average_follows_and_is_exchanged():

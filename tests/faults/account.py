@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prep.cache import plans
+from prep.cache.commits import read_commit
 from prep.cache.damage import recorded
-from prep.cache.layout import file_digest, tree_digest
-from prep.cache.ledger import is_finished, read_commit
+from prep.cache.ledger.ledger import is_finished
+from prep.cache.shard_format import file_digest, tree_digest
 from prep.cache.store import Cache
 from prep.digest import digest_bytes
 

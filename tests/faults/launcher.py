@@ -42,10 +42,10 @@ def load() -> None:
     import diffusers
     import transformers
 
-    import prep.cli
-    import prep.command_encode
-    import prep.engine.local
-    import prep.models.text
+    import prep.cli.main
+    import prep.encode.engines.local
+    import prep.encode.run
+    import prep.models.text_encoder
     import prep.models.vae
 
     lazy = (diffusers.StableDiffusionPipeline, transformers.CLIPTokenizer, transformers.CLIPTextModel, prep.models.vae)
@@ -63,8 +63,8 @@ def check_threads() -> None:
 
 def command(argv: list[str]) -> int:
     """Runs one command in this process; its exit code."""
-    from prep.cli import app as prep_app
-    from prep.console import run
+    from prep.cli.console import run
+    from prep.cli.main import app as prep_app
 
     try:
         run(prep_app, "prep", argv)

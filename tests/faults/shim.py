@@ -1,4 +1,4 @@
-"""Faults, made at the primitives of `prep.cache.files`, by which alone a cache changes the disk.
+"""Faults, made at the primitives of `prep.fs.atomic`, by which alone a cache changes the disk.
 
 A plan, as JSON:
 
@@ -41,9 +41,9 @@ GROWING = ("create", "write", "link", "make_dir")  # what takes room on a disk
 def install(plan: dict[str, Any]) -> Shim:
     """Puts the plan's faults into this process."""
     shim = Shim(plan)
-    from prep import encode
-    from prep.cache import files
-    from prep.engine import local
+    from prep.encode import plan as encode
+    from prep.encode.engines import local
+    from prep.fs import atomic as files
 
     for name in files.PRIMITIVES:
         setattr(files, name, shim.wrapped(name, getattr(files, name)))

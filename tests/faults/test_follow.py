@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from prep import encode
 from prep.cache import plans
-from prep.engine import local
+from prep.encode import plan as encode
+from prep.encode.engines import local
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 

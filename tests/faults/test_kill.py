@@ -1,6 +1,6 @@
 """SIGKILL at every change that the commands make to the disk, and at random moments: a second run mends all of it.
 
-The processes are real, and so is their death; only its moment is chosen, by a shim in `prep.cache.files`.
+The processes are real, and so is their death; only its moment is chosen, by a shim in `prep.fs.atomic`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 from account import account, state
 from harness import ENVIRONMENT, FORKS
 
-from prep.cache.files import PRIMITIVES
-from prep.cache.ledger import load
+from prep.cache.ledger.ledger import load
 from prep.cache.store import Cache
+from prep.fs.atomic import PRIMITIVES
 
 pytestmark = FORKS
 WHEN = ("before", "after", "half")
@@ -204,7 +204,7 @@ def test_the_program_itself_killed_at_a_random_moment(stage, tmp_path, part):
 
 
 def program(there):
-    code = "from prep.cli import main; main()"
+    code = "from prep.cli.main import main; main()"
     return subprocess.Popen([sys.executable, "-c", code, *there.encode("--jobs", 2)], stdout=subprocess.DEVNULL,
                             env=ENVIRONMENT)
 

@@ -14,10 +14,10 @@ import pytest
 from account import account, state
 from harness import FORKS
 
-from prep import manifest as manifests
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
-from prep.cache.tables import SAMPLES, SHARDS, read_table
+from prep.manifest import document as manifests
+from prep.manifest.tables import SAMPLES, SHARDS, read_table
 
 pytestmark = FORKS
 ROWS = 11  # 5 latents, 2 masks, 4 texts

@@ -22,9 +22,10 @@ from mutations import mutate_bytes, mutate_json, mutate_table  # noqa: E402
 from onlookers import Watch, look_at, look_at_records  # noqa: E402
 from victims import SMALLER, Undo, Victim, both, replaced, sealed, victim, with_shard  # noqa: E402
 
-from prep.cache import layout, plans  # noqa: E402
-from prep.cache.tables import FINDINGS, SAMPLES, SHARDS  # noqa: E402
-from prep.report.words import safe  # noqa: E402
+from prep.cache import plans  # noqa: E402
+from prep.cache import shard_format as layout  # noqa: E402
+from prep.formatting import safe  # noqa: E402
+from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS  # noqa: E402
 
 GROWTH = 200 << 20  # bytes of resident memory, over all attacks
 ROOM = 1 << 30  # bytes of address space that an attack may ask for

@@ -28,20 +28,22 @@ import spoil  # noqa: E402
 from fuzz import TooLong, resident, told, too_long  # noqa: E402
 from onlookers import Watch  # noqa: E402
 
-from prep import captions, images  # noqa: E402
-from prep.choices import CaptionChoice  # noqa: E402
-from prep.codes import CODES  # noqa: E402
-from prep.command_init import init_from_file  # noqa: E402
-from prep.console import run  # noqa: E402
+from prep.arrays import Blob, Finding, Item  # noqa: E402
+from prep.captions import read as captions  # noqa: E402
+from prep.cli.console import run  # noqa: E402
+from prep.dataset.ingest import captions_of  # noqa: E402
 from prep.errors import Problem  # noqa: E402
-from prep.examine import check_item, exact_pixels, preview  # noqa: E402
-from prep.init import look  # noqa: E402
-from prep.recipe import load  # noqa: E402
-from prep.records import Blob, Finding, Item  # noqa: E402
+from prep.findings import CODES  # noqa: E402
+from prep.images import decode as images  # noqa: E402
+from prep.images.formats.sniff import BadPicture  # noqa: E402
+from prep.recipe.init import init_from_file  # noqa: E402
+from prep.recipe.load import load  # noqa: E402
+from prep.recipe.overview import look  # noqa: E402
+from prep.recipe.schema import CaptionChoice  # noqa: E402
+from prep.scan.examine import check_item, exact_pixels, preview  # noqa: E402
+from prep.scan.protocol import all_examined, message, of_examined, of_thumb, parts  # noqa: E402
 from prep.sources.directory import walk  # noqa: E402
 from prep.sources.tars import walk_tar  # noqa: E402
-from prep.survey import captions_of  # noqa: E402
-from prep.wire import all_examined, message, of_examined, of_thumb, parts  # noqa: E402
 
 MOST = 6 << 30  # bytes of address space: less than a worker may map
 SECONDS = 30  # for one case, of four decodings at most: a worker has 60 for one, and the machine may be busy
@@ -122,7 +124,7 @@ def picture(bench: Bench, rng: Random) -> bool:
             assert bool(exact_pixels(picture)) == usable and bool(preview(picture, 16)) == usable
             try:
                 images.read_header(spoiled)
-            except images.BadPicture:
+            except BadPicture:
                 assert not usable
     return not usable
 
@@ -290,7 +292,7 @@ def _clear(error: Problem) -> None:
 
 def command(*words: object) -> tuple[int, tuple[str, str]]:
     """The exit code of `prep` with these words, and what it said on stdout and stderr."""
-    from prep.cli import app
+    from prep.cli.main import app
 
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):

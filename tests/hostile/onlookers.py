@@ -14,19 +14,22 @@ from typing import Any
 
 from victims import Victim
 
-from prep import audit as audits
-from prep import manifest as manifests
-from prep.cache import damage, ledger, plans
+from prep.batching.plan import step_plan
+from prep.cache import damage, plans
 from prep.cache.commits import read_commit
+from prep.cache.ledger import ledger
 from prep.cache.store import open_cache
 from prep.errors import Problem, from_system
-from prep.manifest import Manifest
-from prep.plan import step_plan
-from prep.report import terminal
-from prep.verify import verify
-from train import draws, prompts
-from train.data import Rows, batches
+from prep.maintenance.verify import verify
+from prep.manifest import describe as audits
+from prep.manifest import document as manifests
+from prep.manifest.document import Manifest
+from prep.report.terminal import tables as terminal
+from train import draws
+from train.data import batches
 from train.index import open_index
+from train.rows import Rows
+from train.sampling import prompts
 
 SECONDS = 30  # for one look, on a busy machine; they take a hundredth of a second
 OPENING = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link",

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from victims import replaced, sealed
 
-from prep import encode as encoding
+from prep.arrays import Task
 from prep.cache import damage, plans
 from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
 from prep.cache.store import Cache
 from prep.digest import digest_json
-from prep.records import Task
+from prep.encode import plan as encoding
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar")
 
@@ -80,7 +80,7 @@ def test_a_commit_that_rejects_what_is_wanted_hides_nothing_that_is_there(same, 
 
 
 def keys_of(cache: Cache, commit: Path):
-    from prep.cache.header import read_keys
+    from prep.cache.shard_header import read_keys
 
     return read_keys(cache, json.loads(commit.read_bytes())["shard"])
 

@@ -15,8 +15,9 @@ import pytest
 import seeds
 from inputs import KINDS
 
-from prep import images
-from prep.records import Finding, Item
+from prep.arrays import Finding, Item
+from prep.images import decode as images
+from prep.images.formats.sniff import BadPicture
 from prep.sources.tables import rows_of
 from prep.sources.tars import walk_tar
 
@@ -69,7 +70,7 @@ def test_what_is_not_spoiled_is_sound(tmp_path):
     for extension, data in seeds.pictures():
         try:
             assert min(images.decode(data, alpha="white").size) > 30, extension
-        except images.BadPicture as error:
+        except BadPicture as error:
             assert error.detail.startswith("colour mode is LAB"), (extension, error.detail)
     for name, data in seeds.tables():
         (tmp_path / name).write_bytes(data)
@@ -86,7 +87,7 @@ CRIMES = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 import inputs
-from prep.records import Finding
+from prep.arrays import Finding
 
 kinds = iter(range(7))
 

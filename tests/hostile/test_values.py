@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from victims import file_of, victim
 
-from prep import audit as audits
-from prep import manifest as manifests
-from prep.cache.tables import FINDINGS, SAMPLES, SHARDS
 from prep.errors import CacheError, ManifestError
-from prep.verify import verify
+from prep.maintenance.verify import verify
+from prep.manifest import describe as audits
+from prep.manifest import document as manifests
+from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS
 from train.index import open_index
 
 

@@ -16,14 +16,15 @@ from typing import Any
 import pyarrow as pa
 from synthetic import Scale, build
 
-from prep import manifest as manifests
-from prep.cache import damage, ledger, plans
+from prep.arrays import Finding, Reject, Task
+from prep.cache import damage, plans
 from prep.cache.damage import Damage
-from prep.cache.layout import tree_digest
+from prep.cache.ledger import ledger
+from prep.cache.shard_format import tree_digest
 from prep.cache.store import Cache
-from prep.cache.tables import SAMPLES, SHARDS, build_findings, read_table, write_table
 from prep.digest import canonical, digest_bytes, digest_json
-from prep.records import Finding, Reject, Task
+from prep.manifest import document as manifests
+from prep.manifest.tables import SAMPLES, SHARDS, build_findings, read_table, write_table
 
 SCALE = Scale(samples=24, buckets=3, per_shard=9)
 SMALLER = Scale(samples=10, buckets=2, per_shard=16)  # for those who attack it ten thousand times

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from small_manifest import write_small
 
-from prep import manifest as manifests
-from prep.audit import Audit, open_audit
+from prep.manifest import document as manifests
+from prep.manifest.describe import Audit, open_audit
 
 
 @pytest.fixture

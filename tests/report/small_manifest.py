@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from prep import manifest as manifests
-from prep.cache.ledger import commit
-from prep.cache.samples import build_samples
+from prep.arrays import ArraySpec, Finding, Placement, RowRef, Sample, Task, Text, View
+from prep.cache.ledger.ledger import commit
 from prep.cache.store import open_cache
-from prep.cache.tables import build_findings, build_shards, write_table
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_bytes, digest_json
 from prep.keys import latent_key, mask_key, text_key, unconditional_key
-from prep.records import ArraySpec, Finding, Placement, RowRef, Sample, Task, Text, View
+from prep.manifest import document as manifests
+from prep.manifest.samples import build_samples
+from prep.manifest.tables import build_findings, build_shards, write_table
 
 CONTEXT = {"meaning": 1}
 MASKED = {"meaning": 1, "origin": "alpha"}  # of masks

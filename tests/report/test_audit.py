@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from prep import audit
-from prep.audit import inspect, open_audit
 from prep.errors import CacheError, UsageError
 from prep.keys import text_key
+from prep.manifest import describe as audit
+from prep.manifest.describe import inspect, open_audit
 
 
 def test_the_document_has_the_promised_shape(small):

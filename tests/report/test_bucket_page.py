@@ -8,12 +8,12 @@ import re
 import numpy as np
 from PIL import Image
 
-from prep.bucket import bucketing
-from prep.outlook import Showing, outlook_of
-from prep.report.bucket_page import bucket_page
-from prep.report.chart import UNIT, bucket_png
-from prep.report.plot import HALF, WHOLE, Dot, Square, bucket_shapes
-from prep.sizes import Rules
+from prep.buckets.assign import bucketing
+from prep.buckets.sizes import Rules
+from prep.dataset.preview import Showing, outlook_of
+from prep.report.pages.bucket_plot import HALF, WHOLE, Dot, Square, bucket_shapes
+from prep.report.pages.bucket_png import UNIT, bucket_png
+from prep.report.pages.buckets import bucket_page
 
 
 def page_of(pictures, **rules):

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep import diff, diff_samples
-from prep.audit import Audit
-from prep.report.changes import LISTED, REASONS, changes_text
+from prep.manifest import diff, diff_samples
+from prep.manifest.describe import Audit
+from prep.report.terminal.diff import LISTED, REASONS, changes_text
 
 
 @pytest.fixture

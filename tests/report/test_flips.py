@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 from small_manifest import write_small
 
-from prep import manifest as manifests
-from prep.audit import Audit, open_audit
-from prep.cache import files, layout
-from prep.cache.checkup import check_up
+from prep.cache import shard_format as layout
 from prep.cache.reader import Reader
-from prep.cache.verify import glance, verify_shard
+from prep.cache.shard_check import glance, verify_shard
 from prep.errors import CacheError, ManifestError
-from prep.verify import _damaged_tables, verify
+from prep.fs import atomic as files
+from prep.maintenance.documents import check_up
+from prep.maintenance.verify import _damaged_tables, verify
+from prep.manifest import document as manifests
+from prep.manifest.describe import Audit, open_audit
 
 SAMPLE = 300
 KINDS = ("manifest.json", "cache/latentry.json", "cache/tables", "cache/commits", "cache/shards")

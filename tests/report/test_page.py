@@ -11,11 +11,12 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from prep import audit, images
 from prep.digest import digest_bytes
-from prep.report.gallery import from_sources, no_thumbnail
-from prep.report.page import page, write_page
-from prep.report.plot import bucket_plot
+from prep.images import decode as images
+from prep.manifest import describe as audit
+from prep.report.pages.bucket_plot import bucket_plot
+from prep.report.pages.gallery import from_sources, no_thumbnail
+from prep.report.pages.manifest import page, write_page
 
 VOID = {"meta", "img", "input", "br", "line"}
 

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from small_manifest import SQUARE, latent, write_shards
 
-from prep import audit
-from prep import manifest as manifests
-from prep.audit import open_audit
-from prep.cache import damage, lookup
+from prep.cache import damage
+from prep.cache.ledger import index as lookup
 from prep.cache.reader import Reader
-from prep.cache.verify import verify_shard
+from prep.cache.shard_check import verify_shard
 from prep.digest import canonical, seal
 from prep.errors import CacheError
-from prep.report.terminal import verify_tables
-from prep.verify import WRONG_ROW, verify
+from prep.maintenance.verify import WRONG_ROW, verify
+from prep.manifest import describe as audit
+from prep.manifest import document as manifests
+from prep.manifest.describe import open_audit
+from prep.report.terminal.tables import verify_tables
 
 
 def shard_of(audit, field, shape):
@@ -297,7 +298,7 @@ def test_the_end_of_a_thread_is_the_end(small, monkeypatch):
     def broken(*given, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("prep.verify.verify_shard", broken)
+    monkeypatch.setattr("prep.maintenance.verify.verify_shard", broken)
     with pytest.raises(KeyboardInterrupt):
         verify(small)
 

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from prep import audit
-from prep.bucket import bucketing
-from prep.outlook import Showing, outlook_of
-from prep.records import Finding
-from prep.report.terminal import findings_table, inspect_tables, outlook_tables, sample_text, verify_tables
-from prep.report.words import bytes_of, names_of, safe
-from prep.sizes import Rules
-from prep.verify import verify
+from prep.arrays import Finding
+from prep.buckets.assign import bucketing
+from prep.buckets.sizes import Rules
+from prep.dataset.preview import Showing, outlook_of
+from prep.formatting import bytes_of, names_of, safe
+from prep.maintenance.verify import verify
+from prep.manifest import describe as audit
+from prep.report.terminal.tables import findings_table, inspect_tables, outlook_tables, sample_text, verify_tables
 
 
 @pytest.fixture(autouse=True)

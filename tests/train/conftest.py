@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from prep import manifest as manifests
-from prep.cache import ledger
-from prep.cache.samples import build_samples
+from prep.arrays import ArraySpec, Placement, RowRef, Sample, Task, Text, View
+from prep.cache.ledger import ledger
 from prep.cache.store import Cache, open_cache
-from prep.cache.tables import build_findings, build_shards, write_table
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_bytes, digest_json
 from prep.keys import text_key, unconditional_key
-from prep.manifest import Manifest
+from prep.manifest import document as manifests
+from prep.manifest.document import Manifest
+from prep.manifest.samples import build_samples
+from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
-from prep.prompts import parse_prompts
-from prep.records import ArraySpec, Placement, RowRef, Sample, Task, Text, View
+from prep.recipe.prompts import parse_prompts
 from train.check import Asked, Setup, check
-from train.config import parse
+from train.config.load import parse
 
 torch.set_num_threads(1)  # quicker for models this small
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from train.check import Asked, check
-from train.config import parse
+from train.config.load import parse
 
 
 @pytest.fixture
@@ -180,8 +180,8 @@ def test_every_fault_is_told_at_once(make, faults, other_model):
 
 def test_checking_imports_no_torch(make):
     made = make()
-    code = ("import sys; from pathlib import Path; from train.check import Asked, check;"
-            f"from train.config import parse; asked = Asked(manifest=Path({str(made.path)!r}));"
+    code = ("import sys; from pathlib import Path; from train.check import Asked; from train.check import check;"
+            f"from train.config.load import parse; asked = Asked(manifest=Path({str(made.path)!r}));"
             "assert not check(asked, parse({}, 'x')).faults;"
             "assert not {'torch', 'diffusers', 'peft', 'transformers'} & set(sys.modules)")
     subprocess.run([sys.executable, "-c", code], check=True)

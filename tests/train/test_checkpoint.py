@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from prep.cache import files
 from prep.errors import CacheError, ConfigError
-from train import checkpoint
-from train.checkpoint import Part, State
-from train.config import as_table, parse
+from prep.fs import atomic as files
+from train.config.load import as_table, parse
+from train.runs import checkpoint
+from train.runs.checkpoint import Part, State
 
 MANIFEST = "a" * 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prep.errors import ConfigError
-from train.config import Config, Lora, as_table, load, option, parse
+from train.config.load import Config, Lora, as_table, load, option, parse
 
 
 def test_every_setting_has_a_default():

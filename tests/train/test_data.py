@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from prep.draw import philox
+from prep.batching.permutation import philox
+from prep.batching.plan import step_plan
 from prep.errors import CacheError
 from prep.keys import unconditional_key
-from prep.plan import step_plan
 from train import data
-from train.data import Rows, Slot, batches
+from train.data import Slot, batches
 from train.draws import NO_TEXT, training
 from train.index import open_index
+from train.rows import Rows
 
 CONTEXT = {"meaning": 1, "text": "tiny", "max_length": 8, "layout": "full"}
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from prep.plan import step_plan
+from prep.batching.plan import step_plan
 from train import draws
 from train.draws import NO_TEXT, spread, training, validation
 from train.index import open_index

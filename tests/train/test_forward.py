@@ -7,10 +7,11 @@ import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 
 from train import draws
-from train.data import Rows, batches
-from train.forward import answer, latents_of, share
+from train.data import batches
 from train.loop import _gather
-from train.trainee import begin
+from train.objectives.forward import answer, latents_of, share
+from train.rows import Rows
+from train.state import begin
 
 CPU = torch.device("cpu")
 

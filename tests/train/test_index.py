@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from prep.contents import check_places
 from prep.errors import CacheError
+from prep.manifest.consistency import check_places
 from train.index import Index, open_index
 
 

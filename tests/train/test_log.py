@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from train.log import Log
+from train.runs.log import Log
 
 
 def read(path):

@@ -13,11 +13,12 @@ from diffusers import UNet2DConditionModel
 from safetensors import safe_open
 
 from prep.errors import CacheError, ConfigError, ModelError
-from train import loop, rundir
+from train import loop
 from train.check import Asked, check
-from train.config import parse
-from train.log import Log
+from train.config.load import parse
 from train.loop import train
+from train.runs import directory as rundir
+from train.runs.log import Log
 
 CPU = torch.device("cpu")
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 12}

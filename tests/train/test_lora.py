@@ -9,9 +9,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from prep.errors import CacheError, ConfigError
-from train import lora
-from train.config import Lora
-from train.model import quiet
+from train.config.load import Lora
+from train.models import lora
+from train.models.denoiser import quiet
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_file_that_lacks_a_tensor_is_said(make, setup_of, tmp_path):
     """A checkpoint of another model, or one that was edited."""
     from safetensors.torch import load_file, save_file
 
-    from train.trainee import begin, put_weights
+    from train.state import begin, put_weights
 
     setup = setup_of(make(), lora={"rank": 2})
     parameters = begin(setup, torch.device("cpu")).denoiser.parameters

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from train import loss
+from train.objectives import loss
 
 
 def schedule(kind: str) -> DDPMScheduler:

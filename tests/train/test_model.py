@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prep.errors import ModelError
-from train.config import parse
-from train.model import load
+from train.config.load import parse
+from train.models.denoiser import load
 
 
 def test_weights_that_lack_tensors_are_refused(tiny_model, tmp_path):

@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from train.data import Rows
 from train.index import open_index
-from train.prompts import cached, current
+from train.rows import Rows
+from train.sampling.prompts import cached, current
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import shutil
 import pytest
 
 from prep.errors import CacheError, ConfigError, PathError
-from train import checkpoint, rundir
 from train.check import Asked
-from train.checkpoint import State
-from train.config import as_table
+from train.config.load import as_table
+from train.runs import checkpoint
+from train.runs import directory as rundir
+from train.runs.checkpoint import State
 
 
 @pytest.fixture

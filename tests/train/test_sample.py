@@ -8,13 +8,13 @@ import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline
 from PIL import Image
 
-from train.config import Sampling
-from train.data import Rows
-from train.grid import grid_png
+from train.config.load import Sampling
 from train.index import open_index
-from train.model import load, quiet
-from train.prompts import cached
-from train.sample import pictures, usual_size
+from train.models.denoiser import load, quiet
+from train.rows import Rows
+from train.sampling.grid import grid_png
+from train.sampling.prompts import cached
+from train.sampling.sampler import pictures, usual_size
 
 CPU = torch.device("cpu")
 QUICK = Sampling(steps=4, guidance=3.0, seed=1, size=(64, 48))
@@ -38,7 +38,7 @@ def test_pictures_are_the_pipeline_s(asked, tiny_model, monkeypatch):
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
     pipeline.vae.register_to_config(scaling_factor=0.5, shift_factor=0.125)  # the manifest's
     pipeline.set_progress_bar_config(disable=True)
-    from train.sample import _noise
+    from train.sampling.sampler import _noise
 
     for prompt, picture in zip(prompts, ours, strict=True):
         positive, negative = rows.text([prompt.positive]).float(), rows.text([prompt.negative]).float()

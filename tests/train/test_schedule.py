@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from train import ema
-from train.config import Schedule
-from train.schedule import factor
+from train.config.load import Schedule
+from train.optim import ema
+from train.optim.schedule import factor
 
 
 def test_constant_is_one_after_a_linear_warm_up():

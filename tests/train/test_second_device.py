@@ -10,10 +10,13 @@ import torch
 from safetensors.torch import load_file
 from second_device import playing
 
-from train import data, model, rundir, sample, validate
+from train import data, validate
 from train.check import Asked
-from train.log import Log
 from train.loop import train
+from train.models import denoiser as model
+from train.runs import directory as rundir
+from train.runs.log import Log
+from train.sampling import sampler as sample
 
 SETTINGS = {"steps": 3, "batch_size": 4, "micro_batch": 2, "ema": {"decay": 0.5}, "caption_dropout": 0.5,
             "loss": {"masked": True, "min_snr": 5.0}, "validation": {"every": 1, "timesteps": 2},

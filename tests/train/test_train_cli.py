@@ -176,7 +176,7 @@ def test_a_manifest_without_prompts_says_so(train, make, tmp_path):
 
 @pytest.mark.parametrize("command", [[], ["check"], ["run"], ["sample"]], ids=str)
 def test_help_is_quick_and_loads_nothing_heavy(command):
-    code = ("import sys; from train.cli import main; sys.argv = ['train', *sys.argv[1:], '--help']\n"
+    code = ("import sys; from train.cli.main import main; sys.argv = ['train', *sys.argv[1:], '--help']\n"
             "try: main()\nexcept SystemExit as end: assert not end.code\n"
             "assert not {'torch', 'diffusers', 'numpy', 'pyarrow', 'peft'} & set(sys.modules)")
     begun = time.monotonic()
@@ -186,8 +186,8 @@ def test_help_is_quick_and_loads_nothing_heavy(command):
 
 def test_a_run_that_another_program_is_in_is_left_alone(train, make):
     from train.check import Asked, check
-    from train.config import load
-    from train.rundir import held
+    from train.config.load import load
+    from train.runs.directory import held
 
     made = make()
     setup = check(Asked(manifest=made.path), load(None, {})).setup
@@ -208,7 +208,7 @@ def test_a_directory_that_cannot_be_made_is_the_paths_matter(train, make, monkey
     elif what == "dangling":
         place.symlink_to(made.root / "nowhere" / "at" / "all")
     else:
-        monkeypatch.setattr("train.rundir.write_whole", refuse)
+        monkeypatch.setattr("train.runs.directory.write_whole", refuse)
     result = train("run", made.path, "-o", place if what == "dangling" else place / "run", *SMALL)
     assert result.code == 5 and result.err.startswith("error: ") and "Traceback" not in result.err
 

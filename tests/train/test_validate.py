@@ -6,9 +6,9 @@ import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 
-from prep.draw import draw_key, philox
-from train.data import Rows
-from train.trainee import begin
+from prep.batching.permutation import draw_key, philox
+from train.rows import Rows
+from train.state import begin
 from train.validate import validate
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from train import watch
-from train.watch import Progress, line, watching
+from train.runs import watch
+from train.runs.watch import Progress, line, watching
 
 START = {"event": "start", "step": 0, "steps": 10, "steps_per_epoch": 5, "device": "cpu", "parameters": 7}
 

@@ -1,0 +1,198 @@
+"""Which samples form step k of epoch e: a pure function of counts per bucket, seed, batch size, micro-batch and policy.
+
+Two keyed permutations, each O(1) to look into: of a bucket's occurrences, cut into micro-batches of one bucket; then of
+the epoch's micro-batches, cut into steps. Nothing is stored and nothing shuffled, so any step can be asked for first.
+An *occurrence* is one showing of a sample in an epoch: a bucket with samples of repeats 1 and 3 has occurrences 0..3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prep.arrays import Size
+from prep.batching.permutation import permute, permute_each, plan_key
+from prep.errors import ConfigError, EmptyPlanError
+from prep.formatting import names_of
+
+Underfill = Literal["drop", "partial", "repeat"]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MicroBatch:
+    """Occurrences of one bucket for one forward pass; at most `micro_batch` of them."""
+
+    bucket: int
+    occurrences: Indices  # [n]
+    turns: Indices  # [n]; 0: first showing in this epoch; more: repeated to fill, so draws differ by it
+
+    @property
+    def repeated(self) -> NDArray[np.bool_]:
+        """[n]: which entries are there only to fill."""
+        return self.turns > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """The steps of any epoch.
+
+    `drop` and `repeat` make every step `batch_size` samples: the one leaves out what does not fill a micro-batch of its
+    bucket or the last step, the other fills both by showing some again. `partial` shows everything once: a bucket's
+    last micro-batch may be short, and the last step may have fewer micro-batches.
+    """
+
+    counts: tuple[int, ...]  # occurrences by bucket
+    seed: int
+    batch_size: int
+    micro_batch: int
+    underfill: Underfill
+
+    @cached_property
+    def batches(self) -> tuple[int, ...]:
+        """Micro-batches by bucket."""
+        spare = 0 if self.underfill == "drop" else self.micro_batch - 1
+        return tuple((count + spare) // self.micro_batch for count in self.counts)
+
+    @property
+    def per_step(self) -> int:
+        """Micro-batches of a full step."""
+        return self.batch_size // self.micro_batch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of every epoch; 0 when the policy leaves nothing."""
+        spare = 0 if self.underfill == "drop" else self.per_step - 1
+        return (sum(self.batches) + spare) // self.per_step
+
+    def step(self, epoch: int, number: int) -> tuple[MicroBatch, ...]:
+        """The micro-batches of one step, in the order they are dealt to ranks."""
+        assert 0 <= number < self.steps_per_epoch, f"step {number} of {self.steps_per_epoch}"
+        end = (number + 1) * self.per_step
+        if self.underfill == "partial":
+            end = min(end, sum(self.batches))
+        return self._at(epoch, np.arange(number * self.per_step, end))
+
+    def at(self, step: int) -> tuple[MicroBatch, ...]:
+        """The micro-batches of step `step`, counted from the start of training."""
+        return self.step(*divmod(step, self.steps_per_epoch))
+
+    def micro_batches(self, epoch: int) -> Iterator[MicroBatch]:
+        """All micro-batches of an epoch, step by step."""
+        for number in range(self.steps_per_epoch):
+            yield from self.step(epoch, number)
+
+    def left_out(self, epoch: int) -> dict[int, Indices]:
+        """Occurrences that the epoch does not show, sorted, by bucket; costs no more than there are."""
+        if self.underfill != "drop":
+            return {}
+        missing: dict[int, list[Indices]] = {}
+        for bucket, (count, batches) in enumerate(zip(self.counts, self.batches, strict=True)):
+            rest = np.arange(batches * self.micro_batch, count)
+            missing.setdefault(bucket, []).append(permute(rest, count, self._bucket_key(epoch, bucket)))
+        for batch in self._at(epoch, np.arange(self.steps_per_epoch * self.per_step, sum(self.batches))):
+            missing[batch.bucket].append(batch.occurrences)
+        found = {bucket: np.sort(np.concatenate(parts)) for bucket, parts in missing.items()}
+        return {bucket: occurrences for bucket, occurrences in found.items() if len(occurrences)}
+
+    def repeated(self, epoch: int) -> dict[int, Indices]:
+        """Occurrences shown again to fill up, sorted, by bucket, one entry for each extra showing."""
+        if self.underfill != "repeat" or not self.steps_per_epoch:
+            return {}
+        again: dict[int, list[Indices]] = {}
+        for bucket, batches in enumerate(self.batches):
+            if batches:
+                (last,) = self._micro_batches(epoch, *(np.array([one]) for one in (bucket, batches - 1, 0)))
+                again.setdefault(bucket, []).append(last.occurrences[last.repeated])
+        for batch in self._at(epoch, np.arange(sum(self.batches), self.steps_per_epoch * self.per_step)):
+            again[batch.bucket].append(batch.occurrences)
+        found = {bucket: np.sort(np.concatenate(parts)) for bucket, parts in again.items()}
+        return {bucket: occurrences for bucket, occurrences in found.items() if len(occurrences)}
+
+    @cached_property
+    def _starts(self) -> Indices:
+        """[buckets + 1]: number of micro-batches in the buckets before each."""
+        return np.concatenate([[0], np.cumsum(self.batches, dtype=np.int64)]).astype(np.int64)
+
+    def _at(self, epoch: int, places: Indices) -> tuple[MicroBatch, ...]:
+        """The micro-batches at `places` of the epoch's order; places beyond the end begin another lap."""
+        total = int(self._starts[-1])
+        if not len(places):
+            return ()
+        key = plan_key("steps", self.seed, epoch)
+        laps, order = places // total, permute(places % total, total, key)
+        buckets = np.searchsorted(self._starts, order, side="right") - 1
+        return self._micro_batches(epoch, buckets, order - self._starts[buckets], laps)
+
+    def _micro_batches(self, epoch: int, buckets: Indices, numbers: Indices, laps: Indices) -> tuple[MicroBatch, ...]:
+        """Micro-batch numbers[i] of buckets[i], on its laps[i]-th showing in the epoch; all permuted at once."""
+        spans, turns = [], []
+        for bucket, number, lap in zip(buckets.tolist(), numbers.tolist(), laps.tolist(), strict=True):
+            count, end = self.counts[bucket], (number + 1) * self.micro_batch
+            places = np.arange(number * self.micro_batch, end if self.underfill == "repeat" else min(end, count))
+            turns_a_lap = -(-self.batches[bucket] * self.micro_batch // count)  # so that no two showings share a turn
+            spans.append(places % count)
+            turns.append(places // count + lap * turns_a_lap)
+        used, which = np.unique(buckets, return_inverse=True)
+        ends = np.cumsum([len(span) for span in spans])
+        found = permute_each(np.concatenate(spans), np.repeat(which, np.diff(ends, prepend=0)),
+                             [self.counts[bucket] for bucket in used.tolist()],
+                             [self._bucket_key(epoch, bucket) for bucket in used.tolist()])
+        return tuple(MicroBatch(bucket=bucket, occurrences=some, turns=turn) for bucket, some, turn in
+                     zip(buckets.tolist(), np.split(found, ends[:-1]), turns, strict=True))
+
+    def _bucket_key(self, epoch: int, bucket: int) -> bytes:
+        return plan_key("bucket", self.seed, epoch, bucket)
+
+
+def step_plan(
+    counts: Sequence[int],
+    *,
+    seed: int,
+    batch_size: int,
+    micro_batch: int | None = None,
+    underfill: Underfill = "partial",
+) -> StepPlan:
+    """The plan for `counts` occurrences by bucket; `micro_batch` is `batch_size` unless given. Raises `ConfigError`."""
+    micro = batch_size if micro_batch is None else micro_batch
+    for name, value in (("batch_size", batch_size), ("micro_batch", micro)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, expected at least 1")
+    if batch_size % micro:
+        raise ConfigError(f"batch_size is {batch_size}, expected a multiple of micro_batch, {micro}",
+                          hint=f"batch_size = {-(-batch_size // micro) * micro}")
+    if underfill not in ("drop", "partial", "repeat"):
+        raise ConfigError(f"underfill is '{underfill}', expected one of: drop, partial, repeat")
+    return StepPlan(counts=tuple(int(count) for count in counts), seed=seed, batch_size=batch_size, micro_batch=micro,
+                    underfill=underfill)
+
+
+def deal(step: Sequence[MicroBatch], rank: int, world: int) -> tuple[MicroBatch, ...]:
+    """The micro-batches of `rank` out of `world`, one in turn each; perhaps none."""
+    return tuple(step[rank::world])
+
+
+def rounds(step: Sequence[MicroBatch], world: int) -> int:
+    """Forward passes that every rank makes in `step`; a rank with fewer micro-batches fills up with weight zero."""
+    return -(-len(step) // world)
+
+
+def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = ()) -> None:
+    """Raises `EmptyPlanError`, with policy, counts by bucket and some `names` of samples, when the plan has no step."""
+    if plan.steps_per_epoch:
+        return
+    if not sum(plan.counts):
+        raise EmptyPlanError("there is no training sample, expected at least 1",
+                             hint="see why with: prep scan SOURCE, or lower validation.fraction")
+    buckets = [f"{width}x{height}: {count}" for (width, height), count in zip(sizes, plan.counts, strict=True) if count]
+    who = f" ({names_of(names, 10)})" if names else ""
+    raise EmptyPlanError(
+        f"underfill '{plan.underfill}' leaves out all {sum(plan.counts)} samples{who}, expected at least one step of "
+        f"batch_size {plan.batch_size} in micro-batches of {plan.micro_batch}; samples by bucket: {', '.join(buckets)}",
+        hint="--underfill partial, or a smaller --batch-size or --micro-batch",
+    )

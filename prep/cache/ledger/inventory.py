@@ -1,0 +1,177 @@
+"""What commits and shards there are and which rows they have: looked at now, read where no look-up file has them.
+
+Counted as missing: a commit without its shard, a shard of the wrong size or without sound keys or with anything but
+plain files in it, or of another field than the commit says; rows named under damaged/.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prep.cache.commits import Commit, read_commit
+from prep.cache.damage import Damage, recorded
+from prep.cache.ledger import index as lookup
+from prep.cache.ledger.columns import KEY, Column, Columns, gather, merge, select
+from prep.cache.ledger.index import Entry, Lookup
+from prep.cache.shard_format import Shard, parse_group
+from prep.cache.shard_header import read_document, read_keys
+from prep.cache.store import Cache
+from prep.errors import CacheError
+from prep.fs.stamps import Stamp, Tree, commit_stamps, file_stamp, list_tree, tree_stamp
+from prep.fs.untrusted import entries
+from prep.parse import Unparsed
+from prep.rest import ctime_is_change
+
+WORTH = 64  # commits and shards that changed; reading as many takes 25 ms, as writing the file for 500,000 rows does
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Census:
+    """Commits and shards as they were when they were counted."""
+
+    commits: tuple[Commit, ...]  # sorted by task
+    shards: tuple[tuple[Shard, str], ...]  # those with a sound row, and their fields; sorted by digest
+    counts: tuple[int, ...]  # sound rows of each
+    columns: Columns  # their rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The sound rows of a shard."""
+
+    count: int
+    entry: Entry | None  # how they may be remembered
+    read: tuple[Column, Column] | None  # keys and rows; None: as the look-up file has them
+
+
+_NONE = _Rows(0, None, None)
+
+
+def count(cache: Cache, known: Lookup, *, remember: bool) -> Census:
+    """The census of a cache; with `remember` the look-up file is written anew when much has changed since `known`.
+
+    Raises `CacheError` for a commit of another version.
+    """
+    commits = list(_commits(cache, known))
+    named = {commit.shard.digest: (commit.shard, commit.field) for _, commit in commits if commit.shard is not None}
+    damaged = set(cache.names("damaged"))
+    fans = {fan.name: fan.path for fan in entries(cache.root / "shards") if fan.is_dir(follow_symlinks=False)}
+    held: dict[str, _Rows] = {}
+    for digest in sorted(digest for digest in named if digest[:2] in fans):
+        damages = recorded(cache, digest) if digest in damaged else ()
+        root = f"{fans[digest[:2]]}{os.sep}{digest}"  # not by Cache.shard, which looks for links at every step: 25 µs
+        rows = _rows(cache, known, named[digest][0], damages, root)
+        if rows.count:
+            held[digest] = rows
+    columns = _columns(known, held)
+    if remember:
+        _remember(cache, known, commits, held, columns)
+    return Census(commits=tuple(commit for _, commit in commits), shards=tuple(named[digest] for digest in held),
+                  counts=tuple(rows.count for rows in held.values()), columns=columns)
+
+
+def sound_rows(cache: Cache, shard: Shard) -> int:
+    """How many rows of a shard are to be trusted, looked up now."""
+    root = str(cache.shard(shard.digest))
+    return _rows(cache, lookup.EMPTY, shard, recorded(cache, shard.digest), root).count
+
+
+def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit]]:
+    """Every sound commit, and the stamp under which it may be remembered."""
+    trusted = ctime_is_change()
+    for task, before in commit_stamps(cache):
+        stamp, commit = known.commits.get(task, (None, None))
+        if trusted and commit is not None and before is not None and before.digest == stamp:
+            yield stamp, commit
+            continue
+        found = read_commit(cache, task)
+        if found is not None and is_of_its_field(cache, found):
+            yield _stamp_to_keep(before, _file_stamp(cache, task)), found
+
+
+def is_of_its_field(cache: Cache, commit: Commit) -> bool:
+    """Whether the shard says the same; one that cannot be asked is missed elsewhere."""
+    if commit.shard is None:
+        return True
+    try:
+        return parse_group(read_document(cache.shard(commit.shard.digest) / "zarr.json"), "zarr.json") == commit.field
+    except (OSError, Unparsed, CacheError):
+        return True
+
+
+def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], root: str) -> _Rows:
+    entry = known.shards.get(shard.digest)
+    before = None if entry is None else _tree_stamp(root, entry.tree)
+    if entry is not None and before is not None and before.digest == entry.stamp and not damages:
+        return _Rows(entry.rows, entry, None) if before.bytes == shard.bytes else _NONE
+    tree = _tree(root)
+    before = _tree_stamp(root, tree)
+    if before is None or before.bytes != shard.bytes or any(damage.row is None for damage in damages):
+        return _NONE
+    try:
+        keys = read_keys(cache, shard.digest).view(KEY).reshape(-1)
+    except CacheError:
+        return _NONE
+    rows, bad = np.arange(len(keys), dtype=np.int32), {damage.row for damage in damages}
+    if bad:
+        rows = rows[[row not in bad for row in range(len(keys))]]
+        return _Rows(len(rows), None, (keys[rows], rows))
+    stamp = _stamp_to_keep(before, _tree_stamp(root, tree))
+    entry = Entry(stamp, len(rows), tree) if stamp is not None and lookup.is_ours(tree) else None
+    return _Rows(len(rows), entry, (keys, rows))
+
+
+def _columns(known: Lookup, held: Mapping[str, _Rows]) -> Columns:
+    """The rows of all shards, each with its shard's place in `held`."""
+    places = {digest: place for place, (digest, rows) in enumerate(held.items()) if rows.read is None}
+    columns = known.columns
+    if len(places) < len(known.shards) or len(places) < len(held):
+        columns = select(columns, np.array([places.get(digest, -1) for digest in known.shards], np.int32))
+    parts = [(place, *rows.read) for place, rows in enumerate(held.values()) if rows.read is not None]
+    return merge(columns, gather(parts)) if parts else columns
+
+
+def _remember(cache: Cache, known: Lookup, commits: Sequence[tuple[bytes | None, Commit]], held: Mapping[str, _Rows],
+              columns: Columns) -> None:
+    """Writes the look-up file when enough of it is new, or in it and no more true."""
+    entries = {commit.task: (stamp, commit) for stamp, commit in commits if stamp is not None}
+    shards = {digest: rows.entry for digest, rows in held.items() if rows.entry is not None}
+    changed = sum(known.commits.get(task, (None,))[0] != stamp for task, (stamp, _) in entries.items())
+    changed += sum(held[digest].read is not None for digest in shards)
+    changed += len(known.commits.keys() - entries.keys()) + len(known.shards.keys() - shards.keys())
+    if changed < WORTH:
+        return
+    if len(shards) < len(held):
+        numbers = {digest: number for number, digest in enumerate(shards)}
+        columns = select(columns, np.array([numbers.get(digest, -1) for digest in held], np.int32))
+    lookup.write(cache, Lookup(commits=entries, shards=shards, columns=columns))
+
+
+def _tree(root: str) -> Tree:
+    try:
+        return list_tree(root) or ()
+    except OSError:
+        return ()
+
+
+def _tree_stamp(root: str, tree: Tree) -> Stamp | None:
+    try:
+        return tree_stamp(root, tree) if tree else None
+    except OSError:
+        return None
+
+
+def _file_stamp(cache: Cache, task: str) -> Stamp | None:
+    try:
+        return file_stamp(cache.commit(task))
+    except OSError:
+        return None
+
+
+def _stamp_to_keep(before: Stamp | None, after: Stamp | None) -> bytes | None:
+    """The stamp of what was read in between, when it was at rest."""
+    return before.digest if before is not None and before == after and before.at_rest() else None

@@ -1,0 +1,110 @@
+"""What a shard says of itself, believed only after it was checked against the sizes of its files.
+
+Nothing is allocated that a file of that size could not hold.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prep.arrays import ArraySpec
+from prep.cache import shard_format as layout
+from prep.cache.store import Cache
+from prep.errors import CacheError
+from prep.fs.untrusted import check_dir, entries, open_plain, read_plain, size_plain
+from prep.parse import Unparsed
+
+HINT = "prep verify MANIFEST names every damaged row; prep encode, as it was first run, makes them again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a shard's documents and keys say together."""
+
+    field: str
+    rows: int
+    arrays: tuple[ArraySpec, ...]  # sorted by name
+    keys: np.ndarray[Any, np.dtype[np.uint8]]  # [rows, 32]
+
+
+def read_header(cache: Cache, shard: str) -> Header:
+    """The header of a shard whose documents agree; the arrays' data is not looked at. Raises `CacheError`."""
+    root = cache.shard(shard)
+    keys = read_keys(cache, shard)
+    array, arrays = "", []
+    try:
+        field = layout.parse_group(read_document(root / "zarr.json"), "zarr.json")
+        for array in [entry.name for entry in entries(root) if entry.is_dir(follow_symlinks=False)]:
+            layout.checked_name(array, "a directory")
+            if array != layout.KEY:
+                where = f"{array}/zarr.json"
+                spec, rows = layout.parse_array(read_document(root / array / "zarr.json"), array, where)
+                if rows != len(keys):
+                    raise Unparsed(f"{rows} rows, expected {len(keys)} as there are keys")
+                arrays.append(spec)
+    except (OSError, Unparsed) as error:
+        raise fault(root, shard, array, error) from None
+    return Header(field=field, rows=len(keys), arrays=tuple(arrays), keys=keys)
+
+
+def read_document(path: Path) -> bytes:
+    """A `zarr.json`, refused when it is larger than any of ours. Raises `Unparsed`, `OSError`."""
+    check_dir(path.parent)
+    if size_plain(path) > layout.MAX_DOCUMENT:
+        raise Unparsed(f"{path.name} has more than {layout.MAX_DOCUMENT} bytes, expected a document of ours")
+    return read_plain(path, layout.MAX_DOCUMENT)
+
+
+def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
+    """One row's dtype and shape, and N, of an array whose data file has the size that they ask for.
+
+    Raises `Unparsed`, `OSError`.
+    """
+    spec, rows = layout.parse_array(read_document(root / array / "zarr.json"), array, f"{array}/zarr.json")
+    key = array == layout.KEY
+    wanted = rows * layout.KEY_BYTES + layout.CRC_BYTES if key else layout.data_bytes(spec, rows)
+    size = size_plain(root / layout.data_path(spec))
+    if size != wanted:
+        raise Unparsed(f"{layout.data_path(spec)} has {size} bytes, expected {wanted} for {rows} rows")
+    return spec, rows
+
+
+def check_index(path: Path, spec: ArraySpec, rows: int) -> None:
+    """Raises `Unparsed` unless the shard index is that of N rows, one after another. Raises `OSError`."""
+    with os.fdopen(open_plain(path), "rb") as handle:
+        handle.seek(rows * layout.row_stride(spec))
+        if not all(handle.read(len(part)) == part for part in layout.index_parts(spec, rows)) or handle.read(1):
+            raise Unparsed(f"{layout.data_path(spec)} has a damaged shard index")
+
+
+def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A shard's keys, uint8 [N, 32], sorted, checksum checked. Raises `CacheError`."""
+    root = cache.shard(shard)
+    try:
+        _, rows = read_array_header(root, layout.KEY)
+        data = read_plain(root / layout.KEY_PATH, rows * layout.KEY_BYTES + layout.CRC_BYTES)
+    except (OSError, Unparsed) as error:
+        raise fault(root, shard, layout.KEY, error) from None
+    body = data[: -layout.CRC_BYTES]
+    if layout.crc_bytes(body) != data[-layout.CRC_BYTES :]:
+        raise CacheError(f"shard {shard}, array 'key': its bytes do not match their checksum", hint=HINT)
+    keys = np.frombuffer(body, dtype="S32")
+    if not (keys[:-1] < keys[1:]).all():
+        raise CacheError(f"shard {shard}, array 'key': its keys are not in ascending order, each once", hint=HINT)
+    return np.frombuffer(body, dtype=np.uint8).reshape(rows, layout.KEY_BYTES)
+
+
+def fault(root: Path, shard: str, array: str, error: Exception) -> CacheError:
+    """What a user is told when an array cannot be opened; or the shard itself, when `array` is empty."""
+    what = str(error)
+    if not root.is_dir():
+        what = "the shard is missing"
+    elif isinstance(error, FileNotFoundError):
+        what = f"{Path(error.filename).name} is missing"
+    named = f"shard {shard}, array '{array}'" if array else f"shard {shard}"
+    return CacheError(f"{named}: {what}", hint=HINT)

@@ -1,0 +1,124 @@
+"""Caption lines → the captions that training may see, each with its weight: a pure function of lines and recipe.
+
+What other trainers draw anew at each step (a line, a wildcard, the order of tags, tags left out) is drawn here, once,
+as a fixed list: each variant is a text row of its own, cached like any other, and `train` draws one each time it shows
+the sample. Where there are few enough possibilities, all are taken; else as many as the recipe says are drawn, keyed by
+the line, so that the same line has the same variants everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from prep.digest import canonical
+from prep.recipe.schema import CaptionChoice
+
+MEANING = 1  # raised when the same line would give other variants
+_WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")  # {a|b}; braces without a bar are text
+_TIGHT = ("", ",", ".", ";", ":")  # what stands without a space before it
+_OPEN, _CLOSE = "\x01", "\x02"  # for {{ and }}, which are braces in a caption with wildcards; no caption has these
+TRIGGER = "[trigger]"  # where in a caption the trigger word goes
+
+
+def variants_of(lines: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str, float], ...]:
+    """(caption, weight) for each distinct variant of a sample's `lines`, in the order they come; weights sum to 1.
+
+    Every line has the same weight, and `choice.variants` is shared among them, each having at least one.
+    """
+    found: dict[str, float] = {}
+    share = max(1, choice.variants // max(1, len(lines)))
+    for line in lines:
+        spelled = [_dressed(tags, choice) for tags in _of_line(line, choice, share)]
+        for caption in spelled:
+            found[caption] = found.get(caption, 0.0) + 1.0 / (len(lines) * len(spelled))
+    return tuple(found.items())
+
+
+def has_wildcards(line: str) -> bool:
+    """Whether `line` has a `{a|b}`."""
+    return len(_parts(line)) > 1
+
+
+def _of_line(line: str, choice: CaptionChoice, most: int) -> list[str]:
+    """At least one caption, at most `most`."""
+    parts = _parts(line) if choice.wildcards else [[line]]
+    wholes = 1
+    for options in parts:
+        wholes *= len(options)
+    chancy = choice.shuffle or choice.dropout > 0
+    if not chancy and wholes <= most:
+        return [_ordered("".join(one), choice, None) for one in product(*parts)]
+    drawn = []
+    for number in range(most):
+        stream = _numbers(line, number)
+        text = "".join(options[next(stream) % len(options)] for options in parts)
+        drawn.append(_ordered(text, choice, stream if chancy else None))
+    return drawn
+
+
+def _parts(line: str) -> list[list[str]]:
+    """The line as texts and choices in turn: "a {b|c}" → [["a "], ["b", "c"], [""]]; {{ and }} are braces of text."""
+    pieces = _WILDCARD.split(line.replace("{{", _OPEN).replace("}}", _CLOSE))
+    plain = [piece.replace(_OPEN, "{").replace(_CLOSE, "}") for piece in pieces]
+    return [piece.split("|") if place % 2 else [piece] for place, piece in enumerate(plain)]
+
+
+def _ordered(text: str, choice: CaptionChoice, stream: Iterator[int] | None) -> str:
+    """The caption with its free tags shuffled and thinned by `stream`; as it is where that is None."""
+    head, free, tail = _tags(text, choice)
+    if stream is None:
+        return text if choice.keep_separator not in text or not choice.keep_separator else \
+            _joined([*head, *free, *tail], choice)
+    if choice.shuffle:
+        free = [tag for _, _, tag in sorted((next(stream), place, tag) for place, tag in enumerate(free))]
+    left = [tag for tag in free if next(stream) >= choice.dropout * 2**64]
+    if not (head or left or tail):
+        left = free[:1]  # no caption at all is another thing: the trainer's caption dropout
+    return _joined([*head, *left, *tail], choice)
+
+
+def _tags(text: str, choice: CaptionChoice) -> tuple[list[str], list[str], list[str]]:
+    """(tags that stay at the start, tags that chance may move, tags that stay at the end)."""
+    if choice.keep_separator and choice.keep_separator in text:
+        first, _, rest = text.partition(choice.keep_separator)
+        middle, _, last = rest.partition(choice.keep_separator)
+        return _split(first, choice), _split(middle, choice), _split(last, choice)
+    tags = _split(text, choice)
+    return tags[: choice.keep_tokens], tags[choice.keep_tokens :], []
+
+
+def _split(text: str, choice: CaptionChoice) -> list[str]:
+    return [tag for part in text.split(choice.separator) if (tag := " ".join(part.split()))]
+
+
+def _joined(tags: Sequence[str], choice: CaptionChoice) -> str:
+    return f"{choice.separator.strip()} ".join(tags) if choice.separator.strip() else choice.separator.join(tags)
+
+
+def _dressed(caption: str, choice: CaptionChoice) -> str:
+    """The caption with trigger word, prefix and suffix; an empty one stays empty."""
+    if choice.together:
+        caption = _joined([part.strip() for part in caption.split(choice.together)], choice)
+    text = " ".join(caption.split())
+    if not text:
+        return ""
+    if choice.trigger:
+        named = text.replace(TRIGGER, choice.trigger)
+        has = re.search(rf"(?<!\w){re.escape(choice.trigger)}(?!\w)", named)
+        text = named if has else _joined([choice.trigger, named], choice)
+    suffix = choice.suffix.strip()
+    text += suffix if suffix[:1] in _TIGHT else f" {suffix}"
+    return f"{choice.prefix.strip()} {text}".strip()
+
+
+def _numbers(line: str, number: int) -> Iterator[int]:
+    """An endless stream of numbers below 2⁶⁴ for one variant of a line: SHAKE-256 of both, in blocks."""
+    seed = canonical({"kind": "variant", "meaning": MEANING, "line": line, "number": number})
+    block = 0
+    while True:
+        stream = hashlib.shake_256(seed + block.to_bytes(4, "little")).digest(512)
+        yield from (int.from_bytes(stream[at : at + 8], "little") for at in range(0, len(stream), 8))
+        block += 1

@@ -1,0 +1,44 @@
+"""The `prep init` command; cli.py registers it. Late imports keep `--help` quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep.cli import options as opt
+from prep.cli.console import progress, put, put_json, say
+
+
+def init(
+    source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]", show_default=False,
+                                                  help="a directory of pictures, or a .tar (braces and globs)")] = None,
+    other: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="convert another tool's file instead: "
+                                               "kohya's dataset TOML, OneTrainer's concepts, SimpleTuner's "
+                                               "multidatabackend.json")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="the recipe to write")] = Path("dataset.toml"),
+    model: Annotated[str | None, typer.Option(help="a diffusers pipeline directory, or a Hub id")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a recipe that is there")] = False,
+    jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Look at pictures, or at another tool's file, and write a commented recipe for prep encode."""
+    from prep.images.decode import quiet as quiet_pillow
+    from prep.recipe.init import check_choice, check_target, init_from_file, init_from_source
+
+    check_choice(source, other, model)
+    check_target(output, force)
+    if source is not None:
+        quiet_pillow()
+        with progress("looking", None, unit="pictures", shown=not quiet) as tick:
+            written = init_from_source(source, output, model=model, jobs=jobs, tick=tick)
+    else:
+        assert other is not None, "checked above"
+        written = init_from_file(other, output)
+    if not quiet:
+        for line in written.notices:
+            say(line)
+    if as_json:
+        put_json(written.as_json())
+    else:
+        put(written.as_text())

@@ -1,0 +1,67 @@
+"""What is learned of a file by reading it, as facts to be remembered (`prep.fs.memo`).
+
+What depends on which extras are installed is no fact of the file: `NoDecoder` gets out, and nothing is remembered. What
+another version of a decoder may see otherwise is remembered under that version's name (`names`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prep.captions import read as captions
+from prep.digest import digest_bytes, digest_strings
+from prep.fs.memo import Fact
+from prep.images import decode as images
+from prep.images.formats.sniff import BadPicture, NoDecoder
+from prep.images.mask import focus_in
+from prep.images.plugins import decoders
+
+
+def _picture_facts(data: bytes) -> Fact:
+    digest = digest_bytes(data)
+    try:
+        header = images.read_header(data)
+    except NoDecoder:
+        raise
+    except BadPicture as error:
+        return {"digest": digest, "code": error.code, "detail": error.detail}
+    return {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
+
+
+def _mask_size(data: bytes) -> Fact:
+    """The size of a mask, `None` for one that cannot be read: whoever makes its row says why."""
+    try:
+        return {"size": list(images.read_header(data).size)}
+    except NoDecoder:
+        raise
+    except BadPicture:
+        return {"size": None}
+
+
+def _picture_and_focus(data: bytes) -> Fact:
+    """The facts of a picture whose transparency is its mask."""
+    found = _picture_facts(data)
+    return {**found, "focus": focus_in(data, "alpha")} if found.get("alpha") else found
+
+
+def _caption_facts(data: bytes, form: captions.Format) -> Fact:
+    """The captions of a file, without empty ones; a change in how they are read raises `facts.VERSION`."""
+    try:
+        return {"captions": [caption for caption in captions.read_caption(data, form) if caption]}
+    except captions.BadCaption as error:
+        return {"code": error.code, "detail": error.detail}
+
+
+def names() -> dict[str, str]:
+    """What each kind of fact is remembered as: those that take a decoder change with the decoders that are here."""
+    mark = digest_strings([decoders()])[:8]
+    return {kind: kind if kind in _PLAIN else f"{kind} {mark}" for kind in MAKE}
+
+
+_PLAIN = {"caption", "caption-json", "file"}  # no decoder has a say in these
+MAKE: Mapping[str, Callable[[bytes], Fact]] = {  # by kind of fact
+    "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
+    "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
+    "mask": lambda data: {"digest": digest_bytes(data), "focus": focus_in(data, "mask")},
+    "picture-alpha": _picture_and_focus, "mask-size": _mask_size,
+}

@@ -1,0 +1,240 @@
+"""Items → surveyed items: every file read once, digested, its header and caption understood; nothing is decoded.
+
+What cannot be used becomes a finding. A run over unchanged files opens none of them: it asks for their stamps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from prep.arrays import Blob, Finding, Focus, Item, Sample, Surveyed
+from prep.captions.variants import variants_of
+from prep.dataset.facts import MAKE, names
+from prep.errors import ConfigError
+from prep.formatting import names_of, size_of
+from prep.fs.blob import code_of
+from prep.fs.memo import Fact, Facts
+from prep.fs.paths import Place
+from prep.images.formats.sniff import NoDecoder
+from prep.progress import Known
+from prep.recipe.schema import CaptionChoice, Recipe
+from prep.sources.directory import MaskFolder
+from prep.sources.globs import chosen_by
+from prep.sources.tree import printable
+from prep.sources.walk import places_of, tars_in, walk_source
+
+Tick = Callable[[int], object]
+Ask = Callable[[Blob, str], Fact | None]  # what is asked about, kind of fact
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """All of a recipe's usable items in walking order, and what is to be said of the others."""
+
+    items: tuple[Surveyed, ...]
+    findings: tuple[Finding, ...]
+
+
+def picture_places(recipe: Recipe) -> list[Place]:
+    """Where the recipe's pictures lie, each place once. Raises `PathError`."""
+    paths = (path for source in recipe.sources for path in places_of(source.path))
+    return [Place(role="pictures", path=path) for path in dict.fromkeys(paths)]
+
+
+def walk_all(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
+    """Everything in a recipe's sources; paths of findings are labels; `rehash` lists tars again. Raises `PathError`."""
+    folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
+    for number, source in enumerate(recipe.sources):
+        mask = recipe.mask_of(number)
+        fits = chosen_by(source.include, source.exclude)
+        masks = folders[mask] if isinstance(mask, Path) else mask
+        taken = left = 0
+        for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash):
+            if isinstance(one, Finding):
+                yield replace(one, path=_label(recipe, number, one.path))
+            elif fits(one.name):
+                taken += 1
+                yield one
+            else:
+                left += 1
+        if not taken:
+            yield Finding(path=_label(recipe, number, "."), code="empty-source", severity="warning",
+                          detail=_why_empty(source.path, left))
+    for folder in folders.values():
+        yield from folder.orphans()
+
+
+def _why_empty(path: Path, left: int) -> str:
+    """What there is in a source that has no picture which is taken; `left` were not."""
+    if left:
+        return f"no picture is taken: include and exclude leave out all {left}"
+    tars = tars_in(path)
+    return f"no pictures lie in it, and {tars} tars: those are named, like '*.tar'" if tars else "no pictures lie in it"
+
+
+def walk_labelled(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
+    """The same, and items have their labels for names: for reports, which look nothing up by name."""
+    for one in walk_all(recipe, rehash=rehash):
+        yield replace(one, name=label(recipe, one)) if isinstance(one, Item) else one
+
+
+def label(recipe: Recipe, item: Item | Sample) -> str:
+    """What findings call an item, unique in its recipe: its name, with several sources below `source[1]/`."""
+    return _label(recipe, item.source, item.name)
+
+
+def _label(recipe: Recipe, source: int, name: str) -> str:
+    return name if len(recipe.sources) == 1 else f"source[{source}]/{name}"
+
+
+def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: None,
+           total: Known | None = None) -> Survey:
+    """The survey of a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
+    found = list(walk_all(recipe, rehash=not facts.trust))
+    findings = [one for one in found if isinstance(one, Finding)]
+    walked = [one for one in found if isinstance(one, Item)]
+    if total is not None:
+        total.count = len(walked)
+    items: list[Surveyed] = []
+    stopped: list[str] = []
+    for item, result in zip(walked, _surveyed(walked, recipe, facts, jobs), strict=True):
+        tick(1)
+        if isinstance(result, Surveyed):
+            items.append(result)
+        elif result.code == "missing-caption" and recipe.caption_of(item.source).missing == "stop":
+            stopped.append(result.path)
+        else:
+            findings.append(result)
+    if stopped:
+        _stop(stopped)
+    return Survey(items=tuple(items), findings=tuple(findings))
+
+
+def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) -> Iterator[Surveyed | Finding]:
+    """Items in order; those with a file that must be read, on threads, which are no gain for the others."""
+    waiting: deque[Surveyed | Finding | Future[Surveyed | Finding]] = deque()
+    called = names()
+
+    def recall(blob: Blob, kind: str) -> Fact | None:
+        return facts.recall(blob, called[kind])
+
+    def read(blob: Blob, kind: str) -> Fact | None:
+        return facts.of(blob, called[kind], MAKE[kind])
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for item in items:
+            known = _survey_item(item, recipe, recall)
+            waiting.append(pool.submit(_read_item, item, recipe, read) if known is None else known)
+            while waiting and (not isinstance(one := waiting[0], Future) or one.done()):
+                waiting.popleft()
+                yield one.result() if isinstance(one, Future) else one
+        for one in waiting:
+            yield one.result() if isinstance(one, Future) else one
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding:
+    try:
+        result = _survey_item(item, recipe, ask)
+    except MemoryError:  # no fault of the files' own: another machine, or the next run, may have enough
+        return _reject(recipe, item, "too-large", "its files take more memory than there is")
+    assert result is not None, "whatever is not remembered is read"
+    return result
+
+
+def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | None:
+    """The item, understood, or the reason why it cannot be used; `None` where `ask` does not know one of its files."""
+    what: tuple[str, Blob | None] = "", None  # that is being read, where it is not the picture
+    mask: Fact | None = None
+    try:
+        focused = recipe.image.crop == "focus"
+        header = ask(item.picture, "picture-alpha" if focused and recipe.mask_of(item.source) == "alpha" else "picture")
+        if header is None:
+            return None
+        if "code" in header:
+            return _reject(recipe, item, str(header["code"]), str(header["detail"]))
+        if header["alpha"] and recipe.image.alpha == "reject":
+            return _reject(recipe, item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
+        what = "caption", item.caption
+        words: Fact | None = {"captions": list(item.captions)}
+        if item.caption is not None:
+            words = ask(item.caption, "caption" if item.caption_format == "text" else "caption-json")
+        if words is None:
+            return None
+        if "code" in words:
+            return _reject(recipe, item, str(words["code"]), str(words["detail"]))
+        what = "mask", item.mask
+        if item.mask is not None and (mask := _ask_mask(item.mask, recipe, ask)) is None:
+            return None
+        if mask and mask.get("size") not in (None, [header["width"], header["height"]]):
+            return _reject(recipe, item, "mask-size-mismatch", f'mask has {size_of(mask["size"])} pixels, '
+                           f'expected {header["width"]}x{header["height"]}, since [mask] resize is "reject"')
+    except NoDecoder as error:
+        return _reject(recipe, item, error.code, f"{_its(*what)}{error.detail}")
+    except OSError as error:
+        return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
+    choice = recipe.caption_of(item.source)
+    texts = captions_of(words["captions"], choice) or _without_caption(item, choice)
+    if texts is None:
+        return _reject(recipe, item, "missing-caption", "has no caption, or an empty one")
+    return Surveyed(item=item, picture=header["digest"], size=(header["width"], header["height"]),
+                    has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
+                    focus=_focus(mask or header))
+
+
+def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
+    """What has to be known of a mask file; its size only where that decides whether it is used."""
+    found = ask(blob, "mask" if recipe.image.crop == "focus" else "file")
+    size = ask(blob, "mask-size") if recipe.mask_resize == "reject" else {}
+    return None if found is None or size is None else {**found, **size}
+
+
+def _focus(fact: Fact) -> Focus | None:
+    """Where the mask is, in facts of a mask or of a picture with its transparency."""
+    at = fact.get("focus")
+    return None if at is None else (at[0], at[1])
+
+
+def _its(what: str, blob: Blob | None) -> str:
+    """Which of an item's files is meant; the picture needs no word."""
+    return "" if blob is None else f"its {what} {printable(blob.name)} "
+
+
+def captions_of(found: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str, float], ...]:
+    """What a picture's captions become, with their weights; nothing where there are none."""
+    return variants_of(_lines(found, choice), choice)
+
+
+def _lines(found: Sequence[str], choice: CaptionChoice) -> Sequence[str]:
+    """The lines of a caption file that count, as the recipe says."""
+    if choice.lines == "join":
+        return [" ".join(found)] if found else []
+    return found[:1] if choice.lines == "first" else found
+
+
+def _without_caption(item: Item, choice: CaptionChoice) -> tuple[tuple[str, float], ...] | None:
+    """What the recipe's policy says for a missing or empty caption; `None` where it takes none."""
+    if choice.missing in ("stop", "reject"):
+        return None
+    words = {"empty": "", "constant": choice.constant, "filename": spoken_name(item.name)}[choice.missing]
+    return variants_of([words], choice)
+
+
+def spoken_name(name: str) -> str:
+    """A file name as a caption: the stem, `_` and `-` as spaces."""
+    return " ".join(PurePosixPath(name).stem.replace("_", " ").replace("-", " ").split())
+
+
+def _reject(recipe: Recipe, item: Item, code: str, detail: str) -> Finding:
+    return Finding(path=label(recipe, item), code=code, severity="error", detail=detail)
+
+
+def _stop(names: list[str]) -> None:
+    raise ConfigError(f"pictures without a caption ({len(names)}): {names_of(names, 8)}",
+                      hint="write the captions, or choose --missing-caption reject, empty, filename or constant")

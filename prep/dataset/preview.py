@@ -1,0 +1,154 @@
+"""What training will see of a bucketing: buckets, scale and crop, and by name who is left out or shown again.
+
+The names are those of epoch 0 with the seed given; other epochs leave out others, as many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from prep.arrays import Finding, Size, Surveyed
+from prep.batching.plan import Indices, StepPlan, Underfill, step_plan
+from prep.buckets.assign import Bucketed, Bucketing
+from prep.dataset.ingest import label
+from prep.encode.targets import roles_of, seats_of
+from prep.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """A sample that training shows `repeats` times an epoch."""
+
+    id: str
+    name: str
+    bucket: Size
+    repeats: int
+    views: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """A bucketing and the step plan over its training samples."""
+
+    bucketing: Bucketing
+    showings: tuple[tuple[Showing, ...], ...]  # by bucket of `bucketing`, sorted by id as `train` counts them
+    plan: StepPlan
+    world: int  # ranks
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names that epoch 0 does not show, sorted, once for each showing lost."""
+        return self._names(self.plan.left_out(0))
+
+    @property
+    def repeated(self) -> list[str]:
+        """Names shown again to fill up in epoch 0, sorted, once for each extra showing."""
+        return self._names(self.plan.repeated(0))
+
+    @property
+    def idle_ranks(self) -> int:
+        """Ranks that have no micro-batch even in a full step."""
+        return max(0, self.world - self.plan.per_step)
+
+    def _names(self, by_bucket: Mapping[int, Indices]) -> list[str]:
+        found: list[str] = []
+        for bucket, occurrences in by_bucket.items():
+            members = self.showings[bucket]
+            ends = np.cumsum([member.repeats for member in members])
+            found += [members[place].name for place in np.searchsorted(ends, occurrences, side="right")]
+        return sorted(found)
+
+
+def showings_of(recipe: Recipe, items: Sequence[Surveyed], bucketing: Bucketing) -> tuple[Showing, ...]:
+    """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
+    seats = seats_of(items, roles_of(recipe, items)[0], bucketing)
+    return tuple(Showing(id=seat.id, name=label(recipe, seat.item.item), bucket=seat.bucket,
+                         repeats=recipe.sources[seat.item.item.source].repeats, views=len(seat.views))
+                 for seat in seats if seat.role != "validation")  # fmt: skip
+
+
+def heavy(bucketing: Bucketing, *, crop: float | None, upscale: float | None) -> Bucketing:
+    """`bucketing` with a finding for each picture cut by more than `crop` percent or enlarged over `upscale` times.
+
+    `None`: no such limit.
+    """
+    found = list(bucketing.findings)
+    for one in bucketing.pictures:
+        bucket = f"for bucket {one.placement.bucket[0]}x{one.placement.bucket[1]}"
+        if crop is not None and one.crop_loss > crop:
+            detail = f"{one.crop_loss:.1f} % of it is cut away {bucket}, expected at most {crop:g} %"
+            found.append(Finding(path=one.name, code="heavy-crop", severity="warning", detail=detail))
+        if upscale is not None and one.scale > upscale:
+            detail = f"it is enlarged {one.scale:.2f} times {bucket}, expected at most {upscale:g} times"
+            found.append(Finding(path=one.name, code="heavy-upscale", severity="warning", detail=detail))
+    return replace(bucketing, findings=tuple(found))
+
+
+def outlook_of(
+    bucketing: Bucketing,
+    showings: Iterable[Showing],
+    *,
+    batch_size: int,
+    micro_batch: int | None = None,
+    underfill: Underfill = "partial",
+    seed: int = 0,
+    world: int = 1,
+) -> Outlook:
+    """The outlook of training on `showings`. Raises `ConfigError` for sizes that make no steps."""
+    by_bucket: dict[Size, list[Showing]] = defaultdict(list)
+    for showing in showings:
+        by_bucket[showing.bucket].append(showing)
+    members = tuple(tuple(sorted(by_bucket[bucket], key=lambda one: one.id)) for bucket in bucketing.buckets)
+    counts = [sum(member.repeats for member in inside) for inside in members]
+    plan = step_plan(counts, seed=seed, batch_size=batch_size, micro_batch=micro_batch, underfill=underfill)
+    return Outlook(bucketing=bucketing, showings=members, plan=plan, world=world)
+
+
+def as_json(outlook: Outlook) -> dict[str, Any]:
+    """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
+    plan, bucketing = outlook.plan, outlook.bucketing
+    inside: dict[Size, list[Bucketed]] = defaultdict(list)
+    counts = Counter(one.resolution for one in bucketing.pictures)
+    for one in bucketing.pictures:
+        inside[one.placement.bucket].append(one)
+    return {
+        "format": "latentry/bucket", "version": 1,
+        "buckets": [
+            {"size": list(size), "samples": len(members),
+             "views": sum(member.views for member in members), "showings": count, "batches": batches,
+             **_summary(inside[size])}
+            for size, members, count, batches
+            in zip(bucketing.buckets, outlook.showings, plan.counts, plan.batches, strict=True)
+        ],
+        "resolutions": [{"resolution": rules.resolution, "pictures": counts[rules.resolution]}
+                        for rules in bucketing.rules],
+        "steps_per_epoch": plan.steps_per_epoch, "batch_size": plan.batch_size, "micro_batch": plan.micro_batch,
+        "underfill": plan.underfill, "world": outlook.world, "idle_ranks": outlook.idle_ranks,
+        "left_out": outlook.left_out, "repeated": outlook.repeated,
+        "merges": [{"bucket": list(merge.bucket), "into": list(merge.into), "pictures": merge.pictures,
+                    "crop_loss": {"before": round(merge.before, 2), "after": round(merge.after, 2)}}
+                   for merge in bucketing.merges],
+        "findings": [one.as_json() for one in bucketing.findings],
+        "pictures": [_picture(one) for one in bucketing.pictures],
+    }
+
+
+def _summary(inside: Sequence[Bucketed]) -> dict[str, Any]:
+    losses, scales = [one.crop_loss for one in inside], [one.scale for one in inside]
+    return {"pictures": len(inside), "upscaled": sum(one.upscaled for one in inside),
+            "scale": [round(min(scales), 4), round(max(scales), 4)],
+            "crop_loss": {"mean": round(sum(losses) / len(losses), 2), "worst": round(max(losses), 2)}}
+
+
+def _picture(one: Bucketed) -> dict[str, Any]:
+    return {"name": one.name, "size": list(one.size), "resolution": one.resolution,
+            "bucket": list(one.placement.bucket),
+            "scaled": list(one.placement.scaled), "crop": list(one.placement.crop),
+            "views": [{"crop": list(view.crop), "flip": view.flip} for view in one.views], "scale": round(one.scale, 4),
+            "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}
+

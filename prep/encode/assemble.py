@@ -1,0 +1,219 @@
+"""From the ledger to a manifest: every wanted row's place, tables, counts; the same inputs give the same bytes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import Finding, Role, RowRef, Sample, Size
+from prep.cache.ledger import ledger as ledgers
+from prep.cache.ledger.ledger import Ledger
+from prep.cache.reader import Reader
+from prep.cache.shard_format import Shard
+from prep.cache.store import Cache
+from prep.dataset.ingest import label
+from prep.digest import canonical, digest_bytes
+from prep.encode.mask_coverage import coverage
+from prep.encode.plan import Planned, Wanted
+from prep.encode.targets import Prompt
+from prep.errors import CacheError, PathError
+from prep.fs.memo import Facts
+from prep.manifest import document as manifests
+from prep.manifest.samples import build_samples
+from prep.manifest.tables import FINDINGS, build_findings, build_shards, read_table, write_table
+from prep.models.fingerprint import read_config
+from prep.parse import colour_of
+
+
+def seal(wanted: Wanted, cache: Cache, path: Path, *, frame: Mapping[str, Any], prompt_bytes: bytes | None,
+         facts: Facts, transient: Sequence[Finding] = (), found: Planned | None = None) -> manifests.Manifest:
+    """Writes the manifest at `path` from its `frame` and what the cache holds now. Raises `CacheError`.
+
+    A sample with a rejected row is left out, with a finding; `transient` are findings of this run alone. `found` is the
+    plan, where it had no task: then the cache holds what it did when the plan was made, and is not looked at again.
+    """
+    ledger = ledgers.load(cache) if found is None else found.ledger
+    refs = ledger.resolve(wanted.wants.keys()) if found is None else found.refs
+    if wanted.wants.unconditional not in refs:
+        raise CacheError("the unconditional text row could not be made", hint="run the same command again")
+    samples, rejected = _split(wanted, ledger, refs, transient)
+    prompts, lost = _prompts(wanted, refs)
+    used = _used(wanted, samples, prompts, refs)
+    reader = Reader(cache.root)
+    numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
+    means = coverage(reader, facts, samples, refs)
+    reader.close()
+    buckets = sorted({sample.bucket for sample in samples})
+    findings = [*wanted.wants.findings, *rejected, *lost]
+    document = {
+        **frame,
+        "fields": _fields(wanted, used, ledger),
+        "buckets": _buckets(buckets, samples),
+        "samples": _roles(Counter(sample.role for sample in samples)),
+        "prompts": _prompt_document(wanted, path, prompt_bytes, prompts, refs, numbers),
+        "tables": {
+            "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, means)),
+            "shards": write_table(cache, shards),
+            "findings": write_table(cache, build_findings(findings)),
+        },
+        "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
+    }
+    return manifests.write(path, document)
+
+
+def _split(wanted: Wanted, ledger: Ledger, refs: Mapping[str, RowRef],
+           transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
+    """Samples all of whose rows are there, and why the others are not."""
+    if len(refs) == wanted.wants.rows:
+        return list(wanted.wants.samples), []
+    said = {finding.path: finding for finding in transient}
+    whole: list[Sample] = []
+    findings: list[Finding] = []
+    for sample in wanted.wants.samples:
+        lacking = [key for key in keys_of(sample) if key not in refs]
+        if not lacking:
+            whole.append(sample)
+            continue
+        path = label(wanted.recipe, sample)
+        reject = next((reject for reject in map(ledger.rejected, lacking) if reject is not None), None)
+        if reject is not None:
+            findings.append(Finding(path=path, code=reject.code, severity="error", detail=reject.detail))
+        else:
+            findings.append(said.get(path) or _unmade(path))
+    return whole, findings
+
+
+def _unmade(path: str) -> Finding:
+    return Finding(path=path, code="not-encoded", severity="error",
+                   detail="its rows could not be made in this run; run the command again")
+
+
+def keys_of(sample: Sample) -> list[str]:
+    """The keys of all rows of a sample."""
+    masks = [view.mask for view in sample.views if view.mask is not None]
+    return [*(view.latent for view in sample.views), *masks, *(text.key for text in sample.texts)]
+
+
+def _prompts(wanted: Wanted, refs: Mapping[str, RowRef]) -> tuple[list[Prompt], list[Finding]]:
+    kept = [prompt for prompt in wanted.wants.prompts if prompt.positive_key in refs and prompt.negative_key in refs]
+    lost = [Finding(path=prompt.prompt, code="prompt-not-encoded", severity="warning",
+                    detail="this sample prompt has no text row, so no picture is made for it")
+            for prompt in wanted.wants.prompts if prompt not in kept]
+    return kept, lost
+
+
+def _used(wanted: Wanted, samples: Iterable[Sample], prompts: Iterable[Prompt],
+          refs: Mapping[str, RowRef]) -> Mapping[str, RowRef]:
+    """The rows that samples and prompts have; where no wanted one is lacking, those are all of them."""
+    if len(refs) == wanted.wants.rows:
+        return refs
+    keys = {key for sample in samples for key in keys_of(sample)}
+    keys |= {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
+    return {key: refs[key] for key in keys | {wanted.wants.unconditional}}
+
+
+def _shard_table(ledger: Ledger, used: set[str], wanted: Wanted, reader: Reader) -> tuple[dict[str, int], Any]:
+    """Number of each used shard in the table, and the table."""
+    rows = [_shard_row(shard, field, wanted, reader)
+            for shard, field in zip(ledger.shards, ledger.fields, strict=True) if shard.digest in used]
+    table = build_shards(rows)
+    return {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}, table
+
+
+def _shard_row(shard: Shard, field: str, wanted: Wanted, reader: Reader) -> dict[str, Any]:
+    specs = [reader.array_info(shard.digest, name)[0] for name in wanted.specs.arrays(field)]
+    return {"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
+            "shapes": canonical({spec.name: list(spec.shape) for spec in specs}).decode(),
+            "dtypes": canonical({spec.name: spec.dtype for spec in specs}).decode()}
+
+
+def frame_of(wanted: Wanted, cache: Path, path: Path) -> dict[str, Any]:
+    """The parts of the document that do not depend on rows, so that what is wrong with them shows before any is made.
+
+    Raises `PathError`, `ModelError`.
+    """
+    family, vae = wanted.specs.family, read_config(wanted.model / "vae" / "config.json")
+    alpha = wanted.recipe.image.alpha
+    return {
+        "format": manifests.FORMAT, "version": manifests.VERSION, "cache": _place("cache", cache, path),
+        "family": wanted.family,
+        "model": _model(wanted, path),
+        "latents": {"channels": family.latent_channels, "factor": family.factor,
+                    "scaling_factor": _decimal(vae.get("scaling_factor"), family.scaling_factor),
+                    "shift_factor": _decimal(vae.get("shift_factor"), family.shift_factor),
+                    "alpha": None if alpha == "reject" else list(colour_of(alpha))},
+        "prediction": wanted.prediction,
+        "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
+        "sources": [manifests.relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
+        "recipe": None if wanted.recipe.file is None else manifests.relative_to_manifest(wanted.recipe.file, path),
+        "options": [_option(word, path) for word in wanted.recipe.options],
+    }
+
+
+def _model(wanted: Wanted, path: Path) -> dict[str, str]:
+    if not Path(wanted.recipe.model.path).is_dir():
+        return {"hub": wanted.recipe.model.path}
+    return {"path": _place("model", Path(wanted.recipe.model.path), path)}
+
+
+def _place(what: str, target: Path, path: Path) -> str:
+    place = manifests.relative_to_manifest(target, path)
+    if place is None:
+        raise PathError(f"no relative path that every system reads leads from manifest {path} to {what} {target}",
+                        hint="keep them on one drive, and backslashes out of names")
+    return place
+
+
+def _option(word: str | Path, path: Path) -> str | dict[str, str | None]:
+    return {"path": manifests.relative_to_manifest(word, path)} if isinstance(word, Path) else word
+
+
+def _decimal(value: Any, otherwise: str) -> str:
+    """A number of the VAE's config as the shortest decimal string that reads back the same."""
+    return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else otherwise
+
+
+def _fields(wanted: Wanted, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
+    sizes = {shard.digest: shard.bytes for shard in ledger.shards}
+    found: dict[str, Any] = {}
+    works = wanted.wants.works()
+    for field, context in wanted.contexts.by_field().items():
+        refs = [used[key] for key in works[field] if key in used]
+        shards = {ref.shard for ref in refs}
+        found[field] = {"context": context, "arrays": wanted.specs.arrays(field), "rows": len(refs),
+                        "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
+    return found
+
+
+def _buckets(sizes: Iterable[Size], samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    counts: dict[Size, Counter[Role]] = defaultdict(Counter)
+    for sample in samples:
+        counts[sample.bucket][sample.role] += 1
+    return [{"size": list(size), **_roles(counts[size])} for size in sizes]
+
+
+def _roles(counts: Counter[Role]) -> dict[str, int]:
+    return {"train": counts["train"], "validation": counts["validation"], "prior": counts["prior"]}
+
+
+def _prompt_document(wanted: Wanted, path: Path, data: bytes | None, prompts: Iterable[Prompt],
+                     refs: Mapping[str, RowRef], numbers: Mapping[str, int]) -> dict[str, Any]:
+    def row(key: str) -> dict[str, int]:
+        return {"shard": numbers[refs[key].shard], "row": refs[key].row}
+
+    file = wanted.recipe.prompts
+    return {
+        "file": None if file is None else manifests.relative_to_manifest(file, path),
+        "digest": None if data is None else digest_bytes(data),
+        "unconditional": row(wanted.wants.unconditional),
+        "samples": [{"prompt": prompt.prompt, "negative": prompt.negative, "positive": row(prompt.positive_key),
+                     "negative_row": row(prompt.negative_key)} for prompt in prompts],
+    }
+
+
+def findings_of(manifest: manifests.Manifest) -> tuple[Finding, ...]:
+    """The findings that a manifest holds. Raises `CacheError`."""
+    table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["findings"], FINDINGS)
+    return tuple(Finding(**row) for row in table.to_pylist())

@@ -1,0 +1,74 @@
+"""What a manifest will be at most, known before anything is encoded: too large must not show after a night's work.
+
+Samples, shards and findings are in tables, so only what a recipe names can make it large: prompts, sources, options,
+paths, and the number of buckets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import Role
+from prep.cache.shard_format import MAX_ROWS
+from prep.digest import canonical
+from prep.encode.plan import Wanted
+from prep.encode.targets import Prompt
+from prep.errors import ConfigError
+from prep.manifest import document as manifests
+from prep.manifest.schema import check_document
+from prep.parse import Unparsed
+
+_COUNT = (1 << 53) - 1  # the largest number that `prep.parse.count` accepts
+_ROW = {"shard": (1 << 31) - 1, "row": MAX_ROWS - 1}  # the tables have int32
+_DIGEST = "0" * 64
+_ROLES: tuple[Role, ...] = ("train", "validation", "prior")
+_HINTS = {
+    "prompts": "take prompts out of the prompt file: it is for the few prompts of sample pictures",
+    "sources": "name fewer sources: a source may be a directory with others in it",
+    "buckets": "a larger image.step, or a smaller image.resolution, makes fewer buckets",
+}
+
+
+def check_ceiling(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> None:
+    """Raises `ConfigError` when the manifest at `path` may become too large, or not one that a reader accepts.
+
+    `frame` is what `prep.encode.assemble.frame_of` knows of it.
+    """
+    document = _largest(wanted, frame, path)
+    size = len(canonical(document))
+    if size <= manifests.LIMIT:
+        try:
+            check_document(document, str(path))
+        except Unparsed as error:
+            raise ConfigError(f"no manifest can hold what is asked for: {error}", hint=_HINTS["buckets"]) from None
+        return
+    sizes = {name: len(canonical({name: value})) for name, value in document.items()}
+    worst = max(sizes, key=sizes.__getitem__)
+    raise ConfigError(f"the manifest would have up to {size} bytes, expected at most {manifests.LIMIT}; "
+                      f"{sizes[worst]} of them are its {worst}",
+                      hint=_HINTS.get(worst, "shorter paths and fewer options make it smaller"))
+
+
+def _largest(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A document no shorter than that of `prep.encode.assemble`: nothing rejected, unknown numbers at their largest."""
+    counts = Counter((one.bucket, one.role) for one in wanted.wants.samples)
+    sizes = sorted({bucket for bucket, _ in counts})
+    buckets = [{"size": list(size), **{role: counts[size, role] for role in _ROLES}} for size in sizes]
+    largest = dict.fromkeys(("rows", "shards", "bytes"), _COUNT)
+    file = wanted.recipe.prompts
+    return {
+        **frame,
+        "fields": {field: {"context": context, "arrays": wanted.specs.arrays(field), **largest}
+                   for field, context in wanted.contexts.by_field().items()},
+        "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in _ROLES},
+        "prompts": {"file": None if file is None else manifests.relative_to_manifest(file, path), "digest": _DIGEST,
+                    "unconditional": _ROW, "samples": [_prompt(prompt) for prompt in wanted.wants.prompts]},
+        "tables": dict.fromkeys(("samples", "shards", "findings"), _DIGEST), "rejected": _COUNT, "self": _DIGEST,
+    }
+
+
+def _prompt(prompt: Prompt) -> dict[str, Any]:
+    return {"prompt": prompt.prompt, "negative": prompt.negative, "positive": _ROW, "negative_row": _ROW}

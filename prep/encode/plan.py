@@ -1,0 +1,245 @@
+"""From a recipe to a manifest: want, plan, run, seal. Running it again is the recovery from anything.
+
+    want    sources → surveyed items → buckets → samples with the keys of all their rows
+    plan    the rows that the ledger lacks, cut into tasks of one shard; stored, and followed by whoever comes later
+    run     an executor makes the tasks' shards and commits (prep.encode.engines)
+    seal    commits → tables → manifest (prep.encode.assemble); the plan goes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from prep.arrays import RowRef, Task
+from prep.buckets.assign import Bucketing, bucketing, framed
+from prep.buckets.sizes import STEP, Rules, buckets_of
+from prep.buckets.views import Framing
+from prep.cache.ledger import ledger as ledgers
+from prep.cache.ledger.ledger import Ledger
+from prep.cache.plans import read_plan, remove_plan, write_plan
+from prep.cache.store import Cache, settle
+from prep.dataset.ingest import Survey, label, survey
+from prep.digest import digest_json, digest_strings
+from prep.encode.targets import Contexts, Wants, wants_of
+from prep.errors import ConfigError, ModelError
+from prep.fs import atomic as files
+from prep.fs.memo import Facts
+from prep.images import decode as images
+from prep.keys import latent_context, mask_context, text_context
+from prep.models.family import FAMILIES
+from prep.models.fields import Specs, family_of, text_width
+from prep.models.fingerprint import digest_file, infer_family, read_config, text_fingerprint, vae_fingerprint
+from prep.parse import size_of
+from prep.progress import Known
+from prep.recipe.prompts import PromptPair
+from prep.recipe.schema import Recipe
+
+Tick = Callable[[int], object]
+SHARD_BYTES = 256 << 20
+TASK_ROWS = 256  # at most: what an interruption costs, some seconds on a GPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """A recipe, understood down to the keys."""
+
+    recipe: Recipe
+    model: Path
+    family: str
+    specs: Specs
+    prediction: str  # what the denoiser predicts
+    contexts: Contexts
+    survey: Survey
+    bucketing: Bucketing
+    wants: Wants
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """What is there and what is to be done."""
+
+    ledger: Ledger
+    refs: Mapping[str, RowRef]  # places of the wanted rows that are there
+    tasks: tuple[Task, ...]  # not finished yet
+    missing: dict[str, int]  # rows to be made, by field
+    reused: dict[str, int]  # rows that are there, by field
+    bytes: int  # that the missing rows will take
+    digest: str  # of all wanted keys: the plan's name
+
+
+def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair], *, jobs: int,
+         tick: Tick, total: Known | None = None) -> Wanted:
+    """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
+    family = recipe.model.family or infer_family(model)
+    specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
+    prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
+    recipe = replace(recipe, model=replace(recipe.model, family=family))
+    rules_of(recipe)  # what is wrong with them is said before all pictures are read
+    surveyed = survey(recipe, facts, jobs=jobs, tick=tick, total=total)
+    buckets = buckets_for(recipe, surveyed)
+    wants = wants_of(recipe, surveyed, buckets, contexts, prompts)
+    return Wanted(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction, contexts=contexts,
+                  survey=surveyed, bucketing=buckets, wants=wants)
+
+
+def prediction_of(model: Path) -> str:
+    """What the pipeline's denoiser predicts, from its scheduler's config. Raises `ModelError`."""
+    kind = read_config(model / "scheduler" / "scheduler_config.json").get("prediction_type", "epsilon")
+    if kind not in ("epsilon", "v_prediction"):
+        raise ModelError(f"{model} predicts {kind!r}, expected epsilon or v_prediction")
+    return str(kind)
+
+
+def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
+    """Bucket and views of each surveyed item, in the survey's order."""
+    image = recipe.image
+    framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
+    result = bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), *rules_of(recipe))
+    return framed(result, surveyed.items, framing)
+
+
+def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
+    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for those that give no buckets."""
+    image, family = recipe.image, family_of(recipe.model)
+    factor, step = (8, STEP) if family is None else (family.factor, family.step)  # 8: which all have
+    step = image.step or step
+    if step % factor:
+        raise ConfigError(f"image.step is {step}, expected a multiple of {factor}, the pixels of a latent cell")
+    rules = Rules(
+        resolution=image.resolutions[0], kind=image.buckets, step=step,  # type: ignore[arg-type]  # parsed
+        shortest=image.shortest, longest=image.longest, min_side=image.min_side,
+        upscale=image.upscale if isinstance(image.upscale, str) else Fraction(str(image.upscale)),  # type: ignore[arg-type]
+        min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
+    for one in (found := tuple(replace(rules, resolution=one) for one in image.resolutions)):
+        buckets_of(one)
+    return found
+
+
+def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Contexts:
+    """The key contexts of a recipe. Raises `ModelError`."""
+    compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
+
+    def file_digest(path: Path) -> str:
+        return str(facts.by_stamp(path, "file", lambda: {"digest": digest_file(path)})["digest"])
+
+    mask = None
+    if recipe.mask_origin != "none":
+        mask = mask_context(image=images.POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
+    return Contexts(
+        latent=latent_context(image=images.POLICY, vae=vae_fingerprint(model, file_digest), posterior="mean",
+                              compute=compute, stored=stored),
+        mask=mask,
+        text=text_context(text=text_fingerprint(model, file_digest), max_length=specs.family.max_length,
+                          layout=specs.family.text_layout, compute=compute, stored=stored),
+    )
+
+
+def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
+         retry: bool = False) -> Planned:
+    """The tasks to be run; with `store`, those of the stored plan where there is one; without a cache, all.
+
+    With `retry` also those of rows that were rejected before; with `store` too, that is forgotten.
+    """
+    if cache is None or not store:
+        return _look(wanted, cache, shard_bytes, remember=False, retry=retry)
+    if retry:
+        ledgers.forget_rejects(cache, frozenset(wanted.wants.keys()))
+    planned = _look(wanted, cache, shard_bytes)
+    stored = read_plan(cache, planned.digest)
+    if stored is not None:
+        settle(cache)  # whoever was at it may be dead
+    elif planned.tasks:
+        stored = write_plan(cache, planned.digest, planned.tasks)
+        # Whoever was at the same may have ended, and taken the plan away, after the first look.
+        planned = _look(wanted, cache, shard_bytes)
+    tasks = _followed(tuple(_ours(wanted, stored or ())), planned.tasks)
+    ledgers.disown(cache, tasks)
+    return replace(planned, tasks=tasks)
+
+
+def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
+          retry: bool = False) -> Planned:
+    """What is there now, and tasks of what is not; with `retry`, of what was rejected, too."""
+    ledger = ledgers.empty() if cache is None else ledgers.load(cache, remember=remember)
+    keys = wanted.wants.keys()
+    digest = digest_strings(keys)
+    there = ledger.resolve(keys)
+    by_field = wanted.wants.by_field()
+    missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
+               for field, names in by_field.items()}
+    tasks = _tasks(wanted, missing, shard_bytes)
+    return Planned(
+        ledger=ledger, refs=there, tasks=tuple(tasks), digest=digest,
+        missing={field: len(names) for field, names in missing.items()},
+        reused={field: sum(key in there for key in names) for field, names in by_field.items()},
+        bytes=sum(len(task.rows) * _row_bytes(wanted, task.field, task.rows[0]) for task in tasks),
+    )
+
+
+def finish(cache: Cache, planned: Planned, manifest: Path) -> None:
+    """The manifest is sealed, and on the disk also where a run that was killed had put it there: the plan goes."""
+    if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be one that only can be read
+        files.sync_dir(manifest.parent)
+        remove_plan(cache, planned.digest)
+
+
+def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
+    """Tasks of one field and one shape, their rows sorted by key, in a fixed order."""
+    tasks: list[Task] = []
+    for field, names in missing.items():
+        groups: dict[tuple[int, int], list[str]] = {}
+        for key in names:
+            groups.setdefault(wanted.wants.bucket_of(field, key) or (0, 0), []).append(key)
+        for bucket in sorted(groups):
+            most = min(TASK_ROWS, max(1, shard_bytes // _row_bytes(wanted, field, groups[bucket][0])))
+            tasks += [_task(field, rows) for rows in _cut(groups[bucket], most)]
+    return tasks
+
+
+def _ours(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
+    """The tasks of a stored plan that a plan of these wants can have: rows of one field and shape, none of them twice.
+
+    Whoever else has written to the cache, no row is made as another's.
+    """
+    fields = {key: field for field, keys in wanted.wants.by_field().items() for key in keys}
+    seen: set[str] = set()
+    for task in stored:
+        shapes = {(fields.get(key), wanted.wants.bucket_of(task.field, key)) for key in task.rows}
+        if len(shapes) == 1 and {field for field, _ in shapes} == {task.field} and seen.isdisjoint(task.rows):
+            seen.update(task.rows)
+            yield _task(task.field, task.rows)
+
+
+def _followed(stored: Sequence[Task], tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """`tasks`, cut as in the stored plan; rows that it has not were there when it was made, and are lost since."""
+    missing = {key for task in tasks for key in task.rows}
+    planned = {key for task in stored for key in task.rows}
+    return (*_left_over(stored, missing), *_left_over(tasks, missing - planned))
+
+
+def _left_over(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:
+    """What of `tasks` is still to be made: whole tasks as they were cut, and the rest of others.
+
+    A task is begun only where some of its rows could not be made at the time, a file that could not be read, say.
+    """
+    for task in tasks:
+        rows = [key for key in task.rows if key in missing]
+        if rows:
+            yield task if len(rows) == len(task.rows) else _task(task.field, rows)
+
+
+def _task(field: str, rows: Sequence[str]) -> Task:
+    return Task(key=digest_json({"kind": "task", "field": field, "rows": list(rows)}), field=field, rows=tuple(rows))
+
+
+def _cut(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
+    return (keys[start:start + most] for start in range(0, len(keys), most))
+
+
+def _row_bytes(wanted: Wanted, field: str, key: str) -> int:
+    return wanted.specs.row_bytes(field, wanted.wants.bucket_of(field, key))
+
+

@@ -1,0 +1,252 @@
+"""What `prep encode` does, from recipe to report: checks before writing, then want, plan, run, seal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import Finding
+from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
+from prep.cli.console import Ticker
+from prep.collector import at_rest, at_work
+from prep.dataset.ingest import picture_places
+from prep.encode import assemble as seal
+from prep.encode import plan as encode
+from prep.encode.engines.job import Job, Outcome
+from prep.encode.limits import check_ceiling
+from prep.encode.plan import Planned, Wanted
+from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
+from prep.formatting import names_of, rejected_lines, safe
+from prep.fs.lock import hold
+from prep.fs.memo import Facts
+from prep.fs.paths import Place, check_apart, check_output, resolve
+from prep.maintenance.repair import adopt, damaged_shards, mend, salvage, suspects
+from prep.manifest import document as manifest
+from prep.manifest.describe import open_audit
+from prep.manifest.document import Manifest
+from prep.models.hub import locate
+from prep.progress import Known, Total
+from prep.recipe.prompts import PromptPair, read_prompts
+from prep.recipe.schema import Recipe
+
+FACTS = "facts.sqlite"  # in the cache; disposable
+PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
+PROMPT_BYTES = 1 << 18  # they stand in the manifest, which stays below 1 MiB
+Progress = Callable[[str, Total, str], AbstractContextManager[Ticker]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoding:
+    """A call of `prep encode`."""
+
+    recipe: Recipe
+    cache: Path
+    output: Path
+    device: str
+    batch_size: int
+    jobs: int
+    shard_bytes: int
+    max_rejects: int | None
+    rehash: bool
+    download: bool
+    dry_run: bool
+    progress: Progress
+    retry_rejects: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What came of it; `encoded` is what would be when `dry_run`."""
+
+    manifest: Path
+    encoded: Mapping[str, int]
+    reused: Mapping[str, int]
+    rejected: tuple[Finding, ...]
+    notices: tuple[str, ...]
+    bytes: int  # of the new rows
+    samples: Mapping[str, int]
+    dry_run: bool
+    masked: int | None = None  # pictures with a mask; None: none were asked for
+
+    def as_json(self, seconds: float) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {"manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
+                "encoded": dict(self.encoded), "reused": dict(self.reused),
+                "rejected": [one.as_json() for one in self.rejected],
+                "bytes": self.bytes, "seconds": round(seconds, 3)}
+
+    def as_text(self, seconds: float) -> str:
+        """A few lines for people."""
+        verb, size = ("would encode" if self.dry_run else "encoded"), f"{self.bytes / 2**20:.1f} MiB"
+        done = ", ".join(f"{count} {field}" for field, count in self.encoded.items())
+        kept = ", ".join(f"{count} {field}" for field, count in self.reused.items())
+        lines = [f"{verb}: {done} ({size}); reused: {kept}"]
+        lines += rejected_lines(self.rejected)
+        if not self.dry_run:
+            roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
+            masks = "" if self.masked is None else f", {self.masked} with a mask,"
+            lines.append(f"{safe(str(self.manifest))}: {roles} samples{masks} in {seconds:.1f} s")
+        return "\n".join(lines)
+
+
+@at_rest()
+def encode_all(call: Encoding) -> Report:
+    """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
+    output = resolve(call.output)  # a link is followed once, for the file and for the paths in it
+    check_places(call.recipe, call.cache, output)
+    check_vacant(call.cache)
+    model = _model(call)
+    prompt_bytes, prompts = _prompts(call.recipe)
+    facts = Facts(call.cache / FACTS, trust=not call.rehash)
+    total = Known()
+    with call.progress("reading", total, "pictures") as tick:
+        wanted = encode.want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
+    frame = seal.frame_of(wanted, call.cache, output)
+    _require_samples(call, wanted)
+    check_ceiling(wanted, frame, output)
+    if call.dry_run:
+        return _dry(call, wanted)
+    cache = open_cache(call.cache, create=True)
+    facts.save()
+    _tidy(cache)
+    with _planned(call, wanted, cache) as planned:
+        outcome = _run(call, wanted, planned, cache, model)
+        sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
+                           transient=outcome.transient, found=None if planned.tasks else planned)
+        encode.finish(cache, planned, output)
+        report = _report(call, wanted, planned, outcome, sealed)  # reads the tables, which gc must not take meanwhile
+    facts.save()
+    return report
+
+
+def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
+    """Raises `PathError` when sources, masks, cache and manifest are not apart; before anything is written."""
+    places = picture_places(recipe)
+    places += [Place(role="masks", path=folder) for folder in recipe.mask_folders]
+    written = [Place(role="cache", path=cache), Place(role="manifest", path=output)]
+    check_apart([*places, *written])
+    named = {"recipe": recipe.file, "prompts": recipe.prompts, "model": Path(recipe.model.path or "-")}
+    for role, path in named.items():
+        if path is not None and path.exists():
+            for target in written:
+                check_apart([Place(role=role, path=path), target])
+    check_output(output, "manifest", manifest.looks_like_one)
+
+
+def _require_samples(call: Encoding, wanted: Wanted) -> None:
+    if not wanted.wants.samples:
+        named = ", ".join(str(source.path) for source in call.recipe.sources)
+        errors = _errors(wanted.wants.findings)
+        first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
+        raise EmptyPlanError(f"there is no picture to encode in {named}; {len(errors)} cannot be used{first}",
+                             hint="prep scan SOURCE says why of each")
+    if call.recipe.mask_origin != "none" and not wanted.wants.masks:
+        count, asked = len(wanted.wants.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
+        named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
+        raise ConfigError(f"masks are asked for ({named}), and none of the {count} pictures has one",
+                          hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
+                          "--mask none encodes without")
+
+
+def _tidy(cache: Cache) -> None:
+    """Rubbish goes, and shards of which damage is remembered are mended; left for later while others use the cache."""
+    rubbish = any((cache.root / "tmp").glob("*"))
+    damaged = damaged_shards(cache)
+    if not rubbish and not damaged:
+        return
+    with suppress(CacheError), hold(cache, alone=True):
+        clear_staging(cache)
+        for shard in damaged:
+            salvage(cache, shard)
+
+
+@contextmanager
+def _planned(call: Encoding, wanted: Wanted, cache: Cache) -> Iterator[Planned]:
+    """The plan, and the cache's lock while it is carried out: shared with other encoders; gc holds it alone.
+
+    Commits that do not count are looked into first, which takes the lock alone for a moment; where others use the
+    cache, that is left for later, and their rows are made again.
+    """
+    with hold(cache, alone=False, patience=PATIENCE):
+        planned = _plan(call, wanted, cache)
+        ill = suspects(cache, planned.ledger)
+        if not ill:
+            yield planned
+            return
+    with suppress(CacheError), hold(cache, alone=True):
+        mend(cache, ill)
+    with hold(cache, alone=False, patience=PATIENCE):
+        yield _plan(call, wanted, cache)
+
+
+def _plan(call: Encoding, wanted: Wanted, cache: Cache) -> Planned:
+    """What is to be made, when sound shards that only lack a commit have got one."""
+    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
+    missing = {key for task in planned.tasks for key in task.rows}
+    if missing and adopt(cache, planned.ledger, missing):
+        return encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
+    return planned
+
+
+def _model(call: Encoding) -> Path:
+    if not call.recipe.model.path:
+        raise ModelError("no model is named, so nothing says which encoders make the rows",
+                         hint="--model MODEL, or path in [model] of the recipe")
+    return locate(call.recipe.model.path, download=call.download)
+
+
+def _prompts(recipe: Recipe) -> tuple[bytes | None, list[PromptPair]]:
+    if recipe.prompts is None:
+        return None, []
+    data, prompts = read_prompts(recipe.prompts)
+    if len(data) > PROMPT_BYTES:
+        raise ConfigError(f"prompt file {recipe.prompts} has {len(data)} bytes, expected at most {PROMPT_BYTES}",
+                          hint="it is for the few prompts of sample pictures; captions lie beside the pictures")
+    return data, prompts
+
+
+def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: Path) -> Outcome:
+    if not planned.tasks:
+        return Outcome(encoded={}, transient=())
+    from prep.encode.engines import local  # here: a run with nothing to do loads no engine and no torch
+
+    rows = sum(len(task.rows) for task in planned.tasks)
+    job = Job(cache=cache, model=model, specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
+              alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
+              compute=call.recipe.model.compute or call.recipe.model.dtype, device=call.device,
+              batch_size=call.batch_size, jobs=call.jobs,
+              max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
+    with call.progress("encoding", rows, "rows") as tick, at_work():
+        return local.run(job, tick)
+
+
+def _dry(call: Encoding, wanted: Wanted) -> Report:
+    cache = open_cache(call.cache, create=False) if (call.cache / MARKER).exists() else None
+    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
+    return Report(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
+                  rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
+
+
+def _report(call: Encoding, wanted: Wanted, planned: Planned, outcome: Outcome, sealed: Manifest) -> Report:
+    encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
+    masked, black = _masked(call, sealed)
+    return Report(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
+                  rejected=_errors(seal.findings_of(sealed)), notices=(*wanted.wants.notices, *black),
+                  samples=sealed.document["samples"], dry_run=False, masked=masked)
+
+
+def _masked(call: Encoding, sealed: Manifest) -> tuple[int | None, list[str]]:
+    """How many of the manifest's samples have a mask, and a notice where masks are black everywhere."""
+    if call.recipe.mask_origin == "none":
+        return None, []
+    samples = open_audit(sealed).samples
+    black = [samples.name(int(number)) for number in (samples.coverage == 0).nonzero()[0]]
+    return samples.masked, [f"{len(black)} masks are black everywhere, so that nothing of these would train with "
+                            f"masked loss: {names_of(black, 8)}"] if black else []
+
+
+def _errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    return tuple(one for one in findings if one.severity == "error")

@@ -1,0 +1,235 @@
+"""What a recipe wants: samples with the keys of their rows, and for each key the work that would make its row.
+
+Pure: from surveyed items, buckets and contexts; no file is touched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prep.arrays import Blob, Finding, Placement, Role, Sample, Size, Surveyed, Text, View
+from prep.batching.permutation import choose_validation
+from prep.buckets.assign import Bucketing
+from prep.dataset.ingest import Survey, label
+from prep.keys import LatentKeys, MaskKeys, TextKeys, sample_id
+from prep.parse import RGB, colour_of
+from prep.recipe.prompts import PromptPair
+from prep.recipe.schema import Recipe
+from prep.sources.tree import printable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureWork:
+    """A latent or mask row to be made from a file."""
+
+    key: str
+    name: str  # the label of one item that wants it, for findings
+    file: str  # what messages call the blob
+    blob: Blob
+    digest: str  # that the blob's bytes must still have
+    placement: Placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextWork:
+    """A text row to be made; `None` is the unconditional one."""
+
+    key: str
+    caption: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A sample prompt and the keys of its two rows."""
+
+    prompt: str
+    negative: str | None  # None: the unconditional row
+    positive_key: str
+    negative_key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contexts:
+    """The key contexts of the fields; `mask` is `None` where the recipe has no masks."""
+
+    latent: Mapping[str, Any]
+    mask: Mapping[str, Any] | None
+    text: Mapping[str, Any]
+
+    def by_field(self) -> dict[str, Mapping[str, Any]]:
+        """Context by field name, without fields that are not there."""
+        named = {"latent": self.latent, "mask": self.mask, "text": self.text}
+        return {name: context for name, context in named.items() if context is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wants:
+    """Everything the manifest will need."""
+
+    samples: tuple[Sample, ...]
+    prompts: tuple[Prompt, ...]
+    unconditional: str  # key
+    latents: Mapping[str, PictureWork]
+    masks: Mapping[str, PictureWork]
+    texts: Mapping[str, TextWork]
+    findings: tuple[Finding, ...]
+    notices: tuple[str, ...] = field(default=())
+
+    def bucket_of(self, field: str, key: str) -> Size | None:
+        """The bucket of a latent or mask row; text has none."""
+        works = {"latent": self.latents, "mask": self.masks}.get(field, {})
+        return works[key].placement.bucket if key in works else None
+
+    def works(self) -> dict[str, Mapping[str, PictureWork] | Mapping[str, TextWork]]:
+        """What makes each field's rows, by key."""
+        return {"latent": self.latents, "mask": self.masks, "text": self.texts}
+
+    def by_field(self) -> dict[str, list[str]]:
+        """The wanted keys of each field, sorted."""
+        return {field: sorted(works) for field, works in self.works().items()}
+
+    @property
+    def rows(self) -> int:
+        """How many rows are wanted."""
+        return len(self.latents) + len(self.masks) + len(self.texts)
+
+    def keys(self) -> list[str]:
+        """All wanted keys, sorted."""
+        return sorted([*self.latents, *self.masks, *self.texts])
+
+
+def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Contexts,
+             prompts: Sequence[PromptPair]) -> Wants:
+    """The wants of a recipe whose items went into `bucketing` in the survey's order."""
+    roles, notices = roles_of(recipe, survey.items)
+    keys = _Keys.of(recipe, contexts)
+    samples: list[Sample] = []
+    latents: dict[str, PictureWork] = {}
+    masks: dict[str, PictureWork] = {}
+    for seat in seats_of(survey.items, roles, bucketing):
+        name = label(recipe, seat.item.item)
+        masked = recipe.mask_of(seat.item.item.source) != "none"
+        views: list[View] = []
+        for placement in seat.views:
+            latent = _latent_work(seat.item, placement, name, keys)
+            mask = _mask_work(seat.item, placement, name, keys) if masked else None
+            latents.setdefault(latent.key, latent)
+            if mask is not None:
+                masks.setdefault(mask.key, mask)
+            views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key))
+        samples.append(_sample(seat, recipe, tuple(views), keys.text))
+    rows = tuple(_prompt(prompt, negative, keys.text) for prompt, negative in prompts)
+    return Wants(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
+                 masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
+                 findings=(*survey.findings, *bucketing.findings), notices=notices)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Keys:
+    """What makes the keys of each field, and what decides them beside the item."""
+
+    latent: LatentKeys
+    mask: MaskKeys | None
+    text: TextKeys
+    origin: str | None  # of masks: "file" or "alpha"
+    alpha: RGB | None  # that transparency is flattened onto; None: pictures with any are refused
+
+    @classmethod
+    def of(cls, recipe: Recipe, contexts: Contexts) -> _Keys:
+        mask, alpha = contexts.mask, recipe.image.alpha
+        return cls(latent=LatentKeys(contexts.latent), mask=None if mask is None else MaskKeys(mask),
+                   text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
+                   alpha=None if alpha == "reject" else colour_of(alpha))
+
+
+def roles_of(recipe: Recipe, items: Sequence[Surveyed]) -> tuple[list[Role], tuple[str, ...]]:
+    """The role of each item, by its source and by its picture's digest; and what the user should know of it."""
+    given: list[Role] = [recipe.sources[item.item.source].role for item in items]
+    train = [item.picture for item, role in zip(items, given, strict=True) if role == "train"]
+    if not recipe.validation:
+        return given, ()
+    chosen, notice = choose_validation(train, str(recipe.validation))
+    moved: list[Role] = ["validation" if role == "train" and item.picture in chosen else role
+                         for item, role in zip(items, given, strict=True)]
+    return moved, () if notice is None else (notice,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """A surveyed item in its bucket: a sample but for its rows."""
+
+    id: str
+    item: Surveyed
+    role: Role
+    views: tuple[Placement, ...]
+
+    @property
+    def bucket(self) -> Size:
+        """The bucket of all its views."""
+        return self.views[0].bucket
+
+
+def seats_of(items: Sequence[Surveyed], roles: Sequence[Role], bucketing: Bucketing) -> Iterator[Seat]:
+    """The seats of a bucketing of `items` with these `roles`, in the order of source and name.
+
+    A validation sample has its first view only, since no other is looked at.
+    """
+    copies: Counter[tuple[str, Size]] = Counter()
+    for placed in sorted(bucketing.pictures, key=lambda one: _order(items[one.index])):
+        item, role = items[placed.index], roles[placed.index]
+        same = (item.picture, placed.placement.bucket)
+        views = placed.views[:1] if role == "validation" else placed.views
+        yield Seat(id=sample_id(*same, copies[same]), item=item, role=role, views=views)
+        copies[same] += 1
+
+
+def _order(item: Surveyed) -> tuple[int, str]:
+    return item.item.source, item.item.name
+
+
+def _latent_work(item: Surveyed, placement: Placement, name: str, keys: _Keys) -> PictureWork:
+    key = keys.latent.key(item.picture, placement, keys.alpha if item.has_alpha else None)
+    return PictureWork(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
+                       placement=placement)
+
+
+def _mask_work(item: Surveyed, placement: Placement, name: str, keys: _Keys) -> PictureWork | None:
+    """The mask's work; `None` for a picture without one, which reads as all ones."""
+    if keys.mask is None:
+        return None
+    if keys.origin == "alpha":
+        if not item.has_alpha:
+            return None
+        blob, digest, file = item.item.picture, item.picture, name
+    elif item.item.mask is None or item.mask is None:
+        return None
+    else:
+        blob, digest = item.item.mask, item.mask
+        file = f"{name}: its mask {printable(blob.name)}"
+    return PictureWork(key=keys.mask.key(digest, placement), name=name, file=file, blob=blob, digest=digest,
+                       placement=placement)
+
+
+def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], keys: TextKeys) -> Sample:
+    item = seat.item
+    source = recipe.sources[item.item.source]
+    texts = tuple(Text(caption=caption, weight=weight, key=keys.key(caption)) for caption, weight in item.captions)
+    return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
+                  size=item.size, bucket=seat.bucket, views=views, texts=texts, repeats=source.repeats,
+                  weight=source.weight)
+
+
+def _prompt(prompt: str, negative: str | None, keys: TextKeys) -> Prompt:
+    negative_key = keys.unconditional if negative is None else keys.key(negative)
+    return Prompt(prompt=prompt, negative=negative, positive_key=keys.key(prompt), negative_key=negative_key)
+
+
+def _text_works(samples: Iterable[Sample], prompts: Iterable[Prompt], unconditional: str) -> dict[str, TextWork]:
+    captions = {text.key: text.caption for sample in samples for text in sample.texts}
+    captions |= {prompt.positive_key: prompt.prompt for prompt in prompts}
+    captions |= {prompt.negative_key: prompt.negative for prompt in prompts if prompt.negative is not None}
+    works = {key: TextWork(key=key, caption=caption) for key, caption in captions.items()}
+    return {**works, unconditional: TextWork(key=unconditional, caption=None)}

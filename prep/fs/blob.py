@@ -1,0 +1,51 @@
+"""The bytes of a blob, wherever they lie."""
+
+from __future__ import annotations
+
+import errno
+import os
+from stat import S_ISREG
+
+from prep.arrays import Blob
+
+MOST_BYTES = 1 << 30  # of one file; the most pixels that are decoded take 0.8 GB
+
+
+class TooLarge(OSError):
+    """A blob has more bytes than are ever read into memory."""
+
+
+class NotRegular(OSError):
+    """A blob is in no file, but in a pipe or a device, which may never end."""
+
+
+def code_of(error: OSError) -> str:
+    """The finding's code for a file that could not be read; one of codes.CODES."""
+    if isinstance(error, NotRegular):
+        return "special-file"
+    return "too-large" if isinstance(error, TooLarge) else "unreadable-file"
+
+
+def read_blob(blob: Blob) -> bytes:
+    """All bytes of `blob`. Raises `OSError` when they cannot be read, or when the file ends before the range does;
+    `TooLarge`, `NotRegular` before anything is read.
+    """
+    # Not a Path of each file, which would take longer than reading it.
+    with open(blob.file, "rb", opener=_without_waiting) as stream:
+        stat = os.fstat(stream.fileno())
+        if not S_ISREG(stat.st_mode):
+            raise NotRegular(errno.EINVAL, "is a pipe or a device, expected a regular file", str(blob.path))
+        size = stat.st_size - blob.offset if blob.length is None else blob.length
+        if size > MOST_BYTES:
+            raise TooLarge(errno.EFBIG, f"it has {size} bytes, expected at most {MOST_BYTES}", str(blob.path))
+        stream.seek(blob.offset)
+        data = stream.read() if blob.length is None else stream.read(blob.length)
+    if blob.length is not None and len(data) < blob.length:
+        wanted = f"{blob.length} bytes from {blob.offset}"
+        raise OSError(errno.EIO, f"file ends after {len(data)} of {wanted}", str(blob.path))
+    return data
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens as `open` does, but for a pipe: that waits for who writes into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

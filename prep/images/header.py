@@ -1,0 +1,179 @@
+"""A picture's bytes → what they say before they are decoded, and the object that will decode them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from PIL import Image, ImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from prep.arrays import Size
+from prep.formats import OPENERS
+from prep.images.color import judge
+from prep.images.formats.exif import checked_orientation, orientation_of
+from prep.images.formats.png import check_png, filled
+from prep.images.formats.sniff import BadPicture, Note, Parts, unwrap
+from prep.images.plugins import Extra
+
+MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
+
+_CORNER = 4  # pixels of 8: a plain gray pixel is found at the end of many pictures, a plain gray corner of few
+_NEARLY = 4  # of 255: gray that libjpeg smoothed, as it does with the first scans of a progressive picture
+_DEEP = {"I": 32, "F": 32, "1": 1}
+_MOST_PAGES = 1 << 16  # that are counted; of a hostile TIFF a directory may be at every sixth byte
+_ORIENTATION, _PLANES = 0x0112, 0x011C  # tags of TIFF
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What a file says of itself before its pixels are decoded."""
+    format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF HEIC JXL
+    mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
+    size: Size  # pixels, after EXIF orientation
+    orientation: int  # 1-8; what was applied
+    has_alpha: bool  # an alpha channel or a transparent colour, used or not
+    frames: int
+    bits: int  # per channel
+    notes: tuple[Note, ...]  # (code, detail) on wrapping, EXIF and profile: usable, but the user should know
+
+
+def open_picture(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
+    """(the picture, not yet loaded; its parts; its header). Raises `BadPicture`."""
+    parts = unwrap(data)
+    with blaming("unreadable"):
+        picture = OPENERS[parts.format](io.BytesIO(parts.body))
+        return picture, parts, _header(picture, parts)
+
+
+def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise BadPicture("too-many-pixels", f"header says {width}x{height} pixels, expected at most {MAX_PIXELS}")
+    turn, notes = _orientation(picture, parts)
+    if turn >= 5 and parts.format != "TIFF":  # Pillow has turned a TIFF's size already
+        width, height = height, width
+    notes += _profile_notes(picture, parts)
+    stored = f"{picture.mode} {picture.tile[0].args if picture.tile else ''}"  # such as "RGB ('RGB;16L', …)"
+    bits = parts.bits or _DEEP.get(picture.mode, 16 if "16" in stored else 8)
+    if isinstance(picture, Extra):
+        bits, notes = picture.bits, notes + picture.notes
+    return Header(format=parts.format, mode=picture.mode, size=(width, height), orientation=turn,
+                  has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture, parts), bits=bits,
+                  notes=parts.notes + notes)
+
+
+def profile_of(picture: Image.Image, parts: Parts) -> bytes | None:
+    """The ICC profile; that of JPEG XL is there when the picture has been loaded."""
+    return parts.profile or picture.info.get("icc_profile") or None
+
+
+def loaded(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> Header:
+    """`picture` is decoded, and `header` has what is known only now: a profile that lay in the compressed data."""
+    known = profile_of(picture, parts)
+    if isinstance(picture, TiffImageFile):
+        _check_strips(picture)
+    picture.load()
+    _check_whole(picture, parts)
+    return header if known else replace(header, notes=header.notes + _profile_notes(picture, parts))
+
+
+def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
+    """Raises for a decoded PNG or JPEG whose data ended before it did (see `prep.images.formats.png`)."""
+    last = {picture.height - 1, picture.height - 1 - picture.height % 2}  # interlaced, the last of the odd rows
+    if parts.format == "PNG" and not all(y > 0 and _row(picture, y).strip(b"\0") for y in last):
+        check_png(parts.body)
+    if parts.format == "JPEG" and all(abs(one - 128) <= _NEARLY for one in _corner(picture)):
+        again = OPENERS["JPEG"](io.BytesIO(filled(parts.body)))
+        again.load()
+        if again.tobytes() != picture.tobytes():
+            raise BadPicture("truncated", "JPEG data end before the picture does; what they lack would be gray")
+
+
+def _corner(picture: ImageFile.ImageFile) -> bytes:
+    """The last pixels of a JPEG, as many of its last block as nothing beside the block shows in.
+
+    That is a column and a row less than can be seen, where libjpeg blends colours; of progressive pictures, which it
+    smoothes, it is the last pixel.
+    """
+    wide, high = (1 if picture.info.get("progressive") else min(_CORNER, max(1, (side - 1) % 8))
+                  for side in picture.size)
+    return picture.crop((picture.width - wide, picture.height - high, *picture.size)).tobytes()
+
+
+def _row(picture: ImageFile.ImageFile, y: int) -> bytes:
+    return picture.crop((0, y, picture.width, y + 1)).tobytes()
+
+
+def _check_strips(picture: TiffImageFile) -> None:
+    """Raises where the strips or tiles of a TIFF do not cover it: Pillow leaves black what is in none of them."""
+    layers = len(picture.getbands()) if picture.tag_v2.get(_PLANES) == 2 else 1
+    wanted = picture.width * picture.height * layers
+    boxes = [one.extents for one in picture.tile if one.extents is not None]
+    there = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
+    if picture.tile and picture.tile[0].codec_name != "libtiff" and there < wanted:  # which looks for itself
+        raise BadPicture("truncated", f"TIFF has strips for {there} of {wanted} pixels")
+
+
+def _profile_notes(picture: ImageFile.ImageFile, parts: Parts) -> tuple[Note, ...]:
+    profile = profile_of(picture, parts)
+    return () if profile is None else judge(profile, _profiled_mode(picture.mode))
+
+
+def _profiled_mode(mode: str) -> str:
+    """The mode that `split` leaves to the colour profile."""
+    if mode == "CMYK":
+        return mode
+    return "L" if mode in ("1", "L", "LA", "La", "F") or mode.startswith("I") else "RGB"
+
+
+def _orientation(picture: ImageFile.ImageFile, parts: Parts) -> tuple[int, tuple[Note, ...]]:
+    if isinstance(picture, TiffImageFile):
+        return checked_orientation(picture.tag_v2.get(_ORIENTATION, 1))
+    return orientation_of(parts.exif or picture.info.get("exif"))
+
+
+def _frames(picture: ImageFile.ImageFile, parts: Parts) -> int:
+    """How many there are. Nothing is sought in `picture`: one that breaks off at a later frame shows parts of that."""
+    if parts.format == "TIFF":
+        return _pages(parts.body)
+    try:
+        counted = picture if parts.format != "GIF" else OPENERS["GIF"](io.BytesIO(parts.body))
+        return max(int(getattr(counted, "n_frames", 1)), 1)
+    except Exception:  # a broken later frame; the first is all we want
+        return 2
+
+
+def _pages(data: bytes) -> int:
+    """How many directories of a TIFF lead to each other; Pillow's way to count them takes the square of that."""
+    order = "<" if data.startswith(b"II") else ">"
+    big = data[2:4] in (b"+\0", b"\0+")
+    entries, entry, place = ("Q", 20, "Q") if big else ("H", 12, "I")
+    seen: set[int] = set()
+    try:
+        at = struct.unpack_from(order + place, data, 8 if big else 4)[0]
+        while at and at not in seen and len(seen) < _MOST_PAGES:
+            after = at + struct.calcsize(entries) + entry * struct.unpack_from(order + entries, data, at)[0]
+            seen.add(at)
+            at = struct.unpack_from(order + place, data, after)[0]
+    except struct.error:  # it leads out of the file
+        pass
+    return max(len(seen), 1)
+
+
+@contextmanager
+def blaming(code: str) -> Iterator[None]:
+    """Makes a `BadPicture` of whatever Pillow raises: on hostile bytes that can be anything."""
+    try:
+        yield
+    except (BadPicture, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise BadPicture("too-many-pixels", str(error)) from None
+    except Exception as error:
+        words = str(error) or type(error).__name__
+        code = "truncated" if "truncated" in words.lower() else code
+        raise BadPicture(code, f"cannot be decoded: {words}") from None

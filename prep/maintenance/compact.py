@@ -1,0 +1,111 @@
+"""What `prep compact` does: joins small shards while others use the cache, and says what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import Reject
+from prep.cache.ledger import ledger as ledgers
+from prep.cache.store import Cache, open_cache
+from prep.cli.console import Ticker
+from prep.formatting import bytes_of
+from prep.fs.lock import hold
+from prep.maintenance.join import Lost, Part, doubted, join, parts_of, rejects_by_shard
+
+Progress = Callable[[str, int | None, str], AbstractContextManager[Ticker]]
+PATIENCE = 30.0  # seconds that gc may take to leave the cache
+
+
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """What became, or would become, of a field's small shards."""
+
+    sources: set[str] = field(default_factory=set)  # digests
+    into: int = 0
+    rows: int = 0
+    bytes: int = 0  # of the new shards; about that much, when it is a dry run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compacted:
+    """What `prep compact` did."""
+
+    fields: Mapping[str, Tally]
+    lost: tuple[Lost, ...]
+    dry_run: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        fields = {name: {"joined": len(tally.sources), "into": tally.into, "rows": tally.rows, "bytes": tally.bytes}
+                  for name, tally in self.fields.items()}
+        damaged = [{"field": lost.field, "key": lost.key, "shard": shard, "row": row}
+                   for lost in self.lost for shard, row in lost.places]
+        return {"format": "latentry/compact", "version": 1, "dry_run": self.dry_run, "fields": fields,
+                "bytes": sum(tally.bytes for tally in self.fields.values()), "damaged": damaged}
+
+    def as_text(self) -> str:
+        """A few lines for people."""
+        document = self.as_json()
+        verb = "would join" if self.dry_run else "joined"
+        lines = [f"{name}: {verb} {one['joined']} shards into {one['into']} ({one['rows']} rows, "
+                 f"{bytes_of(one['bytes'])})" for name, one in document["fields"].items()]
+        lines += [f"damaged, and left out: {one['field']} row {one['row']} of shard {one['shard'][:12]}"
+                  for one in document["damaged"]]
+        if document["damaged"]:
+            lines.append("prep encode, as it was first run, makes these rows again")
+        if not document["fields"]:
+            return "\n".join(["nothing to join", *lines])
+        if not self.dry_run:
+            lines.append("the small shards stay for the manifests that name them: prep encode, run again, writes "
+                         "manifests that name the new ones, and then prep gc removes the old")
+        return "\n".join(lines)
+
+
+def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) -> Compacted:
+    """Joins the small shards of the cache at `path`; what an interruption left undone is done the next time.
+
+    Raises `CacheError`, `PathError`.
+    """
+    cache = open_cache(path, create=False)
+    if dry_run:
+        ledger = ledgers.load(cache)
+        parts = parts_of(cache, ledger, shard_bytes=shard_bytes)
+        return Compacted(fields=_expected(parts), lost=(), dry_run=True)
+    with hold(cache, alone=False, patience=PATIENCE):
+        ledger = ledgers.load(cache)
+        parts = parts_of(cache, ledger, shard_bytes=shard_bytes)
+        with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:
+            return _run(cache, ledger, parts, tick)
+
+
+def _run(cache: Cache, ledger: ledgers.Ledger, parts: Sequence[Part], tick: Ticker) -> Compacted:
+    rejects = rejects_by_shard(cache) if parts else {}
+    shunned = doubted(cache, parts)
+    fields: dict[str, Tally] = {}
+    lost: list[Lost] = []
+    for part in parts:
+        said: list[Reject] = [one for source in part.sources for one in rejects.pop(source, ())]  # once is enough
+        shard, missing = join(cache, ledger, part, said, tick, shunned)
+        lost += missing
+        if shard is not None:
+            _add(fields, part, rows=shard.rows, size=shard.bytes)
+    return Compacted(fields=fields, lost=tuple(lost), dry_run=False)
+
+
+def _expected(parts: Sequence[Part]) -> dict[str, Tally]:
+    fields: dict[str, Tally] = {}
+    for part in parts:
+        _add(fields, part, rows=len(part.first), size=len(part.first) * part.row_bytes)
+    return fields
+
+
+def _add(fields: dict[str, Tally], part: Part, *, rows: int, size: int) -> None:
+    tally = fields.setdefault(part.field, Tally())
+    tally.sources.update(part.sources)
+    tally.into += 1
+    tally.rows += rows
+    tally.bytes += size

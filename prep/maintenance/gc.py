@@ -1,0 +1,119 @@
+"""What `prep gc` does: kept manifests say what is needed; what else there is goes, when it is old enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep.cache.ledger.ledger import shard_bytes
+from prep.cache.store import Cache, open_cache
+from prep.cli.console import Ticker
+from prep.errors import CacheError, UsageError
+from prep.formatting import bytes_of
+from prep.fs.lock import hold
+from prep.maintenance import sweep
+from prep.maintenance.sweep import KINDS, Needed, Sweep
+from prep.manifest import document as manifests
+from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
+
+Progress = Callable[[str, int | None, str], AbstractContextManager[Ticker]]
+MEND = "prep encode, as it was first run, mends it; then clean up"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cleaned:
+    """What `prep gc` found, and removed when it was not a dry run."""
+
+    sweep: Sweep
+    manifests: int  # kept
+    guard: str  # as it was asked for
+    dry_run: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        removed = {kind: len(self.sweep.remove[kind]) for kind in KINDS} | {"staging": self.sweep.staging}
+        kept = {kind: len(self.sweep.keep[kind]) for kind in KINDS}
+        return {"format": "latentry/gc", "version": 1, "dry_run": self.dry_run, "removed": removed,
+                "bytes": sum(self.sweep.sizes.values()), "sizes": dict(self.sweep.sizes),
+                "kept": {"manifests": self.manifests, **kept, "bytes": self.sweep.kept_bytes},
+                "guarded": self.sweep.guarded}
+
+    def as_text(self) -> str:
+        """A few lines for people."""
+        document = self.as_json()
+        verb = "would remove" if self.dry_run else "removed"
+        lines = [f"{verb} {_count(count, kind)}: {bytes_of(self.sweep.sizes[kind])}"
+                 for kind, count in document["removed"].items() if count]
+        kept = document["kept"]
+        lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} stay "
+                     f"({bytes_of(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
+        if self.sweep.guarded:
+            lines.append(f"of these, {self.sweep.guarded} shards, commits, tables and plans stay only because they are "
+                         f"younger than {self.guard}")
+        if not any(document["removed"].values()):
+            return "\n".join(["nothing to remove", *lines])
+        total = bytes_of(document["bytes"])
+        return "\n".join([*lines, f"{total} would be freed; nothing was removed: --yes does it" if self.dry_run
+                          else f"{total} freed"])
+
+
+WORDS = {"commits": ("commit", "commits"), "shards": ("shard", "shards"), "tables": ("table", "tables"),
+         "plans": ("plan", "plans"), "damaged": ("damage record", "damage records"),
+         "staging": ("leftover in tmp", "leftovers in tmp"), "manifests": ("manifest", "manifests")}
+
+
+def _count(count: int, kind: str) -> str:
+    return f"{count} {WORDS[kind][count != 1]}"
+
+
+def clean(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool, progress: Progress) -> Cleaned:
+    """Removes from the cache at `path` what no manifest of `keep` needs and is older than `guard` seconds.
+
+    Everything is looked at before anything is removed, and nothing is removed when a kept manifest or its cache is not
+    whole, or another program uses the cache. Raises `UsageError`, `ManifestError`, `CacheError`, `PathError`.
+    """
+    if not keep:
+        raise UsageError("no manifest to keep was named, expected --keep MANIFEST at least once",
+                         hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
+    cache = open_cache(path, create=False)
+    if dry_run:
+        found = sweep.look(cache, _needed(cache, keep), guard=guard)
+    else:
+        with hold(cache, alone=True):
+            found = sweep.look(cache, _needed(cache, keep), guard=guard)
+            with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
+                sweep.remove(cache, found, tick)
+    return Cleaned(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run)
+
+
+def _needed(cache: Cache, keep: Sequence[Path]) -> Needed:
+    shards: set[str] = set()
+    tables: set[str] = set()
+    for path in keep:
+        manifest = manifests.read(path)
+        root = manifest.cache_root
+        if not root.is_dir() or not root.samefile(cache.root):
+            raise CacheError(f"{path} is a manifest of the cache {root}, expected one of {cache.root}",
+                             hint="name the manifests of this cache, and clean the other by itself")
+        named = manifest.document["tables"]
+        for name, schema in (("samples", SAMPLES), ("findings", FINDINGS)):
+            read_table(cache, named[name], schema)
+        for row in read_table(cache, named["shards"], SHARDS).to_pylist():
+            _check_shard(cache, path, row["digest"].hex(), row["bytes"])
+            shards.add(row["digest"].hex())
+        tables |= set(named.values())
+    return Needed(shards=frozenset(shards), tables=frozenset(tables))
+
+
+def _check_shard(cache: Cache, path: Path, digest: str, size: int) -> None:
+    """Raises unless a shard is as large as it was: else its rows may be elsewhere, where no manifest names them yet."""
+    try:
+        found = shard_bytes(cache.shard(digest))
+    except OSError:
+        raise CacheError(f"{path} needs shard {digest}, which is missing, so nothing is removed", hint=MEND) from None
+    if found != size:
+        raise CacheError(f"{path} needs shard {digest} of {size} bytes, which has {found}, so nothing is removed",
+                         hint=MEND)

@@ -1,0 +1,185 @@
+"""Many small shards into few: rows and keys unchanged, the small ones left as they are until gc takes them.
+
+Small is whatever has less than half of the rows that fit a shard of the wanted size. Rows of small shards that no
+larger shard has are put in the order of their keys and cut into even parts, none of them small when there are two or
+more; so a second time nothing is left to do, and after an interruption only the parts that are missing. Memory: 40
+bytes a row for the ledger, and one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from prep.arrays import ArraySpec, Reject, Task
+from prep.cache.commits import read_commit
+from prep.cache.ledger import ledger as ledgers
+from prep.cache.ledger.columns import Column
+from prep.cache.ledger.ledger import Ledger
+from prep.cache.reader import Reader
+from prep.cache.shard_check import verify_shard
+from prep.cache.shard_format import ENTRY_BYTES, KEY_BYTES, Shard, row_stride
+from prep.cache.shard_header import Header, read_header
+from prep.cache.store import Cache
+from prep.cache.writer import ShardWriter
+from prep.digest import digest_json
+from prep.errors import CacheError
+
+DOCUMENTS = 4096  # bytes that the documents of a shard may take, above its rows
+Tick = Callable[[int], object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Rows that become one shard."""
+
+    field: str
+    arrays: tuple[ArraySpec, ...]
+    first: Column  # int64 [N]: where each row's places begin in the ledger's columns, by key
+    past: Column  # int64 [N]: and end
+    sources: tuple[str, ...]  # digests of all small shards that have one of the rows, sorted
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a row takes in a shard."""
+        return _row_bytes(self.arrays)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """A row that is damaged wherever it is."""
+
+    field: str
+    key: str
+    places: tuple[tuple[str, int], ...]  # (shard, row)
+
+
+def parts_of(cache: Cache, ledger: Ledger, *, shard_bytes: int) -> list[Part]:
+    """What there is to join, by field, shapes and key. Shards whose header cannot be read are left alone."""
+    headers = _small(cache, ledger, shard_bytes)
+    groups: dict[tuple[str, tuple[ArraySpec, ...]], list[int]] = {}
+    for number, header in sorted(headers.items()):
+        groups.setdefault((header.field, header.arrays), []).append(number)
+    starts = np.flatnonzero(np.append(True, ledger.keys[1:] != ledger.keys[:-1])[: len(ledger.keys)])
+    ends = np.append(starts[1:], len(ledger.keys)).astype(np.int64)
+    parts: list[Part] = []
+    for (field, arrays), numbers in sorted(groups.items(), key=lambda group: (group[0][0], str(group[0][1]))):
+        mine = np.zeros(len(ledger.shards), bool)
+        mine[numbers] = True
+        only = np.logical_and.reduceat(mine[ledger.shard], starts)  # rows that no other shard has
+        parts += _cut(ledger, field, arrays, starts[only], ends[only], _most(arrays, shard_bytes))
+    return parts
+
+
+def doubted(cache: Cache, parts: Iterable[Part]) -> frozenset[str]:
+    """The sources whose bytes are not those that their names say, in a way that no checksum places.
+
+    Each row may have its checksum, and be another shard's; copied, it would be believed for ever. Damage is remembered.
+    """
+    sources = sorted({source for part in parts for source in part.sources})
+    return frozenset(source for source in sources if any(one.array is None for one in verify_shard(cache, source)))
+
+
+def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
+         shunned: Collection[str] = ()) -> tuple[Shard | None, list[Lost]]:
+    """Writes the shard of a part and its commit, with `rejects` in it; each row's checksum is compared on the way.
+
+    A row that is damaged in one shard, or that a shunned one has, is taken from another that has it; one damaged
+    everywhere is remembered under damaged/ and left out. No shard when that is so with every row. Calls `tick(1)` for
+    each row.
+    """
+    kept: list[str] = []
+    lost: list[Lost] = []
+    reader = Reader(cache.root)
+    values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in part.arrays}
+    with ShardWriter(cache, part.field, part.arrays) as writer:
+        for key, places in _places(ledger, part):
+            if any(place[0] not in shunned and _read(reader, place, values) for place in places):
+                writer.add(key, {name: value.data for name, value in values.items()})
+                kept.append(key)
+            else:
+                lost.append(Lost(field=part.field, key=key, places=places))
+            tick(1)
+        shard = writer.finish() if kept else None
+    reader.close()
+    if shard is not None:
+        task = Task(key=digest_json({"kind": "compact", "meaning": 1, "field": part.field, "rows": kept}),
+                    field=part.field, rows=tuple(kept))
+        ledgers.commit(cache, task, shard, rejects, {"compacted": len(part.sources)})
+    return shard, lost
+
+
+def rejects_by_shard(cache: Cache) -> dict[str, tuple[Reject, ...]]:
+    """What commits say of rows that could not be made, by the shard of the others; gone with it, unless kept."""
+    found: dict[str, tuple[Reject, ...]] = {}
+    for task in cache.names("commits"):
+        commit = read_commit(cache, task)
+        if commit is not None and commit.shard is not None and commit.rejects:
+            found[commit.shard.digest] = found.get(commit.shard.digest, ()) + commit.rejects
+    return found
+
+
+def _small(cache: Cache, ledger: Ledger, shard_bytes: int) -> dict[int, Header]:
+    """The headers of small shards, by their number in the ledger."""
+    found = {}
+    for number, shard in enumerate(ledger.shards):
+        if shard.bytes < shard_bytes // 2:
+            try:
+                header = read_header(cache, shard.digest)
+            except CacheError:
+                continue
+            if 2 * shard.rows < _most(header.arrays, shard_bytes):
+                found[number] = header
+    return found
+
+
+def _cut(ledger: Ledger, field: str, arrays: tuple[ArraySpec, ...], first: Column, past: Column,
+         most: int) -> Iterator[Part]:
+    """Even parts of at most `most` rows; none of rows that one shard has together already, and nothing else."""
+    count = -(-len(first) // most)
+    whole = np.bincount(_shards(ledger, first, past), minlength=len(ledger.shards))
+    edges = (np.arange(count + 1) * len(first) // max(count, 1)).tolist()
+    for start, end in pairwise(edges):
+        inside = np.bincount(_shards(ledger, first[start:end], past[start:end]), minlength=len(ledger.shards))
+        if not ((inside == end - start) & (inside == whole)).any():
+            sources = tuple(ledger.shards[number].digest for number in np.flatnonzero(inside))
+            yield Part(field=field, arrays=arrays, first=first[start:end], past=past[start:end], sources=sources)
+
+
+def _shards(ledger: Ledger, first: Column, past: Column) -> Column:
+    """The numbers of the shards at all places in spans, one span after another."""
+    counts = past - first
+    places = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    shards: Column = ledger.shard[places]
+    return shards
+
+
+def _places(ledger: Ledger, part: Part) -> Iterator[tuple[str, tuple[tuple[str, int], ...]]]:
+    """Each row's key and the places where it is, by key."""
+    for start, end in zip(part.first.tolist(), part.past.tolist(), strict=True):
+        key = bytes(ledger.keys[start]).ljust(KEY_BYTES, b"\0").hex()
+        yield key, tuple((ledger.shards[shard].digest, row) for shard, row in
+                         zip(ledger.shard[start:end].tolist(), ledger.row[start:end].tolist(), strict=True))
+
+
+def _read(reader: Reader, place: tuple[str, int], values: dict[str, Any]) -> bool:
+    """Whether all arrays of a row could be read; what is damaged is remembered by the reader."""
+    try:
+        for name, value in values.items():
+            reader.read_into(value, place[0], name, place[1])
+    except CacheError:
+        return False
+    return True
+
+
+def _row_bytes(arrays: Sequence[ArraySpec]) -> int:
+    return KEY_BYTES + sum(row_stride(spec) + ENTRY_BYTES for spec in arrays)
+
+
+def _most(arrays: Sequence[ArraySpec], shard_bytes: int) -> int:
+    """Rows of a shard of that size."""
+    return max(1, (shard_bytes - DOCUMENTS) // _row_bytes(arrays))

@@ -1,0 +1,155 @@
+"""Who needs which row of a cache, and what that row's key should be: computed again from the manifest and its tables.
+
+Held as columns, 14 bytes a use; names and keys are made for one shard at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prep.arrays import Placement
+from prep.keys import LatentKeys, MaskKeys, TextKeys
+from prep.manifest.describe import Audit
+from prep.parse import RGB
+
+Column = np.ndarray[Any, Any]
+LATENT, MASK, TEXT, PROMPT = range(4)
+UNKNOWN: tuple[str, ...] = ()  # of a mask that came from a file, whose digest stands nowhere
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """A row that somebody needs: by which use, and the keys that the row may have (none: not known)."""
+
+    row: int
+    use: int
+    keys: tuple[str, ...]
+
+
+class Uses:
+    """All uses of rows by samples, prompts and the manifest itself, by shard."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._samples = audit.samples
+        self._prompts = tuple(_prompts(audit.manifest.document["prompts"]))
+        self._keys, self._buckets = _Keys(audit), audit.manifest.buckets
+        views, texts = self._samples.views, self._samples.texts
+        masked = np.flatnonzero(views["mask_shard"] >= 0)
+        parts = [  # (kind, number among its kind, shard, row)
+            (LATENT, np.arange(len(views["latent_shard"])), views["latent_shard"], views["latent_row"]),
+            (MASK, masked, views["mask_shard"][masked], views["mask_row"][masked]),
+            (TEXT, np.arange(len(texts["shard"])), texts["shard"], texts["row"]),
+            (PROMPT, np.arange(len(self._prompts)), [one.shard for one in self._prompts],
+             [one.row for one in self._prompts]),
+        ]
+        shards = np.concatenate([np.asarray(shard, np.int32) for *_, shard, _ in parts])
+        rows = np.concatenate([np.asarray(row, np.int32) for *_, row in parts])
+        order = np.lexsort((rows, shards))
+        self._shards, self._rows = shards[order], rows[order]
+        kinds, numbers = [part[0] for part in parts], [part[1] for part in parts]
+        self._kinds = np.repeat(np.array(kinds, np.uint8), [len(part) for part in numbers])[order]
+        self._numbers = np.concatenate(numbers).astype(np.int32)[order]
+
+    def rows(self, shard: int) -> list[int]:
+        """The rows of a shard that are needed, each once."""
+        first, past = self._span(shard)
+        found: list[int] = np.unique(self._rows[first:past]).tolist()
+        return found
+
+    def names(self, shard: int, row: int | None) -> list[str]:
+        """Who needs a row of a shard, or any of it."""
+        first, past = self._span(shard)
+        places = range(first, past) if row is None else first + np.flatnonzero(self._rows[first:past] == row)
+        return sorted({self.who(int(at)) for at in places})
+
+    def needs(self, shard: int) -> Iterator[Need]:
+        """Every use of a shard's rows, by row."""
+        first, past = self._span(shard)
+        columns = (self._rows[first:past], self._kinds[first:past], self._numbers[first:past],
+                   self._owners(slice(first, past)))
+        for use, (row, kind, number, owner) in enumerate(zip(*(one.tolist() for one in columns), strict=True), first):
+            yield Need(row=row, use=use, keys=self._keys_of(kind, number, owner))
+
+    def who(self, use: int) -> str:
+        """Who makes a use of a row: a sample's name, or what the manifest itself needs it for."""
+        if self._kinds[use] == PROMPT:
+            return self._prompts[int(self._numbers[use])].who
+        return self._samples.name(int(self._owners(slice(use, use + 1))[0]))
+
+    def _span(self, shard: int) -> tuple[int, int]:
+        first, past = np.searchsorted(self._shards, [shard, shard + 1]).tolist()
+        return first, past
+
+    def _owners(self, uses: slice) -> Column:
+        """The sample of each use; of no meaning for prompts."""
+        numbers = self._numbers[uses]
+        views, texts = (np.searchsorted(offsets, numbers, side="right") - 1
+                        for offsets in (self._samples.view_offsets, self._samples.text_offsets))
+        return np.where(self._kinds[uses] == TEXT, texts, views)
+
+    def _keys_of(self, kind: int, number: int, owner: int) -> tuple[str, ...]:
+        if kind == PROMPT:
+            caption = self._prompts[number].caption
+            return self._keys.unconditional() if caption is None else self._keys.text(caption)
+        if kind == TEXT:
+            return self._keys.text(self._samples.captions(owner)[number - int(self._samples.text_offsets[owner])])
+        if kind == MASK and not self._keys.knows_masks:
+            return UNKNOWN
+        picture, placement = self._samples.table["picture"][owner].as_py().hex(), self._placement(owner, number)
+        return self._keys.latent(picture, placement) if kind == LATENT else self._keys.mask(picture, placement)
+
+    def _placement(self, owner: int, view: int) -> Placement:
+        column = self._samples.views
+        return Placement(
+            scaled=(int(column["scaled_width"][view]), int(column["scaled_height"][view])),
+            crop=(int(column["crop_x"][view]), int(column["crop_y"][view])),
+            bucket=self._buckets[int(self._samples.bucket[owner])], flip=bool(column["flip"][view]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Prompt:
+    who: str
+    caption: str | None  # None: the unconditional row
+    shard: int
+    row: int
+
+
+def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
+    yield _Prompt(who="(unconditional)", caption=None, **document["unconditional"])
+    for sample in document["samples"]:
+        who = f"(prompt) {sample['prompt']}"
+        yield _Prompt(who=who, caption=sample["prompt"], **sample["positive"])
+        yield _Prompt(who=who, caption=sample["negative"], **sample["negative_row"])
+
+
+class _Keys:
+    """The keys that rows may have, from the contexts and the colour in a manifest."""
+
+    def __init__(self, audit: Audit) -> None:
+        fields, latents = audit.manifest.fields, audit.manifest.document["latents"]
+        contexts = {name: field.context for name, field in fields.items()}
+        self._latents = LatentKeys(contexts["latent"]) if "latent" in contexts and "alpha" in latents else None
+        self._masks = MaskKeys(contexts["mask"]) if contexts.get("mask", {}).get("origin") == "alpha" else None
+        self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
+        self.knows_masks = self._masks is not None
+        colour = latents.get("alpha")
+        self._colours: tuple[RGB | None, ...] = (None,) if colour is None else (None, tuple(colour))
+
+    def latent(self, picture: str, placement: Placement) -> tuple[str, ...]:
+        """Nothing says whether the picture has transparency, so its colour may be in the key."""
+        keys = self._latents
+        return UNKNOWN if keys is None else tuple(keys.key(picture, placement, colour) for colour in self._colours)
+
+    def mask(self, picture: str, placement: Placement) -> tuple[str, ...]:
+        """Only known where masks are the pictures' transparency."""
+        return UNKNOWN if self._masks is None else (self._masks.key(picture, placement),)
+
+    def text(self, caption: str) -> tuple[str, ...]:
+        return UNKNOWN if self._texts is None else (self._texts.key(caption),)
+
+    def unconditional(self) -> tuple[str, ...]:
+        return UNKNOWN if self._texts is None else (self._texts.unconditional,)

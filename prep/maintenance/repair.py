@@ -1,0 +1,203 @@
+"""Damage, made good at the least cost: what is whole stays, good rows are copied, only the lost are encoded again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prep.arrays import ArraySpec, Task
+from prep.cache import shard_format as layout
+from prep.cache.commits import Commit, read_commit
+from prep.cache.damage import forget
+from prep.cache.ledger.columns import KEY, Column, packed
+from prep.cache.ledger.ledger import Ledger, commit
+from prep.cache.shard_check import bad_rows, may_pass, rows_of, verify_shard
+from prep.cache.shard_format import Shard
+from prep.cache.shard_header import Header, read_header, read_keys
+from prep.cache.store import Cache, retire_shard
+from prep.cache.writer import ShardWriter
+from prep.digest import digest_json, digest_parts
+from prep.errors import CacheError
+from prep.fs import atomic as files
+from prep.fs.untrusted import tree
+
+
+def damaged_shards(cache: Cache) -> list[str]:
+    """The digests of shards with a damage record."""
+    return list(cache.names("damaged"))
+
+
+def suspects(cache: Cache, ledger: Ledger) -> list[str]:
+    """The tasks whose commit is there and does not count: damaged, or its shard is missing, torn or damaged."""
+    return [task for task in cache.names("commits") if not ledger.has_commit(task)]
+
+
+def mend(cache: Cache, tasks: Iterable[str]) -> None:
+    """Looks into suspects: what their shards still have is kept, commits that say nothing go.
+
+    Only for whoever is alone with the cache.
+    """
+    for task in tasks:
+        found = read_commit(cache, task)
+        if found is None:
+            files.remove_tree(cache.commit(task))
+        elif found.shard is not None:
+            _mend_shard(cache, found, found.shard)
+
+
+def _mend_shard(cache: Cache, found: Commit, shard: Shard) -> None:
+    if not cache.shard(shard.digest).is_dir():
+        files.remove_tree(cache.commit(found.task))
+    elif verify_shard(cache, shard.digest):
+        if cache.damaged(shard.digest).exists():  # else it could not be read, which may pass
+            salvage(cache, shard.digest)
+    elif _stated(cache, shard.digest) != (found.field, shard):  # `adopt` finds the shard again
+        files.remove_tree(cache.commit(found.task))
+
+
+def adopt(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
+    """Commits for shards that no sound commit names and that hold wanted rows: those rows need not be made again.
+
+    Such a shard is what a damaged commit leaves, or a crash before the commit. Its digest is verified first.
+    """
+    keys = packed(wanted)
+    known = {shard.digest for shard in ledger.shards}
+    found = [digest for digest in cache.shards() if digest not in known and _holds(cache, digest, keys)]
+    if found:  # perhaps finished by another process since
+        commits = (read_commit(cache, task) for task in cache.names("commits"))
+        named = {commit.shard.digest for commit in commits if commit is not None and commit.shard is not None}
+        found = [digest for digest in found if digest not in named]
+    return [shard for digest in found if (shard := _adopted(cache, digest)) is not None]
+
+
+def _holds(cache: Cache, digest: str, wanted: Column) -> bool:
+    """Whether a shard has some of the wanted keys, as far as it can be read."""
+    try:
+        return bool(np.isin(read_keys(cache, digest).view(KEY).reshape(-1), wanted).any())
+    except (CacheError, OSError):
+        return False
+
+
+def _adopted(cache: Cache, digest: str) -> Shard | None:
+    if verify_shard(cache, digest):
+        return None
+    try:
+        field, shard = _stated(cache, digest)
+        rows = [bytes(key).hex() for key in read_keys(cache, digest)]
+    except (CacheError, OSError):  # it was sound a moment ago, and goes just now
+        return None
+    # The key that its task had, if all of that is in it: its own commit, should it still come, is the same.
+    key = digest_json({"kind": "task", "field": field, "rows": rows})
+    commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": digest})
+    return shard
+
+
+def _stated(cache: Cache, digest: str) -> tuple[str, Shard]:
+    """What a sound shard's commit has to say: its field, rows and bytes."""
+    header = read_header(cache, digest)
+    size = sum(size for _, size in tree(cache.shard(digest)))
+    return header.field, Shard(digest=digest, rows=header.rows, bytes=size)
+
+
+def salvage(cache: Cache, digest: str) -> Shard | None:
+    """Replaces a damaged shard by one of its good rows, with a commit of its own; None when no row could be saved.
+
+    A shard that is sound after all stays, as does one that only lost what can be made again from the rest (its shard
+    index): then no row is lost, and manifests that name it stay valid. One that cannot be read just now stays, too, as
+    does its record. Every copied row passed its checksum again; a crash in between leaves both shards, and running this
+    again ends it. Commits that name the old shard go before it, rejects in them with them. Raises `OSError` where
+    nothing can be written, a full disk, say; then nothing is lost.
+    """
+    try:
+        header, bad = _looked_at(cache, digest)
+    except (CacheError, OSError) as error:
+        if may_pass(error) or may_pass(error.__context__):
+            return None
+        new = None
+    else:
+        new = _saved(cache, digest, header, bad)
+    if new is not None and new.digest == digest:
+        forget(cache, digest)
+        return new
+    for task in list(cache.names("commits")):
+        found = read_commit(cache, task)
+        if found is not None and found.shard is not None and found.shard.digest == digest:
+            files.remove_tree(cache.commit(task))
+    retire_shard(cache, digest)
+    return new
+
+
+def _looked_at(cache: Cache, digest: str) -> tuple[Header, set[int]]:
+    """What a shard says of itself, and the rows that are bad. Raises `CacheError`, `OSError`."""
+    root, header = cache.shard(digest), read_header(cache, digest)
+    return header, {row for spec in header.arrays for row, _ in bad_rows(root, header, spec)}
+
+
+def _saved(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:
+    """The shard that takes the place of a damaged one; of the same digest when that is, or can be made, whole."""
+    root = cache.shard(digest)
+    if bad:
+        return _copied(cache, digest, header, bad)
+    if layout.tree_digest(root) != digest:
+        # Where every row has its checksum and the digest does not fit all the same, some are not this shard's rows.
+        if _rebuilt_digest(root, header) != digest:
+            return None
+        _rewrite_indexes(cache, root, header)
+    return Shard(digest=digest, rows=header.rows, bytes=sum(size for _, size in tree(root)))
+
+
+def _rebuilt_digest(root: Path, header: Header) -> str:
+    """The digest of the shard that these rows and documents make when its shard indexes are written anew."""
+    listing = [{"path": layout.data_path(spec), "size": layout.data_bytes(spec, header.rows),
+                "sha256": digest_parts(_data_of(root, header, spec))} for spec in header.arrays]
+    mine = {entry["path"] for entry in listing}
+    listing += [{"path": name, "size": size, "sha256": layout.file_digest(root / name)}
+                for name, size in tree(root) if name not in mine]
+    return layout.listing_digest(listing)
+
+
+def _data_of(root: Path, header: Header, spec: ArraySpec) -> Iterator[Any]:
+    """The bytes of an array's data file as they should be."""
+    for row, _ in rows_of(root, header, spec):
+        yield row.data
+        yield layout.crc_bytes(row)
+    yield layout.index(spec, header.rows)
+
+
+def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
+    """Puts files with new shard indexes in the place of the old ones, each in one step."""
+    for spec in header.arrays:
+        path = root / layout.data_path(spec)
+        staged = files.beside(path, cache.staging())
+        with files.create(staged) as handle:
+            for part in _data_of(root, header, spec):
+                files.write(handle, part)
+            files.sync(handle)
+        files.protect(staged)
+        files.rename(staged, path)
+        files.sync_dir(path.parent)
+
+
+def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:
+    """A shard of the rows that are not bad, with its commit; None when there are no such rows."""
+    root, kept = cache.shard(digest), []
+    with ShardWriter(cache, header.field, header.arrays) as writer:
+        sources = [rows_of(root, header, spec) for spec in header.arrays]
+        for number, (key, *rows) in enumerate(zip(header.keys, *sources, strict=True)):
+            if number in bad or any(what for _, what in rows):
+                continue
+            kept.append(bytes(key).hex())
+            writer.add(kept[-1], {spec.name: row.data for spec, (row, _) in zip(header.arrays, rows, strict=True)})
+        if not kept:
+            return None
+        shard = writer.finish()
+    _commit(cache, header.field, kept, shard, digest)
+    return shard
+
+
+def _commit(cache: Cache, field: str, rows: Sequence[str], shard: Shard, origin: str) -> None:
+    key = digest_json({"kind": "salvage", "meaning": 1, "field": field, "rows": list(rows)})
+    commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": origin})

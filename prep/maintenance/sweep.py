@@ -1,0 +1,208 @@
+"""What of a cache nobody needs any more, and its removal: commits before shards, out of sight before off the disk.
+
+Needed is what kept manifests name, what an unfinished plan is about, and whatever is young: an interrupted encode's
+finished work, or a manifest of an hour ago that was not thought of. Commits without a shard only say which rows cannot
+be made; they stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prep.cache.commits import Commit, read_commit
+from prep.cache.ledger import index as lookup
+from prep.cache.plans import read_plan
+from prep.cache.shard_header import read_keys
+from prep.cache.store import Cache, clear_staging
+from prep.errors import CacheError
+from prep.fs import atomic as files
+from prep.manifest.tables import SHARDS, read_table
+
+ABANDONED = 7 * 86400.0  # seconds after which nobody goes on with a plan that nothing was done for
+KINDS = ("commits", "shards", "tables", "plans", "damaged")  # in the order of their removal; staging comes last
+Tick = Callable[[int], object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needed:
+    """What kept manifests name, by digest."""
+
+    shards: frozenset[str]
+    tables: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What goes and what stays, as it was when it was looked at."""
+
+    remove: Mapping[str, tuple[str, ...]]  # digests by kind, sorted
+    keep: Mapping[str, tuple[str, ...]]
+    sizes: Mapping[str, int]  # bytes to be freed, by kind and for staging
+    kept_bytes: int
+    staging: int  # leftovers in tmp/
+    guarded: int  # that stay only because they are young
+
+
+@dataclass(kw_only=True, slots=True)
+class _Look:
+    """The cache while it is being looked at."""
+
+    cache: Cache
+    guard: float  # seconds
+    now: float
+    found: dict[str, list[str]]
+    commits: Mapping[str, Commit | None]  # None: damaged
+    young: dict[str, set[str]] = field(default_factory=dict)
+
+
+def look(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
+    """What nobody needs; whatever was written less than `guard` seconds ago counts as needed.
+
+    Raises `CacheError` for a commit of another version, whose meaning is not known here.
+    """
+    found = {kind: list(_names(cache, kind)) for kind in KINDS}
+    at = _Look(cache=cache, guard=guard, now=time.time(), found=found,
+               commits={task: read_commit(cache, task) for task in found["commits"]})
+    at.young = {kind: {name for name in found[kind] if _is_young(at, _path(cache, kind, name))} for kind in KINDS}
+    plans = _living_plans(at)
+    firm = set(needed.shards) | _shards_of_plans(at, plans, needed.shards)
+    shards = (firm | _young_shards(at, needed)) & set(found["shards"])
+    stays: dict[str, set[str]] = {
+        "commits": at.young["commits"] | {task for task, commit in at.commits.items() if _says(commit, shards)},
+        "shards": shards,
+        "tables": (set(needed.tables) & set(found["tables"])) | at.young["tables"],
+        "plans": set(plans) | at.young["plans"],
+        "damaged": set(found["damaged"]) & shards,
+    }
+    gone = {kind: tuple(name for name in found[kind] if name not in stays[kind]) for kind in KINDS}
+    left = list(_leftovers(cache))
+    return Sweep(
+        remove=gone, keep={kind: tuple(sorted(stays[kind])) for kind in KINDS}, staging=len(left),
+        sizes={**{kind: _bytes(_path(cache, kind, name) for name in gone[kind]) for kind in KINDS},
+               "staging": _bytes(left)},
+        kept_bytes=sum(_bytes(_path(cache, kind, name) for name in stays[kind]) for kind in KINDS),
+        guarded=_guarded(at, stays, firm, needed, plans),
+    )
+
+
+def remove(cache: Cache, sweep: Sweep, tick: Tick = lambda _: None) -> None:
+    """Removes what `look` found, and empties tmp/; `tick(1)` for each. Only for whoever is alone with the cache.
+
+    A crash leaves a cache in which all that was needed is whole, and the rest of the rubbish, in tmp/ or not.
+    """
+    if any(sweep.remove.values()):
+        lookup.drop(cache)
+    for kind in KINDS:
+        aside = cache.stage() if sweep.remove[kind] else None
+        if aside is None:
+            continue
+        parents = set()
+        for name in sweep.remove[kind]:
+            path = _path(cache, kind, name)
+            with contextlib.suppress(FileNotFoundError):
+                files.rename(path, aside / name)
+            parents.add(path.parent)
+        for parent in sorted(parents):
+            files.sync_dir(parent)
+        for name in sweep.remove[kind]:
+            files.remove_tree(aside / name)
+            tick(1)
+    clear_staging(cache)
+
+
+def _names(cache: Cache, kind: str) -> Iterator[str]:
+    """The digests of a kind that lie where they belong."""
+    every = cache.shards() if kind == "shards" else cache.names(kind)
+    return (name for name in every if _path(cache, kind, name).exists())
+
+
+def _path(cache: Cache, kind: str, name: str) -> Path:
+    return cache.shard(name) if kind == "shards" else cache.file(kind, name)
+
+
+def _leftovers(cache: Cache) -> Iterator[Path]:
+    staging = cache.root / "tmp"
+    return staging.iterdir() if staging.is_dir() else iter(())
+
+
+def _written(path: Path) -> float:
+    """When a file, or a shard's last file, was written; a time to come when it cannot be told."""
+    try:
+        inner = path / "zarr.json"
+        return max(path.stat().st_mtime, inner.stat().st_mtime if inner.exists() else 0)
+    except OSError:
+        return float("inf")
+
+
+def _is_young(at: _Look, path: Path) -> bool:
+    return at.guard > 0 and at.now - _written(path) < at.guard
+
+
+def _says(commit: Commit | None, shards: set[str]) -> bool:
+    """Whether a commit says something that is still worth knowing."""
+    return commit is not None and (commit.shard is None or commit.shard.digest in shards)
+
+
+def _living_plans(at: _Look) -> dict[str, Any]:
+    """The rows (S32) of each plan that somebody may go on with, by its digest."""
+    living = {}
+    for name in at.found["plans"]:
+        tasks = read_plan(at.cache, name)
+        if tasks is None:
+            continue
+        places = [at.cache.plan(name), *(at.cache.commit(task.key) for task in tasks if task.key in at.commits)]
+        if at.now - max(map(_written, places)) < max(at.guard, ABANDONED):
+            rows = "".join(key for task in tasks for key in task.rows)
+            living[name] = np.frombuffer(bytes.fromhex(rows), dtype="S32")
+    return living
+
+
+def _shards_of_plans(at: _Look, plans: Mapping[str, Any], known: Iterable[str]) -> set[str]:
+    """Shards, beside those known, that hold a row which a living plan is about."""
+    if not plans:
+        return set()
+    wanted = np.unique(np.concatenate(list(plans.values())))
+    found = set()
+    for shard in set(at.found["shards"]).difference(known):
+        with contextlib.suppress(CacheError):  # nobody can use its rows
+            if np.isin(read_keys(at.cache, shard).copy().view("S32").reshape(-1), wanted).any():
+                found.add(shard)
+    return found
+
+
+def _young_shards(at: _Look, needed: Needed) -> set[str]:
+    """Shards that are young, or that a young commit or a young table of shards names."""
+    found = set(at.young["shards"])
+    for task in at.young["commits"]:
+        commit = at.commits[task]
+        found |= {commit.shard.digest} if commit is not None and commit.shard is not None else set()
+    for digest in at.young["tables"] - needed.tables:
+        with contextlib.suppress(CacheError):  # damaged, or a table of something else
+            found |= {name.as_py().hex() for name in read_table(at.cache, digest, SHARDS)["digest"]}
+    return found
+
+
+def _guarded(at: _Look, stays: Mapping[str, set[str]], firm: set[str], needed: Needed, plans: Iterable[str]) -> int:
+    """How many things stay that neither a manifest nor a plan needs."""
+    commits = {task for task in stays["commits"] if not _says(at.commits[task], firm)}
+    return (len(stays["shards"] - firm) + len(commits) + len(stays["tables"] - needed.tables)
+            + len(stays["plans"].difference(plans)))
+
+
+def _bytes(paths: Iterable[Path]) -> int:
+    """Bytes of files and of all in directories, whatever lies there; links are not followed."""
+    total = 0
+    for path in paths:
+        inner = (Path(root, name) for root, _, names in os.walk(path) for name in names)
+        for file in inner if path.is_dir() and not path.is_symlink() else (path,):
+            with contextlib.suppress(FileNotFoundError):
+                total += file.lstat().st_size
+    return total

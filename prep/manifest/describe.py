@@ -1,0 +1,173 @@
+"""What is in a manifest and its cache, as documents: behind `prep inspect`; reads tables, no rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from prep.cache.reader import Reader
+from prep.cache.store import Cache, open_cache
+from prep.errors import CacheError, UsageError
+from prep.formatting import safe
+from prep.manifest import consistency as contents
+from prep.manifest.document import Manifest
+from prep.manifest.samples import SampleColumns
+from prep.manifest.shards import ShardFacts
+from prep.parse import suggest
+
+_LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
+SUGGEST_AMONG = 20_000  # names; looking for a near one among more takes seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A manifest and its cache; tables are read, and their digests checked, when first asked for."""
+
+    manifest: Manifest
+    cache: Cache
+
+    @cached_property
+    def shards(self) -> list[dict[str, Any]]:
+        """Rows of the SHARDS table: digest (hex), field, rows, bytes, shapes and dtypes by array."""
+        return [{"digest": facts.digest, "field": facts.field, "rows": facts.rows, "bytes": facts.bytes,
+                 "shapes": {name: list(shape) for name, shape in facts.shapes.items()}, "dtypes": dict(facts.dtypes)}
+                for facts in self._facts]
+
+    @cached_property
+    def _facts(self) -> tuple[ShardFacts, ...]:
+        return contents.read_shards(self.cache, self.manifest)
+
+    @cached_property
+    def samples(self) -> SampleColumns:
+        """The SAMPLES table; the places of rows in it are checked, too, where the SHARDS table can be read."""
+        found = contents.read_samples(self.cache, self.manifest)
+        try:
+            facts = self._facts
+        except CacheError:
+            return found  # whoever asks for the shards is told
+        contents.check_places(self.manifest, facts, found)
+        return found
+
+    @cached_property
+    def findings(self) -> list[dict[str, str]]:
+        """Rows of the FINDINGS table: path, code, severity, detail."""
+        return contents.read_findings(self.cache, self.manifest)
+
+
+def open_audit(manifest: Manifest) -> Audit:
+    """The audit of a manifest. Raises `CacheError` when its cache is not where it says."""
+    return Audit(manifest=manifest, cache=open_cache(manifest.cache_root, create=False))
+
+
+def inspect(audit: Audit) -> dict[str, Any]:
+    """The document of `prep inspect --json`. Raises `CacheError` when a table is missing or damaged."""
+    document = audit.manifest.document
+    return {
+        "format": "latentry/inspect", "version": 1,
+        "manifest": audit.manifest.path.name, "digest": audit.manifest.digest,
+        "family": document["family"], "model": dict(document["model"]), "prediction": document["prediction"],
+        "latents": dict(document["latents"]),
+        "samples": {role: document["samples"][role] for role in ("train", "validation", "prior")},
+        "fields": {name: _field(audit, name) for name in audit.manifest.fields},
+        "buckets": [dict(bucket) for bucket in document["buckets"]],
+        "models": dict(document["models"]),
+        "prompts": [sample["prompt"] for sample in document["prompts"]["samples"]],
+        "masks": _masks(audit.samples),
+        "rejected": document["rejected"],
+        "findings": audit.findings,
+    }
+
+
+def look_up(audit: Audit, name: str) -> dict[str, Any]:
+    """Everything about the samples called `name` (as they are, with their source, or by file name), and its findings.
+
+    Raises `UsageError` when there is none, `CacheError` when a table is damaged.
+    """
+    column = audit.samples.table["name"]
+    numbers = pc.indices_nonzero(pc.equal(column, name)).to_pylist()
+    if not numbers and (match := _LABEL.fullmatch(name)):  # as scan and findings call it
+        same = pc.indices_nonzero(pc.equal(column, match[2])).to_pylist()
+        numbers = [number for number in same if audit.samples.source[number] == int(match[1])]
+    if not numbers:
+        ends = pc.ends_with(column, pattern="/" + PurePosixPath(name).name)
+        numbers = pc.indices_nonzero(ends).to_pylist()
+    labels = {name, *(f"source[{source}]/{name}" for source in range(len(audit.manifest.sources)))}
+    findings = [one for one in audit.findings if one["path"] in labels]
+    if not numbers and not findings:
+        near = safe(suggest(name, column.to_pylist())) if len(column) <= SUGGEST_AMONG else ""
+        raise UsageError(f"manifest has no sample '{safe(name)}', expected one of its {len(column)} names{near}",
+                         hint="prep inspect MANIFEST --json lists the pictures that were rejected")
+    keys = Keys(audit)
+    return {"format": "latentry/sample", "version": 1, "findings": findings,
+            "samples": [describe(audit, number, keys) for number in numbers]}
+
+
+def describe(audit: Audit, number: int, keys: Keys | None = None) -> dict[str, Any]:
+    """One sample as a document: sizes, views and texts with the places of their rows (and their keys)."""
+    row = audit.samples.table.slice(number, 1).to_pylist()[0]
+    bucket = audit.manifest.buckets[row["bucket"]]
+    return {
+        "id": row["id"].hex(), "name": row["name"], "source": row["source"], "role": row["role"],
+        "picture": row["picture"].hex(), "size": [row["width"], row["height"]], "bucket": list(bucket),
+        "repeats": row["repeats"], "weight": row["weight"], "coverage": row["coverage"],
+        "views": [
+            {"scaled": [view["scaled_width"], view["scaled_height"]], "crop": [view["crop_x"], view["crop_y"]],
+             "flip": view["flip"], "latent": _place(audit, view["latent_shard"], view["latent_row"], keys),
+             "mask": _place(audit, view["mask_shard"], view["mask_row"], keys)}
+            for view in row["views"]
+        ],
+        "texts": [
+            {"caption": text["caption"], "weight": text["weight"],
+             "row": _place(audit, text["shard"], text["row"], keys)}
+            for text in row["texts"]
+        ],
+    }
+
+
+class Keys:
+    """The keys of shards' rows, read once a shard."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._reader = Reader(audit.cache.root)
+        self._known: dict[str, np.ndarray[Any, Any]] = {}
+
+    def of(self, shard: str, row: int) -> str | None:
+        """The key of a row; `None` where the shard's keys cannot be read: `verify` says why."""
+        try:
+            if shard not in self._known:
+                self._known[shard] = self._reader.keys(shard)
+            return bytes(self._known[shard][row]).hex()
+        except (CacheError, OSError, IndexError):
+            return None
+
+
+def _field(audit: Audit, name: str) -> dict[str, Any]:
+    field = audit.manifest.fields[name]
+    mine = [shard["shapes"] for shard in audit.shards if shard["field"] == name]
+    shapes = {array: sorted({tuple(one[array]) for one in mine if array in one}) for array in field.arrays}
+    arrays = {array: {**described, "shapes": [list(shape) for shape in shapes[array]]}
+              for array, described in field.arrays.items()}
+    return {"rows": field.rows, "shards": field.shards, "bytes": field.bytes, "arrays": arrays}
+
+
+def _masks(samples: SampleColumns) -> dict[str, Any]:
+    """How many samples have a mask, and what part of the picture masks train on average."""
+    mean = pc.mean(samples.table["coverage"]).as_py()
+    return {"samples": samples.masked, "coverage": None if mean is None else round(mean, 4)}
+
+
+def _place(audit: Audit, shard: int, row: int, keys: Keys | None) -> Mapping[str, Any] | None:
+    """Where a row is; `None` for none."""
+    if shard < 0:
+        return None
+    if shard >= len(audit.shards):
+        raise CacheError(f"the sample table names shard number {shard}, and the shard table has {len(audit.shards)}")
+    digest = audit.shards[shard]["digest"]
+    return {"shard": digest, "row": row, **({} if keys is None else {"key": keys.of(digest, row)})}

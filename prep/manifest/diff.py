@@ -1,0 +1,233 @@
+"""What changed between two manifests, as a document: behind `prep diff`. Reads documents, tables and keys; no rows."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from prep.cache.ledger.columns import KEY, Column
+from prep.cache.shard_header import read_keys
+from prep.digest import canonical
+from prep.errors import CacheError
+from prep.manifest import diff_samples
+from prep.manifest.describe import Audit, open_audit
+from prep.manifest.document import Manifest
+
+T = TypeVar("T")
+ROLES = ("train", "validation", "prior")
+NOUNS = {"latent": "latent", "mask": "mask", "text": "text row"}
+# What a changed entry of a field's key context means for every row of it; {a} is the old value, {b} the new one.
+WORDS: Mapping[str, str] = {
+    "latent.vae": "the VAE differs",
+    "latent.posterior": "taken as {b} of the VAE's posterior, was {a}",
+    "text.text": "the text encoder or its tokenizer differs",
+    "text.max_length": "up to {b} tokens are encoded, was {a}",
+    "text.layout": "laid out as {b}, was {a}",
+    "mask.origin": "made from {b}, was {a} (alpha: the pictures' transparency; file: mask pictures)",
+    "mask.factor": "a cell is {b} pixels wide, was {a}",
+    "compute": "computed in {b}, was {a}",
+    "stored": "stored as {b}, was {a}",
+    "meaning": "this program makes it in another way (meaning {b}, was {a})",
+    "image": "pictures are prepared by another policy ({name} {b}, was {a})",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A manifest, and its cache where that can be read."""
+
+    manifest: Manifest
+    audit: Audit
+
+    @cached_property
+    def keys(self) -> Mapping[str, Column]:
+        """The key of every place that a row is named in: S32 by view for latent and mask, for text by text and prompt.
+
+        Empty bytes for none. Raises `CacheError`.
+        """
+        samples, prompts = self.audit.samples, self.manifest.document["prompts"]
+        places = [prompts["unconditional"], *(one[name] for one in prompts["samples"]
+                                              for name in ("positive", "negative_row"))]
+        texts = [np.append(samples.texts[name], [place[name] for place in places]) for name in ("shard", "row")]
+        return {"latent": self._keys_at(samples.views["latent_shard"], samples.views["latent_row"]),
+                "mask": self._keys_at(samples.views["mask_shard"], samples.views["mask_row"]),
+                "text": self._keys_at(texts[0], texts[1])}
+
+    def _keys_at(self, shard: Column, row: Column) -> Column:
+        found = np.zeros(len(shard), KEY)
+        order = np.argsort(shard, kind="stable")
+        numbers, starts = np.unique(shard[order], return_index=True)
+        for number, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            if number >= 0:
+                keys = read_keys(self.audit.cache, self.audit.shards[number]["digest"])
+                found[mine] = np.frombuffer(keys.tobytes(), KEY)[row[mine]]
+        return found
+
+
+def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
+    """The document of `prep diff --json`; a cache that is missing or damaged is told in `notes`, and left out.
+
+    `same` is None where nothing differs of what could be compared, and that was not all.
+    """
+    notes: list[str] = []
+    a, b = (_opened(manifest, notes) for manifest in (first, second))
+    one, other = first.document, second.document
+    rows = None if a is None or b is None else _noted(lambda: _rows(a, b), notes)
+    document: dict[str, Any] = {
+        "format": "latentry/diff", "version": 1,
+        "a": {"manifest": first.path.name, "digest": first.digest},
+        "b": {"manifest": second.path.name, "digest": second.digest},
+        "model": _model(first, second),
+        "fields": {name: _field(first, second, name, (rows or {}).get(name))
+                   for name in sorted({*first.fields, *second.fields})},
+        "buckets": _buckets(one, other),
+        "counts": {role: {"a": one["samples"][role], "b": other["samples"][role]} for role in ROLES},
+        "samples": None if a is None or b is None else _noted(lambda: _samples(a, b, keys=rows is not None), notes),
+        "prompts": _lists(*([{name: prompt[name] for name in ("prompt", "negative")}
+                             for prompt in each["prompts"]["samples"]] for each in (one, other))),
+        "findings": None if a is None or b is None else _noted(
+            lambda: _lists(a.audit.findings, b.audit.findings), notes),
+    }
+    identical, same = first.digest == second.digest, not _differs(document)
+    return {**document, "notes": notes, "identical": identical,
+            "same": None if same and notes and not identical else same}
+
+
+def _opened(manifest: Manifest, notes: list[str]) -> Opened | None:
+    return _noted(lambda: Opened(manifest=manifest, audit=open_audit(manifest)), notes)
+
+
+def _noted(work: Callable[[], T], notes: list[str]) -> T | None:
+    """What `work` gives; None, and a note, where the cache does not let it."""
+    try:
+        return work()
+    except CacheError as error:
+        notes.append(error.message)
+        return None
+
+
+def _differs(document: Mapping[str, Any]) -> bool:
+    """Whether anything differs that training would see. Where rows lie, and where things lay, is none of that."""
+    samples, findings = document["samples"] or {}, document["findings"] or {}
+    fields = document["fields"].values()
+    return bool(
+        document["model"] or document["buckets"] or any(one["a"] != one["b"] for one in document["counts"].values())
+        or any(samples.get(name) for name in ("added", "removed", "renamed", "changed"))
+        or any(document["prompts"].values()) or any(findings.values())
+        or any(one["change"] or one["context"] or one["arrays"] or _rows_differ(one["rows"]) for one in fields))
+
+
+def _rows_differ(rows: Mapping[str, Any]) -> bool:
+    return rows["a"] != rows["b"] if rows["shared"] is None else bool(rows["added"] or rows["removed"])
+
+
+def _model(a: Manifest, b: Manifest) -> list[dict[str, Any]]:
+    """What differs of the model: {"what", "a", "b"}."""
+    def facts(manifest: Manifest) -> dict[str, Any]:
+        document = manifest.document
+        return {"family": document["family"], "prediction": document["prediction"],
+                **{f"latents.{name}": value for name, value in document["latents"].items()},
+                "vae": document["models"]["vae"], "text encoder": document["models"]["text"]}
+
+    found = _pairs(facts(a), facts(b), "what")
+    same_place = os.path.realpath(a.model) == os.path.realpath(b.model)
+    if a.document["model"] != b.document["model"] and not same_place:
+        found.append({"what": "model", "a": str(a.model), "b": str(b.model)})
+    return found
+
+
+def _pairs(a: Mapping[str, Any], b: Mapping[str, Any], label: str) -> list[dict[str, Any]]:
+    names = sorted({*a, *b})
+    return [{label: name, "a": a.get(name), "b": b.get(name)} for name in names if a.get(name) != b.get(name)]
+
+
+def _field(a: Manifest, b: Manifest, name: str, rows: Mapping[str, int] | None) -> dict[str, Any]:
+    old, new = a.fields.get(name), b.fields.get(name)
+    counts = {"a": old.rows if old else 0, "b": new.rows if new else 0}
+    unknown = dict.fromkeys(("shared", "added", "removed"))
+    found: dict[str, Any] = {
+        "change": "added" if old is None else "removed" if new is None else None, "context": [], "arrays": [],
+        "rows": {**counts, **(rows or unknown)},
+        "shards": {"a": old.shards if old else 0, "b": new.shards if new else 0},
+        "bytes": {"a": old.bytes if old else 0, "b": new.bytes if new else 0},
+    }
+    if old is not None and new is not None:
+        found["context"] = [{**one, "words": _words(name, one)}
+                            for one in _pairs(_flat(old.context), _flat(new.context), "entry")]
+        found["arrays"] = _pairs({array: dict(told) for array, told in old.arrays.items()},
+                                 {array: dict(told) for array, told in new.arrays.items()}, "array")
+    return found
+
+
+def _flat(context: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The entries of a context, those of inner tables with a dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in context.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
+
+
+def _words(field: str, change: Mapping[str, Any]) -> str:
+    entry = change["entry"]
+    words = WORDS.get(f"{field}.{entry}") or WORDS.get(entry.partition(".")[0]) or "{name} is {b}, was {a}"
+    return f"every {NOUNS.get(field, field)} is another one: " + words.format(
+        a=change["a"], b=change["b"], name=entry.removeprefix("image."))
+
+
+def _rows(a: Opened, b: Opened) -> dict[str, dict[str, int]]:
+    """Rows by key: how many both use, and how many only one of them. Raises `CacheError`."""
+    found = {}
+    for field in a.keys:
+        old, new = (np.unique(side.keys[field]) for side in (a, b))
+        old, new = old[old != b""], new[new != b""]
+        shared = len(np.intersect1d(old, new, assume_unique=True))
+        found[field] = {"shared": shared, "added": len(new) - shared, "removed": len(old) - shared}
+    return found
+
+
+def _samples(a: Opened, b: Opened, *, keys: bool) -> dict[str, Any]:
+    """`keys`: whether they could be read; then another key is another mask or caption, where both are made alike."""
+    def known(side: Opened, field: str) -> Column | None:
+        contexts = [one.manifest.fields[field].context for one in (a, b) if field in one.manifest.fields]
+        return side.keys[field] if keys and len(contexts) == 2 and contexts[0] == contexts[1] else None
+
+    return diff_samples.compare(*(
+        diff_samples.Side(samples=side.audit.samples, buckets=side.manifest.buckets, sources=numbers,
+                          masks=known(side, "mask"), texts=known(side, "text"))
+        for side, numbers in zip((a, b), _sources(a.manifest, b.manifest), strict=True)))
+
+
+def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A number for each source, the same for those that lie at one place; of the others, for those in one position."""
+    old, new = ([None if place is None else os.path.realpath(place) for place in side.sources] for side in (a, b))
+    numbers = list(range(len(old)))
+    same: dict[int, int] = {}
+    for place, where in enumerate(new):
+        match = next((number for number in numbers if where is not None and old[number] == where), None)
+        if match is not None and match not in same.values():
+            same[place] = match
+    left = [number for number in numbers if number not in same.values()]
+    fresh = iter([*left, *range(len(old), len(old) + len(new))])
+    return tuple(numbers), tuple(same[place] if place in same else next(fresh) for place in range(len(new)))
+
+
+def _buckets(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Buckets whose counts differ; None where one has no such bucket."""
+    sides = [{tuple(bucket["size"]): {role: bucket[role] for role in ROLES} for bucket in each["buckets"]}
+             for each in (a, b)]
+    return [{"size": list(size), "a": sides[0].get(size), "b": sides[1].get(size)}
+            for size in sorted({*sides[0], *sides[1]}) if sides[0].get(size) != sides[1].get(size)]
+
+
+def _lists(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """What only one of two lists has, as often as it has it more, in order."""
+    counted = [Counter(canonical(one) for one in each) for each in (a, b)]
+    known = {canonical(one): dict(one) for each in (a, b) for one in each}
+    return {"added": [known[spelled] for spelled in sorted((counted[1] - counted[0]).elements())],
+            "removed": [known[spelled] for spelled in sorted((counted[0] - counted[1]).elements())]}

@@ -1,0 +1,174 @@
+"""What changed between two tables of samples, column by column: a million samples, no Python object for those that
+are as they were.
+
+Samples are matched by name within their source; those left over by name alone (they moved to another source), then by
+id (the same picture in the same bucket under another name).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prep.arrays import Size
+from prep.cache.ledger.columns import Column
+from prep.manifest.samples import SampleColumns
+
+PLACEMENT = ("scaled_width", "scaled_height", "crop_x", "crop_y", "flip")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One manifest's samples, as far as they are compared."""
+
+    samples: SampleColumns
+    buckets: tuple[Size, ...]
+    sources: tuple[int, ...]  # by source: a number that the same source has on the other side
+    masks: Column | None  # S32 by view: the key of its mask row; None: not known, or not made as on the other side
+    texts: Column | None  # S32 by text, likewise
+
+    def names(self, numbers: Column) -> list[str]:
+        """The names of some samples, sorted."""
+        return sorted(self.samples.table["name"].take(pa.array(numbers)).to_pylist())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matched:
+    """Numbers of samples on both sides; each is in exactly one of the groups of its side."""
+
+    same: tuple[Column, Column]  # pairs
+    moved: tuple[Column, Column]  # pairs, in different sources
+    renamed: tuple[Column, Column]  # pairs
+    removed: Column  # of a
+    added: Column  # of b
+
+
+def compare(a: Side, b: Side) -> dict[str, Any]:
+    """Samples added, removed, renamed, and changed with the reasons, by name."""
+    matched = match(a, b)
+    changed = [*_changed(a, b, *matched.same, ()), *_changed(a, b, *matched.moved, ("source",))]
+    renamed = _changed(a, b, *matched.renamed, ("name",))
+    before = a.samples.table["name"].take(pa.array(matched.renamed[0])).to_pylist()
+    moves = [{"from": old, "to": one["name"], "why": one["why"][1:]} for old, one in zip(before, renamed, strict=True)]
+    return {"a": len(a.samples), "b": len(b.samples), "added": b.names(matched.added),
+            "removed": a.names(matched.removed), "renamed": sorted(moves, key=lambda one: str(one["to"])),
+            "changed": sorted(changed, key=lambda one: str(one["name"]))}
+
+
+def match(a: Side, b: Side) -> Matched:
+    """Which samples are one and the same."""
+    names_a, names_b = _codes(a.samples.table["name"], b.samples.table["name"])
+    left_a, left_b = np.arange(len(a.samples)), np.arange(len(b.samples))
+    found = []
+    # Sources have small numbers, so that name and source fit into one.
+    numbers_a, numbers_b = (np.array(side.sources, np.int64)[side.samples.source] for side in (a, b))
+    width = 1 + max([*a.sources, *b.sources], default=0)
+    for keys_a, keys_b in ((names_a * width + numbers_a, names_b * width + numbers_b), (names_a, names_b),
+                           _codes_of_digests(a.samples.ids, b.samples.ids)):
+        _, at_a, at_b = np.intersect1d(_counted(keys_a[left_a]), _counted(keys_b[left_b]), assume_unique=True,
+                                       return_indices=True)
+        found.append((left_a[at_a], left_b[at_b]))
+        left_a, left_b = np.delete(left_a, at_a), np.delete(left_b, at_b)
+    return Matched(same=found[0], moved=found[1], renamed=found[2], removed=left_a, added=left_b)
+
+
+def _changed(a: Side, b: Side, old: Column, new: Column, known: Sequence[str]) -> list[dict[str, Any]]:
+    """Those pairs that differ: name and reasons."""
+    if not len(old):
+        return []
+    reasons = _reasons(a, b, old, new)
+    differs = np.logical_or.reduce([*reasons.values(), np.full(len(old), bool(known))])
+    places = np.flatnonzero(differs)
+    names = b.samples.table["name"].take(pa.array(new[places])).to_pylist()
+    return [{"name": name, "why": [*known, *(reason for reason, column in reasons.items() if column[place])]}
+            for name, place in zip(names, places.tolist(), strict=True)]
+
+
+def _reasons(a: Side, b: Side, old: Column, new: Column) -> Mapping[str, Column]:
+    """For each reason, which pairs differ by it."""
+    one, other = a.samples, b.samples
+    digests = [_digests(side.samples.table["picture"])[numbers] for side, numbers in ((a, old), (b, new))]
+    sizes = [np.array(side.buckets, np.int64).reshape(-1, 2)[side.samples.bucket[numbers]]
+             for side, numbers in ((a, old), (b, new))]
+    differ = {
+        "picture": digests[0] != digests[1],
+        "size": (one.width[old] != other.width[new]) | (one.height[old] != other.height[new]),
+        "bucket": (sizes[0] != sizes[1]).any(axis=1),
+        **_views(a, b, old, new), **_texts(a, b, old, new),
+        "role": one.role[old] != other.role[new],
+        "repeats": one.repeats[old] != other.repeats[new],
+        "weight": one.weight[old] != other.weight[new],
+    }
+    differ["placement"] &= ~(differ["bucket"] | differ["size"])  # which say it already
+    differ["mask"] &= ~(differ["placement"] | differ["bucket"] | differ["size"])  # by which every mask differs
+    return differ
+
+
+def _views(a: Side, b: Side, old: Column, new: Column) -> dict[str, Column]:
+    counts = [np.diff(side.samples.view_offsets)[numbers] for side, numbers in ((a, old), (b, new))]
+    placement = counts[0] != counts[1]
+    gone, come, mask = (np.zeros(len(old), bool) for _ in range(3))
+    for place in range(int(min(counts[0].max(initial=0), counts[1].max(initial=0)))):
+        both = np.flatnonzero((counts[0] > place) & (counts[1] > place))
+        at = [side.samples.view_offsets[numbers[both]] + place for side, numbers in ((a, old), (b, new))]
+        for name in PLACEMENT:
+            placement[both] |= a.samples.views[name][at[0]] != b.samples.views[name][at[1]]
+        had, has = (side.samples.views["mask_shard"][where] >= 0 for side, where in zip((a, b), at, strict=True))
+        gone[both] |= had & ~has
+        come[both] |= has & ~had
+        if a.masks is not None and b.masks is not None:
+            mask[both] |= had & has & (a.masks[at[0]] != b.masks[at[1]])
+    return {"placement": placement, "mask removed": gone, "mask added": come, "mask": mask}
+
+
+def _texts(a: Side, b: Side, old: Column, new: Column) -> dict[str, Column]:
+    codes = (a.texts, b.texts) if a.texts is not None and b.texts is not None else _codes(*(
+        pc.struct_field(pc.list_flatten(side.samples.table["texts"]), "caption") for side in (a, b)))
+    counts = [np.diff(side.samples.text_offsets)[numbers] for side, numbers in ((a, old), (b, new))]
+    caption, weight = counts[0] != counts[1], np.zeros(len(old), bool)
+    for place in range(int(min(counts[0].max(initial=0), counts[1].max(initial=0)))):
+        both = np.flatnonzero((counts[0] > place) & (counts[1] > place))
+        at = [side.samples.text_offsets[numbers[both]] + place for side, numbers in ((a, old), (b, new))]
+        caption[both] |= codes[0][at[0]] != codes[1][at[1]]
+        weight[both] |= a.samples.texts["weight"][at[0]] != b.samples.texts["weight"][at[1]]
+    return {"caption": caption, "caption weight": weight}
+
+
+def _codes(a: pa.ChunkedArray, b: pa.ChunkedArray) -> tuple[Column, Column]:
+    """A number for each string, equal strings having equal numbers on both sides."""
+    joined = pa.chunked_array([*a.chunks, *b.chunks], a.type).dictionary_encode().unify_dictionaries()
+    parts = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in joined.chunks]
+    codes = np.concatenate([np.empty(0, np.int64), *parts])
+    return codes[: len(a)], codes[len(a) :]
+
+
+def _codes_of_digests(a: Column, b: Column) -> tuple[Column, Column]:
+    """The same for digests, uint8 [N, 32]."""
+    both = np.concatenate([a, b]).view("S32").reshape(-1)
+    codes = np.unique(both, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return codes[: len(a)], codes[len(a) :]
+
+
+def _counted(keys: Column) -> Column:
+    """The keys (int64, from 0), those that come several times told apart by a running number."""
+    order = np.argsort(keys, kind="stable")
+    inner = keys[order]
+    starts = np.flatnonzero(np.append(True, inner[1:] != inner[:-1])[: len(inner)])
+    copy = np.arange(len(inner)) - np.repeat(starts, np.diff(np.append(starts, len(inner))))
+    found = np.empty(len(keys), np.int64)
+    found[order] = copy << 40 | inner  # below 2^40: names times sources
+    return found
+
+
+def _digests(column: pa.ChunkedArray) -> Column:
+    """A column of binary(32) as S32."""
+    parts = [np.frombuffer(chunk.buffers()[1], np.uint8, 32 * len(chunk), 32 * chunk.offset)
+             for chunk in column.chunks if len(chunk)]
+    return np.concatenate([np.empty(0, np.uint8), *parts]).view("S32")
+
+

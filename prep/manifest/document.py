@@ -1,0 +1,143 @@
+"""The document `manifest.json`: written canonically, read strictly; small, relative, without times.
+
+It names its cache and a local model relative to itself, a Hub model by id, and the Arrow tables by digest. Its
+format is described in manifests/README.md and manifests/manifest.schema.json.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from prep.arrays import Size
+from prep.digest import canonical, seal
+from prep.errors import ManifestError
+from prep.fs.atomic import write_whole
+from prep.manifest.schema import check_document
+from prep.parse import Unparsed, brief
+from prep.parse import sealed_json as sealed
+
+FORMAT = "latentry/manifest"
+VERSION = 1
+LIMIT = 1 << 20  # bytes; a manifest is below this for any dataset, so anything larger is not one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """One field of a manifest: its arrays, and the context that its rows' keys share."""
+
+    context: Mapping[str, Any]
+    arrays: Mapping[str, Mapping[str, Any]]  # name → {"dtype": …, "dims": […]}
+    rows: int
+    shards: int
+    bytes: int  # of the shards' files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A manifest as it was read and checked."""
+
+    path: Path
+    document: Mapping[str, Any]
+    fields: Mapping[str, Field]
+    buckets: tuple[Size, ...]
+
+    @property
+    def digest(self) -> str:
+        """Its `self`: the SHA-256 of its canonical bytes without that key."""
+        return str(self.document["self"])
+
+    @property
+    def cache_root(self) -> Path:
+        """Where its cache lies."""
+        return self.path.parent / PurePosixPath(self.document["cache"])
+
+    @property
+    def model(self) -> Path | str:
+        """A local model directory, or a Hub id."""
+        named = self.document["model"]
+        return self.path.parent / PurePosixPath(named["path"]) if "path" in named else str(named["hub"])
+
+    @property
+    def sources(self) -> tuple[Path | None, ...]:
+        """Where the pictures were when they were encoded; `None` where no relative path leads there."""
+        named = self.document["sources"]
+        return tuple(None if place is None else self.path.parent / PurePosixPath(place) for place in named)
+
+    @property
+    def options(self) -> tuple[str | Path, ...]:
+        """The options of the command that wrote it, beside source, cache and output."""
+        words = self.document["options"]
+        places = (word if isinstance(word, str) else word["path"] for word in words)
+        return tuple(place if isinstance(word, str) else self.path.parent / PurePosixPath(place or "PATH")
+                     for word, place in zip(words, places, strict=True))
+
+    @property
+    def family(self) -> str:
+        """The model family's name."""
+        return str(self.document["family"])
+
+
+def read(path: Path) -> Manifest:
+    """The manifest at `path`. Raises `ManifestError` when it is missing, damaged, edited or of another version."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LIMIT + 1)
+    except OSError as error:
+        raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
+                            hint="prep encode SOURCE --model MODEL --cache CACHE -o manifest.json writes one") from None
+    if len(data) > LIMIT:
+        raise ManifestError(f"{path} is larger than {LIMIT} bytes, so it is not a manifest")
+    try:
+        return _checked(path, sealed(data, str(path)))
+    except Unparsed as error:
+        raise ManifestError(str(error), hint="run the prep encode command again: it rewrites the manifest and "
+                            "computes only what is missing") from None
+
+
+def write(path: Path, document: Mapping[str, Any]) -> Manifest:
+    """Seals and writes `document` whole or not at all; checked first as a reader would. Raises `ManifestError`."""
+    whole = seal(document)
+    try:
+        manifest = _checked(path, whole)
+    except Unparsed as error:
+        raise ManifestError(f"the manifest to be written is not valid: {error}") from None
+    data = canonical(whole)
+    if len(data) > LIMIT:
+        raise ManifestError(f"the manifest would have {len(data)} bytes, expected at most {LIMIT}")
+    staging = manifest.cache_root / "tmp"
+    if not path.is_file() or path.read_bytes() != data:
+        write_whole(path, data, staging=staging if staging.is_dir() else None)
+    return manifest
+
+
+def relative_to_manifest(target: Path, manifest: Path) -> str | None:
+    """`target` as a POSIX path relative to the manifest's directory.
+
+    `None` where none leads there (another drive), or none that every system reads (a backslash in a name).
+    """
+    try:
+        place = Path(os.path.relpath(target.resolve(), manifest.resolve().parent)).as_posix()
+    except ValueError:
+        return None
+    place = f"./{place}" if ":" in place.split("/")[0] else place  # or it would read as a drive
+    return None if "\\" in place else place
+
+
+def looks_like_one(start: bytes) -> bool:
+    """Whether a file that begins so was meant to be a manifest, whole or damaged; an empty one may become one."""
+    return not start or start.startswith(b'{"buckets":[')
+
+
+def _checked(path: Path, document: dict[str, Any]) -> Manifest:
+    if document.get("format") != FORMAT:
+        raise Unparsed(f"{path} has format {brief(document.get('format'))}, expected '{FORMAT}'")
+    if document.get("version") != VERSION:
+        raise Unparsed(f"{path} has version {brief(document.get('version'))}, this program reads version {VERSION}")
+    check_document(document, str(path))
+    fields = {name: Field(**value) for name, value in document["fields"].items()}
+    buckets = tuple((bucket["size"][0], bucket["size"][1]) for bucket in document["buckets"])
+    return Manifest(path=path, document=document, fields=fields, buckets=buckets)

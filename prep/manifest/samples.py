@@ -1,0 +1,155 @@
+"""The SAMPLES table: built from samples and the places of their rows; opened as flat NumPy columns for the hot path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prep.arrays import RowRef, Sample, Size
+from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
+
+ROLES = ("train", "validation", "prior")
+Column = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleColumns:
+    """Columns of N samples; those of views and texts are flat, sample i having [offsets[i], offsets[i + 1])."""
+
+    table: pa.Table  # names and captions, read one at a time
+    ids: Column  # uint8 [N, 32]
+    source: Column
+    role: Column  # uint8: index into ROLES; beyond: none of them
+    width: Column  # pixels, after orientation
+    height: Column
+    bucket: Column  # index into the manifest's buckets
+    repeats: Column
+    weight: Column
+    coverage: Column  # NaN: no mask
+    view_offsets: Column  # int64 [N + 1]
+    views: Mapping[str, Column]  # scaled_width … mask_row; -1: has none
+    text_offsets: Column
+    texts: Mapping[str, Column]  # weight, shard, row
+
+    def __len__(self) -> int:
+        return len(self.bucket)
+
+    @property
+    def masked(self) -> int:
+        """How many of them have a mask."""
+        return len(self) - int(self.table["coverage"].null_count)
+
+    def name(self, sample: int) -> str:
+        """The sample's name, for messages."""
+        return str(self.table["name"][sample].as_py())
+
+    def captions(self, sample: int) -> list[str]:
+        """The sample's captions, in the order of its texts."""
+        return [text["caption"] for text in self.table["texts"][sample].as_py()]
+
+
+def build_samples(
+    samples: Iterable[Sample], buckets: Sequence[Size], refs: Mapping[str, RowRef], shard_index: Mapping[str, int],
+    coverage: Mapping[str, float],
+) -> pa.Table:
+    """The SAMPLES table: `refs` has the place of every key, `shard_index` a digest's row in SHARDS.
+
+    `coverage` has the mean of a sample's mask by sample id; a sample without a mask is not in it. Made column by
+    column: 0.6 s for 100,000 samples, where rows of Python's dicts took 2.5.
+    """
+    numbers = {bucket: number for number, bucket in enumerate(buckets)}
+    ordered = iter(sorted(samples, key=attrgetter("id", "name")))
+    batches = []
+    while block := list(islice(ordered, BATCH_ROWS)):
+        columns = {
+            "id": _digests(sample.id for sample in block), "picture": _digests(sample.picture for sample in block),
+            "name": [sample.name for sample in block], "role": [sample.role for sample in block],
+            "width": [sample.size[0] for sample in block], "height": [sample.size[1] for sample in block],
+            "bucket": [numbers[sample.bucket] for sample in block],
+            "coverage": [coverage.get(sample.id) for sample in block],
+            **{name: list(map(attrgetter(name), block)) for name in ("source", "repeats", "weight")},
+            "views": _views(block, refs, shard_index), "texts": _texts(block, refs, shard_index),
+        }
+        batches.append(pa.RecordBatch.from_arrays([_array(columns[one.name], one.type) for one in SAMPLES],
+                                                  schema=SAMPLES))
+    return pa.Table.from_batches(batches, schema=SAMPLES)
+
+
+def _views(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> pa.Array:
+    views = [view for sample in block for view in sample.views]
+    placements = [view.placement for view in views]
+    latents = _places([view.latent for view in views], refs, shard_index)
+    masks = _places([view.mask for view in views], refs, shard_index)
+    columns: list[Any] = [[placement.scaled[0] for placement in placements],
+                          [placement.scaled[1] for placement in placements],
+                          [placement.crop[0] for placement in placements],
+                          [placement.crop[1] for placement in placements],
+                          [placement.flip for placement in placements], *latents, *masks]
+    return _lists([len(sample.views) for sample in block], columns, SAMPLES.field("views").type)
+
+
+def _texts(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> pa.Array:
+    texts = [text for sample in block for text in sample.texts]
+    places = _places([text.key for text in texts], refs, shard_index)
+    columns: list[Any] = [[text.caption for text in texts], [text.weight for text in texts], *places]
+    return _lists([len(sample.texts) for sample in block], columns, SAMPLES.field("texts").type)
+
+
+def _places(keys: Sequence[str | None], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> list[list[int]]:
+    """Shard and row of each key; -1 for none."""
+    found = [None if key is None else refs[key] for key in keys]
+    return [[-1 if ref is None else shard_index[ref.shard] for ref in found],
+            [-1 if ref is None else ref.row for ref in found]]
+
+
+def _lists(lengths: Sequence[int], columns: Sequence[Any], kind: pa.ListType) -> pa.Array:
+    """Lists of so many records each; the records' columns in the order of their fields."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    fields = list(kind.value_type)
+    records = pa.StructArray.from_arrays([_array(column, field.type) for column, field
+                                          in zip(columns, fields, strict=True)], fields=fields)
+    return pa.ListArray.from_arrays(pa.array(offsets), records, type=kind)
+
+
+def _digests(digests: Iterable[str]) -> pa.Array:
+    data = bytes.fromhex("".join(digests))
+    return pa.FixedSizeBinaryArray.from_buffers(DIGEST, len(data) // 32, [None, pa.py_buffer(data)])
+
+
+def _array(column: Any, kind: pa.DataType) -> pa.Array:
+    return column if isinstance(column, pa.Array) else pa.array(column, kind)
+
+
+def open_samples(table: pa.Table) -> SampleColumns:
+    """The columns of a SAMPLES table. Numbers are copied out once (122 bytes a sample); strings stay mapped."""
+    views, view_offsets = _flat(table["views"], VIEW)
+    texts, text_offsets = _flat(table["texts"], {name: kind for name, kind in TEXT.items() if name != "caption"})
+    roles = pc.index_in(table["role"], value_set=pa.array(ROLES))
+    ids = [np.frombuffer(chunk.buffers()[1], np.uint8, 32 * len(chunk), 32 * chunk.offset).reshape(-1, 32)
+           for chunk in table["id"].chunks if len(chunk)]
+    return SampleColumns(
+        table=table, ids=np.concatenate(ids) if ids else np.empty((0, 32), np.uint8),
+        role=pc.fill_null(roles, len(ROLES)).to_numpy().astype(np.uint8),
+        coverage=_numbers(pc.fill_null(table["coverage"], float("nan"))),
+        **{name: _numbers(table[name]) for name in ("source", "width", "height", "bucket", "repeats", "weight")},
+        view_offsets=view_offsets, views=views, text_offsets=text_offsets, texts=texts,
+    )
+
+
+def _flat(column: pa.ChunkedArray, fields: Mapping[str, Any]) -> tuple[dict[str, Column], Column]:
+    offsets = np.zeros(len(column) + 1, dtype=np.int64)
+    np.cumsum(_numbers(pc.list_value_length(column)), out=offsets[1:])
+    flat = pc.list_flatten(column)
+    return {name: _numbers(pc.struct_field(flat, name)) for name in fields}, offsets
+
+
+def _numbers(column: pa.ChunkedArray) -> Column:
+    return np.ascontiguousarray(column.to_numpy())

@@ -1,0 +1,207 @@
+"""What stands in a manifest: each value checked as if a stranger had written it, and sealed it again.
+
+Numbers have bounds, paths are relative, names are those of the family's fields and arrays, contexts are flat: whoever
+reads on needs to ask nothing more. Raises `Unparsed` throughout, with the place of what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prep.arrays import ITEM_BYTES
+from prep.cache.shard_format import MAX_ROWS
+from prep.models.family import FAMILIES
+from prep.models.fields import DIMS
+from prep.parse import (
+    Unparsed,
+    brief,
+    count,
+    decimal,
+    digest_of,
+    expect,
+    hub_id,
+    known_keys,
+    list_of,
+    one_of,
+    relative,
+    within,
+)
+from prep.parse import rgb_of as check_colour
+
+KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
+        "samples", "sources", "recipe", "options", "prompts", "tables", "rejected", "self")
+ROLES = ("train", "validation", "prior")
+MOST_BUCKETS = 4096
+MOST_SIDE = 1 << 17  # pixels of a bucket's side
+MOST_AREA = 1 << 29  # pixels of a bucket: twice the square of the largest resolution
+SCALE = 1e6  # scaling and shift of latents lie within it
+
+
+def check_document(document: Mapping[str, Any], where: str) -> None:
+    """Raises `Unparsed` unless the document, of our format and version, is one that `prep encode` could have sealed."""
+    _exactly(document, KEYS, where)
+    relative(expect(document["cache"], str, "cache"), "cache")
+    _check_model(expect(document["model"], dict, "model"))
+    family = one_of(document["family"], FAMILIES, "family")
+    one_of(document["prediction"], ("epsilon", "v_prediction"), "prediction")
+    _check_latents(expect(document["latents"], dict, "latents"), family)
+    _check_digests(document["models"], ("vae", "text"), "models")
+    _check_digests(document["tables"], ("samples", "shards", "findings"), "tables")
+    _check_fields(expect(document["fields"], dict, "fields"))
+    _check_buckets(document, FAMILIES[family].factor)
+    count(document["rejected"], "rejected")
+    _check_prompts(expect(document["prompts"], dict, "prompts"))
+    for place in [*expect(document["sources"], list, "sources"), document["recipe"]]:
+        if place is not None:
+            relative(expect(place, str, "sources"), "sources")
+    list_of(document["options"], _check_option, "options")
+
+
+def _exactly(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+    known_keys(table, keys, where)
+    for key in keys:
+        if key not in table:
+            raise Unparsed(f"{where} lacks '{key}'")
+
+
+def _check_option(value: Any, where: str) -> None:
+    """A word of the command, or the path in it; null for a path that cannot be said relative to the manifest."""
+    if isinstance(value, str):
+        return
+    table = expect(value, dict, where)
+    _exactly(table, ("path",), where)
+    if table["path"] is not None:
+        relative(expect(table["path"], str, where), where)
+
+
+def _check_model(model: dict[str, Any]) -> None:
+    known_keys(model, ("path", "hub"), "model")
+    if len(model) != 1:
+        raise Unparsed(f"model is {brief(model)}, expected one of 'path' and 'hub'")
+    if "path" in model:
+        relative(expect(model["path"], str, "model.path"), "model.path")
+    else:
+        hub_id(expect(model["hub"], str, "model.hub"), "model.hub")
+
+
+def _check_latents(latents: dict[str, Any], family: str) -> None:
+    known_keys(latents, ("channels", "factor", "scaling_factor", "shift_factor", "alpha"), "latents")
+    facts = FAMILIES[family]
+    for name, wanted in (("channels", facts.latent_channels), ("factor", facts.factor)):
+        if count(latents.get(name), f"latents.{name}") != wanted:
+            raise Unparsed(f"latents.{name} is {latents[name]}, expected {wanted}, as family '{family}' has it")
+    for name in ("scaling_factor", "shift_factor"):
+        within(float(decimal(latents.get(name), f"latents.{name}")), -SCALE, SCALE, f"latents.{name}")
+    if abs(float(latents["scaling_factor"])) * SCALE < 1:
+        raise Unparsed(f"latents.scaling_factor is {latents['scaling_factor']}, expected at least {1 / SCALE}: latents "
+                       "are divided by it")
+    if latents.get("alpha") is not None:
+        check_colour(latents["alpha"], "latents.alpha")
+
+
+def _check_digests(value: Any, names: tuple[str, ...], where: str) -> None:
+    table = expect(value, dict, where)
+    _exactly(table, names, where)
+    for name in names:
+        digest_of(table[name], f"{where}.{name}")
+
+
+def _check_fields(fields: dict[str, Any]) -> None:
+    known_keys(fields, DIMS, "fields")
+    for name, value in fields.items():
+        where = f"fields.{name}"
+        field = expect(value, dict, where)
+        _exactly(field, ("context", "arrays", "rows", "shards", "bytes"), where)
+        _check_arrays(expect(field["arrays"], dict, f"{where}.arrays"), name)
+        _check_context(expect(field["context"], dict, f"{where}.context"), f"{where}.context", levels=2)
+        for number in ("rows", "shards", "bytes"):
+            count(field[number], f"{where}.{number}")
+    for name in ("latent", "text"):
+        if name not in fields:
+            raise Unparsed(f"fields lacks '{name}', which every manifest has")
+
+
+def _check_arrays(arrays: dict[str, Any], field: str) -> None:
+    _exactly(arrays, tuple(DIMS[field]), f"fields.{field}.arrays")
+    for name, dims in DIMS[field].items():
+        where = f"fields.{field}.arrays.{name}"
+        array = expect(arrays[name], dict, where)
+        _exactly(array, ("dtype", "dims"), where)
+        one_of(array["dtype"], [dtype for dtype in ITEM_BYTES if (dtype == "uint8") == (field == "mask")],
+               f"{where}.dtype")
+        if array["dims"] != list(dims):
+            raise Unparsed(f"{where}.dims is {brief(array['dims'])}, expected {list(dims)}")
+
+
+def _check_context(context: dict[str, Any], where: str, levels: int) -> None:
+    """What goes into keys: strings without NUL, which stands for the holes in them, and whole numbers."""
+    for name, value in context.items():
+        place = f"{where}.{name[:40]}"
+        if isinstance(value, dict) and levels > 1:
+            _check_context(value, place, levels - 1)
+        elif type(value) is not int and not isinstance(value, str):
+            raise Unparsed(f"{place} is {brief(value)}, expected a string or a whole number")
+        if "\0" in name or (isinstance(value, str) and "\0" in value):
+            raise Unparsed(f"{place} has a NUL, expected none in what keys are made of")
+
+
+def _check_buckets(document: Mapping[str, Any], factor: int) -> None:
+    buckets = list_of(document["buckets"], lambda value, where: _bucket(value, where, factor), "buckets")
+    if len(buckets) > MOST_BUCKETS:
+        raise Unparsed(f"buckets has {len(buckets)} members, expected at most {MOST_BUCKETS}")
+    sizes = [tuple(bucket["size"]) for bucket in buckets]
+    if len(set(sizes)) != len(sizes):
+        raise Unparsed("buckets has a size twice, expected each once")
+    _check_counts(document["samples"], "samples", ROLES)
+    for role in ROLES:
+        total = sum(bucket[role] for bucket in buckets)
+        if document["samples"][role] != total:
+            raise Unparsed(f"samples.{role} is {document['samples'][role]}, expected {total}, the sum over the buckets")
+
+
+def _bucket(value: Any, where: str, factor: int) -> dict[str, Any]:
+    table = expect(value, dict, where)
+    _check_counts(table, where, ("size", *ROLES))
+    size = list_of(table["size"], count, f"{where}.size")
+    if len(size) != 2:
+        raise Unparsed(f"{where}.size is {brief(size)}, expected width and height")
+    for side in size:
+        if side % factor or not factor <= side <= MOST_SIDE or size[0] * size[1] > MOST_AREA:
+            raise Unparsed(f"{where}.size is {size}, expected multiples of {factor} of at most {MOST_SIDE} and, as an "
+                           f"area, {MOST_AREA}")
+    return table
+
+
+def _check_counts(value: Any, where: str, keys: tuple[str, ...]) -> None:
+    table = expect(value, dict, where)
+    _exactly(table, keys, where)
+    for role in ROLES:
+        count(table[role], f"{where}.{role}")
+
+
+def _check_prompts(prompts: dict[str, Any]) -> None:
+    _exactly(prompts, ("file", "digest", "unconditional", "samples"), "prompts")
+    if prompts["file"] is not None:
+        relative(expect(prompts["file"], str, "prompts.file"), "prompts.file")
+    if prompts["file"] is not None or prompts["digest"] is not None:
+        digest_of(prompts["digest"], "prompts.digest")
+    _check_row(prompts["unconditional"], "prompts.unconditional")
+    list_of(prompts["samples"], _check_prompt, "prompts.samples")
+
+
+def _check_prompt(value: Any, where: str) -> None:
+    table = expect(value, dict, where)
+    _exactly(table, ("prompt", "negative", "positive", "negative_row"), where)
+    expect(table["prompt"], str, f"{where}.prompt")
+    if table["negative"] is not None:
+        expect(table["negative"], str, f"{where}.negative")
+    _check_row(table["positive"], f"{where}.positive")
+    _check_row(table["negative_row"], f"{where}.negative_row")
+
+
+def _check_row(value: Any, where: str) -> None:
+    table = expect(value, dict, where)
+    _exactly(table, ("shard", "row"), where)
+    count(table["shard"], f"{where}.shard", (1 << 31) - 1)
+    count(table["row"], f"{where}.row", MAX_ROWS - 1)

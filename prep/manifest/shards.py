@@ -1,0 +1,100 @@
+"""The rows of a SHARDS table as records, each checked as if a stranger had written it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from prep.arrays import ITEM_BYTES, ArraySpec
+from prep.cache import shard_format as layout
+from prep.digest import canonical
+from prep.errors import CacheError
+from prep.parse import Unparsed, brief, expect, list_of, one_of, within
+
+HINT = "prep encode, run again, writes the manifest anew and computes only what is missing"
+MOST_SHARDS = 1 << 20
+MOST_SPELLED = 1 << 12  # characters of the shapes of a shard
+MOST_ROW_BYTES = 1 << 27  # of one array: a float32 latent of the largest bucket that a manifest may have
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardFacts:
+    """One row of the SHARDS table."""
+
+    digest: str
+    field: str
+    rows: int
+    bytes: int  # of its files
+    shapes: Mapping[str, tuple[int, ...]]  # of one row, by array
+    dtypes: Mapping[str, str]
+
+
+def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
+    """The rows of a SHARDS table. Raises `CacheError` for the first that no shard could have."""
+    if len(table) > MOST_SHARDS:
+        raise CacheError(f"the shard table has {len(table)} rows, expected at most {MOST_SHARDS}", hint=HINT)
+    found: list[ShardFacts] = []
+    before = ("", "")
+    for number, row in enumerate(table.to_pylist()):
+        try:
+            facts = _facts(row)
+            if (facts.field, facts.digest) <= before:
+                raise Unparsed("it is out of order, or there twice")
+        except Unparsed as error:
+            raise CacheError(f"row {number} of the shard table is not a shard: {error}", hint=HINT) from None
+        before = (facts.field, facts.digest)
+        found.append(facts)
+    return tuple(found)
+
+
+def _facts(row: Mapping[str, Any]) -> ShardFacts:
+    within(row["rows"], 1, layout.MAX_ROWS, "rows")
+    shapes, dtypes = _shapes(row["shapes"]), _dtypes(row["dtypes"])
+    if set(shapes) != set(dtypes) or not shapes:
+        raise Unparsed(f"it has shapes of {brief(list(shapes))} and dtypes of {brief(list(dtypes))}")
+    least = 0
+    for name, shape in shapes.items():
+        spec = ArraySpec(name=name, dtype=dtypes[name], shape=shape)  # type: ignore[arg-type]  # checked
+        if spec.row_bytes > MOST_ROW_BYTES:
+            raise Unparsed(f"its array '{name}' has rows of {spec.row_bytes} bytes, expected at most {MOST_ROW_BYTES}")
+        least += layout.data_bytes(spec, row["rows"])
+    within(row["bytes"], least, (1 << 53) - 1, "bytes")
+    return ShardFacts(digest=row["digest"].hex(), field=layout.checked_name(row["field"], "field"), rows=row["rows"],
+                      bytes=row["bytes"], shapes=shapes, dtypes=dtypes)
+
+
+@lru_cache(maxsize=1 << 10)  # thousands of shards have a few dozen spellings
+def _shapes(text: str) -> Mapping[str, tuple[int, ...]]:
+    return {layout.checked_name(name, "shapes"): tuple(list_of(sides, _side, f"shapes.{name}"))
+            for name, sides in _json(text, "shapes").items()}
+
+
+@lru_cache(maxsize=1 << 10)
+def _dtypes(text: str) -> Mapping[str, str]:
+    return {layout.checked_name(name, "dtypes"): one_of(dtype, ITEM_BYTES, f"dtypes.{name}")
+            for name, dtype in _json(text, "dtypes").items()}
+
+
+def _side(value: Any, where: str) -> int:
+    side = expect(value, int, where)
+    within(side, 1, MOST_ROW_BYTES, where)
+    return side
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
+    if len(text) > MOST_SPELLED:
+        raise Unparsed(f"{where} has {len(text)} characters, expected at most {MOST_SPELLED}")
+    try:
+        document = json.loads(text)
+        spelled = canonical(document).decode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unparsed(f"{where} is not canonical JSON: {brief(str(error))}") from None
+    if spelled != text:
+        raise Unparsed(f"{where} is {brief(text)}, expected canonical JSON")
+    table: dict[str, Any] = expect(document, dict, where)
+    return table

@@ -1,0 +1,141 @@
+"""The three tables of a manifest as Arrow IPC files: uncompressed, memory-mapped when read, named by their digest.
+
+    SAMPLES   one row a sample, sorted by id: everything `train` needs to know, with the places of its rows
+    SHARDS    one row a shard, sorted by (field, digest): what the integers in SAMPLES mean
+    FINDINGS  what was said of files, sorted
+
+Same rows, same bytes: record batches of 65,536 rows, no metadata. 10^7 samples open in 0.5 ms and share their pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from prep.arrays import Finding
+from prep.cache.arrow import stream_of
+from prep.cache.shard_format import file_digest
+from prep.cache.store import Cache, publish_table
+from prep.errors import CacheError, first_line
+from prep.fs.untrusted import open_plain, size_plain
+from prep.parse import Unparsed, brief
+
+BATCH_ROWS = 1 << 16
+MOST = 1 << 35  # bytes of a table; 10^8 samples have 24 GB
+HINT = "prep encode SOURCE --cache DIR -o MANIFEST writes the tables again"
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=name == "coverage") for name, kind in columns.items()])
+
+
+def _records(**columns: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", pa.struct(list(_schema(**columns))), nullable=False))
+
+
+INT = pa.int32()
+DIGEST = pa.binary(32)
+VIEW = dict.fromkeys(("scaled_width", "scaled_height", "crop_x", "crop_y"), INT) | {"flip": pa.bool_()} | dict.fromkeys(
+    ("latent_shard", "latent_row", "mask_shard", "mask_row"), INT  # -1: has none
+)
+TEXT = {"caption": pa.string(), "weight": pa.float32(), "shard": INT, "row": INT}
+SAMPLES = _schema(
+    id=DIGEST, name=pa.string(), source=INT, role=pa.string(), picture=DIGEST,
+    width=INT, height=INT,  # pixels, after orientation
+    bucket=INT,  # index into the manifest's buckets
+    repeats=INT, weight=pa.float32(),
+    coverage=pa.float32(),  # mean of the mask, 0 to 1; null: no mask
+    views=_records(**VIEW), texts=_records(**TEXT),
+)
+SHARDS = _schema(
+    digest=DIGEST, field=pa.string(), rows=INT, bytes=pa.int64(),
+    shapes=pa.string(),  # canonical JSON {"latent": [4, 64, 64]}
+    dtypes=pa.string(),  # canonical JSON {"latent": "bfloat16"}
+)
+FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), detail=pa.string())
+
+
+def write_table(cache: Cache, table: pa.Table) -> str:
+    """The digest of the table's file, which is in the cache when this returns."""
+    sink = pa.BufferOutputStream()
+    whole = table.replace_schema_metadata(None).combine_chunks()
+    with pa.ipc.new_file(sink, whole.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
+        writer.write_table(whole, max_chunksize=BATCH_ROWS)
+    return publish_table(cache, sink.getvalue())
+
+
+def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = True) -> pa.Table:
+    """The table of that digest, memory-mapped; `check` reads it all once to compare the digest.
+
+    Raises `CacheError` when it is missing, damaged, or has another schema. Whoever made it, the table is sound when
+    this returns, and took no more memory than its file has bytes; its values are for `prep.manifest.consistency` to
+    check.
+    """
+    path = cache.table(digest)
+    try:
+        if (size := size_plain(path)) > MOST:
+            raise Unparsed(f"it has {size} bytes, expected at most {MOST}")
+        if check and file_digest(path) != digest:
+            raise CacheError(f"table {digest} is damaged: its bytes do not match its name", hint=HINT)
+        return parse_table(stream_of(_mapped(path)), schema)
+    except FileNotFoundError:
+        raise CacheError(f"table {digest} is missing", hint=HINT) from None
+    except (OSError, Unparsed) as error:
+        raise CacheError(f"table {digest} cannot be read: {error}", hint=HINT) from None
+
+
+def parse_table(stream: memoryview, schema: pa.Schema) -> pa.Table:
+    """The table in a stream whose frame was looked over (`frame.check_stream`); its columns share the stream's memory.
+
+    Everything that NumPy and Arrow will rely on is checked here (14 ms for a million samples): types, offsets, lengths,
+    UTF-8, and no nulls but where the schema has them. Raises `Unparsed`.
+    """
+    try:
+        reader = pa.ipc.open_stream(pa.py_buffer(stream))
+        if not reader.schema.equals(schema, check_metadata=True):
+            raise Unparsed(f"it has columns {brief(reader.schema.names)}, expected {schema.names}")
+        table = reader.read_all()
+        table.validate(full=True)
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names that are not UTF-8
+        raise error if isinstance(error, Unparsed) else Unparsed(brief(first_line(error))) from None
+    for field, column in zip(schema, table.columns, strict=True):
+        for chunk in column.chunks:
+            _refuse_nulls(chunk, field)
+    return table
+
+
+def _mapped(path: Path) -> memoryview:
+    """A file's bytes, mapped; the map goes with the last who uses it."""
+    descriptor = open_plain(path)
+    try:
+        if not os.fstat(descriptor).st_size:
+            raise Unparsed("it is empty")
+        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_nulls(array: pa.Array, field: pa.Field) -> None:
+    if array.null_count and not field.nullable:
+        raise Unparsed(f"its column '{field.name}' has nulls")
+    if pa.types.is_list(field.type):
+        _refuse_nulls(array.values, field.type.value_field)
+    elif pa.types.is_struct(field.type):
+        for number, inner in enumerate(field.type):
+            _refuse_nulls(array.field(number), inner)
+
+
+def build_shards(rows: list[dict[str, Any]]) -> pa.Table:
+    """The SHARDS table of rows {digest (hex), field, rows, bytes, shapes, dtypes}, sorted by (field, digest)."""
+    ordered = sorted(rows, key=lambda row: (row["field"], row["digest"]))
+    return pa.Table.from_pylist([{**row, "digest": bytes.fromhex(row["digest"])} for row in ordered], schema=SHARDS)
+
+
+def build_findings(findings: list[Finding]) -> pa.Table:
+    """The FINDINGS table, sorted by path, code, severity, detail."""
+    rows = sorted((found.path, found.code, found.severity, found.detail) for found in findings)
+    return pa.Table.from_pylist([dict(zip(FINDINGS.names, row, strict=True)) for row in rows], schema=FINDINGS)

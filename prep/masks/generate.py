@@ -1,0 +1,162 @@
+"""Makes mask pictures: threads read, decode and write, and a model, where there is one, gets batches in between.
+
+Below a directory of their own, in the pictures' own subdirectories; white trains. Each file is whole or absent; one
+that exists is left alone, since somebody may have edited it. So a run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+from prep.arrays import Finding, Item
+from prep.errors import PathError
+from prep.formatting import safe
+from prep.fs.paths import is_inside, resolve, same_place
+from prep.masks.methods import METHODS, Made, MaskChoice, check_choice, mask_path
+from prep.masks.picture import Model, Outcome, Ready, begin, end, no_room, write_white
+
+Tick = Callable[[int], object]
+
+
+def make_masks(items: Iterable[Item], choice: MaskChoice, *, out: Path, load: Callable[[], Model] | None = None,
+               jobs: int = 2, batch_size: int = 4, tick: Tick = lambda _: None) -> Made:
+    """Writes the masks of `items` below `out`, the only place it writes to.
+
+    Without `combine`, an item's own mask is taken over and a file that is there is kept, unless `force`; with it, the
+    new mask is combined with the file that is there, or else with the item's own. `load` is called once, when a mask
+    needs the model. Raises `UsageError` for a choice that makes no mask, `PathError` where `out` cannot be written, or
+    where a link in it leads elsewhere.
+    """
+    check_choice(choice)
+    model: Model | None = None
+    left = [(item, out / mask_path(item.name, choice.naming)) for item in items]
+    _check_below({target.parent for _, target in left}, out)
+    outcomes: list[tuple[Item, Outcome]] = []
+    written: set[Path] = set()
+    while left:  # two pictures of one stem share the first one's mask
+        now, left = _first_of_each(left)
+        todo = []
+        for item, target in now:
+            known = "kept" if target in written else _known(item, target, choice)
+            if known is None:
+                todo.append((item, target))
+            else:
+                outcomes.append((item, known))
+                tick(1)
+        if load is not None and model is None and any(_needs_model(item, choice) for item, _ in todo):
+            model = load()
+        for item, target, outcome in _run(todo, choice, model, jobs, batch_size, tick):
+            outcomes.append((item, outcome))
+            written.update([target] if outcome in ("written", "black") else [])
+    return _made([(item, _told_apart(item, outcome, out, choice)) for item, outcome in outcomes])
+
+
+def _told_apart(item: Item, outcome: Outcome, out: Path, choice: MaskChoice) -> Outcome:
+    """A picture in a subdirectory that needs no mask gets one all the same, where one of its name lies directly in
+    `out`: `prep encode` would take that for its own, since masks may lie flat.
+    """
+    target = out / mask_path(item.name, choice.naming)
+    if outcome != "skipped" or target.parent == out or not (out / target.name).exists():
+        return outcome
+    return write_white(item, target)
+
+
+def _made(outcomes: Sequence[tuple[Item, Outcome]]) -> Made:
+    results = [outcome for _, outcome in outcomes]
+    black = tuple(item.name for item, outcome in outcomes if outcome == "black")
+    return Made(written=results.count("written") + len(black), kept=results.count("kept"),
+                skipped=results.count("skipped"), findings=tuple(one for one in results if isinstance(one, Finding)),
+                black=black)
+
+
+def _first_of_each(left: Sequence[tuple[Item, Path]]) -> tuple[list[tuple[Item, Path]], list[tuple[Item, Path]]]:
+    """The first item of each target, and the others."""
+    seen: set[Path] = set()
+    first: list[tuple[Item, Path]] = []
+    later: list[tuple[Item, Path]] = []
+    for item, target in left:
+        (later if target in seen else first).append((item, target))
+        seen.add(target)
+    return first, later
+
+
+def _check_below(folders: Iterable[Path], out: Path) -> None:
+    """Raises `PathError` when a link in `out` makes a folder lie elsewhere, beside the pictures perhaps."""
+    top = resolve(out)
+    for folder in sorted(folders):
+        at = resolve(folder)
+        if not same_place(at, top) and not is_inside(at, top):
+            raise PathError(f"{safe(str(folder))} leads to {safe(str(at))}, expected a directory below "
+                            f"{safe(str(top))}", hint="remove the link, or choose another directory: -o DIR")
+
+
+def _known(item: Item, target: Path, choice: MaskChoice) -> Outcome | None:
+    """What is known without reading anything: the file is there, or can never be."""
+    try:
+        return "kept" if target.exists() and not choice.force and choice.combine is None else None
+    except OSError as error:
+        return no_room(item, target, error)
+
+
+def _needs_model(item: Item, choice: MaskChoice) -> bool:
+    return METHODS[choice.method].model and (item.mask is None or choice.combine is not None)
+
+
+# ---- threads and batches ---------------------------------------------------------------------------------------------
+
+
+def _run(todo: Sequence[tuple[Item, Path]], choice: MaskChoice, model: Model | None, jobs: int, batch_size: int,
+         tick: Tick) -> list[tuple[Item, Path, Outcome]]:
+    """The outcomes in order. After Ctrl-C, or an error, what the model has done is still written; nothing begins."""
+    outcomes: dict[int, Outcome] = {}
+    batch: list[tuple[int, Ready]] = []
+    ending: deque[tuple[int, Future[Outcome]]] = deque()
+    pool = ThreadPoolExecutor(jobs)
+
+    def settle(left: int) -> None:
+        while len(ending) > left:
+            number, future = ending.popleft()
+            outcomes[number] = future.result()
+            tick(1)
+
+    def flush() -> None:
+        assert model is not None, f"{choice.method} needs a model"
+        maps = model.maps([ready.input for _, ready in batch])
+        ending.extend((number, pool.submit(end, ready, gray, choice))
+                      for (number, ready), gray in zip(batch, maps, strict=True))
+        batch.clear()
+        settle(2 * batch_size)
+
+    with pool, closing(_ahead(pool, todo, choice, model, jobs + batch_size)) as beginnings:
+        for number, begun in beginnings:
+            if isinstance(begun, Ready):
+                batch.append((number, begun))
+            else:
+                outcomes[number] = begun
+                tick(1)
+            if len(batch) == batch_size:
+                flush()
+        if batch:
+            flush()
+        settle(0)
+    return [(item, target, outcomes[number]) for number, (item, target) in enumerate(todo)]
+
+
+def _ahead(pool: ThreadPoolExecutor, todo: Sequence[tuple[Item, Path]], choice: MaskChoice, model: Model | None,
+           window: int) -> Generator[tuple[int, Outcome | Ready], None, None]:
+    """Each item's beginning in order, at most `window` of them ahead; those not yet begun never are, once closed."""
+    waiting: deque[Future[Outcome | Ready]] = deque()
+    try:
+        for number, (item, target) in enumerate(todo):
+            waiting.append(pool.submit(begin, item, target, choice, model))
+            if len(waiting) == window:
+                yield number - window + 1, waiting.popleft().result()
+        for number in range(len(todo) - len(waiting), len(todo)):
+            yield number, waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()

@@ -1,0 +1,128 @@
+"""Mask pictures for people to look at and edit: which methods there are, what they take, and how files are named.
+
+`prep.masks.generate` makes them, from what `prep.masks.pixels` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from prep.arrays import Finding, Size
+from prep.errors import UsageError
+from prep.parse import Unparsed, colour_of, suggest, within
+from prep.sources.tree import MASK
+
+Method = Literal["alpha", "color", "threshold", "clipseg", "segment", "rembg"]
+Combine = Literal["replace", "add", "subtract", "intersect"]
+Naming = Literal["onetrainer", "kohya"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodFacts:
+    """What is true of a method."""
+
+    says: str  # what trains
+    threshold: float | None  # where its map is cut into black and white, unless asked otherwise; None: it stays gray
+    needs: str = ""  # the option that it cannot do without
+    model: bool = False  # a model makes its map
+
+
+# 0.3: what OneTrainer takes for CLIPSeg by default, whose maps are far from 1 even where the prompt is right.
+METHODS: Mapping[Method, MethodFacts] = {
+    "alpha": MethodFacts(says="opaque parts train", threshold=None),
+    "color": MethodFacts(says="what differs from the background colour trains", threshold=None),
+    "threshold": MethodFacts(says="bright parts train", threshold=0.5),
+    "clipseg": MethodFacts(says="what a prompt names trains", threshold=0.3, needs="--prompt", model=True),
+    "segment": MethodFacts(says="what has a label trains", threshold=0.5, needs="--label", model=True),
+    "rembg": MethodFacts(says="the foreground trains", threshold=None, model=True),
+}
+COMBINE: Mapping[Combine, str] = {
+    "replace": "the new mask", "add": "the lighter of both", "subtract": "the old mask less the new one",
+    "intersect": "the darker of both"}
+NAMING: Mapping[Naming, str] = {"onetrainer": f"{MASK}.png", "kohya": ".png"}  # what follows the picture's stem
+ASPECT = 0.01  # relative: how far a mask's aspect may be off before it is another picture's mask
+MOST_SMOOTH, MOST_EXPAND = 256, 1024  # pixels; more than any outline is off
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskChoice:
+    """How masks are made. The order: map, smooth, cut at the threshold, invert, expand, combine."""
+
+    method: Method
+    colour: str = "white"  # of `color`: the background
+    tolerance: int = 16  # of `color`: how far a channel may be from it, 0 to 255
+    threshold: float | None = None  # part of white from which a pixel trains; None: the method's own
+    invert: bool = False
+    smooth: float = 0.0  # radius of a gaussian blur before the cut, in pixels
+    expand: int = 0  # pixels by which what trains grows on each side; negative: shrinks
+    prompts: tuple[str, ...] = ()  # of `clipseg`
+    labels: tuple[str, ...] = ()  # of `segment`
+    combine: Combine | None = None  # None: a picture's own mask is taken over, a file that is there is kept
+    naming: Naming = "onetrainer"
+    force: bool = False  # files that are there are made anew
+
+    @property
+    def cut(self) -> float | None:
+        """Where the map is cut; `None`: it stays gray."""
+        return METHODS[self.method].threshold if self.threshold is None else self.threshold
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What `make_masks` did."""
+
+    written: int
+    kept: int  # were there already
+    skipped: int  # would be white everywhere: no transparency, nothing of the colour
+    findings: tuple[Finding, ...]  # pictures that cannot be used
+    black: tuple[str, ...] = ()  # names of those written that are black everywhere: nothing of the picture trains
+
+
+def fits(mask: Size, picture: Size) -> bool:
+    """Whether a mask of one size can be scaled to a picture of another: same aspect, to 1 % or a pixel of the mask."""
+    wanted = mask[1] * picture[0] / picture[1]  # the mask's width, had it the picture's aspect
+    return abs(mask[0] - wanted) <= max(ASPECT * wanted, 1.0, picture[0] / picture[1])
+
+
+def fits_scaled(mask: Size, scaled: Size) -> bool:
+    """The same, where only the picture's scaled size is known: whole pixels there may hide a little of its shape."""
+    (width, height), (wide, high) = mask, scaled
+    return fits(mask, scaled) or abs(width * high - wide * height) <= max(width, height)
+
+
+def mask_path(name: str, naming: Naming = "onetrainer") -> PurePosixPath:
+    """Where the mask of the picture `name` goes below the masks' directory: the same place, `NAME-masklabel.png`."""
+    path = PurePosixPath(name)
+    assert not path.is_absolute() and ".." not in path.parts, f"item name {name!r} leads out of its source"
+    return path.with_name(f"{path.stem}{NAMING[naming]}")
+
+
+def check_choice(choice: MaskChoice) -> None:
+    """Raises `UsageError` for what makes no mask."""
+    _check_words(choice)
+    try:
+        within(choice.tolerance, 0, 254, "--tolerance")
+        within(0.5 if choice.cut is None else choice.cut, 0.001, 1, "--threshold")
+        within(choice.smooth, 0, MOST_SMOOTH, "--smooth")
+        within(choice.expand, -MOST_EXPAND, MOST_EXPAND, "--expand")
+        colour_of(choice.colour, "--color")
+    except Unparsed as error:
+        hint = "prep mask SOURCE --with color --color '#00ff00' -o DIR, for one" if "--color" in str(error) else ""
+        raise UsageError(str(error), hint=hint) from None
+
+
+def _check_words(choice: MaskChoice) -> None:
+    """Raises `UsageError` for a word that is none of those known, and for words for another method."""
+    method: str = choice.method
+    for option, value, known in (("--with", method, METHODS), ("--combine", choice.combine or "add", COMBINE),
+                                 ("--naming", choice.naming, NAMING)):
+        if value not in known:
+            raise UsageError(f"{option} is '{value}', expected one of: {', '.join(known)}{suggest(value, known)}")
+    for option, given, owner in (("--prompt", choice.prompts, "clipseg"), ("--label", choice.labels, "segment")):
+        if given and owner != method:
+            raise UsageError(f"{option} is for --with {owner}, and masks are made with {method}")
+        if owner == method and not [one for one in given if one.strip()]:
+            raise UsageError(f"--with {method} has no {option}, expected at least one: {METHODS[choice.method].says}")

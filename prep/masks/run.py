@@ -1,0 +1,144 @@
+"""What `prep mask` does: checks where it writes, finds the model, makes the masks and the pages that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import Item
+from prep.dataset.ingest import label, picture_places, walk_all
+from prep.errors import ConfigError, PathError, UsageError
+from prep.formatting import names_of, rejected_lines, safe
+from prep.fs.paths import Place, check_apart, check_not_cache
+from prep.masks.generate import make_masks
+from prep.masks.methods import METHODS, Made, MaskChoice, check_choice, mask_path
+from prep.masks.picture import Model
+from prep.models.hub import SINGLE, locate
+from prep.recipe.schema import Recipe
+from prep.report.pages.frame import check_page_file
+from prep.report.pages.masks import Entry, write_sheets
+from prep.runtime import held_back
+
+CLIPSEG = "CIDAS/clipseg-rd64-refined"  # the published weights of the paper, by its authors
+REMBG = "u2net"  # what rembg takes itself when nothing is said
+Tick = Callable[[int], object]
+Progress = Callable[[str, int | None, str], AbstractContextManager[Tick]]  # title, total, unit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Masking:
+    """A call of `prep mask`."""
+
+    recipe: Recipe
+    choice: MaskChoice
+    output: Path
+    html: Path | None  # of the page that shows the masks
+    model: str  # a directory, or a Hub id; of rembg, one of its names; "": the method's own
+    device: str
+    batch_size: int
+    jobs: int
+    download: bool
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Masked:
+    """What came of it."""
+
+    made: Made
+    output: Path
+    pages: tuple[Path, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `prep mask --json`."""
+        return {"directory": str(self.output), "written": self.made.written, "kept": self.made.kept,
+                "skipped": self.made.skipped, "black": list(self.made.black), "pages": [str(one) for one in self.pages],
+                "findings": [one.as_json() for one in self.made.findings]}
+
+    def as_text(self) -> str:
+        """A few lines for people."""
+        made = self.made
+        kept = " and kept (--force: made anew)" if made.kept else ""
+        lines = [f"{safe(str(self.output))}: {made.written} masks written, {made.kept} there already{kept}, "
+                 f"{made.skipped} pictures need none (all white)"]
+        if made.black:
+            lines.append(f"black everywhere, so that nothing of them would train: {names_of(made.black, 8)}")
+        lines += [f"to look at: {safe(str(one))}" for one in self.pages]
+        return "\n".join([*lines, *rejected_lines(made.findings)])
+
+
+def mask_all(call: Masking) -> Masked:
+    """Masks of every picture of the recipe, below its output. Raises `UsageError`, `ConfigError`, `PathError`,
+    `ModelError`.
+    """
+    choice = call.choice
+    check_choice(choice)
+    if call.model and not METHODS[choice.method].model:
+        raise UsageError(f"--model is for methods with a model, and masks are made with {choice.method}")
+    if choice.method == "segment" and not call.model:
+        raise UsageError("--with segment has no --model, expected a segmentation model",
+                         hint="name a directory, or a Hub id like nvidia/segformer-b0-finetuned-ade-512-512")
+    if call.recipe.mask == "alpha":
+        raise UsageError("--mask is 'alpha', expected none, sidecar or a directory",
+                         hint="--with alpha makes masks of the pictures' transparency")
+    _check_places(call)
+    items = [one for one in walk_all(call.recipe) if isinstance(one, Item)]
+    _check_names(call.recipe, items, choice)
+    with call.progress("masking", len(items), "pictures") as tick:
+        made = make_masks(items, choice, out=call.output, load=partial(_load, call), jobs=call.jobs,
+                          batch_size=call.batch_size, tick=tick)
+    return Masked(made=made, output=call.output, pages=_pages(call, items))
+
+
+def _check_places(call: Masking) -> None:
+    """Raises `PathError` unless pictures, masks and pages are apart; before anything is written."""
+    places = picture_places(call.recipe)
+    for pictures in places:
+        check_apart([pictures, Place(role="output", path=call.output)])
+    check_not_cache(call.output)
+    if call.output.exists() and not call.output.is_dir():
+        raise PathError(f"{call.output} is a file, expected a directory for masks")
+    if call.html is not None:
+        check_page_file(call.html, places)
+
+
+def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskChoice) -> None:
+    """Raises `ConfigError` where pictures of two sources would have one mask: `prep encode` looks it up by name."""
+    if len(recipe.sources) == 1:
+        return
+    owners: dict[str, Item] = {}
+    for item in items:
+        place = str(mask_path(item.name, choice.naming))
+        other = owners.setdefault(place, item)
+        if other.source != item.source:
+            raise ConfigError(f"{label(recipe, other)} and {label(recipe, item)} would have one mask, {place}",
+                              hint="run prep mask for each source, and name its directory as mask of that [[source]]")
+
+
+def _load(call: Masking) -> Model:
+    choice, model = call.choice, call.model
+    if choice.method == "rembg":
+        with held_back():
+            from prep.masks.rembg import Matting  # here: an extra
+
+        return Matting(model or REMBG, download=call.download)
+    folder = locate(model or CLIPSEG, download=call.download, parts=SINGLE)
+    with held_back():
+        from prep.masks import segmentation as segment  # here: most masks need no torch
+
+    if choice.method == "clipseg":
+        return segment.clipseg(folder, prompts=choice.prompts, device=call.device)
+    return segment.segment(folder, labels=choice.labels, device=call.device)
+
+
+def _pages(call: Masking, items: Sequence[Item]) -> tuple[Path, ...]:
+    if call.html is None:
+        return ()
+    entries = [Entry(item=item, name=label(call.recipe, item),
+                     mask=call.output / mask_path(item.name, call.choice.naming)) for item in items]
+    with call.progress("showing", len(entries), "pictures") as tick:
+        return write_sheets(call.html, entries, jobs=call.jobs, tick=tick)

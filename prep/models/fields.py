@@ -1,0 +1,72 @@
+"""The arrays of each field's rows: which dtypes and shapes a cache will hold, known before anything is encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import ArraySpec, DType, Size
+from prep.errors import ModelError
+from prep.models.family import FAMILIES, Family
+from prep.models.fingerprint import infer_family, read_config
+from prep.recipe.schema import ModelChoice
+
+# Dims of each array, in the order of its shape; c h w are latent cells, as everywhere.
+DIMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "latent": {"latent": ("c", "h", "w")},
+    "mask": {"mask": ("1", "h", "w")},
+    "text": {"hidden": ("token", "channel")},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Specs:
+    """Everything that shapes depend on, beside the bucket."""
+
+    family: Family
+    dtype: DType
+    text_width: int  # channels of the text encoder's hidden states
+
+    def of(self, field: str, bucket: Size | None) -> tuple[ArraySpec, ...]:
+        """The arrays of a row of `field`; text has no bucket."""
+        if field == "text":
+            return (ArraySpec(name="hidden", dtype=self.dtype, shape=(self.family.max_length, self.text_width)),)
+        assert bucket is not None, f"a row of {field} has a bucket"
+        width, height = (side // self.family.factor for side in bucket)
+        if field == "mask":
+            return (ArraySpec(name="mask", dtype="uint8", shape=(1, height, width)),)
+        return (ArraySpec(name="latent", dtype=self.dtype, shape=(self.family.latent_channels, height, width)),)
+
+    def row_bytes(self, field: str, bucket: Size | None) -> int:
+        """Bytes of one row of `field`, without checksums."""
+        return sum(spec.row_bytes for spec in self.of(field, bucket))
+
+    def arrays(self, field: str) -> dict[str, Any]:
+        """The field's arrays as the manifest says them: dtype and dims."""
+        dtype = "uint8" if field == "mask" else self.dtype
+        return {name: {"dtype": dtype, "dims": list(dims)} for name, dims in DIMS[field].items()}
+
+
+def family_of(model: ModelChoice) -> Family | None:
+    """The facts of the family that is named, or else of the model in a directory; `None` where neither says it.
+
+    A family that is not known is none: buckets can be looked at without one, and who needs it says so.
+    """
+    if model.family:
+        return FAMILIES[model.family]
+    if not model.path or not Path(model.path).is_dir():
+        return None
+    try:
+        return FAMILIES[infer_family(Path(model.path))]
+    except ModelError:
+        return None
+
+
+def text_width(model: Path) -> int:
+    """Channels of the text encoder's hidden states, from its config. Raises `ModelError`."""
+    width = read_config(model / "text_encoder" / "config.json").get("hidden_size")
+    if not isinstance(width, int) or width < 1:
+        raise ModelError(f"{model / 'text_encoder' / 'config.json'} has hidden_size {width!r}, expected a whole number")
+    return width

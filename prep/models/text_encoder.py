@@ -1,0 +1,95 @@
+"""Text rows through the pipeline's own `encode_prompt`, loaded without denoiser and VAE: training sees what inference
+sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from diffusers import StableDiffusionPipeline
+
+from prep.errors import ModelError, first_line
+from prep.models.device import pick_device
+from prep.models.fingerprint import pipeline_index
+from prep.models.loading import dtype_keyword, refuse_holes
+from prep.models.tensors import DTYPES, finite_rows, stored
+
+Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one row
+
+
+class TextEncoder:
+    """A pipeline's tokenizer and text encoder on their device."""
+
+    def __init__(self, model: Path, *, device: str, compute: str, dtype: str) -> None:
+        self._device, self._dtype = pick_device(device), dtype
+        self._pipeline = _load(model, DTYPES[compute]).to(self._device)
+        self._pipeline.set_progress_bar_config(disable=True)
+
+    @torch.inference_mode()
+    def encode(self, captions: Sequence[str]) -> list[Arrays | None]:
+        """One row of `hidden` [token, channel] per caption; `None` where it is not finite even in float32."""
+        rows = self._forward(list(captions))
+        result: list[Arrays | None] = [{"hidden": row} for row in stored(rows, self._dtype)]
+        for number, fine in enumerate(finite_rows(rows, self._dtype)):
+            if not fine:
+                result[number] = self._again(partial(self._forward, [captions[number]]))
+        return result
+
+    @torch.inference_mode()
+    def unconditional(self) -> Arrays | None:
+        """The row that the pipeline itself takes when it is given no negative prompt; `None` as for captions."""
+        return self._kept(self._negative()) or self._again(self._negative)
+
+    def _again(self, forward: Callable[[], torch.Tensor]) -> Arrays | None:
+        usual = self._pipeline.text_encoder.dtype
+        self._pipeline.text_encoder.to(torch.float32)
+        row = forward()
+        self._pipeline.text_encoder.to(usual)
+        return self._kept(row)
+
+    def _kept(self, row: torch.Tensor) -> Arrays | None:
+        return {"hidden": stored(row, self._dtype)[0]} if finite_rows(row, self._dtype)[0] else None
+
+    def _forward(self, captions: list[str]) -> torch.Tensor:
+        hidden_BLD, _ = self._pipeline.encode_prompt(captions, self._device, 1, False)
+        rows: torch.Tensor = hidden_BLD.float().cpu()
+        return rows
+
+    def _negative(self) -> torch.Tensor:
+        _, negative_1LD = self._pipeline.encode_prompt("", self._device, 1, True)
+        row: torch.Tensor = negative_1LD.float().cpu()
+        return row
+
+
+def _load(model: Path, dtype: torch.dtype) -> Any:
+    encoder = _load_encoder(model, dtype)
+    try:
+        return StableDiffusionPipeline.from_pretrained(  # type: ignore[no-untyped-call]
+            model, text_encoder=encoder, vae=None, unet=None, safety_checker=None, feature_extractor=None,
+            image_encoder=None, requires_safety_checker=False, use_safetensors=True, local_files_only=True,
+            low_cpu_mem_usage=False)
+    except Exception as error:  # as below
+        raise ModelError(f"cannot load the tokenizer of {model}: {first_line(error)}") from None
+
+
+def _load_encoder(model: Path, dtype: torch.dtype) -> Any:
+    """The text encoder in `dtype`, straight from its file: the dtype in its config.json decides no value."""
+    named = pipeline_index(model).get("text_encoder")
+    if named != ["transformers", "CLIPTextModel"]:
+        raise ModelError(f"text_encoder in {model / 'model_index.json'} is {named}, expected a CLIPTextModel")
+    folder = model / "text_encoder"
+    kind: Any = transformers.CLIPTextModel
+    try:
+        encoder, loaded = kind.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+            **{dtype_keyword(transformers.__version__): dtype})
+    except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
+        raise ModelError(f"cannot load the text encoder in {folder}: {first_line(error)}") from None
+    refuse_holes(loaded, folder)
+    return encoder

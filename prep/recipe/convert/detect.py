@@ -1,0 +1,88 @@
+"""Which tool's file is it? Told by what is in it, read strictly and within bounds; nothing in a file is ever run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from prep.errors import ConfigError, PathError
+from prep.parse import Unparsed, brief
+from prep.recipe.convert import kohya, onetrainer, simpletuner
+from prep.recipe.convert.draft import Converted
+
+MOST_BYTES = 1 << 24  # of a file; those of people who list every directory by hand have less than a hundredth
+MOST_SOURCES = 10_000
+KNOWN = ("a kohya dataset TOML ([[datasets]]), OneTrainer's concepts JSON (a list with 'path') or SimpleTuner's "
+         "multidatabackend.json (a list with 'instance_data_dir')")
+
+
+def convert(path: Path) -> Converted:
+    """The recipe that the file at `path` comes to, and notes on it. Raises `PathError`, `ConfigError`."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise PathError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{path} has more than {MOST_BYTES} bytes, expected {KNOWN}")
+    try:
+        return _converted(_document(data), path.absolute().parent)
+    except Unparsed as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _converted(document: Any, base: Path) -> Converted:
+    if isinstance(document, dict) and isinstance(document.get("datasets"), list):
+        return kohya.convert(document, base)
+    if isinstance(document, dict) and "source" in document:
+        raise Unparsed("it is a recipe already, expected another tool's file")
+    if isinstance(document, dict) and "concept_file_name" in document:  # OneTrainer's main configuration
+        if not document.get("concepts"):
+            raise Unparsed("it is OneTrainer's main configuration, expected the concepts that it names, "
+                           f"{brief(document['concept_file_name'])}")
+        document = document["concepts"]
+    tables = [one for one in document if isinstance(one, dict)] if isinstance(document, list) else []
+    if len(tables) > MOST_SOURCES:
+        raise Unparsed(f"it lists {len(tables)} sources, expected at most {MOST_SOURCES}")
+    if any({"instance_data_dir", "dataset_type"} & one.keys() for one in tables):
+        return simpletuner.convert(document, base)
+    if any("path" in one for one in tables):
+        return onetrainer.convert(document, base)
+    raise Unparsed(f"it is of no format that is converted, expected {KNOWN}")
+
+
+def _document(data: bytes) -> Any:
+    """What the bytes say: JSON where they begin like it and are it, else TOML."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unparsed(f"byte {error.start} is not UTF-8, expected {KNOWN}") from None
+    try:
+        return _json(text) if text.lstrip()[:1] in ("{", "[") else tomllib.loads(text)
+    except Unparsed:
+        raise
+    except (ValueError, RecursionError) as error:
+        fault = str(error)
+    try:  # a TOML file may begin with a section, as a JSON list does
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        raise Unparsed(f"it is neither JSON nor TOML: {fault[:200]}") from None
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise Unparsed(f"the key {brief(next(one for one in names if names.count(one) > 1))} comes twice in a table")
+    return table
+
+
+def _refuse(word: str) -> NoReturn:
+    raise Unparsed(f"it has the number {word}, which is not JSON")

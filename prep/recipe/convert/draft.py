@@ -1,0 +1,223 @@
+"""What the converters share: a recipe in the making, and tables that remember which of their keys were asked for.
+
+No setting is lost in silence: whatever is not converted has a note, known or not. What is off, or null, needs none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prep.formatting import safe
+from prep.parse import Unparsed, brief, expect
+from prep.recipe.schema import CaptionChoice, ImageChoice, MaskFrom, Recipe, Source
+from prep.recipe.write import Remark
+
+T = TypeVar("T")
+OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+UNKNOWN = "not known here; nothing was made of it"
+_SECRET = re.compile(r"secret|token$|password|access_key|credential", re.IGNORECASE)
+VIEWS = 4  # cuts of a picture that are kept where a tool would draw another one each time it is shown
+CUTS = f"{VIEWS} cuts of each picture are kept, drawn once: [image] views"
+FLAT = ("*/*",)  # a glob of all that lies in subdirectories
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """A setting of another tool's that has no counterpart, or another meaning, here."""
+
+    key: str  # with where it is in the file: datasets[0].subsets[1].color_aug
+    value: str  # as the file says it, cut; "" where it is nobody's business, or where there is none
+    said: str  # what becomes of it here
+    at: str  # the place in the recipe that it concerns; "": the whole
+
+    @property
+    def text(self) -> str:
+        """The note on one line, whatever is in the file."""
+        return safe(f"{self.key}{' = ' if self.value else ''}{self.value}: {self.said}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Converted:
+    """A recipe made of another tool's file."""
+
+    tool: str
+    recipe: Recipe  # its paths are absolute
+    notes: tuple[Note, ...]
+
+    @property
+    def remarks(self) -> list[Remark]:
+        """The notes as comments of the recipe."""
+        return [Remark(at=one.at, text=one.text) for one in self.notes]
+
+
+@dataclass(kw_only=True, slots=True)
+class Draft:
+    """A recipe in the making."""
+
+    tool: str
+    base: Path  # the directory of the other tool's file
+    sources: list[Source] = field(default_factory=list)  # each with its caption and mask settings
+    images: list[tuple[str, ImageChoice]] = field(default_factory=list)  # (where it was said, what)
+    validation: float = 0.0
+    notes: list[Note] = field(default_factory=list)
+
+    @property
+    def here(self) -> str:
+        """The place of the source that is added next."""
+        return f"source[{len(self.sources)}]"
+
+    def note(self, key: str, value: Any, said: str, at: str) -> None:
+        """Adds a note, once for each key."""
+        if all((one.key, one.said) != (key, said) for one in self.notes):
+            hidden = value is None or _SECRET.search(key)
+            self.notes.append(Note(key=key, value="" if hidden else brief(value), said=said, at=at))
+
+    def place(self, text: str, key: str) -> Path:
+        """The path that the file means: below its own directory, or where its tool may have been started, which is the
+        current one or that above the file's (`config/x.json`). A note says so when there is nothing at any.
+        """
+        if "\0" in text or not text:
+            raise Unparsed(f"{key} is {brief(text)}, expected a path")
+        spelled = [Path(text), Path(text.replace("\\", "/"))]
+        options = [base / one for one in spelled for base in (self.base, Path.cwd(), self.base.parent)]
+        found = next((one for one in options if _exists(one)), None)
+        if found is None:
+            self.note(key, text, "nothing is there now", self.here)
+        return found or options[0]
+
+    def finish(self) -> Converted:
+        """The recipe: what all sources share stands in its sections. Raises `Unparsed` when there is no source."""
+        self._join_resolutions()
+        if not self.sources:
+            why = f": {self.notes[0].text}" if self.notes else ""
+            raise Unparsed(f"it has no source that can be converted{why}")
+        captions = [one.caption or CaptionChoice() for one in self.sources]
+        caption = CaptionChoice(**{name: getattr(captions[0], name) for name in CaptionChoice.__dataclass_fields__
+                                   if len({getattr(one, name) for one in captions}) == 1})
+        masks = self._masks()
+        mask = masks[0] if masks[0] is not None and all(one == masks[0] for one in masks) else "none"
+        recipe = Recipe(
+            sources=tuple(replace(one, caption=None if own == caption else own,
+                                  mask=None if (where or "none") == mask else where)
+                          for one, own, where in zip(self.sources, captions, masks, strict=True)),
+            image=self._image(), caption=caption, mask=mask, validation=self.validation)
+        return Converted(tool=self.tool, recipe=recipe, notes=tuple(self.notes))
+
+    def _join_resolutions(self) -> None:
+        """The same sources at other resolutions, and all else alike, are one set of samples at several."""
+        groups: dict[Any, list[int]] = {}
+        for number, (_, image) in enumerate(self.images):
+            groups.setdefault(image.resolution, []).append(number)
+        (first, *others) = list(groups.values()) or [[]]
+        alike = all([self._at_any(one) for one in other] == [self._at_any(one) for one in first] for other in others)
+        if not others or not alike or self.images[0][1].buckets == "list":
+            return
+        sides = tuple(sorted(side for one in groups for side in ([one] if isinstance(one, int) else one)))
+        place = {f"source[{number}]": f"source[{at}]" for group in groups.values() for at, number in enumerate(group)}
+        self.notes = [replace(one, at=place.get(one.at, one.at)) for one in self.notes]
+        self.sources = [self.sources[number] for number in first]
+        self.images = [(self.images[number][0], replace(self.images[number][1], resolution=sides)) for number in first]
+
+    def _at_any(self, number: int) -> tuple[Source, ImageChoice]:
+        """A source and what it wants, but for the resolution."""
+        return self.sources[number], replace(self.images[number][1], resolution=512)
+
+    def _image(self) -> ImageChoice:
+        """What the first group of pictures wants; a note for each key in which another wants something else."""
+        if not self.images:
+            return ImageChoice()
+        chosen = self.images[0][1]
+        for where, image in self.images[1:]:
+            for name in ImageChoice.__dataclass_fields__:
+                wanted = getattr(image, name)
+                if wanted != getattr(chosen, name):
+                    self.note(f"{where}: {name}", wanted, "a recipe has one [image], which says "
+                              f"{brief(getattr(chosen, name))}; for the other, make a recipe of its own", "image")
+        return chosen
+
+    def _masks(self) -> list[MaskFrom | None]:
+        """Alpha and files in one recipe are refused: the sources that want alpha go without."""
+        masks = [one.mask for one in self.sources]
+        if "alpha" in masks and any(one not in (None, "none", "alpha") for one in masks):
+            for number, one in enumerate(masks):
+                if one == "alpha":
+                    self.note(f"{self.sources[number].path.name}: alpha as mask", None,
+                              "a recipe's masks are all alpha or all files; make a recipe of its own of this source",
+                              f"source[{number}]")
+            masks = [None if one == "alpha" else one for one in masks]
+        return masks
+
+
+@dataclass(kw_only=True, slots=True)
+class Layer:
+    """A table of the file, and where it is there."""
+
+    table: Mapping[str, Any]
+    where: str  # "" or "datasets[0]"
+    asked: set[str] = field(default_factory=set)
+
+    def key(self, name: str) -> str:
+        """A key with its place in the file."""
+        return f"{self.where}.{name}" if self.where else name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """Settings, the nearest layer first; null counts as not given."""
+
+    draft: Draft
+    layers: Sequence[Layer]
+
+    def has(self, name: str) -> bool:
+        """Whether some layer says something."""
+        return any(layer.table.get(name) is not None for layer in self.layers)
+
+    def get(self, name: str, kind: type[T], default: T) -> T:
+        """The value of the nearest layer that has one, of type `kind`. Raises `Unparsed`."""
+        found = self.any(name)
+        return default if found is None else expect(found, kind, self.key(name))
+
+    def any(self, name: str) -> Any:
+        """The same, of whatever type; None where no layer has one."""
+        for layer in self.layers:
+            layer.asked.add(name)
+        return next((layer.table[name] for layer in self.layers if layer.table.get(name) is not None), None)
+
+    def key(self, name: str) -> str:
+        """The key with the place of the layer that has it."""
+        layer = next((one for one in self.layers if one.table.get(name) is not None), self.layers[0])
+        return layer.key(name)
+
+    def told(self, name: str, said: str, *, at: str | None = None) -> None:
+        """A note on a setting that is given, and not off."""
+        value = self.any(name)
+        if value not in OFF:
+            self.draft.note(self.key(name), value, said, self._at(name) if at is None else at)
+
+    def all_told(self, names: Mapping[str, str]) -> None:
+        """The same for several."""
+        for name, said in names.items():
+            self.told(name, said)
+
+    def left(self, known: Mapping[str, str] | None = None, *, at: str | None = None) -> None:
+        """Notes on every key that nobody asked for; `known` has words for some."""
+        for layer in self.layers:
+            for name in layer.table:
+                if name not in layer.asked:
+                    self.told(name, (known or {}).get(name, UNKNOWN), at=at)
+
+    def _at(self, name: str) -> str:
+        """The source, for what is said of it alone; the top of the recipe for what is said of all."""
+        nearest = len(self.layers) == 1 or self.layers[0].table.get(name) is not None
+        return self.draft.here if nearest else ""
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that this system does not take
+        return False

@@ -1,0 +1,183 @@
+"""kohya's dataset TOML (`--dataset_config` of sd-scripts) → a recipe.
+
+A key of a subset stands above the same key of its dataset, that above `[general]`; what its documentation calls the
+DreamBooth method is a directory with caption files, the fine-tuning method one with a metadata file.
+(sd-scripts: docs/config_README-en.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import gcd, isqrt
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import Role, Size
+from prep.formatting import size_of
+from prep.parse import Unparsed, brief, expect, list_of
+from prep.recipe.convert.draft import CUTS, FLAT, VIEWS, Asked, Converted, Draft, Layer
+from prep.recipe.schema import CaptionChoice, ImageChoice, MaskFrom, Source
+
+_TRAIN = "a setting of training: train.toml has it as"
+_DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
+_LEFT: Mapping[str, str] = {
+    "color_aug": "colours are never changed: no counterpart",
+    "face_crop_aug_range": "no faces are looked for: no counterpart",
+    "random_crop": CUTS,
+    "caption_dropout_rate": "captions are left out in training, not in the cache: no counterpart in a recipe",
+    "caption_dropout_every_n_epochs": "captions are left out in training, not in the cache: no counterpart",
+    "token_warmup_min": "the number of tags does not depend on the step: no counterpart",
+    "token_warmup_step": "the number of tags does not depend on the step: no counterpart",
+    "cache_info": "what is known of files is always remembered; nothing to set",
+    "resize_interpolation": "pictures are resized by Lanczos",
+    "custom_attributes": "no counterpart",
+}
+_DATASET: Mapping[str, str] = {
+    "network_multiplier": "no counterpart",
+    "skip_image_resolution": "no counterpart; the nearest is [image] min_side, the least shorter side",
+    "validation_seed": "pictures are chosen for validation by the digest of their bytes, not by a seed",
+}
+_KINDS = (".txt", ".caption")
+
+
+def convert(document: Mapping[str, Any], base: Path) -> Converted:
+    """The recipe of a dataset file that lies in `base`. Raises `Unparsed`."""
+    draft = Draft(tool="kohya", base=base)
+    general = Layer(table=expect(document.get("general", {}), dict, "general"), where="general")
+    splits: list[tuple[str, float]] = []
+    for number, table in enumerate(list_of(document["datasets"], _table, "datasets")):
+        layer = Layer(table={**table, "subsets": None}, where=f"datasets[{number}]")
+        asked = Asked(draft=draft, layers=[layer, general])
+        before, image = len(draft.sources), _image(asked)
+        for place, subset in enumerate(list_of(table.get("subsets", []), _table, f"{layer.where}.subsets")):
+            inner = Layer(table=subset, where=f"{layer.where}.subsets[{place}]")
+            _subset(Asked(draft=draft, layers=[inner, layer, general]), inner, image)
+        if len(draft.sources) > before:
+            splits.append((asked.key("validation_split"), asked.get("validation_split", float, 0.0)))
+        asked.any("subsets")
+        Asked(draft=draft, layers=[layer]).left(_DATASET, at="")
+    _validation(draft, splits)
+    Asked(draft=draft, layers=[general]).left({**_LEFT, **_DATASET}, at="")
+    whole = Layer(table=document, where="", asked={"general", "datasets"})
+    Asked(draft=draft, layers=[whole]).left(at="")
+    return draft.finish()
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    return expect(value, dict, where)
+
+
+def _subset(asked: Asked, own: Layer, image: ImageChoice) -> None:
+    """Adds the source of a subset; `image` is what its dataset says of pictures."""
+    draft = asked.draft
+    repeats = asked.get("num_repeats", int, 1)
+    if repeats < 1:
+        draft.note(own.where, own.table.get("image_dir"), f"left out: num_repeats is {repeats}", "")
+        return
+    tabled = asked.has("metadata_file")
+    if not asked.has("image_dir"):
+        raise Unparsed(f"{own.where} has no image_dir, expected one: a source is a directory")
+    path = draft.place(asked.get("image_dir", str, ""), asked.key("image_dir"))
+    table = draft.place(asked.get("metadata_file", str, ""), asked.key("metadata_file")) if tabled else None
+    if tabled:
+        asked.told("metadata_file", "a NAME.txt beside a picture is read before the table; "
+                   "pictures that neither names are left out")
+    caption = _caption(asked, tabled)
+    mask = _mask(asked)
+    role: Role = "prior" if asked.get("is_reg", bool, False) else "train"
+    crop, flip = asked.get("random_crop", bool, False), asked.get("flip_aug", bool, False)
+    asked.all_told(_LEFT)
+    Asked(draft=draft, layers=[own]).left()
+    draft.images.append((own.where, replace(image, crop="random" if crop else "centre", views=VIEWS if crop else 1,
+                                            flip="both" if flip else "none")))
+    draft.sources.append(Source(path=path, repeats=repeats, role=role, table=table, mask=mask, caption=caption,
+                                exclude=() if tabled else FLAT))
+
+
+def _caption(asked: Asked, tabled: bool) -> CaptionChoice:
+    extension = asked.get("caption_extension", str, "")
+    if extension == ".caption":
+        asked.told("caption_extension", "NAME.caption is read where there is no NAME.txt")
+    elif extension not in ("", *_KINDS):
+        asked.told("caption_extension", f"captions are {' or '.join(_KINDS)}; rename the files")
+    wildcards, shuffle = asked.get("enable_wildcard", bool, False), asked.get("shuffle_caption", bool, False)
+    dropout = asked.get("caption_tag_dropout_rate", float, 0.0)
+    prefix, suffix = asked.get("caption_prefix", str, ""), asked.get("caption_suffix", str, "")
+    for name in ("shuffle_caption", "caption_tag_dropout_rate"):
+        asked.told(name, _DRAWN)
+    asked.told("enable_wildcard", _DRAWN)
+    if shuffle or dropout:
+        for name in ("caption_prefix", "caption_suffix"):
+            asked.told(name, "it stays where it is; sd-scripts shuffles its tags with the others")
+    named = asked.get("class_tokens", str, "")
+    missing = "reject" if tabled else "constant" if named else "stop"
+    if tabled:
+        asked.told("class_tokens", "not used with a metadata_file")
+    return CaptionChoice(
+        missing=missing, constant=named if missing == "constant" else "", lines="all" if wildcards else "first",
+        wildcards=wildcards, shuffle=shuffle, dropout=dropout, prefix=prefix, suffix=suffix,
+        separator=asked.get("caption_separator", str, ",") or ",", keep_tokens=asked.get("keep_tokens", int, 0),
+        keep_separator=asked.get("keep_tokens_separator", str, ""), together=asked.get("secondary_separator", str, ""))
+
+
+def _mask(asked: Asked) -> MaskFrom | None:
+    alpha = asked.get("alpha_mask", bool, False)
+    if not asked.has("conditioning_data_dir"):
+        return "alpha" if alpha else None
+    path = asked.draft.place(asked.get("conditioning_data_dir", str, ""), asked.key("conditioning_data_dir"))
+    asked.told("conditioning_data_dir", "read as masks; pictures for a ControlNet have no counterpart" if path.is_dir()
+               else "no masks are read: it is no directory")
+    if alpha:
+        asked.told("alpha_mask", "the masks of conditioning_data_dir are used instead")
+    return path if path.is_dir() else None  # a recipe names no directory of masks that is not there
+
+
+def _image(asked: Asked) -> ImageChoice:
+    """sd-scripts without buckets: one square. With them and without enlarging, it does not look at the ends."""
+    asked.told("batch_size", f"{_TRAIN} batch_size", at="")
+    sides = _resolution(asked)
+    resolution, step = isqrt(sides[0] * sides[1]), asked.get("bucket_reso_steps", int, 64)
+    bucketed, small = asked.get("enable_bucket", bool, False), asked.get("bucket_no_upscale", bool, False)
+    least, most = asked.get("min_bucket_reso", int, 256), asked.get("max_bucket_reso", int, 1024)
+    if not bucketed:
+        for name in ("bucket_no_upscale", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"):
+            asked.told(name, "without enable_bucket it has no effect", at="image")
+        return _one_size(sides)
+    if sides[0] != sides[1]:
+        asked.told("resolution", "a bucket's area is about the square of one number", at="image")
+    if small:
+        for name in ("min_bucket_reso", "max_bucket_reso"):
+            asked.told(name, "sd-scripts does not look at it with bucket_no_upscale", at="image")
+        return ImageChoice(resolution=resolution, step=step)
+    return ImageChoice(resolution=resolution, step=step, shortest=least, longest=most, upscale="allow")
+
+
+def _one_size(sides: Size) -> ImageChoice:
+    """Every picture at one size, enlarged where it is smaller."""
+    if sides[0] == sides[1]:
+        return ImageChoice(resolution=sides[0], buckets="single", upscale="allow")
+    return ImageChoice(resolution=isqrt(sides[0] * sides[1]), buckets="list", sizes=(size_of(sides),),
+                       step=gcd(64, *sides), upscale="allow")
+
+
+def _resolution(asked: Asked) -> Size:
+    value, key = asked.any("resolution"), asked.key("resolution")
+    if value is None:
+        asked.draft.note(key, None, "not in the file: sd-scripts takes it from --resolution; 512 is written", "image")
+        return 512, 512
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value, value
+    sides = list_of(value, lambda one, at: expect(one, int, at), key)
+    if len(sides) != 2 or min(sides) < 1:
+        raise Unparsed(f"{key} is {brief(value)}, expected a whole number or two")
+    return sides[0], sides[1]
+
+
+def _validation(draft: Draft, splits: list[tuple[str, float]]) -> None:
+    """One fraction for all pictures, chosen by their bytes."""
+    if not splits or not any(split for _, split in splits):
+        return
+    key, draft.validation = max(splits, key=lambda one: one[1])
+    draft.note(key, draft.validation, "pictures are chosen by the digest of their bytes, from all sources alike",
+               "validation")

@@ -1,0 +1,203 @@
+"""OneTrainer's concepts (a JSON list, `training_concepts/concepts.json`) → a recipe.
+
+The other half of its settings, resolution and masked training among them, is in its main configuration, which this
+does not read. (OneTrainer: modules/util/config/ConceptConfig.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import Role
+from prep.errors import PathError
+from prep.parse import Unparsed, expect, one_of
+from prep.recipe.convert.draft import FLAT, Asked, Converted, Draft, Layer
+from prep.recipe.schema import CaptionChoice, ImageChoice, Source
+
+_ROLES: Mapping[str, Role] = {"STANDARD": "train", "VALIDATION": "validation", "PRIOR_PREDICTION": "prior"}
+_COLOURS = "colours are never changed: no counterpart"
+_TURNED = "pictures are not turned: no counterpart"
+_DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
+_PLAIN: Mapping[str, str] = {
+    "seed": "draws are keyed by picture and caption, without a seed",
+}
+MOST_VIEWS = 64  # cuts of a picture that a recipe takes
+_IMAGE: Mapping[str, str] = {
+    "enable_random_rotate": _TURNED, "enable_fixed_rotate": _TURNED, "random_rotate_max_angle": _TURNED,
+    **{f"{kind}_{name}": _COLOURS for kind in ("enable_random", "enable_fixed")
+       for name in ("brightness", "contrast", "saturation", "hue")},
+    **{f"random_{name}_max_strength": _COLOURS for name in ("brightness", "contrast", "saturation", "hue")},
+    "enable_random_circular_mask_shrink": "masks are used as they are: no counterpart",
+    "enable_random_mask_rotate_crop": "pictures are not turned, and masks do not move the crop: no counterpart",
+}
+_UPPER = "letters keep their case: no counterpart"
+_CASE = ("caps_randomize_enable", "caps_randomize_mode", "caps_randomize_probability", "caps_randomize_lowercase")
+_SPECIAL = "no tags are special: no counterpart; those before keep_tokens stay"
+_SPECIALS = ("tag_dropout_special_tags", "tag_dropout_special_tags_mode", "tag_dropout_special_tags_regex")
+MOST_PROMPTS = 1 << 20  # bytes of a file of prompts
+
+
+def convert(document: Sequence[Any], base: Path) -> Converted:
+    """The recipe of a list of concepts in a file that lies in `base`. Raises `Unparsed`."""
+    draft = Draft(tool="onetrainer", base=base)
+    draft.note("resolution", None, "is in OneTrainer's main configuration; 512 is written unless a concept says other",
+               "image")
+    draft.note("masked_training", None, 'is in OneTrainer\'s main configuration; from = "sidecar" reads its '
+               "NAME-masklabel.png", "mask")
+    for number, value in enumerate(document):
+        where = f"concepts[{number}]"
+        _concept(draft, Layer(table=expect(value, dict, where), where=where))
+    return draft.finish()
+
+
+def _concept(draft: Draft, layer: Layer) -> None:
+    asked = Asked(draft=draft, layers=[layer])
+    name = asked.get("name", str, "")
+    if not asked.get("enabled", bool, True):
+        draft.note(layer.key("enabled"), False, f"left out: concept {name!r}", "")
+        return
+    if not asked.has("path"):
+        raise Unparsed(f"{layer.where} has no 'path', expected the directory of its pictures")
+    path = draft.place(asked.get("path", str, ""), layer.key("path"))
+    image, text = (Asked(draft=draft, layers=[Layer(table=asked.get(part, dict, {}), where=layer.key(part))])
+                   for part in ("image", "text"))
+    flat = not asked.get("include_subdirectories", bool, False)
+    variants = asked.get("text_variations", int, 1)
+    caption = _caption(text)
+    source = Source(path=path, repeats=_repeats(asked), role=_role(asked), exclude=FLAT if flat else (),
+                    weight=asked.get("loss_weight", float, 1.0),
+                    caption=replace(caption, variants=variants) if variants > 1 else caption)
+    asked.get("concept_stats", dict, {})  # what OneTrainer counted when it last looked; no setting
+    asked.all_told(_PLAIN)
+    draft.images.append((layer.where, _views(asked, image)))
+    asked.left()
+    text.left()
+    image.left()
+    draft.sources.append(source)
+
+
+def _role(asked: Asked) -> Role:
+    named = asked.get("type", str, "STANDARD")
+    if asked.get("validation_concept", bool, False):  # its older files
+        return "validation"
+    return _ROLES[one_of(named, _ROLES, asked.key("type"))]
+
+
+def _repeats(asked: Asked) -> int:
+    strategy = asked.get("balancing_strategy", str, "REPEATS")
+    name = "balancing" if asked.has("balancing") else "repeats"  # its older files
+    wanted = asked.get(name, float, 1.0)
+    if strategy != "REPEATS":
+        asked.told("balancing_strategy", f"{wanted:g} samples an epoch: no counterpart; all are shown once")
+        return 1
+    repeats = max(1, round(wanted)) if wanted < 1e6 else 1_000_000
+    if repeats != wanted:
+        asked.told(name, f"a picture is shown a whole number of times; {repeats} is written")
+    return repeats
+
+
+def _views(asked: Asked, image: Asked) -> ImageChoice:
+    """Its variations are cuts here, and mirror images of them; both are on where a concept does not say."""
+    count = asked.get("image_variations", int, 1)
+    jitter, fixed = image.get("enable_crop_jitter", bool, True), image.get("enable_fixed_flip", bool, False)
+    flip = "both" if image.get("enable_random_flip", bool, True) else "always" if fixed else "none"
+    if fixed and flip == "both":
+        image.told("enable_fixed_flip", "pictures are shown both as they are and mirrored")
+    if count > 1 and not jitter:
+        asked.told("image_variations", "without crop jitter, there is one cut of a picture")
+    if count > MOST_VIEWS:
+        asked.told("image_variations", f"{MOST_VIEWS} cuts of a picture are the most")
+    return replace(_image(image), crop="random" if jitter else "centre", flip=flip,
+                   views=min(max(1, count), MOST_VIEWS) if jitter else 1)
+
+
+def _image(asked: Asked) -> ImageChoice:
+    """OneTrainer's list of aspect ratios; it enlarges whatever is small."""
+    asked.all_told(_IMAGE)
+    named = asked.get("resolution_override", str, "512")
+    plain = ImageChoice(buckets="ratio", upscale="allow")
+    if not asked.get("enable_resolution_override", bool, False):
+        return plain
+    sides = tuple(int(one) for one in named.split(",") if one.strip().isdecimal())
+    if len(sides) != named.count(",") + 1:
+        asked.told("resolution_override", "resolutions are whole numbers, the sides of squares; 512 is written",
+                   at="image")
+        return plain
+    if len(sides) > 1:
+        asked.told("resolution_override", "each picture is a sample at every one of these", at="image")
+    return replace(plain, resolution=sides[0] if len(sides) == 1 else tuple(sorted({*sides})))
+
+
+def _caption(asked: Asked) -> CaptionChoice:
+    """Each line of a file is a caption, here as there; `|||` means nothing to OneTrainer."""
+    shuffle = asked.get("enable_tag_shuffling", bool, False)
+    if shuffle:
+        asked.told("enable_tag_shuffling", _DRAWN)
+    dropout = _dropout(asked)
+    _told_if(asked, _CASE, _UPPER, on=asked.get("caps_randomize_enable", bool, False))
+    _told_if(asked, _SPECIALS, _SPECIAL, on=asked.get("tag_dropout_special_tags_mode", str, "NONE") != "NONE")
+    choice = CaptionChoice(shuffle=shuffle, dropout=dropout, separator=asked.get("tag_delimiter", str, ",") or ",",
+                           keep_tokens=asked.get("keep_tags_count", int, 1), keep_separator="")
+    return _origin(asked, choice)
+
+
+def _told_if(asked: Asked, names: Sequence[str], said: str, *, on: bool) -> None:
+    """Notes on what comes to nothing unless something is `on`; OneTrainer writes all of it all the same."""
+    for name in names:
+        if on:
+            asked.told(name, said)
+        else:
+            asked.any(name)
+
+
+def _dropout(asked: Asked) -> float:
+    on, mode = asked.get("tag_dropout_enable", bool, False), asked.get("tag_dropout_mode", str, "FULL")
+    chance = asked.get("tag_dropout_probability", float, 0.0)
+    if not on:
+        return 0.0
+    if mode == "FULL":
+        name = "tag_dropout_mode" if asked.has("tag_dropout_mode") else "tag_dropout_enable"  # its default is FULL
+        asked.told(name, "all tags at once: no counterpart; none are left out")
+        return 0.0
+    if mode != "RANDOM":
+        asked.told("tag_dropout_mode", "each tag has the same chance here, wherever it stands")
+    asked.told("tag_dropout_enable", _DRAWN)
+    return chance
+
+
+def _origin(asked: Asked, choice: CaptionChoice) -> CaptionChoice:
+    """Where captions come from: a file beside each picture, its name, or one list for all."""
+    source = one_of(asked.get("prompt_source", str, "sample"), ("sample", "concept", "filename"),
+                    asked.key("prompt_source"))
+    named = asked.get("prompt_path", str, "")
+    if source == "sample":
+        return choice
+    asked.told("prompt_source", "a NAME.txt beside a picture is used all the same, where there is one")
+    if source == "filename":
+        return replace(choice, missing="filename")
+    return _listed(asked, named, choice)
+
+
+def _listed(asked: Asked, named: str, choice: CaptionChoice) -> CaptionChoice:
+    """Every picture has all lines of a file; a wildcard says so, where there are no braces in them."""
+    path = asked.draft.place(named, asked.key("prompt_path"))
+    try:
+        with path.open("rb") as stream:
+            lines = [line.strip() for line in stream.read(MOST_PROMPTS).decode("utf-8-sig").splitlines()]
+    except OSError as error:
+        raise PathError(f"{asked.key('prompt_path')} {path} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise Unparsed(f"{asked.key('prompt_path')} {path} is not UTF-8, expected lines of text") from None
+    lines = [line for line in lines if line]
+    if not lines:
+        raise Unparsed(f"{asked.key('prompt_path')} {path} has no text, expected captions, one a line")
+    if len(lines) == 1:
+        return replace(choice, missing="constant", constant=lines[0])
+    if len(lines) > 1024 or any(set(line) & set("{|}") for line in lines):
+        asked.told("prompt_path", f"its {len(lines)} captions cannot be one constant; the first is written")
+        return replace(choice, missing="constant", constant=lines[0])
+    return replace(choice, missing="constant", constant=f"{{{'|'.join(lines)}}}", wildcards=True,
+                   variants=max(choice.variants, len(lines)))

@@ -1,0 +1,233 @@
+"""SimpleTuner's `multidatabackend.json` (a list of backends) → a recipe.
+
+Only pictures on this machine become sources. What a backend says of its caches, and those that are caches alone, has no
+counterpart: rows are named by what decides them. (SimpleTuner: documentation/DATALOADER.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from prep.arrays import Role
+from prep.parse import Unparsed, brief, expect, list_of, one_of
+from prep.recipe.convert.draft import CUTS, VIEWS, Asked, Converted, Draft, Layer
+from prep.recipe.schema import CaptionChoice, ImageChoice, MaskFrom, Source
+
+_CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
+_CACHE = "caches are looked after by prep: nothing to set"
+_KEPT = "nothing is ever deleted from a source"
+_WHEN = "all sources are trained on from the first step to the last: no counterpart"
+_SIZES = "no counterpart; the nearest is [image] min_side, the least shorter side"
+_SHRUNK = "a picture is always resized as a whole until it just covers its bucket"
+_SPLITS: Mapping[str, str] = {"comma": ",", "space": " ", "period": "."}
+_COLUMNS = {"filename_column": ("file_name", "image_path", "image", "file"),
+            "caption_column": ("captions", "texts", "caption", "text", "prompt", "tags")}  # what tables are read by
+_LEFT: Mapping[str, str] = {
+    **dict.fromkeys(("cache_dir", "cache_dir_vae", "cache_dir_conditioning_image_embeds", "text_embeds", "image_embeds",
+                     "conditioning_image_embeds", "write_batch_size", "text_encoder_batch_size", "vae_cache_ondemand",
+                     "vae_cache_disable", "vae_cache_clear_each_epoch", "text_cache_ondemand", "text_cache_disable",
+                     "metadata_update_interval", "skip_file_discovery", "hash_filenames", "cache_file_suffix",
+                     "preserve_data_backend_cache", "compress_cache", "conditioning_image_embed_batch_size"), _CACHE),
+    **dict.fromkeys(("delete_unwanted_images", "delete_problematic_images", "delete_nsfw_images"), _KEPT),
+    **dict.fromkeys(("start_epoch", "start_step", "end_epoch", "end_step"), _WHEN),
+    "maximum_image_size": _SHRUNK, "target_downsample_size": _SHRUNK,
+    "minimum_aspect_ratio": "no counterpart; prep scan names extreme shapes",
+    "maximum_aspect_ratio": "no counterpart; prep scan names extreme shapes",
+    "caption_filter_list": "captions are not filtered: no counterpart",
+    "probability": "every sample is shown in every epoch; repeats is what there is",
+    "max_num_samples": "all samples are used; include and exclude choose among them by name",
+    "slider_strength": "no counterpart", "timestep_sampling_offset": "no counterpart",
+    "conditioning": "no conditioning pictures are made: no counterpart",
+    "source_dataset_id": "a mask belongs to the picture of its name",
+}
+
+
+def convert(document: Sequence[Any], base: Path) -> Converted:
+    """The recipe of a list of backends in a file that lies in `base`. Raises `Unparsed`."""
+    draft = Draft(tool="simpletuner", base=base)
+    layers = [Layer(table=expect(value, dict, f"backends[{number}]"), where=f"backends[{number}]")
+              for number, value in enumerate(document)]
+    masks = {str(layer.table.get("id")): layer for layer in layers if layer.table.get("conditioning_type") == "mask"}
+    for layer in layers:
+        asked = Asked(draft=draft, layers=[layer])
+        if why := _why_not(asked):
+            draft.note(layer.where, layer.table.get("id"), f"left out: {why}", "")
+        else:
+            _backend(draft, asked, masks)
+    return draft.finish()
+
+
+def _why_not(asked: Asked) -> str:
+    """Why a backend is no source; "" for one that is."""
+    if asked.get("disabled", bool, False) or asked.get("disable", bool, False):
+        return "it is disabled"
+    kind, place = asked.get("dataset_type", str, "image"), asked.get("type", str, "local")
+    if kind in _CACHES:
+        return _CACHE
+    if kind == "conditioning" and asked.get("conditioning_type", str, "") == "mask":
+        return "its pictures are the masks of those that name it"
+    if kind == "conditioning":
+        return "conditioning other than masks has no counterpart"
+    if kind not in ("image", "eval"):
+        return f"its pictures are {kind}, expected image"
+    return "" if place == "local" else f"its type is {place}, expected local; fetch the pictures first"
+
+
+def _backend(draft: Draft, asked: Asked, masks: Mapping[str, Layer]) -> None:
+    asked.get("id", str, "")
+    if not asked.has("instance_data_dir"):
+        raise Unparsed(f"{asked.layers[0].where} has no instance_data_dir, expected the directory of its pictures")
+    path = draft.place(asked.get("instance_data_dir", str, ""), asked.key("instance_data_dir"))
+    again = asked.get("repeats", int, 0)
+    role: Role = "validation" if asked.get("dataset_type", str, "image") == "eval" else "train"
+    for name in ("is_regularisation_data", "is_regularization_data"):
+        if asked.get(name, bool, False):
+            asked.told(name, "its samples are prior samples, weighed in the loss; no teacher predicts them")
+            role = "prior"
+    table = _table(asked)
+    caption = _caption(asked)
+    mask = _mask(asked, masks)
+    image = _image(asked)
+    asked.left(_LEFT)
+    draft.images.append((asked.layers[0].where, image))
+    draft.sources.append(Source(path=path, repeats=again + 1, role=role, table=table, mask=mask, caption=caption))
+
+
+def _mask(asked: Asked, masks: Mapping[str, Layer]) -> MaskFrom | None:
+    named = asked.any("conditioning_data")
+    names = [one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)]
+    found = [masks[one] for one in names if one in masks]
+    if not found or not isinstance(found[0].table.get("instance_data_dir"), str):
+        asked.told("conditioning_data", "only masks have a counterpart: no backend of this id has them")
+        return None
+    path = asked.draft.place(found[0].table["instance_data_dir"], found[0].key("instance_data_dir"))
+    if not path.is_dir():
+        asked.told("conditioning_data", "no masks are read: there is no such directory")
+    elif isinstance(named, list) and len(named) > 1:
+        asked.told("conditioning_data", "of these, the first that has masks is used")
+    return path if path.is_dir() else None
+
+
+def _caption(asked: Asked) -> CaptionChoice:
+    choice = _shuffled(asked)
+    if asked.get("disable_multiline_split", bool, False):
+        choice = replace(choice, lines="join")
+    strategy = one_of(asked.get("caption_strategy", str, "filename"),
+                      ("textfile", "instanceprompt", "filename", "parquet", "huggingface", "webshart", "csv"),
+                      asked.key("caption_strategy"))
+    words = asked.get("instance_prompt", str, "")
+    if asked.get("only_instance_prompt", bool, False) or strategy == "instanceprompt":
+        for name in ("only_instance_prompt", "caption_strategy"):
+            asked.told(name, "instance_prompt is for pictures without a caption; a NAME.txt is used all the same")
+        return replace(choice, missing="constant", constant=words)
+    if strategy == "filename":
+        asked.told("caption_strategy", "a NAME.txt beside a picture is used all the same, where there is one")
+        choice = replace(choice, missing="filename")
+    elif strategy not in ("textfile", "parquet"):
+        asked.told("caption_strategy", "captions are files beside pictures, or in a table")
+    if asked.get("prepend_instance_prompt", bool, False):
+        return replace(choice, prefix=words)
+    asked.told("instance_prompt", "not used: neither prepend_instance_prompt nor only_instance_prompt is set")
+    return choice
+
+
+def _shuffled(asked: Asked) -> CaptionChoice:
+    """Its `caption_shuffle`; SimpleTuner knows neither kept separators nor triggers."""
+    inner = Asked(draft=asked.draft, layers=[Layer(table=asked.get("caption_shuffle", dict, {}),
+                                                   where=asked.key("caption_shuffle"))])
+    plain = CaptionChoice(keep_separator="")
+    if not inner.get("enable", bool, False):
+        return plain
+    split = one_of(inner.get("split_on", str, "comma"), _SPLITS, inner.key("split_on"))
+    kept = inner.get("position_start", int, 0)
+    count, original = inner.get("count", int, 1), inner.get("include_original", bool, True)
+    if original:
+        inner.told("include_original", "the caption as it is comes only when chance makes it")
+    inner.left({"seed": "draws are keyed by the caption, without a seed"})
+    return replace(plain, shuffle=True, variants=max(1, count + original), separator=_SPLITS[split],
+                   keep_tokens=kept)
+
+
+def _table(asked: Asked) -> Path | None:
+    """The table of a parquet backend; sizes and the like come from the pictures themselves."""
+    asked.any("metadata_backend")
+    if not asked.has("parquet"):
+        asked.any("parquet")
+        return None
+    inner = Asked(draft=asked.draft, layers=[Layer(table=asked.get("parquet", dict, {}), where=asked.key("parquet"))])
+    path = inner.get("path", str, "")
+    for name, known in _COLUMNS.items():
+        if inner.get(name, str, known[0]) not in known:
+            inner.told(name, f"the column is called one of: {', '.join(known)}")
+    inner.left({"width_column": "sizes are read from the pictures", "height_column": "sizes are read from the pictures",
+                "fallback_caption_column": "no counterpart",
+                "identifier_includes_extension": "a name without its extension fits, too"})
+    return asked.draft.place(path, inner.key("path")) if path else None
+
+
+def _image(asked: Asked) -> ImageChoice:
+    """Any shape that comes up there, one of a list here; enlarged unless something forbids it."""
+    crop, aspect = asked.get("crop", bool, False), asked.get("crop_aspect", str, "square")
+    resolution = _resolution(asked)
+    if crop and aspect == "random":
+        asked.told("crop_aspect", "a picture goes to the bucket whose shape is nearest", at="image")
+    ratios = _ratios(asked) if crop and aspect in ("closest", "random") else ()
+    if not ratios:
+        asked.told("crop_aspect_buckets", "without crop_aspect closest or random it has no effect", at="image")
+    more = asked.get("max_upscale_threshold", float, -1.0)
+    asked.told("max_upscale_threshold", "a picture that would be enlarged more gets a smaller bucket, or is "
+               "left out where there is none", at="image")
+    least = asked.any("minimum_image_size")
+    by_side = asked.any("resolution_type") == "pixel" and isinstance(least, int)
+    if not by_side:
+        asked.told("minimum_image_size", _SIZES, at="image")
+    style = asked.get("crop_style", str, "center")
+    if style == "random":
+        asked.told("crop_style", CUTS, at="image")
+    elif style not in ("center", "centre"):
+        asked.told("crop_style", "pictures are cropped at the centre", at="image")
+    return ImageChoice(resolution=resolution, min_side=least if by_side else 0,
+                       upscale=1 + more if more >= 0 else "allow",
+                       buckets="list" if ratios else "single" if crop and aspect == "square" else "step",
+                       sizes=tuple(sorted({_sized(ratio, resolution) for ratio in ratios})),
+                       crop="random" if crop and style == "random" else "centre",
+                       views=VIEWS if crop and style == "random" else 1)
+
+
+def _ratios(asked: Asked) -> list[float]:
+    """Width by height of the buckets that a picture may be cropped to."""
+    found = list_of(asked.get("crop_aspect_buckets", list, []), lambda one, at: expect(one, float, at),
+                    asked.key("crop_aspect_buckets"))
+    if bad := [one for one in found if not 1 / 64 <= one <= 64]:
+        raise Unparsed(f"{asked.key('crop_aspect_buckets')} has {bad[0]}, expected width by height, like 0.75")
+    return found
+
+
+def _sized(ratio: float, resolution: int) -> str:
+    """A bucket of that shape, of about the area of the resolution's square, in steps of 64."""
+    width, height = (max(64, round(resolution * sqrt(one) / 64) * 64) for one in (ratio, 1 / ratio))
+    return f"{width}x{height}"
+
+
+def _resolution(asked: Asked) -> int:
+    kind = one_of(asked.get("resolution_type", str, "pixel_area"), ("pixel", "area", "pixel_area"),
+                  asked.key("resolution_type"))
+    key = asked.key("resolution")
+    if not asked.has("resolution"):
+        asked.draft.note(key, None, "not in the file: SimpleTuner takes it from --resolution; 1024 is written", "image")
+        return 1024
+    value = asked.get("resolution", float, 0.0)
+    if not 0 < value < 1 << 20:
+        raise Unparsed(f"{key} is {brief(value)}, expected a side in pixels, or megapixels")
+    if kind == "area":
+        side = max(64, round(sqrt(value * 1e6) / 64) * 64)
+        asked.told("resolution", f"megapixels: the side of such a square, to 64, is {side}", at="image")
+        return side
+    if kind == "pixel":
+        asked.told("resolution_type", "a bucket's area is about the square of the resolution, not its shorter side",
+                   at="image")
+    return round(value)

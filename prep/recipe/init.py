@@ -1,0 +1,153 @@
+"""What `prep init` does: looks at a source, or converts another tool's file, and writes the recipe, all or nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prep.errors import ConfigError, PathError, UsageError
+from prep.formatting import safe, size_of
+from prep.fs.atomic import remove, rename, sync_dir, write_synced
+from prep.fs.paths import check_not_cache, check_output
+from prep.recipe.convert.detect import convert
+from prep.recipe.convert.draft import Converted
+from prep.recipe.load import load
+from prep.recipe.overview import Seen, Tick, look
+from prep.recipe.schema import Recipe
+from prep.recipe.suggest import suggest
+from prep.recipe.write import Remark, recipe_text
+
+FORMAT, VERSION = "latentry/init", 1
+_KEYS = ("[[source]]", "[source]", "source =")  # one of these is in every recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """A recipe that was written, and what it was made of."""
+
+    output: Path
+    recipe: Recipe
+    seen: Seen | None = None
+    converted: Converted | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `prep init --json`."""
+        document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "recipe": str(self.output),
+                                    "sources": len(self.recipe.sources)}
+        if self.seen is not None:
+            document["seen"] = _seen_json(self.seen)
+        if self.converted is not None:
+            document["from"] = self.converted.tool
+            document["notes"] = [{"key": one.key, "value": one.value, "detail": one.said, "at": one.at}
+                                 for one in self.converted.notes]
+        return document
+
+    def as_text(self) -> str:
+        """A line for people."""
+        image, count = self.recipe.image, len(self.recipe.sources)
+        sides = ", ".join(map(str, image.resolutions))
+        return (f"{safe(str(self.output))}: {count} source{'s' if count > 1 else ''}, resolution {sides}, "
+                f"buckets {image.buckets}")
+
+    @property
+    def notices(self) -> list[str]:
+        """What stderr says: pictures that cannot be read; settings without counterpart, those of many places once."""
+        if self.seen is not None and self.seen.opened.unreadable:
+            opened = self.seen.opened
+            return [f"note: {opened.unreadable} of {opened.count} files cannot be read as pictures; prep scan "
+                    f"{safe(str(self.output))} says why of each"]
+        if self.converted is None:
+            return []
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for one in self.converted.notes:
+            grouped.setdefault((one.key.rpartition(".")[2], one.said), []).append(one.text)
+        return [f"note: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}"
+                for texts in grouped.values()]
+
+
+def check_choice(source: Path | None, other: Path | None, model: str | None) -> None:
+    """Raises `UsageError` unless there is one thing to make a recipe of."""
+    if (source is None) == (other is None):
+        raise UsageError("prep init needs a SOURCE or --from FILE, and not both",
+                         hint="prep init photos, or prep init --from concepts.json")
+    if other is not None and model is not None:
+        raise UsageError("--model goes with a SOURCE: another tool's file says its own resolution",
+                         hint="write [model] path into the recipe, or give --model to prep encode")
+    if source is not None and source.suffix == ".toml":
+        raise UsageError(f"SOURCE is {source}, expected a directory of pictures or tars",
+                         hint=f"prep init --from {source} converts another tool's file")
+
+
+def check_target(output: Path, force: bool) -> None:
+    """Raises `PathError` unless a recipe may be written at `output`: nothing is there, or a recipe and `force`."""
+    if output.suffix != ".toml":
+        raise PathError(f"recipe {output} has another name, expected NAME.toml")
+    check_not_cache(output)
+    if output.exists() and not force:
+        raise PathError(f"recipe {output} exists, and is not replaced", hint="choose another -o, or add --force")
+    check_output(output, "recipe", lambda _: not output.exists() or _is_recipe(output))
+
+
+def _is_recipe(path: Path) -> bool:
+    with path.open("rb") as stream:
+        head = stream.read(1 << 20).decode(errors="replace")
+    return any(line.strip().startswith(_KEYS) for line in head.splitlines())
+
+
+def init_from_source(source: Path, output: Path, *, model: str | None, jobs: int, tick: Tick) -> Written:
+    """Looks at `source` and writes the recipe for it. Raises `PathError`, `ModelError`."""
+    seen = look(source, jobs=jobs, tick=tick)
+    found = suggest(replace(seen, path=source.absolute(), table=None if seen.table is None else seen.table.absolute()),
+                    model=_placed(model or ""), given=str(source), name=output.name)
+    write_recipe(found.recipe, output, remarks=found.remarks, shown=found.shown)
+    return Written(output=output, recipe=found.recipe, seen=seen)
+
+
+def _placed(model: str) -> str:
+    return str(Path(model).absolute()) if model and Path(model).is_dir() else model
+
+
+def init_from_file(other: Path, output: Path) -> Written:
+    """Converts another tool's file. Raises `PathError`, `ConfigError`."""
+    converted = convert(other)
+    top = Remark(at="", text=f"Written by prep init --from {other} ({converted.tool}). What has no counterpart here, "
+                 "or another meaning, is said where it would stand.")
+    try:
+        write_recipe(converted.recipe, output, remarks=[top, *converted.remarks], shown=("image.resolution",))
+    except ConfigError as error:
+        raise ConfigError(f"what {other} says makes no recipe: {error.message}", hint=error.hint) from None
+    return Written(output=output, recipe=converted.recipe, converted=converted)
+
+
+def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Remark], shown: Collection[str]) -> None:
+    """Writes `output`, all of it or nothing, when it reads back as `recipe`. Raises `ConfigError`, `PathError`."""
+    text = recipe_text(recipe, base=output.absolute().parent, remarks=remarks, shown=shown)
+    staged = output.absolute().with_name(f".{secrets.token_hex(8)}.toml")  # only what ends like one is read as a recipe
+    try:
+        write_synced(staged, text.encode())
+        try:
+            back = load(staged, choices={})
+        except ConfigError as error:
+            raise ConfigError(error.message.replace(f"{staged}: ", ""), hint=error.hint) from None
+        assert len(back.sources) == len(recipe.sources), "a recipe reads back as it was written"
+        rename(staged, output)
+    finally:
+        remove(staged)
+    sync_dir(output.absolute().parent)
+
+
+def _seen_json(seen: Seen) -> dict[str, Any]:
+    opened = seen.opened
+    sizes = sorted(opened.sizes, key=lambda size: size[0] * size[1])
+    middle = {"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {}
+    return {"pictures": seen.pictures, "captions": seen.captions, "without_caption": seen.missing, "masks": seen.masks,
+            "mask_folder": None if seen.mask_folder is None else str(seen.mask_folder),
+            "folders": [{"name": one.name, "repeats": one.repeats, "class": one.words, "pictures": one.pictures}
+                        for one in seen.folders],
+            "opened": opened.count, "unreadable": opened.unreadable, "alpha": opened.alpha,
+            "sizes": {name: size_of(size) for name, size in middle.items()},
+            "empty_captions": opened.empty, "several_lines": opened.several, "wildcards": opened.wildcards,
+            "tags": opened.tags}

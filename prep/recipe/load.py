@@ -1,0 +1,206 @@
+"""The recipe: everything that decides the value of a row, from `dataset.toml`, from command options, or both.
+
+Paths in a recipe are relative to the recipe's file; paths on the command line to the current directory.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prep.errors import ConfigError, PathError
+from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
+from prep.recipe.schema import MASK_RESIZE, CaptionChoice, ImageChoice, MaskFrom, ModelChoice, Recipe, Source
+from prep.recipe.validate import checked, upscale
+from prep.sources.walk import HINT, is_tars, tars_of
+from prep.verdicts import scan_choice
+
+T = TypeVar("T")
+
+
+def load(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
+    """The recipe of the directory or `.toml` at `source`, with the command's own `choices` above it.
+
+    `choices` maps "image.resolution" and the like to values; `None` means not given.
+    Raises `ConfigError` (exit 3) for keys and values, `PathError` (exit 5) for a source that is not there.
+    """
+    given = {name: value for name, value in choices.items() if value is not None}
+    try:
+        recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
+        return checked(replace(_override(recipe, given), options=_options(recipe, given)))
+    except Unparsed as error:
+        where = f"{source}: " if source.suffix == ".toml" else ""
+        raise ConfigError(f"{where}{error}") from None
+
+
+def _existing(source: Path) -> Path:
+    """The source itself, when it is there. Raises `PathError`."""
+    if is_tars(source):
+        tars_of(source)
+    elif not source.exists():
+        raise PathError(f"source {source} does not exist", hint=HINT)
+    elif not source.is_dir():
+        raise PathError(f"source {source} is not a directory", hint=HINT)
+    return source
+
+
+def _read(path: Path) -> Recipe:
+    try:
+        table = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    known_keys(table, ("model", "image", "caption", "mask", "scan", "source", "validation", "prompts"), "the recipe")
+    caption = _record(CaptionChoice, table, "caption")
+    sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
+    if not sources:
+        raise Unparsed("the recipe has no [[source]], expected at least one with a path")
+    masks = _section(table, "mask", ("from", "resize"))
+    fraction = _section(table, "validation", ("fraction",)).get("fraction", 0.0)
+    prompts = _section(table, "prompts", ("file",)).get("file")
+    return Recipe(
+        sources=tuple(sources),
+        model=_model(_record(ModelChoice, table, "model"), path.parent),
+        image=_record(ImageChoice, table, "image"),
+        caption=caption,
+        mask=_mask(expect(masks.get("from", "none"), str, "mask.from"), path.parent),
+        mask_resize=one_of(masks.get("resize", "allow"), MASK_RESIZE, "mask.resize"),
+        scan=scan_choice(table.get("scan", {})),
+        validation=expect(fraction, float, "validation.fraction"),
+        prompts=None if prompts is None else _path(prompts, "prompts.file", path.parent),
+        file=path,
+    )
+
+
+def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Source:
+    table = expect(value, dict, where)
+    if "path" not in table:
+        raise Unparsed(f"{where} has no 'path'")
+    apart = {"path", "mask", "caption", "include", "exclude", "table"}
+    plain = {name: read for name, read in _readers(Source).items() if name not in apart}
+    known_keys(table, (*apart, *plain), f"[{where}]")
+    own = table.get("caption")
+    mask, captions = table.get("mask"), table.get("table")
+    return Source(
+        path=_path(table["path"], f"{where}.path", base),
+        include=_globs(table, "include", where), exclude=_globs(table, "exclude", where),
+        table=None if captions is None else _path(captions, f"{where}.table", base),
+        mask=None if mask is None else _mask(expect(mask, str, f"{where}.mask"), base),
+        caption=None if own is None else _record(CaptionChoice, {f"{where}.caption": own}, f"{where}.caption", caption),
+        **{name: read(table[name], f"{where}.{name}") for name, read in plain.items() if name in table},
+    )
+
+
+def _path(value: Any, where: str, base: Path) -> Path:
+    text = expect(value, str, where)
+    if "\0" in text:
+        raise Unparsed(f"{where} is {brief(text)}, expected a path, and none has a NUL in it")
+    return base / text
+
+
+def _globs(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    found = _texts(table.get(name, []), f"{where}.{name}")
+    if bad := [one for one in found if not one or one.startswith("/") or ".." in one.split("/")]:
+        raise Unparsed(f"{where}.{name} has {bad[0]!r}, expected a glob of names below the source, like 'cats/**'")
+    return found
+
+
+def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
+    section: dict[str, Any] = expect(table.get(name, {}), dict, f"[{name}]")
+    known_keys(section, known, f"[{name}]")
+    return section
+
+
+def _record(kind: type[T], table: Mapping[str, Any], name: str, base: T | None = None) -> T:
+    """A `kind` from the table's section, over `base` or the defaults; each value is of its field's type."""
+    readers = _readers(kind)
+    section = _section(table, name, tuple(readers))
+    given = {key: readers[key](value, f"{name}.{key}") for key, value in section.items()}
+    return kind(**given) if base is None else replace(base, **given)  # type: ignore[type-var]  # a dataclass
+
+
+def _readers(kind: type) -> dict[str, Callable[[Any, str], Any]]:
+    return {one.name: _READ[str(one.type)] for one in fields(kind) if str(one.type) in _READ}
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    return tuple(list_of(value, lambda one, at: expect(one, str, at), where))
+
+
+def resolutions(value: Any, where: str) -> int | tuple[int, ...]:
+    """A whole number, or some of them in order, each once. Raises `Unparsed`."""
+    if not isinstance(value, list):
+        return expect(value, int, where)
+    found = sorted(set(list_of(value, lambda one, at: expect(one, int, at), where)))
+    if not found:
+        raise Unparsed(f"{where} is [], expected a whole number of pixels, or some")
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+# What reads a value, by the type of its field as it is written there.
+_READ: Mapping[str, Callable[[Any, str], Any]] = {
+    "str": lambda value, where: expect(value, str, where), "Role": lambda value, where: expect(value, str, where),
+    "int": lambda value, where: expect(value, int, where), "float": lambda value, where: expect(value, float, where),
+    "bool": lambda value, where: expect(value, bool, where),
+    "Path": lambda value, where: Path(expect(value, str, where)),
+    "tuple[str, ...]": _texts, "int | tuple[int, ...]": resolutions, "str | float": upscale,
+}
+
+
+def _model(model: ModelChoice, base: Path) -> ModelChoice:
+    """A path that exists beside the recipe is one; anything else may be a Hub id."""
+    local = base / model.path
+    return replace(model, path=str(local)) if model.path and local.exists() else model
+
+
+def _mask(text: str, base: Path) -> MaskFrom:
+    named: dict[str, MaskFrom] = {"none": "none", "sidecar": "sidecar", "alpha": "alpha"}
+    return named.get(text) or base / text
+
+
+def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    for name, value in given.items():
+        section, _, key = name.partition(".")
+        if key:
+            recipe = replace(recipe, **{section: replace(getattr(recipe, section), **{key: value})})
+        elif section == "mask":
+            recipe = replace(recipe, mask=_mask(value, Path()))
+        else:
+            recipe = replace(recipe, **{section: value})
+    return recipe
+
+
+# The command option of each choice; a pair: when true, when false.
+OPTIONS: Mapping[str, str | tuple[str, str]] = {
+    "model.path": "--model", "model.dtype": "--dtype", "model.compute": "--compute",
+    "image.resolution": "--resolution", "image.step": "--step", "image.buckets": "--buckets",
+    "image.sizes": "--sizes", "image.crop": "--crop", "image.views": "--views", "image.flip": "--flip",
+    "image.min_bucket": "--min-bucket", "image.upscale": "--upscale", "image.alpha": "--alpha",
+    "caption.missing": "--missing-caption", "mask": "--mask", "validation": "--validation", "prompts": "--prompts",
+}
+
+
+def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
+    """The options that lead from `base` to what was `given`, so that the command can be shown again."""
+    changed = _override(base, given)
+    words: list[str | Path] = []
+    for name, option in OPTIONS.items():
+        value = _at(changed, name)
+        if value == _at(base, name):
+            continue
+        if isinstance(option, tuple):
+            words.append(option[0] if value else option[1])
+        else:
+            is_path = isinstance(value, Path) or (name == "model.path" and Path(value).is_dir())
+            spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [option, Path(value) if is_path else spelled]
+    return tuple(words)
+
+
+def _at(recipe: Recipe, name: str) -> Any:
+    section, _, key = name.partition(".")
+    return getattr(getattr(recipe, section), key) if key else getattr(recipe, section)

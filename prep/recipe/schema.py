@@ -1,0 +1,135 @@
+"""What a recipe can say, as frozen records with their defaults. `prep.recipe.load` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from prep.arrays import Role
+
+MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
+MASK_RESIZE = ("allow", "reject")
+CAPTION_LINES = ("all", "first", "join")
+UPSCALES = ("never", "allow", "reject")
+STORED_DTYPES = ("bfloat16", "float16", "float32")
+MaskFrom = Literal["none", "sidecar", "alpha"] | Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelChoice:
+    """Whose encoders make the rows, and in which numbers."""
+
+    path: str = ""  # a diffusers directory, or a Hub id; "" where none is needed (bucket, masks)
+    family: str = ""  # "": inferred from the pipeline's class
+    dtype: str = "bfloat16"  # of the stored rows
+    compute: str = ""  # of the encoders; "": the same as dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageChoice:
+    """How pictures get into buckets."""
+
+    resolution: int | tuple[int, ...] = 512  # pixels; the target area is its square; several: a sample at each
+    buckets: str = "step"
+    sizes: tuple[str, ...] = ()  # of `buckets = "list"`: "1024x1024" and so on, width first
+    step: int = 0  # pixels between bucket sides; 0: the model family's 8 × patch, 64 where no model is named
+    shortest: int = 0  # side of a bucket, in pixels; 0: resolution / 4, but 256 where that is at most resolution / 2
+    longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2
+    min_side: int = 0  # of a picture, in pixels; one with a shorter side is not used; 0: step
+    upscale: str | float = "never"  # small pictures: never, allow, reject, or so many times at most; true: allow
+    crop: str = "centre"  # where the bucket is cut out: see `prep.buckets.views`
+    views: int = 1  # cuts of a picture, with `crop = "random"`; training shows one of them at a time
+    flip: str = "none"  # mirrored: none, both (each cut as it is, and mirrored), always
+    alpha: str = "white"  # colour that transparency is flattened onto, or "reject"
+    min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
+
+    def __post_init__(self) -> None:
+        if isinstance(self.upscale, bool):
+            object.__setattr__(self, "upscale", "allow" if self.upscale else "never")
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """All resolutions, the least first."""
+        return (self.resolution,) if isinstance(self.resolution, int) else self.resolution
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionChoice:
+    """What a picture's captions become: see `prep.captions.variants`."""
+
+    missing: str = "stop"  # what happens to a picture without a caption
+    constant: str = ""  # the caption of `missing = "constant"`
+    lines: str = "all"  # of several lines, each is a caption (all), the first is, or they are joined
+    variants: int = 8  # captions of a sample, at most, as far as chance makes them
+    wildcards: bool = False  # {a|b} is one of a and b
+    shuffle: bool = False  # tags in any order
+    dropout: float = 0.0  # chance of a tag to be left out
+    separator: str = ","  # between tags
+    keep_tokens: int = 0  # tags at the start that stay where they are
+    keep_separator: str = "|||"  # what is before the first, and after the second, stays where it is; "": none
+    together: str = ""  # tags with this between them stay together, as one; a separator is put there; "": none
+    trigger: str = ""  # a word that every caption has: at [trigger], else at the start
+    prefix: str = ""
+    suffix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanChoice:
+    """Which findings a scan tells; decides no row."""
+
+    ignore: tuple[str, ...] = ()  # codes of findings that are not told
+    severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where pictures come from, and what they are for."""
+
+    path: Path
+    repeats: int = 1  # times an epoch shows each of its samples
+    role: Role = "train"
+    weight: float = 1.0  # of its samples' loss
+    include: tuple[str, ...] = ()  # globs of names below the source; none: all
+    exclude: tuple[str, ...] = ()  # globs of names below the source
+    table: Path | None = None  # of captions: kohya's JSON, JSON lines, CSV, Parquet
+    mask: MaskFrom | None = None  # None: the recipe's
+    caption: CaptionChoice | None = None  # None: the recipe's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A whole recipe; complete, whatever the file left out."""
+
+    sources: tuple[Source, ...]
+    model: ModelChoice = field(default_factory=ModelChoice)
+    image: ImageChoice = field(default_factory=ImageChoice)
+    caption: CaptionChoice = field(default_factory=CaptionChoice)
+    mask: MaskFrom = "none"  # or a directory of masks
+    mask_resize: str = "allow"  # of a mask file of another size than its picture; another shape is never used
+    scan: ScanChoice = field(default_factory=ScanChoice)
+    validation: float = 0.0  # fraction of the pictures
+    prompts: Path | None = None
+    file: Path | None = None  # where it was read from
+    options: tuple[str | Path, ...] = ()  # of the command, as far as they change what file or defaults say
+
+    def mask_of(self, source: int) -> MaskFrom:
+        """Where the masks of a source are."""
+        own = self.sources[source].mask
+        return self.mask if own is None else own
+
+    @property
+    def mask_origin(self) -> Literal["none", "alpha", "file"]:
+        """Where mask rows come from: the pictures' transparency, or mask files."""
+        kinds = {self.mask_of(number) for number in range(len(self.sources))}
+        return "alpha" if "alpha" in kinds else "none" if kinds == {"none"} else "file"
+
+    @property
+    def mask_folders(self) -> tuple[Path, ...]:
+        """The directories of masks, each once."""
+        masks = (self.mask_of(number) for number in range(len(self.sources)))
+        return tuple(dict.fromkeys(mask for mask in masks if isinstance(mask, Path)))
+
+    def caption_of(self, source: int) -> CaptionChoice:
+        """What a source's captions become."""
+        return self.sources[source].caption or self.caption

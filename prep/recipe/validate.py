@@ -1,0 +1,102 @@
+"""What the values of a recipe can be, and which of them go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prep.buckets.views import CROPS, FLIPS
+from prep.models.family import FAMILIES
+from prep.parse import Unparsed, brief, colour_of, one_of, size_of, suggest, within
+from prep.recipe.schema import (
+    CAPTION_LINES,
+    MISSING_CAPTION,
+    STORED_DTYPES,
+    UPSCALES,
+    CaptionChoice,
+    ImageChoice,
+    MaskFrom,
+    Recipe,
+)
+
+
+def checked(recipe: Recipe) -> Recipe:
+    """`recipe` itself. Raises `Unparsed` for values that are none, and for such as contradict each other."""
+    _check_image(recipe.image)
+    model = recipe.model
+    one_of(model.dtype, STORED_DTYPES, "model.dtype")
+    if model.compute:
+        one_of(model.compute, STORED_DTYPES, "model.compute")
+    if model.family:
+        one_of(model.family, FAMILIES, "model.family")
+    within(recipe.validation, 0, 0.9, "validation.fraction")
+    for number, source in enumerate(recipe.sources):
+        _check_caption(recipe.caption_of(number), "caption" if source.caption is None else f"source[{number}].caption")
+        one_of(source.role, ("train", "validation", "prior"), "source.role")
+        within(source.repeats, 1, 10000, "source.repeats")
+        within(source.weight, 0, 1000, "source.weight")
+        _check_mask(source.mask, f"source[{number}].mask")
+    _check_mask(recipe.mask, "mask.from")
+    kinds = {"alpha" if mask == "alpha" else "file" for mask in map(recipe.mask_of, range(len(recipe.sources)))
+             if mask != "none"}
+    if len(kinds) > 1:
+        raise Unparsed("masks of some sources are alpha and of others files, expected one kind in a recipe")
+    if recipe.image.crop == "focus" and not kinds:
+        raise Unparsed("image.crop is 'focus' and there are no masks, expected some to find it by: sidecar, alpha "
+                       "or a directory")
+    return recipe
+
+
+def upscale(value: Any, where: str) -> str | float:
+    """A policy, or a number; true and false are names of two. Raises `Unparsed`."""
+    if isinstance(value, bool):
+        return "allow" if value else "never"
+    if isinstance(value, int | float) or (isinstance(value, str) and value in UPSCALES):
+        return value
+    near = suggest(value, UPSCALES) if isinstance(value, str) else ""
+    raise Unparsed(f"{where} is {brief(value)}, expected one of: {', '.join(UPSCALES)}, or a number from 1 to 100"
+                   f"{near}")
+
+
+def _check_image(image: ImageChoice) -> None:
+    one_of(image.buckets, ("step", "ratio", "sdxl-40", "list", "single"), "image.buckets")
+    if (image.buckets == "list") != bool(image.sizes):
+        raise Unparsed(f"image.buckets is '{image.buckets}' and image.sizes has {len(image.sizes)} sizes, expected "
+                       "sizes with 'list', and with nothing else")
+    for size in image.sizes:
+        size_of(size, "image.sizes")
+    if image.alpha != "reject":
+        colour_of(image.alpha, "image.alpha", also=("reject",))
+    if image.step:  # 0: the family's
+        within(image.step, 8, 1024, "image.step")
+    for side in image.resolutions:
+        within(side, image.step or 8, 16384, "image.resolution")
+    if len(image.resolutions) > 1 and image.buckets in ("list", "sdxl-40"):
+        raise Unparsed(f"image.buckets is '{image.buckets}' and image.resolution has {len(image.resolutions)} numbers, "
+                       "expected one, since the sizes are the same at each")
+    within(image.min_bucket, 1, 1 << 30, "image.min_bucket")
+    if isinstance(image.upscale, str):
+        upscale(image.upscale, "image.upscale")
+    else:
+        within(image.upscale, 1, 100, "image.upscale")
+    one_of(image.crop, CROPS, "image.crop")
+    one_of(image.flip, FLIPS, "image.flip")
+    within(image.views, 1, 64, "image.views")
+    if image.views > 1 and image.crop != "random":
+        raise Unparsed(f"image.views is {image.views} and image.crop '{image.crop}', which has one cut, expected "
+                       "crop 'random' for several")
+
+
+def _check_mask(mask: MaskFrom | None, where: str) -> None:
+    if isinstance(mask, Path) and not mask.is_dir():
+        raise Unparsed(f"{where} is {str(mask)!r}, expected none, sidecar, alpha or an existing directory")
+
+
+def _check_caption(caption: CaptionChoice, where: str) -> None:
+    one_of(caption.missing, MISSING_CAPTION, f"{where}.missing")
+    one_of(caption.lines, CAPTION_LINES, f"{where}.lines")
+    within(caption.variants, 1, 1024, f"{where}.variants")
+    within(caption.dropout, 0, 1, f"{where}.dropout")
+    within(caption.keep_tokens, 0, 1 << 20, f"{where}.keep_tokens")
+    if not caption.separator:
+        raise Unparsed(f"{where}.separator is empty, expected what stands between tags, like ','")

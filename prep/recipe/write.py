@@ -1,0 +1,193 @@
+"""A recipe → the text of its `dataset.toml`, with comments; `prep.recipe.load` reads the same recipe from it again.
+
+Written is what differs from the defaults, and what the caller wants shown. Strings that come from files of strangers
+are spelled so that neither TOML nor a terminal takes any of their characters for anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from prep.errors import PathError
+from prep.formatting import safe
+from prep.recipe.schema import CaptionChoice, Recipe, Source
+
+WIDTH = 118  # columns of a comment
+_NAMED = ("none", "sidecar", "alpha")  # what `mask` says when it names no directory
+
+MEANS: Mapping[str, str] = {
+    "model.path": 'a diffusers pipeline directory, or a Hub id like "owner/name"',
+    "model.dtype": "of the stored rows",
+    "model.compute": "of the encoders",
+    "image.resolution": "pixels; a bucket's area is about its square; of several, [512, 1024], a sample at each",
+    "image.step": "pixels between bucket sides; 0: the model family's",
+    "image.shortest": "side of a bucket",
+    "image.longest": "side of a bucket",
+    "image.min_side": "of a picture: one with a shorter side is not used",
+    "image.upscale": "small pictures: never (smaller buckets) | allow | reject | a number: so many times at most",
+    "image.crop": "where the bucket is cut out: centre | random | focus (the mask's centre of mass)",
+    "image.views": "different cuts of a picture, with crop = \"random\"",
+    "image.flip": "mirrored: none | both (each cut as it is, and mirrored) | always",
+    "image.alpha": "colour that transparency is flattened onto",
+    "image.min_bucket": "buckets with fewer pictures merge into their nearest neighbour",
+    "caption.missing": "stop | reject | empty | filename | constant",
+    "caption.lines": "of several lines in a caption file: all (each is a caption) | first | join",
+    "caption.variants": "captions of a sample, at most, as far as chance makes them",
+    "caption.wildcards": "{a|b} is one of a and b",
+    "caption.shuffle": "tags in any order",
+    "caption.dropout": "chance of a tag to be left out",
+    "caption.keep_tokens": "tags at the start that stay where they are",
+    "caption.keep_separator": "what is before the first, and after the second, stays where it is",
+    "caption.together": "tags with this between them stay together, as one",
+    "mask.from": "none | sidecar (NAME-masklabel.png) | alpha | a directory of masks",
+    "mask.resize": "a mask of another size than its picture: allow (it is scaled) | reject",
+    "source.repeats": "times an epoch shows each of its samples",
+    "source.role": "train | validation | prior",
+    "source.weight": "of its samples' loss",
+    "source.table": "of captions",
+    "validation.fraction": "of the pictures, chosen by the digest of their bytes",
+    "prompts.file": "sample prompts, one a line",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remark:
+    """A comment, and the place in the recipe that it stands at."""
+
+    at: str  # "" (the top), "image", "image.resolution", "source[2]", "source[2].mask" …
+    text: str
+
+
+def recipe_text(recipe: Recipe, *, base: Path, remarks: Sequence[Remark] = (), shown: Collection[str] = ()) -> str:
+    """The text of a recipe that lies in the directory `base`; `shown` are keys that are written at their default, too.
+
+    Raises `PathError` for a path that no text can hold.
+    """
+    writer = _Writer(base=base, remarks=remarks, shown=shown)
+    said = [*writer.comments(""), ""] if any(not one.at for one in remarks) else []
+    lines = [*said, *writer.section("model", _changed(recipe.model, shown, "model")),
+             *writer.section("image", _changed(recipe.image, shown, "image")),
+             *writer.section("caption", _changed(recipe.caption, shown, "caption")),
+             *writer.section("mask", _masks(recipe, shown))]
+    scan = {"ignore": recipe.scan.ignore, "severity": dict(recipe.scan.severity)}
+    lines += writer.section("scan", {name: value for name, value in scan.items() if value})
+    for number, source in enumerate(recipe.sources):
+        lines += writer.source(number, source, recipe.caption)
+    fraction = {"fraction": recipe.validation} if recipe.validation or "validation.fraction" in shown else {}
+    lines += writer.section("validation", fraction)
+    lines += writer.section("prompts", {} if recipe.prompts is None else {"file": recipe.prompts})
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _masks(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
+    keys = {"from": (recipe.mask, "none"), "resize": (recipe.mask_resize, "allow")}
+    return {key: value for key, (value, usual) in keys.items() if value != usual or f"mask.{key}" in shown}
+
+
+def _changed(record: Any, shown: Collection[str], section: str) -> dict[str, Any]:
+    """The fields of a record that differ from their defaults, or are to be shown."""
+    default = type(record)()
+    return {one.name: getattr(record, one.name) for one in fields(record)
+            if getattr(record, one.name) != getattr(default, one.name) or f"{section}.{one.name}" in shown}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Writer:
+    base: Path
+    remarks: Sequence[Remark]
+    shown: Collection[str]
+
+    def section(self, name: str, keys: Mapping[str, Any]) -> Iterator[str]:
+        """A section with its comments; nothing when it has neither."""
+        if not keys and not any(one.at == name or one.at.startswith(f"{name}.") for one in self.remarks):
+            return
+        yield f"[{name}]"
+        yield from self._body(name, keys)
+
+    def source(self, number: int, source: Source, caption: CaptionChoice) -> Iterator[str]:
+        """One `[[source]]`, with its own keys of `[caption]` as far as they differ from `caption`, the recipe's."""
+        keys = {one.name: getattr(source, one.name) for one in fields(source)}
+        default = {one.name: one.default for one in fields(source)}
+        here = f"source[{number}]"
+        given = {name: value for name, value in keys.items() if name == "path" or value != default[name]
+                 or f"{here}.{name}" in self.shown}
+        if source.caption is not None:
+            given["caption"] = {one.name: getattr(source.caption, one.name) for one in fields(caption)
+                                if getattr(source.caption, one.name) != getattr(caption, one.name)}
+        yield "[[source]]"
+        yield from self._body(here, given)
+
+    def comments(self, at: str) -> Iterator[str]:
+        """The remarks of one place as lines."""
+        for one in self.remarks:
+            if one.at == at:
+                for line in one.text.split("\n"):
+                    yield from textwrap.wrap(safe(line), WIDTH, initial_indent="# ", subsequent_indent="#   ",
+                                             break_on_hyphens=False) or ["#"]
+
+    def _body(self, name: str, keys: Mapping[str, Any]) -> Iterator[str]:
+        yield from self.comments(name)
+        kind = name.partition("[")[0]
+        known = {f"{name}.{key}" for key in keys}
+        for key, value in keys.items():
+            yield from self.comments(f"{name}.{key}")
+            line = f"{key} = {self._spelled(value, f'{kind}.{key}')}"
+            means = MEANS.get(f"{kind}.{key}")
+            yield f"{line:<27} # {means}" if means and len(line) + len(means) < WIDTH else line
+        for at in dict.fromkeys(one.at for one in self.remarks if one.at.startswith(f"{name}.")):
+            if at not in known:
+                yield from self.comments(at)
+        yield ""
+
+    def _spelled(self, value: Any, key: str) -> str:
+        if isinstance(value, Path):
+            text = relative_to(value, self.base)
+            return quoted(f"./{text}" if key.startswith(("mask.", "source.mask")) and text in _NAMED else text)
+        if key == "model.path" and value and Path(value).exists():
+            return quoted(relative_to(Path(value), self.base))
+        if isinstance(value, str):
+            return quoted(value)
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, tuple | list):
+            return f"[{', '.join(self._spelled(one, key) for one in value)}]"
+        if isinstance(value, dict):
+            inner = (f"{name} = {self._spelled(one, f'{key}.{name}')}" for name, one in value.items())
+            return "{" + ", ".join(inner) + "}"
+        return repr(value)  # whole numbers and floats, which TOML spells as Python does
+
+
+def quoted(text: str) -> str:
+    """`text` as a TOML string on one line. Raises `PathError` for bytes that are no text."""
+    return '"' + "".join(_escaped(one) for one in text) + '"'
+
+
+def _escaped(one: str) -> str:
+    if one in ('"', "\\"):
+        return f"\\{one}"
+    if 0xD800 <= ord(one) < 0xE000:
+        raise PathError(f"a name has the byte {ord(one) & 0xff:02x}, which is not UTF-8, so a recipe cannot say it",
+                        hint="rename the file or directory")
+    if one.isprintable():
+        return one
+    return f"\\u{ord(one):04x}" if ord(one) < 0x10000 else f"\\U{ord(one):08x}"
+
+
+def relative_to(path: Path, base: Path) -> str:
+    """`path` as a recipe in the directory `base` says it; absolute where the two have only the root in common."""
+    if path.is_relative_to(base):
+        return path.relative_to(base).as_posix()
+    here, there = os.path.realpath(base), os.path.abspath(path)  # noqa: PTH100  # links in it are followed by whoever opens it
+    try:
+        shared = os.path.commonpath([here, there])
+    except ValueError:  # other drives
+        return Path(there).as_posix()
+    if len(Path(shared).parts) < 2:
+        return Path(there).as_posix()
+    return Path(os.path.relpath(there, here)).as_posix()
+

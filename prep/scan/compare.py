@@ -1,0 +1,103 @@
+"""Near-duplicates among the pictures of a scan: all kinds among few, those of whole pictures among many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from prep.parse import Unparsed
+from prep.scan.duplicates.copies import Seen
+from prep.scan.duplicates.correlation import LIMIT, SAME, SIDE, Near, Thumb, framed_alike, near_duplicates
+from prep.scan.duplicates.signature import LIMIT as MOST
+from prep.scan.duplicates.signature import Pair, likely_pairs
+from prep.scan.memo import Remembered
+from prep.scan.pool import Crew, Lost
+from prep.scan.protocol import of_blob, to_thumb
+
+AT_ONCE = 256  # pairs whose thumbnails are in memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Makers:
+    """Who decodes a picture again, and what is known of it."""
+
+    crew: Crew
+    pool: Executor
+    memory: Remembered
+    lost: list[str] = field(default_factory=list)  # names of pictures that are gone, or that no worker lived to decode
+
+
+def nears_of(distinct: Sequence[Seen], thumbs: Mapping[str, Thumb], makers: Makers,
+             tick: Callable[[int], object]) -> Sequence[Near]:
+    """The near-duplicates among pictures sorted by rank, from memory where these were compared before.
+
+    `thumbs`: thumbnails by digest of the file, as far as they are there.
+    """
+    name, known = makers.memory.nears(bytes.fromhex(one.identity.file) for one in distinct)
+    if known is not None and all(near.second < len(distinct) for near in known):
+        return known
+    if len(distinct) > MOST:
+        return ()
+    nears = (tuple(_among_many(distinct, makers, tick)) if len(distinct) > LIMIT
+             else near_duplicates(_thumbs(distinct, thumbs, makers), tick))
+    if not makers.lost:
+        makers.memory.note_nears(name, nears)
+    return nears
+
+
+def pixels_of(pictures: Sequence[Seen], makers: Makers) -> list[str]:
+    """A digest of every pixel of each picture, remembered or made; "" where it cannot be decoded any more."""
+    known = [makers.memory.pixels(one.identity) for one in pictures]
+    lacking = [one for one, digest in zip(pictures, known, strict=True) if not digest]
+    made = makers.pool.map(lambda one: str(_asked(makers.crew, "pixels", one)[0].get("pixels", "")), lacking)
+    found = {one.identity.file: digest for one, digest in zip(lacking, made, strict=True)}
+    for one in lacking:
+        makers.memory.note_pixels(one.identity, found[one.identity.file])
+    return [digest or found[one.identity.file] for one, digest in zip(pictures, known, strict=True)]
+
+
+def _among_many(distinct: Sequence[Seen], makers: Makers, tick: Callable[[int], object]) -> Iterator[Near]:
+    """Near-duplicates that show the whole picture; thumbnails are made again of those that are likely."""
+    pairs = likely_pairs([one.identity.signature for one in distinct], tick)
+    while some := list(islice(pairs, AT_ONCE)):
+        indices = sorted({index for pair in some for index in (pair.first, pair.second)})
+        thumbs = dict(zip(indices, _thumbs([distinct[index] for index in indices], {}, makers), strict=True))
+        for pair in some:
+            yield from _measured(pair, thumbs)
+
+
+def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Iterator[Near]:
+    score = framed_alike(thumbs[pair.first], thumbs[pair.second], mirrored=pair.mirrored)
+    if score >= SAME:
+        yield Near(first=pair.first, second=pair.second, score=score, mirrored=pair.mirrored)
+
+
+def _thumbs(pictures: Sequence[Seen], known: Mapping[str, Thumb], makers: Makers) -> list[Thumb]:
+    """The thumbnail of each: known, remembered, or made again."""
+    found = [known.get(one.identity.file) or makers.memory.thumb(one.identity) for one in pictures]
+    lacking = [one for one, thumb in zip(pictures, found, strict=True) if thumb is None]
+    made = makers.pool.map(lambda one: _made_again(one, makers), lacking)
+    return [thumb or next(made) for thumb in found]
+
+
+def _made_again(picture: Seen, makers: Makers) -> Thumb:
+    """A thumbnail; a flat one, which is like nothing, where the picture is lost by now."""
+    with suppress(Unparsed):
+        if (thumb := to_thumb(_asked(makers.crew, "thumb", picture)[1])) is not None:
+            return thumb
+    makers.lost.append(picture.name)
+    flat = np.zeros((SIDE, 2), np.uint8)
+    return Thumb(across=flat, down=flat)
+
+
+def _asked(crew: Crew, do: str, picture: Seen) -> tuple[Any, bytes]:
+    try:
+        return crew.ask(do, picture=of_blob(picture.picture), file=picture.identity.file)
+    except Lost:
+        return {}, b""

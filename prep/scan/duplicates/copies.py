@@ -1,0 +1,88 @@
+"""Copies among the pictures of a scan: exact ones by digest, those of the same pixels, and near-duplicates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from prep.arrays import Blob, Finding
+from prep.scan.duplicates.correlation import LIMIT, Near
+from prep.scan.duplicates.identity import Identity
+from prep.scan.duplicates.signature import LIMIT as MOST
+from prep.scan.examine import finding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A picture that could be decoded: about 600 bytes with all that it holds."""
+
+    name: str
+    identity: Identity
+    picture: Blob
+
+
+Pixels = Callable[[Sequence[Seen]], Sequence[str]]  # pictures → a digest of every pixel of each, "" where it has none
+
+
+def exact_copies(seen: Iterable[Seen], pixels: Pixels) -> tuple[list[Finding], list[Seen]]:
+    """One finding for each exact copy of another picture, and the pictures that are none, by rank.
+
+    The original is the largest, then the one with the shortest name: copies tend to have longer ones. Only pictures
+    whose samples are the same are asked for all their `pixels`.
+    """
+    files: dict[str, str] = {}
+    found: list[Finding] = []
+    others: list[Seen] = []
+    for one in sorted(seen, key=_rank):
+        if one.identity.file in files:
+            found.append(finding(one.name, "exact-duplicate", f"same bytes as {files[one.identity.file]}"))
+        else:
+            others.append(one)
+        files.setdefault(one.identity.file, one.name)
+    samples = Counter(_sample(one) for one in others)
+    suspects = [one for one in others if samples[_sample(one)] > 1]
+    digests = dict(zip((one.name for one in suspects), pixels(suspects), strict=True))
+    same: dict[str, str] = {}
+    distinct: list[Seen] = []
+    for one in others:
+        digest = digests.get(one.name, "")
+        if digest and digest in same:
+            found.append(finding(one.name, "pixel-duplicate", f"same pixels as {same[digest]}"))
+        else:
+            distinct.append(one)
+        same.setdefault(digest, one.name)
+    return found, distinct
+
+
+def _sample(one: Seen) -> tuple[int, int, int]:
+    return *one.identity.size, one.identity.sample
+
+
+def _rank(one: Seen) -> tuple[int, int, str]:
+    return -one.identity.size[0] * one.identity.size[1], len(one.name.rpartition("/")[2]), one.name
+
+
+def too_many(distinct: Sequence[Seen]) -> list[Finding]:
+    """The finding that says why near-duplicates are not looked for, where there are too many pictures."""
+    if len(distinct) <= LIMIT:
+        return []
+    if len(distinct) <= MOST:
+        says = f"near-duplicates that were cut are looked for among up to {LIMIT}, those of whole pictures among all"
+    else:
+        says = f"near-duplicates are looked for among up to {MOST}"
+    return [finding(".", "duplicates-skipped", f"{len(distinct)} pictures; {says}")]
+
+
+def near_findings(nears: Iterable[Near], distinct: Sequence[Seen]) -> list[Finding]:
+    """Near-duplicates among pictures sorted by rank, each reported once, against the first it resembles."""
+    found: dict[int, Near] = {}
+    for near in sorted(nears, key=lambda near: near.mirrored):
+        found.setdefault(near.second, near)
+    return [_near_finding(near, distinct) for near in found.values()]
+
+
+def _near_finding(near: Near, distinct: Sequence[Seen]) -> Finding:
+    code = "mirrored-duplicate" if near.mirrored else "near-duplicate"
+    alike = "the mirror image of" if near.mirrored else "nearly the same picture as"
+    return finding(distinct[near.second].name, code, f"{alike} {distinct[near.first].name} ({near.score:.3f} of 1)")

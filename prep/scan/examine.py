@@ -1,0 +1,245 @@
+"""One item, looked at in full: what is to be said of its picture, caption and mask, and what copies are known by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from prep.arrays import Blob, Finding, Item, Placement, Size
+from prep.captions import read as captions
+from prep.digest import digest_bytes
+from prep.findings import CODES
+from prep.fs.blob import code_of, read_blob
+from prep.images import decode as images
+from prep.images.formats.sniff import BadPicture, Note
+from prep.images.header import Header
+from prep.masks.methods import fits
+from prep.scan.duplicates.correlation import Thumb
+from prep.scan.duplicates.identity import Identity, identify, pixels_of, sampled, thumb_of
+from prep.sources.tree import printable
+
+MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
+SMALL_SIDE = 32  # pixels: an icon; scaled up, there is nothing in it to learn
+WHITE = 240  # mean of 255 from which a part of a mask is called white; with softened edges it is not all 255
+LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
+
+_EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
+               "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
+               "HEIC": {".heic", ".heif", ".hif"}, "JXL": {".jxl"}}
+_SEVERAL = {"TIFF": ("multi-page", "pages; the first"), "HEIC": ("multi-page", "pictures; the primary one")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """One item after a look at everything in it."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    identity: Identity | None  # None: the picture cannot be decoded
+    thumb: Thumb | None  # the same
+    captions: tuple[str, ...]  # none where they cannot be read
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing of severity error was found."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+
+def check_item(item: Item) -> Examined:
+    """Reads and decodes everything of `item`. A pure function of its files; what is wrong with them is a finding."""
+    findings, seen = _check_picture(item)
+    captions: tuple[str, ...] = ()
+    if seen is not None or item.caption is not None:
+        said, captions = _check_caption(item)
+        findings += said
+    findings += _check_mask(item, seen[0].size if seen else None)
+    findings += _check_metadata(item)
+    identity, thumb = seen or (None, None)
+    return Examined(name=item.name, findings=tuple(findings), identity=identity, thumb=thumb, captions=captions)
+
+
+def exact_pixels(picture: Blob, file: str | None = None) -> str:
+    """A digest of every pixel of a picture that `check_item` could decode; "" where it cannot be by now, or where its
+    bytes have another digest than `file`."""
+    whole = _decoded(picture, file)
+    return "" if whole is None else pixels_of(whole)
+
+
+def small(picture: Blob, file: str | None = None) -> Thumb | None:
+    """The thumbnail of such a picture once more, in the same way."""
+    whole = _decoded(picture, file)
+    return None if whole is None else thumb_of(sampled(whole), whole.size)
+
+
+def preview(picture: Blob, side: int) -> bytes:
+    """A PNG of a picture with its longer side at most `side`; nothing where it cannot be decoded."""
+    whole = _decoded(picture)
+    if whole is None:
+        return b""
+    longer = max(whole.size)
+    width, height = (max(1, length * min(side, longer) // longer) for length in whole.size)
+    return images.encode_png(images.place(whole, Placement(scaled=(width, height), crop=(0, 0),
+                                                           bucket=(width, height))))
+
+
+def _decoded(picture: Blob, file: str | None = None) -> images.Picture | None:
+    try:
+        data = read_blob(picture)
+        return images.decode(data, alpha="white") if file in (None, digest_bytes(data)) else None
+    except (OSError, MemoryError, BadPicture):
+        return None
+
+
+def finding(path: str, code: str, detail: str, *, fatal: bool = False) -> Finding:
+    """A finding as severe as its code is; `fatal` makes it an error."""
+    return Finding(path=path, code=code, severity="error" if fatal else CODES[code][0], detail=detail)
+
+
+def _unreadable(path: str, error: OSError | MemoryError) -> Finding:
+    if isinstance(error, MemoryError):
+        return finding(path, "too-large", "takes more memory than there is")
+    return finding(path, code_of(error), f"cannot be read: {error.strerror or error}")
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | None]:
+    try:
+        notes, seen = _look(read_blob(item.picture), item.name)
+    except (OSError, MemoryError) as error:
+        return [_unreadable(item.name, error)], None
+    except BadPicture as error:
+        return [finding(item.name, error.code, error.detail, fatal=True)], None
+    return [finding(item.name, *note) for note in notes], seen
+
+
+def _look(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
+    """What is to be said of the picture in `data`, and what its copies are known by."""
+    header, picture, transparency = images.look(data, alpha="white")
+    notes = [*header.notes, *_header_notes(header, name)]
+    alpha = None if transparency is None else np.asarray(transparency)
+    if alpha is not None and not alpha.any():
+        notes.append(("fully-transparent", "transparent everywhere; nothing of it will be seen"))
+    elif alpha is not None and alpha.min() < 255:
+        notes.append(("has-alpha", f"{float((alpha < 255).mean()):.0%} of it is transparent to some degree"))
+    elif len(picture.getcolors(1) or ()) == 1:
+        notes.append(("blank", "all pixels are the same"))
+    return notes, identify(data, picture)
+
+
+def _header_notes(header: Header, name: str) -> Iterator[Note]:
+    """What the facts of a header amount to."""
+    (width, height), extension = header.size, PurePosixPath(name).suffix.lower()
+    if extension not in _EXTENSIONS[header.format]:
+        yield "wrong-extension", f"content is {header.format}, the name ends in '{extension}'"
+    if width * height > MANY_PIXELS:
+        yield "many-pixels", f"{width}x{height} pixels take much memory"
+    if header.frames > 1:
+        code, what = _SEVERAL.get(header.format, ("animated", "frames; the first"))
+        yield code, f"{header.frames} {what} is used"
+    if header.bits > 8:
+        yield "high-bit-depth", f"{header.bits} bits per channel; reduced to 8"
+    if header.mode == "1":
+        yield "low-bit-depth", "1 bit per pixel"
+    if header.mode == "CMYK":
+        yield "not-rgb", "colours are CMYK; converted to sRGB"
+    if header.mode == "P" and header.format != "GIF":  # which has no other
+        yield "palette", "has a palette of at most 256 colours"
+    if header.mode in ("1", "L", "LA", "F") or header.mode.startswith("I"):
+        yield "grayscale", "has one colour channel"
+    if min(width, height) < SMALL_SIDE:
+        yield "too-small", f"{width}x{height} pixels, expected at least {SMALL_SIDE} each way"
+    if max(width, height) > LONGEST * min(width, height):
+        yield "extreme-aspect", f"{width}x{height} pixels, expected at most {LONGEST}:1"
+
+
+# ---- its caption and mask --------------------------------------------------------------------------------------------
+
+
+def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
+    if item.caption is None and not item.captions:
+        return [finding(item.name, "missing-caption", "no caption of this name")], ()
+    try:
+        found, notes = (captions.judge_captions(item.captions) if item.caption is None else
+                        captions.examine_caption(read_blob(item.caption), item.caption_format))
+    except (OSError, MemoryError) as error:
+        return [_unreadable(item.name, error)], ()
+    except captions.BadCaption as error:
+        return [finding(item.name, error.code, error.detail, fatal=True)], ()
+    return [finding(item.name, *note) for note in notes], found
+
+
+def _check_metadata(item: Item) -> list[Finding]:
+    """A finding for a JSON file that is not used, when it cannot be: what came with it may be cut off, too."""
+    if item.metadata is None:
+        return []
+    says = ""
+    try:
+        json.loads(data := read_blob(item.metadata))
+    except OSError as error:
+        says = f"cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError:
+        says = f"{len(data)} bytes that are not UTF-8"
+    except json.JSONDecodeError as error:
+        says = f"{len(data)} bytes, and no JSON from character {error.pos} on ({error.msg})"
+    except (ValueError, RecursionError, MemoryError):
+        pass  # longer numbers, or more levels, than this Python reads: others may
+    return [finding(beside(item, item.metadata), "bad-json", says)] if says else []
+
+
+def _check_mask(item: Item, size: Size | None) -> list[Finding]:
+    """Findings on the mask's own name; `size` of the picture, None when that cannot be decoded."""
+    if item.mask is None:
+        return []
+    where = beside(item, item.mask)
+    try:
+        header, picture, coloured = images.look_at_mask(read_blob(item.mask))
+        mask = np.asarray(picture)
+        notes = [*_mask_colours(header, coloured), *_mask_values(mask)]
+    except (OSError, MemoryError) as error:
+        return [_unreadable(where, error)]
+    except BadPicture as error:
+        return [finding(where, error.code, error.detail, fatal=True)]
+    high, wide = mask.shape
+    if size is not None and (wide, high) != size:
+        code = "mask-resized" if fits((wide, high), size) else "mask-size-mismatch"
+        notes.append((code, f"mask has {wide}x{high} pixels, its picture {size[0]}x{size[1]}"))
+    return [finding(where, *note) for note in notes]
+
+
+def beside(item: Item, other: Blob) -> str:
+    """The name of a mask or another file beside its picture's; its path when it lies elsewhere."""
+    if other.path.parent != item.picture.path.parent:
+        return printable(str(other.path))
+    return str(PurePosixPath(item.name).with_name(printable(other.name)))
+
+
+def _mask_colours(header: Header, coloured: bool) -> Iterator[Note]:
+    if header.has_alpha:
+        yield "mask-not-gray", "mask has transparency, which counts as black"
+    if coloured:
+        yield "mask-not-gray", "mask has colours, of which the brightness is used"
+
+
+def _mask_values(mask: images.Pixels) -> Iterator[Note]:
+    if not mask.any():
+        yield "mask-empty", "mask is black everywhere"
+    elif mask.min() == 255:
+        yield "mask-full", "mask is white everywhere"
+    elif _looks_inverted(mask):
+        yield "mask-inverted", "its border is white and its middle black; white trains"
+
+
+def _looks_inverted(mask: images.Pixels) -> bool:
+    """Whether nearly all of the outer sixteenth on each side is white, and nearly all of the middle third black."""
+    high, wide = mask.shape
+    edge = max(high // 16, 1), max(wide // 16, 1)
+    middle = mask[high // 3 : high - high // 3, wide // 3 : wide - wide // 3]
+    rows = np.concatenate([mask[: edge[0]], mask[-edge[0] :]]).mean()
+    columns = np.concatenate([mask[:, : edge[1]], mask[:, -edge[1] :]], axis=1).mean()
+    return bool(min(rows, columns) >= WHITE and middle.mean() <= 255 - WHITE)

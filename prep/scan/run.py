@@ -1,0 +1,139 @@
+"""What `prep scan` does: the scan, what is remembered of earlier ones, tokens of captions, the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prep.arrays import Blob, Finding, Item
+from prep.dataset.ingest import captions_of, picture_places, walk_all, walk_labelled
+from prep.errors import ModelError, UsageError
+from prep.fs.atomic import write_whole
+from prep.parse import Unparsed
+from prep.progress import CountedApart
+from prep.recipe.schema import CaptionChoice, Recipe
+from prep.report.pages.frame import check_page_file
+from prep.report.pages.scan import preview_names, scan_page
+from prep.runtime import held_back
+from prep.scan.examine import Examined, finding
+from prep.scan.memo import Remembered, usual_path
+from prep.scan.pool import Crew, Lost
+from prep.scan.protocol import of_blob
+from prep.scan.scanner import Check, Progress, Report, nothing_else, scan
+from prep.verdicts import code_of, judged
+
+SIDE = 160  # pixels of a preview's longer side
+UNSAID = {"missing-caption", "empty-caption"}
+NEAR = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scanning:
+    """What the command line asks for."""
+
+    recipe: Recipe
+    jobs: int
+    model: str | None
+    select: Sequence[str]
+    ignore: Sequence[str]
+    page: Path | None
+    rehash: bool
+    progress: Progress
+
+
+def scan_all(asked: Scanning) -> Report:
+    """The report, with the findings that are asked for. Raises `UsageError`, `PathError`, `ModelError`."""
+    _check(asked)
+    recipe, choice = asked.recipe, asked.recipe.scan
+    wanted = {one.code for one in judged([finding(".", code, "") for code in sorted(NEAR)], choice,
+                                         select=asked.select, ignore=asked.ignore)}
+    tokens = nothing_else if asked.model is None else _token_check(asked.model, recipe)
+    blobs: dict[str, Blob] = {}
+
+    def check(item: Item, examined: Examined) -> Iterable[Finding]:
+        if asked.page is not None and examined.identity is not None:
+            blobs[item.name] = item.picture
+        return tokens(item, examined)
+
+    memory = Remembered(usual_path(), trust=not asked.rehash)
+    try:
+        report = scan(walk_labelled(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
+                      memory=memory, check=check, compare=bool(wanted),
+                      total=CountedApart(lambda: sum(isinstance(one, Item) for one in walk_all(recipe))))
+    finally:
+        memory.close()
+    broken = {one.path for one in report.findings if one.severity == "error"}
+    left = {one.path for one in report.findings if _left_out(one, recipe)} - broken
+    said = (_with_policy(one, recipe) for one in report.findings)
+    report = replace(report, samples=report.samples - len(left),
+                     findings=judged(said, choice, select=asked.select, ignore=asked.ignore))
+    if asked.page is not None:
+        names = [name for name in preview_names(report.findings) if name in blobs]
+        write_whole(asked.page, scan_page(report, _previews(names, blobs)).encode())
+    return report
+
+
+def _check(asked: Scanning) -> None:
+    for option, codes in (("--select", asked.select), ("--ignore", asked.ignore)):
+        for code in codes:
+            try:
+                code_of(code, option)
+            except Unparsed as error:
+                raise UsageError(str(error), hint="the table of codes is in README.md") from None
+    if asked.page is not None:
+        check_page_file(asked.page, picture_places(asked.recipe))
+
+
+def _with_policy(one: Finding, recipe: Recipe) -> Finding:
+    """A missing or empty caption with what the recipe makes of it: one that it gives is no fault."""
+    if one.code not in UNSAID:
+        return one
+    choice = _caption_choice(one, recipe)
+    given = {"empty": "an empty one", "filename": "its name", "constant": f"'{choice.constant}'"}.get(choice.missing)
+    if given is not None:
+        return replace(one, severity="info", detail=f"{one.detail}; {given} is taken")
+    return replace(one, detail=f"{one.detail}; the picture is left out") if choice.missing == "reject" else one
+
+
+def _left_out(one: Finding, recipe: Recipe) -> bool:
+    return one.code in UNSAID and _caption_choice(one, recipe).missing == "reject"
+
+
+def _caption_choice(one: Finding, recipe: Recipe) -> CaptionChoice:
+    """What the recipe says of captions of the source that a finding is labelled with."""
+    return recipe.caption_of(0 if len(recipe.sources) == 1 else
+                             int(one.path.removeprefix("source[").partition("]")[0]))
+
+
+def _token_check(model: str, recipe: Recipe) -> Check:
+    """A warning for each item one of whose captions, in all its variants, has more tokens than the encoder takes."""
+    from prep.models.hub import locate
+    with held_back():
+        from prep.models.tokenizer import TokenCounter  # here: it loads transformers
+
+    try:
+        where = locate(model)
+    except ModelError as error:
+        raise ModelError(error.message, hint="name a diffusers pipeline directory; a scan fetches nothing") from None
+    counter = TokenCounter(where)
+
+    def check(item: Item, examined: Examined) -> Iterable[Finding]:
+        tokens = counter.longest([text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))])
+        if tokens > counter.limit:
+            yield finding(item.name, "caption-over-limit",
+                          f"{tokens} tokens, expected at most {counter.limit}; the encoder never sees the others")
+
+    return check
+
+
+def _previews(names: Sequence[str], blobs: dict[str, Blob]) -> dict[str, bytes]:
+    """A small PNG of each picture, by name; made by a worker, like everything that is decoded."""
+    found: dict[str, bytes] = {}
+    with Crew() as crew:
+        for name in names:
+            try:
+                found[name] = crew.ask("preview", picture=of_blob(blobs[name]), side=SIDE)[1]
+            except Lost:
+                continue
+    return found

@@ -1,0 +1,207 @@
+"""Every picture of a source decoded to its last pixel, every caption and mask read, copies found → a report.
+
+The work is a pure function per item (`examine.check_item`), done by worker processes (`crew`), so that a decoder that
+hangs, crashes or eats memory costs one finding. What did not change since an earlier scan is remembered. A bounded
+number of items is under way at a time; what is kept of a picture is 700 bytes, and its thumbnail only as long as there
+are few enough to compare: 100,000 pictures take 70 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from prep.arrays import Finding, Item
+from prep.parse import Unparsed
+from prep.progress import Total
+from prep.scan.compare import Makers, nears_of, pixels_of
+from prep.scan.duplicates.copies import Seen, exact_copies, near_findings, too_many
+from prep.scan.duplicates.correlation import LIMIT, Thumb
+from prep.scan.examine import Examined, finding
+from prep.scan.memo import Remembered, Stamp
+from prep.scan.pool import Crew, Lost
+from prep.scan.protocol import all_examined, of_item
+
+BATCH = 8  # items of a request: the way there and back costs a twentieth of a picture's decoding
+SINGLE = 4  # for each worker: items that are sent alone at first, so that all workers have something to do
+
+Tick = Callable[[int], object]
+Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]
+Check = Callable[[Item, Examined], Iterable[Finding]]  # what else is to be said of an item
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a scan says."""
+
+    pictures: int  # looked at
+    samples: int  # of them usable: no finding of severity error
+    findings: tuple[Finding, ...]  # sorted by path and code
+
+    def count(self, severity: str) -> int:
+        """How many findings have this severity."""
+        return sum(one.severity == severity for one in self.findings)
+
+
+def silent(_title: str, _total: Total, _unit: str) -> AbstractContextManager[Tick]:
+    """A `Progress` that nobody sees."""
+    return nullcontext(lambda _: None)
+
+
+def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
+    """A `Check` that says nothing."""
+    return ()
+
+
+def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, crew: Crew | None = None,
+         memory: Remembered | None = None, check: Check = nothing_else, compare: bool = True,
+         total: Total = None) -> Report:
+    """The report on `items`, as a source yields them; its findings are taken over.
+
+    `jobs` workers of `crew` (default: a new one, ended here) decode. `compare`: near-duplicates are looked for.
+    `total`: how many items there are, for the bar.
+    """
+    with crew or Crew() as workers, ThreadPoolExecutor(jobs) as pool:
+        work = _Work(crew=workers, pool=pool, jobs=jobs, memory=memory or Remembered(None))
+        try:
+            with progress("scanning", total, "pictures") as tick:
+                findings, album, counts = _gather(_examined(items, work), check, tick)
+            return _report(findings, album, counts, work, progress, compare)
+        finally:
+            workers.close()  # before the pool waits for who waits for them
+            pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """Who decodes, and what is known."""
+
+    crew: Crew
+    pool: ThreadPoolExecutor
+    jobs: int
+    memory: Remembered
+
+
+@dataclass(kw_only=True, slots=True)
+class _Album:
+    """The pictures that can be decoded, and their thumbnails while they are few."""
+
+    seen: list[Seen] = field(default_factory=list)
+    thumbs: dict[str, Thumb] = field(default_factory=dict)  # by digest of the file
+    full: bool = False
+
+    def add(self, item: Item, examined: Examined) -> None:
+        if examined.identity is None:
+            return
+        self.seen.append(Seen(name=item.name, identity=examined.identity, picture=item.picture))
+        if examined.thumb is not None and not self.full:
+            self.thumbs[examined.identity.file] = examined.thumb
+            self.full = len(self.thumbs) > LIMIT
+        if self.full:
+            self.thumbs.clear()
+
+
+def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
+            tick: Tick) -> tuple[list[Finding], _Album, tuple[int, int]]:
+    """What is said of each, what copies are known by, and (pictures looked at, usable ones)."""
+    findings: list[Finding] = []
+    album = _Album()
+    pictures = samples = 0
+    for result in results:
+        if isinstance(result, Finding):
+            findings.append(result)
+            continue
+        item, examined = result
+        pictures, samples = pictures + 1, samples + examined.usable
+        findings += [*examined.findings, *check(item, examined)]
+        album.add(item, examined)
+        tick(1)
+    return findings, album, (pictures, samples)
+
+
+def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], work: _Work, progress: Progress,
+            compare: bool) -> Report:
+    """The report, with what is to be said of copies."""
+    makers = Makers(crew=work.crew, pool=work.pool, memory=work.memory)
+    copied, distinct = exact_copies(album.seen, lambda suspects: pixels_of(suspects, makers))
+    findings += copied
+    if compare:
+        with progress("comparing", len(distinct), "pictures") as tick:
+            nears = nears_of(distinct, album.thumbs, makers, tick)
+        findings += [*too_many(distinct), *near_findings(nears, distinct)]
+    work.memory.save()
+    ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
+    return Report(pictures=counts[0], samples=counts[1], findings=tuple(ordered))
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The document of `prep scan --json`."""
+    return {"format": "latentry/scan", "version": 1, "pictures": report.pictures, "samples": report.samples,
+            "findings": [one.as_json() for one in report.findings]}
+
+
+# ---- items -----------------------------------------------------------------------------------------------------------
+
+
+def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[Item, Examined] | Finding]:
+    """Findings as they come, and items as they are examined, in no order: one that takes long holds up nobody."""
+    done: SimpleQueue[Future[list[_Looked]]] = SimpleQueue()
+    batch: list[tuple[Item, Stamp | None]] = []
+    sent = under_way = 0
+
+    def submit() -> None:
+        work.pool.submit(_examine, list(batch), work.crew).add_done_callback(done.put)
+        batch.clear()
+
+    for item in items:
+        if isinstance(item, Finding):
+            yield item
+            continue
+        stamp, known = work.memory.recall(item)
+        if known is not None:
+            yield item, known
+            continue
+        batch.append((item, stamp))
+        sent += 1
+        if len(batch) >= (1 if sent <= SINGLE * work.jobs else BATCH):
+            submit()
+            under_way += 1
+        while under_way > 2 * work.jobs or not done.empty():
+            yield from _noted(done.get(), work.memory)
+            under_way -= 1
+    if batch:
+        submit()
+        under_way += 1
+    for _ in range(under_way):
+        yield from _noted(done.get(), work.memory)
+
+
+_Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worker lived to find it
+
+
+def _examine(batch: Sequence[tuple[Item, Stamp | None]], crew: Crew) -> list[_Looked]:
+    """What was found in each; where a worker is lost, each is asked for alone, to know of which."""
+    try:
+        document, data = crew.ask("examine", items=[of_item(item) for item, _ in batch])
+        found = all_examined(document, data, len(batch))
+        return [(item, stamp, examined, True) for (item, stamp), examined in zip(batch, found, strict=True)]
+    except Lost as lost:
+        code, detail = lost.code, lost.detail
+    except Unparsed as error:
+        code, detail = "decoder-crashed", f"the decoder's worker says what it never would: {error}"
+    if len(batch) > 1:
+        return [looked for one in batch for looked in _examine([one], crew)]
+    ((item, stamp),) = batch
+    said = finding(item.name, code, detail)
+    return [(item, stamp, Examined(name=item.name, findings=(said,), identity=None, thumb=None, captions=()), False)]
+
+
+def _noted(future: Future[list[_Looked]], memory: Remembered) -> Iterator[tuple[Item, Examined]]:
+    for item, stamp, examined, lived in future.result():
+        if lived:  # what a worker died of may have been its memory or the load, and is tried again
+            memory.note(stamp, item, examined)
+        yield item, examined

@@ -1,0 +1,171 @@
+"""Directories, their names sorted into pictures, captions and masks; links are followed, never in circles."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+
+from prep.arrays import Finding, Severity
+from prep.fs.paths import CACHE_MARK
+
+PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".tif", ".tiff", ".gif",
+            ".heic", ".heif", ".hif", ".jxl")  # these four where an extra is installed; where not, that is told of each
+CAPTIONS = (".txt", ".caption", ".json")  # the first found counts
+FOREIGN = {".jp2", ".j2k", ".svg", ".psd", ".tga", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".exr", ".hdr",
+           ".ico", ".mp4", ".mov", ".webm", ".pdf"}
+TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")  # Hugging Face's; read wherever they lie
+MASK, CONDITION = "-masklabel", "-condlabel"  # OneTrainer: such files are never pictures of their own
+_USED = {*PICTURES, *CAPTIONS}
+_SYSTEM_FOLDERS = {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+@dataclass(kw_only=True, slots=True)
+class Folder:
+    """The names of one directory, sorted into what they are."""
+
+    prefix: str  # POSIX path below the root, "" or ending in /
+    path: Path
+    pictures: list[str] = field(default_factory=list)
+    captions: dict[str, list[str]] = field(default_factory=dict)  # stem → names, the one to use first
+    masks: dict[str, str] = field(default_factory=dict)  # stem of the picture → name
+    foreign: set[str] = field(default_factory=set)  # stems of files we cannot read
+    tables: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def say(self, name: str, code: str, severity: Severity, detail: str) -> None:
+        """Adds a finding on the file `name` of this directory."""
+        self.findings.append(Finding(path=printable(self.prefix + name), code=code, severity=severity, detail=detail))
+
+
+def printable(name: str) -> str:
+    """`name` as valid Unicode: bytes that are not UTF-8 become `\\xNN`."""
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def stem_of(name: str) -> str:
+    """`name`, that of a file in its directory, without its last extension; leading dots begin none."""
+    stem = name.rpartition(".")[0]
+    return stem if stem.strip(".") else name
+
+
+def folders_below(root: Path) -> Iterator[Folder]:
+    """Every directory from `root` down, once, in the order of names: a directory's files before its subdirectories.
+
+    A link to a directory inside `root` is passed over, since that is read where it lies; one that leads outside is
+    followed once.
+    """
+    seen: set[tuple[int, int]] = set()
+    inside = root.resolve()
+    todo = [("", root)]
+    while todo:
+        prefix, path = todo.pop()
+        folder = Folder(prefix=prefix, path=path)
+        if _is_new(path, seen):
+            _fill(folder, inside)
+            todo.extend((f"{prefix}{name}/", path / name) for name in reversed(folder.folders))
+        yield folder
+
+
+def _is_new(path: Path, seen: set[tuple[int, int]]) -> bool:
+    """Whether this directory was not read yet, under whatever name; remembers it."""
+    try:
+        stamp = path.stat()
+    except OSError:  # gone since; `_fill` would say so too
+        return True
+    mark = stamp.st_dev, stamp.st_ino
+    new = mark not in seen
+    seen.add(mark)
+    return new
+
+
+def _fill(folder: Folder, inside: Path) -> None:
+    """Reads the directory's names into `folder`."""
+    try:
+        with os.scandir(folder.path) as entries:
+            listed = sorted(entries, key=attrgetter("name"))
+    except OSError as error:
+        folder.say("", "unreadable-file", "error", f"directory cannot be read: {error.strerror}")
+        return
+    if folder.prefix and any(entry.name == CACHE_MARK for entry in listed):
+        folder.say("", "cache-inside", "warning", "is a cache of latents, not pictures; left out")
+        return
+    for entry in listed:
+        if entry.name.startswith("."):
+            if _extension(entry.name) in PICTURES and not entry.name.startswith("._"):
+                folder.say(entry.name, "hidden-file", "info", "hidden files are left out")
+        elif _leads_to_directory(entry):
+            _add_folder(folder, entry, inside)
+        else:
+            _add_file(folder, entry, inside)
+
+
+def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links; reported as a file
+        return False
+
+
+def _add_folder(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
+    if entry.name in _SYSTEM_FOLDERS:
+        return
+    if entry.is_symlink():
+        target = Path(entry.path).resolve()
+        if target == inside or inside in target.parents:
+            code, says = "directory-loop", "links to a directory of this source, which is read where it lies"
+            folder.say(entry.name, code, "warning", says)
+            return
+    folder.folders.append(entry.name)
+
+
+def _add_file(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
+    """Sorts one name by its extension; only what will be used is looked at on the disk."""
+    name, extension = entry.name, _extension(entry.name)
+    stem = stem_of(name)
+    if extension in FOREIGN:
+        folder.foreign.add(stem)
+        folder.say(name, "unsupported-format", "info", f"{extension} files are not read, expected {' '.join(PICTURES)}")
+    elif name in TABLES and _is_usable(folder, entry, inside):
+        folder.tables.append(name)
+    elif extension in _USED and _is_usable(folder, entry, inside):
+        if extension in CAPTIONS:
+            names = folder.captions.setdefault(stem, [])
+            names.append(name)
+            if len(names) > 1:
+                names.sort(key=lambda one: (CAPTIONS.index(_extension(one)), one))
+        elif stem.casefold().endswith(MASK):
+            folder.masks.setdefault(stem[: -len(MASK)], name)
+        elif not stem.casefold().endswith(CONDITION):
+            folder.pictures.append(name)
+
+
+def _is_usable(folder: Folder, entry: os.DirEntry[str], inside: Path) -> bool:
+    """Whether the name leads to a regular file; says so when not, and when it leads out of the source."""
+    if entry.is_file(follow_symlinks=False):  # known from the listing itself
+        return True
+    try:
+        kind = stat.S_IFMT(entry.stat().st_mode)
+        target = Path(entry.path).resolve() if entry.is_symlink() else None
+    except FileNotFoundError:
+        folder.say(entry.name, "dangling-link", "error", "is a link to a file that does not exist")
+        return False
+    except OSError as error:  # ELOOP
+        folder.say(entry.name, "link-loop", "error", f"is a link that leads nowhere: {error.strerror}")
+        return False
+    if kind != stat.S_IFREG:
+        folder.say(entry.name, "special-file", "error", f"is {_KINDS.get(kind, 'no file')}, expected a file")
+        return False
+    if target is not None and inside not in target.parents:
+        folder.say(entry.name, "link-outside", "info", "is a link to a file outside this source")
+    return True
+
+
+def _extension(name: str) -> str:
+    """The last extension, in lower case; that of `.png` alone is `.png`."""
+    return "." + name.rpartition(".")[2].lower() if "." in name else ""

@@ -1,0 +1,113 @@
+"""The denoiser that is trained, and its noise schedule. Nothing here loads a VAE or a text encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.utils import logging as diffusers_logging
+from torch import Tensor, nn
+
+from prep.errors import ModelError, first_line
+from prep.models.fingerprint import read_config
+from prep.models.loading import refuse_holes
+from train.config.load import Config
+from train.device import autocast, compute_dtype, move, place
+from train.models import lora
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Denoiser:
+    """A UNet ready to be trained or sampled."""
+
+    unet: Any
+    alphas: Tensor  # [timesteps] cumulative products of the noise schedule, on the device
+    prediction: str  # epsilon | v_prediction
+    parameters: Mapping[str, nn.Parameter]  # what is trained, float32; empty when only sampling
+    device: torch.device
+    dtype: torch.dtype  # of the forward pass
+
+    @property
+    def timesteps(self) -> int:
+        """How many steps the noise schedule has."""
+        return len(self.alphas)
+
+
+def load(model: Path, config: Config, prediction: str, device: torch.device, *, adapt: bool = True) -> Denoiser:
+    """The denoiser below `model` on `device`, with what `config` trains; `adapt=False` leaves the model as it is.
+
+    With a frozen base (LoRA), bfloat16 precision halves its memory: only what is trained is kept in float32.
+    Raises `ModelError`.
+    """
+    quiet()
+    dtype = compute_dtype(config.precision, device)
+    unet = _load_unet(model)
+    trained: Mapping[str, nn.Parameter] = {}
+    if adapt and config.method == "full":
+        trained = dict(unet.named_parameters())
+        unet.requires_grad_(True)
+    else:
+        place(unet, torch.device("cpu"), dtype).requires_grad_(False)
+        if adapt:
+            trained = lora.attach(unet, config.lora, config.seed)
+    if config.gradient_checkpointing:
+        unet.enable_gradient_checkpointing()
+    place(unet, device)
+    alphas = noise_schedule(model)
+    unet.train(adapt)
+    return Denoiser(unet=unet, alphas=move(alphas, device), prediction=prediction, device=device, dtype=dtype,
+                    parameters={name: value for name, value in unet.named_parameters() if name in trained})
+
+
+def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, text_BLD: Tensor) -> Tensor:
+    """The denoiser's answer, `[B, C, h, w]`."""
+    with autocast(denoiser.device, denoiser.dtype):
+        answer: Tensor = denoiser.unet(noised_BChw.to(denoiser.dtype), timestep_B, text_BLD.to(denoiser.dtype)).sample
+    return answer
+
+
+@contextmanager
+def evaluating(denoiser: Denoiser) -> Iterator[None]:
+    """Within it dropout is off; afterwards the model is as it was."""
+    before = denoiser.unet.training
+    denoiser.unet.eval()
+    try:
+        yield
+    finally:
+        denoiser.unet.train(before)
+
+
+def noise_schedule(model: Path) -> Tensor:
+    """Cumulative products of alphas, float32 `[timesteps]`, as diffusers computes them from the scheduler's config."""
+    scheduler: Any = diffusers.DDPMScheduler
+    alphas: Tensor = scheduler.from_config(scheduler_config(model)).alphas_cumprod
+    return alphas.float()
+
+
+def scheduler_config(model: Path) -> dict[str, Any]:
+    """The scheduler's config as the model directory has it. Raises `ModelError`."""
+    return read_config(model / "scheduler" / "scheduler_config.json")
+
+
+def quiet() -> None:
+    """diffusers says nothing below an error, and shows no bars."""
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
+
+
+def _load_unet(model: Path) -> Any:
+    kind: Any = diffusers.UNet2DConditionModel
+    try:
+        unet, loaded = kind.from_pretrained(model / "unet", use_safetensors=True, low_cpu_mem_usage=False,
+                                            local_files_only=True, torch_dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        first = first_line(error)
+        raise ModelError(f"cannot load the denoiser from {model / 'unet'}: {first}",
+                         hint="a model is a diffusers pipeline directory; its weights are safetensors") from None
+    refuse_holes(loaded, model / "unet")
+    return unet

@@ -1,0 +1,99 @@
+"""Pictures from prompts: a DDIM loop with guidance over cached text rows, then the VAE, loaded here alone and freed.
+
+C latent channels, h w latent cells, H W pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from torch import Tensor
+
+from prep.arrays import Size
+from prep.batching.permutation import draw_key, philox
+from prep.errors import ModelError, first_line
+from prep.models.loading import refuse_holes
+from train.config.load import Sampling
+from train.device import back, move, place
+from train.index import Index
+from train.models.denoiser import Denoiser, evaluating, predict, quiet, scheduler_config
+from train.objectives.forward import Latents, latents_of
+from train.rows import Rows
+from train.sampling.prompts import Prompt
+
+
+def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prompt],
+             settings: Sampling) -> list[np.ndarray]:
+    """One picture a prompt, uint8 [H, W, 3]. The same seed and prompt begin with the same noise, always."""
+    size = settings.size or usual_size(rows.index)
+    facts = rows.index.manifest.document["latents"]
+    shape = (int(facts["channels"]), size[1] // int(facts["factor"]), size[0] // int(facts["factor"]))
+    with evaluating(denoiser), torch.no_grad():
+        latents = [_denoise(denoiser, rows, model, prompt, shape, settings) for prompt in prompts]
+        return _decode(model, latents, latents_of(rows.index.manifest), denoiser.device)
+
+
+def usual_size(index: Index) -> Size:
+    """The bucket with the most training samples; the first of equals."""
+    counts = [len(members) for members in index.training]
+    return index.manifest.buckets[counts.index(max(counts))]
+
+
+def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: Prompt, shape: tuple[int, int, int],
+             settings: Sampling) -> Tensor:
+    """The latent `[1, C, h, w]` that the sampler ends with. Guidance: Ho & Salimans 2022, equation 6."""
+    guided = settings.guidance > 1
+    refs = [prompt.negative, prompt.positive] if guided else [prompt.positive]
+    text = move(rows.text(refs), denoiser.device)
+    scheduler = _scheduler(model, denoiser.prediction)
+    scheduler.set_timesteps(settings.steps, device=denoiser.device)
+    latent = move(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
+    latent = latent * float(scheduler.init_noise_sigma)
+    for timestep in scheduler.timesteps:
+        seen = scheduler.scale_model_input(latent.expand(len(refs), *shape), timestep)
+        said = predict(denoiser, seen, timestep.expand(len(refs)), text).float()
+        if guided:
+            against, towards = said.chunk(2)
+            said = against + settings.guidance * (towards - against)
+        latent = scheduler.step(said, timestep, latent).prev_sample
+    done: Tensor = latent
+    return done
+
+
+def _scheduler(model: Path, prediction: str) -> Any:
+    """DDIM on the model's own noise schedule. Latents have no range to clip to, as in StableDiffusionPipeline."""
+    kind: Any = diffusers.DDIMScheduler
+    return kind.from_config({**scheduler_config(model), "prediction_type": prediction, "clip_sample": False})
+
+
+def _noise(prompt: str, shape: tuple[int, int, int], seed: int) -> np.ndarray:
+    key = draw_key(seed, 0, hashlib.sha256(prompt.encode()).digest(), 0, "sample")
+    return philox(key).standard_normal(shape, dtype=np.float32)
+
+
+def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torch.device) -> list[np.ndarray]:
+    """Pictures of scaled latents, one at a time: the VAE is here only meanwhile."""
+    if not latents:
+        return []
+    quiet()
+    kind: Any = diffusers.AutoencoderKL
+    try:
+        vae, loaded = kind.from_pretrained(model / "vae", use_safetensors=True, low_cpu_mem_usage=False,
+                                           local_files_only=True, torch_dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"cannot load the VAE from {model / 'vae'}: {first_line(error)}") from None
+    refuse_holes(loaded, model / "vae")
+    place(vae, device).eval()
+    return [_pixels(vae.decode(latent / facts.scale + facts.shift).sample) for latent in latents]
+
+
+def _pixels(decoded: Tensor) -> np.ndarray:
+    scaled_CHW = ((decoded[0] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    picture: np.ndarray = back(scaled_CHW).permute(1, 2, 0).numpy()
+    return picture
