@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from prep.arrays import Severity
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from prep.formatting import safe
+from prep.parse import Unparsed, brief, expect, suggest
+
+Severity = Literal["error", "warning", "info"]
+REJECTED = 30  # pictures that are told by name, each on a line
+SEVERITIES = ("error", "warning", "info")
 
 # code: (severity, what it means, what to do)
 CODES: dict[str, tuple[Severity, str, str]] = {
@@ -101,3 +111,61 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "not-encoded": ("error", "a row could not be made", "see why in the finding, and encode again"),
     "prompt-not-encoded": ("warning", "a sample prompt could not be encoded", "see why, and encode again"),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What is to be said of one file."""
+
+    path: str  # the item's name, with its source before it where a recipe has several; or a path as the user knows it
+    code: str  # stable, kebab-case
+    severity: Severity
+    detail: str  # for people: what was seen, what was wanted
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding in every document of `--json`."""
+        return {"path": self.path, "code": self.code, "severity": self.severity, "detail": self.detail}
+
+
+def rejected_line(found: Finding) -> str:
+    """What is said of a picture that is left out."""
+    return f"rejected: {safe(found.path)}: {found.code}: {safe(found.detail)}"
+
+
+def rejected_lines(found: Sequence[Finding]) -> list[str]:
+    """The same of several, of which there may be too many to read: then how many of each code there are, too."""
+    lines = [rejected_line(one) for one in found[:REJECTED]]
+    if len(found) > REJECTED:
+        sums = ", ".join(f"{count} {code}" for code, count in Counter(one.code for one in found).most_common())
+        lines.append(f"and {len(found) - REJECTED} more; in all: {sums}; --json has each by name")
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanChoice:
+    """Which findings a scan tells; decides no row."""
+
+    ignore: tuple[str, ...] = ()  # codes of findings that are not told
+    severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
+
+
+def finding(path: str, code: str, detail: str, *, fatal: bool = False) -> Finding:
+    """A finding as severe as its code is; `fatal` makes it an error."""
+    return Finding(path=path, code=code, severity="error" if fatal else CODES[code][0], detail=detail)
+
+
+def code_of(value: Any, where: str) -> str:
+    """`value` when it is the code of a finding. Raises `Unparsed`."""
+    code = expect(value, str, where)
+    if code not in CODES:
+        raise Unparsed(f"{where} has {brief(code)}, expected a finding's code{suggest(code, CODES)}")
+    return code
+
+
+def judged(findings: Iterable[Finding], choice: ScanChoice, *, select: Collection[str] = (),
+           ignore: Collection[str] = ()) -> tuple[Finding, ...]:
+    """The findings that are told, as severe as `choice` says; `select` (none: all) stands above what it ignores."""
+    severity: dict[str, Any] = dict(choice.severity)
+    left_out = {*ignore, *(code for code in choice.ignore if code not in select)}
+    return tuple(replace(one, severity=severity.get(one.code, one.severity)) for one in findings
+                 if one.code not in left_out and (not select or one.code in select))

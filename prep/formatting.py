@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import os
 from collections.abc import Sequence
-
-from prep.arrays import Finding
-
-REJECTED = 30  # pictures that are told by name, each on a line
 
 
 def safe(text: str) -> str:
     """`text` with everything that is not plainly printable (escape sequences, bidi marks, newlines) spelled out."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode()
                    for one in text)
-
-
-def rejected_line(found: Finding) -> str:
-    """What is said of a picture that is left out."""
-    return f"rejected: {safe(found.path)}: {found.code}: {safe(found.detail)}"
-
-
-def rejected_lines(found: Sequence[Finding]) -> list[str]:
-    """The same of several, of which there may be too many to read: then how many of each code there are, too."""
-    lines = [rejected_line(one) for one in found[:REJECTED]]
-    if len(found) > REJECTED:
-        sums = ", ".join(f"{count} {code}" for code, count in Counter(one.code for one in found).most_common())
-        lines.append(f"and {len(found) - REJECTED} more; in all: {sums}; --json has each by name")
-    return lines
 
 
 def size_of(size: Sequence[int]) -> str:
@@ -47,3 +29,8 @@ def names_of(names: Sequence[str], limit: int) -> str:
     """The first `limit` names, spelled out, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(safe(name) for name in names[:limit]) + more
+
+
+def printable(name: str) -> str:
+    """`name` as valid Unicode: bytes that are not UTF-8 become `\\xNN`."""
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from prep.arrays import Placement, Size
+Size = tuple[int, int]  # (width, height)
+Focus = tuple[int, int]  # (x, y) of what matters in a picture: parts of its width and height in 1/65536
+ONE = 1 << 16  # the whole width or height, in the numbers of a `Focus`
+ASPECT = 0.01  # relative: how far a mask's aspect may be off before it is another picture's mask
 
 
 def nearest(size: Size, buckets: Sequence[Size]) -> Size:
@@ -44,3 +48,25 @@ def crop_loss(placement: Placement) -> float:
 def _rank(bucket: Size) -> tuple[int, Size]:
     """Sorts the larger area first, then the narrower."""
     return -bucket[0] * bucket[1], bucket
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """How a picture gets into its bucket: scale the whole, cut out the bucket at `crop`, perhaps mirror."""
+
+    scaled: Size  # the whole picture after resizing
+    crop: tuple[int, int]  # (left, top) of the bucket in scaled pixels
+    bucket: Size
+    flip: bool = False  # mirrored left to right, after cropping
+
+
+def fits(mask: Size, picture: Size) -> bool:
+    """Whether a mask of one size can be scaled to a picture of another: same aspect, to 1 % or a pixel of the mask."""
+    wanted = mask[1] * picture[0] / picture[1]  # the mask's width, had it the picture's aspect
+    return abs(mask[0] - wanted) <= max(ASPECT * wanted, 1.0, picture[0] / picture[1])
+
+
+def fits_scaled(mask: Size, scaled: Size) -> bool:
+    """The same, where only the picture's scaled size is known: whole pixels there may hide a little of its shape."""
+    (width, height), (wide, high) = mask, scaled
+    return fits(mask, scaled) or abs(width * high - wide * height) <= max(width, height)

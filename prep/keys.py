@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prep.arrays import Placement
 from prep.digest import HOLE, around, digest_json, digest_spelled, integers, string
+from prep.geometry import Placement
 from prep.parse import RGB
 
 Context = Mapping[str, str | int | Mapping[str, str | int]]

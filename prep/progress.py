@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
+Tick = Callable[[int], object]  # called with how many more units are done
 Total = int | Callable[[], int | None] | None  # asked again whenever a bar moves; None: not known (yet)
+Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]  # title, total, unit
 
 
 class Known:
@@ -40,3 +43,8 @@ class CountedApart(Known):
             self.count = self._count()
         except Exception:
             return
+
+
+def silent(_title: str, _total: Total, _unit: str) -> AbstractContextManager[Tick]:
+    """A `Progress` that nobody sees."""
+    return nullcontext(lambda _: None)

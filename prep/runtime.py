@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -24,3 +25,27 @@ def held_back() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if asked:
         handler(*asked[0])
+
+
+@contextmanager
+def at_rest() -> Iterator[None]:
+    """The collector does nothing inside; after that it is as it was."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@contextmanager
+def at_work() -> Iterator[None]:
+    """Inside `at_rest`: the collector works, on what is made from here on (encoders do make cycles)."""
+    gc.freeze()
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.disable()
+        gc.unfreeze()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms
 
-from prep.images import decode as images
+from prep.images.decode import decode_picture, read_header
 
 
 def draw(path: Path, size: tuple[int, int], *, seed: int, alpha: bool = False) -> Path:
@@ -37,9 +37,9 @@ def saved(picture: Image.Image, kind: str = "PNG", **options) -> bytes:
 
 def decoded(data: bytes, alpha: str = "white") -> np.ndarray:
     """uint8 [H, W, 3]: what the file shows, of the size that its header says."""
-    picture = images.decode(data, alpha=alpha)
+    picture = decode_picture(data, alpha=alpha)
     assert picture.mode == "RGB"
-    assert picture.size == images.read_header(data).size
+    assert picture.size == read_header(data).size
     return np.asarray(picture)
 
 

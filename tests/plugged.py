@@ -9,8 +9,8 @@ import numpy as np
 from pictures import decoded
 from PIL import Image
 
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture
+from prep.images.decode import decode_picture
+from prep.images.formats.parts import BadPicture
 
 
 def heic(picture: Image.Image | np.ndarray, mode: str = "", **options) -> bytes:
@@ -57,7 +57,7 @@ def spoil(seeds: Sequence[bytes], within: int, rng: np.random.Generator) -> None
             for place in rng.integers(0, min(len(seed), within), 3):
                 broken[place] = rng.choice([0, 1, 255, rng.integers(256)])
             try:
-                assert images.decode(bytes(broken), alpha="white").mode == "RGB"
+                assert decode_picture(bytes(broken), alpha="white").mode == "RGB"
             except BadPicture as error:
                 assert error.code
 

@@ -16,17 +16,17 @@ from unittest import mock
 
 import pyarrow as pa
 
-from prep.arrays import ArraySpec, Placement, RowRef, Sample, Task, Text, View
-from prep.cache.ledger import ledger
-from prep.cache.shard_format import Shard
+from prep.arrays import ArraySpec
+from prep.cache.ledger.ledger import write_commit
+from prep.cache.records import RowRef, Shard, Task
 from prep.cache.store import Cache, open_cache, publish_table
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_json
-from prep.fs import atomic as files
+from prep.fs import atomic
+from prep.geometry import Placement
 from prep.keys import text_key, unconditional_key
-from prep.manifest import document as manifests
-from prep.manifest.document import Manifest
-from prep.manifest.samples import build_samples
+from prep.manifest.document import FORMAT, VERSION, Manifest, write_manifest
+from prep.manifest.samples import Sample, Text, View, build_samples
 from prep.manifest.tables import BATCH_ROWS, build_findings, build_shards, write_table
 
 CONTEXT = {"meaning": 1, "text": "synthetic", "max_length": 2, "layout": "full"}
@@ -59,7 +59,7 @@ def build(root: Path, scale: Scale) -> Manifest:
     cache = open_cache(root / "cache", create=True)
     refs: dict[str, RowRef] = {}
     facts: list[dict[str, Any]] = []
-    with mock.patch.object(files, "sync", lambda handle: handle.flush()), mock.patch.object(files, "sync_dir"):
+    with mock.patch.object(atomic, "sync", lambda handle: handle.flush()), mock.patch.object(atomic, "sync_dir"):
         for field, spec, keys in groups(scale):
             for start in range(0, len(keys), scale.per_shard):
                 put(cache, field, spec, keys[start:start + scale.per_shard], refs, facts)
@@ -99,7 +99,7 @@ def put(cache: Cache, field: str, spec: ArraySpec, keys: list[str], refs: dict[s
         for key in keys:
             writer.add(key, {spec.name: value_of(key, spec)})
         shard: Shard = writer.finish()
-    ledger.commit(cache, Task(key=digest_json({"rows": keys}), field=field, rows=tuple(keys)), shard, [], {})
+    write_commit(cache, Task(key=digest_json({"rows": keys}), field=field, rows=tuple(keys)), shard, [], {})
     refs.update({key: RowRef(shard=shard.digest, row=row) for row, key in enumerate(keys)})
     facts.append({"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
                   "shapes": canonical({spec.name: list(spec.shape)}).decode(),
@@ -127,8 +127,8 @@ def seal(root: Path, cache: Cache, scale: Scale, refs: Mapping[str, RowRef], fac
     buckets = [scale.size(bucket) for bucket in range(scale.buckets)]
     table = build_samples(samples(scale), buckets, refs, numbers, {})
     unconditional = refs[unconditional_key(CONTEXT)]
-    return manifests.write(root / "m.json", {
-        "format": manifests.FORMAT, "version": manifests.VERSION, "cache": "cache", "family": "sd15",
+    return write_manifest(root / "m.json", {
+        "format": FORMAT, "version": VERSION, "cache": "cache", "family": "sd15",
         "model": {"path": "model"}, "prediction": "epsilon", "models": {"vae": "ab" * 32, "text": "cd" * 32},
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.18215", "shift_factor": "0"},
         "fields": {field: of_field(field, facts) for field in FIELDS}, "sources": ["photos"], "recipe": None,

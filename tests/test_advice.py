@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from prep.arrays import Blob, Item, Surveyed
 from prep.batching.plan import step_plan
 from prep.buckets.assign import bucketing
 from prep.buckets.sizes import Rules
-from prep.buckets.suggest import BATCHES, NEAR, advise, sizes_of
+from prep.buckets.suggest import BATCHES, NEAR, advise
+from prep.dataset.ingest import Surveyed
+from prep.dataset.preview import sizes_of
+from prep.fs.blob import Blob
 from prep.recipe.schema import Recipe, Source
+from prep.sources.item import Item
 
 SIZES = {(640, 480): 7, (480, 640): 5, (512, 512): 9, (1024, 300): 1, (300, 200): 2, (40, 40): 1}
 

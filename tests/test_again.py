@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prep.arrays import Placement, RowRef, Sample, View
 from prep.cache.reader import Reader
+from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.encode.mask_coverage import coverage
 from prep.fs import memo as facts
 from prep.fs.memo import Facts
-from prep.images.decode import decode_mask
-from prep.manifest.samples import open_samples
+from prep.geometry import Placement
+from prep.images.mask import decode_mask
+from prep.manifest.samples import Sample, View, open_samples
 from prep.manifest.tables import SAMPLES, read_table
 
 # The command in a process of its own that writes down every file it opens, by whatever call.

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.arrays import Size
 from prep.buckets.assign import Merge, assign, bucketing
 from prep.buckets.sizes import Rules, buckets_of, default_ends, ratio_buckets, sdxl_buckets, step_buckets
 from prep.errors import ConfigError
-from prep.geometry import enlarges, nearest, place
+from prep.geometry import Size, enlarges, nearest, place
 
 SIDE = st.integers(1, 5000)
 SIZE = st.tuples(SIDE, SIDE)

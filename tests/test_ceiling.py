@@ -9,8 +9,8 @@ import pytest
 from prep.digest import canonical
 from prep.encode import limits as ceiling
 from prep.encode.run import PROMPT_BYTES
-from prep.manifest import document as manifests
 from prep.manifest import schema as document
+from prep.manifest.document import LIMIT, read_manifest
 
 
 @pytest.fixture
@@ -58,7 +58,8 @@ def test_prompts_that_canonical_json_spells_at_length_are_refused(encode, tmp_pa
 def test_many_sources_are_refused(encode, photos, tmp_path, monkeypatch):
     """The limit is lowered: five thousand directories would take long to make."""
     source = recipe(tmp_path, photos, 30)
-    monkeypatch.setattr(manifests, "LIMIT", 6000)
+    for module in ("encode.limits", "manifest.document"):
+        monkeypatch.setattr(f"prep.{module}.LIMIT", 6000)
     result = encode(source=source)
     assert result.code == 3 and "of them are its sources" in result.err and "name fewer sources" in result.err
     assert not (tmp_path / "cache").exists()
@@ -82,7 +83,7 @@ def test_the_largest_prompt_file_fits(encode, tmp_path, monkeypatch):
     result = encode("--mask", "sidecar", "--prompts", tmp_path / "prompts.txt")
     assert result.code == 0, result.err
     size = (tmp_path / "m.json").stat().st_size
-    assert PROMPT_BYTES < size <= len(canonical(foreseen[0])) < manifests.LIMIT
-    assert len(manifests.read(tmp_path / "m.json").document["prompts"]["samples"]) == PROMPT_BYTES // len(line)
-    for name, value in manifests.read(tmp_path / "m.json").document.items():
+    assert PROMPT_BYTES < size <= len(canonical(foreseen[0])) < LIMIT
+    assert len(read_manifest(tmp_path / "m.json").document["prompts"]["samples"]) == PROMPT_BYTES // len(line)
+    for name, value in read_manifest(tmp_path / "m.json").document.items():
         assert len(canonical({name: value})) <= len(canonical({name: foreseen[0][name]})), name

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from prep.collector import at_rest, at_work
+from prep.runtime import at_rest, at_work
 
 
 class Knot:
@@ -67,8 +67,7 @@ def test_an_error_leaves_it_as_it_was():
 
 
 def test_encode_rests_but_for_the_encoders(prep, photos, tiny_model, tmp_path, monkeypatch):
-    from prep.encode import assemble as seal
-    from prep.encode import plan as encode
+    from prep.encode import run
     from prep.encode.engines import local
 
     seen = {}
@@ -82,7 +81,7 @@ def test_encode_rests_but_for_the_encoders(prep, photos, tiny_model, tmp_path, m
 
         monkeypatch.setattr(module, name, watched)
 
-    for module, name in ((encode, "want"), (local, "run"), (seal, "seal")):
+    for module, name in ((run, "want"), (local, "run"), (run, "seal")):
         watch(module, name)
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
                   "--resolution", "96")

@@ -11,9 +11,9 @@ import sys
 import pytest
 import typer
 
-from prep.arrays import Finding
 from prep.cli import console
 from prep.errors import CacheError, Problem
+from prep.findings import Finding
 
 NASTY = "a\x1b[31m\x07\r\x9b2J\u202e\x7f"
 SPELLED = "a\\x1b[31m\\x07\\r\\x9b2J\\u202e\\x7f"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from prep.images.formats.exif import orientation_of
-from prep.images.formats.sniff import BadPicture, sniff, unwrap
+from prep.images.formats.parts import BadPicture
+from prep.images.formats.sniff import sniff, unwrap
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8))
 

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from pictures import draw
 
-from prep.arrays import Blob, Item
+from prep.fs.blob import Blob
 from prep.parse import Unparsed
 from prep.scan import pool as crew_module
 from prep.scan.pool import Crew, Lost
 from prep.scan.protocol import all_examined, message, of_item, to_examined, to_thumb
 from prep.scan.scanner import scan
 from prep.sources.directory import walk
+from prep.sources.item import Item
 
 BAD = (str(Path(__file__).with_name("bad_worker.py")),)
 ROOM = 1 << 30  # bytes of address space: enough for any picture here

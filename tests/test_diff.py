@@ -8,7 +8,7 @@ import pytest
 from pictures import draw, draw_mask
 from PIL import Image
 
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest, write_manifest
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 
@@ -49,7 +49,7 @@ def test_nothing(encode, diff, tmp_path):
     assert (document["format"], document["version"]) == ("latentry/diff", 1)
     assert document["same"] and document["identical"] and not document["notes"]
     assert lines[1] == "they are the same, byte for byte"
-    manifests.write(tmp_path / "b.json", {**manifests.read(tmp_path / "b.json").document, "options": ["--jobs"]})
+    write_manifest(tmp_path / "b.json", {**read_manifest(tmp_path / "b.json").document, "options": ["--jobs"]})
     document, lines = diff()
     assert document["same"] and not document["identical"]
     assert lines[1] == "nothing differs that training would see"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from prep.arrays import Blob, Finding, Item
 from prep.errors import PathError
-from prep.fs.blob import code_of, read_blob
+from prep.findings import Finding
+from prep.fs.blob import Blob, code_of, read_blob
 from prep.sources.directory import walk
+from prep.sources.item import Item
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and raw names are POSIX's")
 

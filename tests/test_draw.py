@@ -12,15 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.batching.permutation import (
-    choose_validation,
-    draw_key,
-    is_validation,
-    permute,
-    permute_each,
-    philox,
-    plan_key,
-)
+from prep.batching.permutation import permute, permute_each
+from prep.batching.rng import draw_key, philox, plan_key
+from prep.batching.split import choose_validation, is_validation
 from prep.digest import digest_json
 from prep.errors import ConfigError
 

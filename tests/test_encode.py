@@ -18,7 +18,7 @@ from PIL import Image
 
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest
 from prep.manifest.tables import SAMPLES, SHARDS, read_table
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu")
@@ -39,7 +39,7 @@ def encode(prep, photos, tiny_model, tmp_path):
 
 def rows_of(manifest: Path):
     """Each sample's name with its arrays as float32, and its table row."""
-    opened = manifests.read(manifest)
+    opened = read_manifest(manifest)
     cache = Cache(root=opened.cache_root)
     table = read_table(cache, opened.document["tables"]["shards"], SHARDS)
     shards = [digest.hex() for digest in table["digest"].to_pylist()]
@@ -81,7 +81,7 @@ def by_hand(path: Path, sample: dict, bucket: tuple[int, int]) -> np.ndarray:
 def test_latents_equal_the_vae_on_pictures_prepared_by_hand(encode, photos, tiny_model, tmp_path, dtype, tolerance):
     encode("--dtype", dtype, "--compute", "float32", "--mask", "sidecar")
     vae = AutoencoderKL.from_pretrained(tiny_model / "vae", low_cpu_mem_usage=False)
-    buckets = manifests.read(tmp_path / "m.json").buckets
+    buckets = read_manifest(tmp_path / "m.json").buckets
     rows = rows_of(tmp_path / "m.json")
     assert len(rows) == 8
     for name, (arrays, sample) in rows.items():
@@ -207,9 +207,9 @@ def perturb(path: Path) -> None:
 
 def test_manifest_does_not_depend_on_threads_or_order(encode, tmp_path, photos):
     encode("--jobs", 1, "--mask", "sidecar")
-    one = manifests.read(tmp_path / "m.json").document
+    one = read_manifest(tmp_path / "m.json").document
     encode("--jobs", 4, "--mask", "sidecar", cache="cache2", manifest="m2.json")
-    two = manifests.read(tmp_path / "m2.json").document
+    two = read_manifest(tmp_path / "m2.json").document
     assert {**one, "cache": "", "self": ""} == {**two, "cache": "", "self": ""}
 
 
@@ -238,7 +238,7 @@ def test_a_broken_picture_is_a_finding_and_is_not_tried_again(encode, photos, tm
     assert [(one["path"], one["code"]) for one in report["rejected"]] == [("6.png", "corrupt-data")]
     assert report["samples"]["train"] == 7
     before = (tmp_path / "m.json").read_bytes()
-    monkeypatch.setattr("prep.images.decode.decode", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr("prep.encode.engines.rows.decode_picture", lambda *_, **__: pytest.fail("decoded again"))
     again = encode()
     assert again["encoded"]["latent"] == 0 and len(again["rejected"]) == 1
     assert (tmp_path / "m.json").read_bytes() == before
@@ -256,9 +256,9 @@ def test_broken_pictures_do_not_stop_the_run_and_rows_that_fail_without_cause_do
 
 def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, photos, tmp_path, monkeypatch):
     encode(cache="whole", manifest="whole.json")
-    from prep.encode.engines import local
+    from prep.encode.engines import rows
 
-    read = local.read_blob
+    read = rows.read_blob
 
     def failing(blob):
         if blob.path.name == "3.png":
@@ -266,13 +266,13 @@ def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, p
         return read(blob)
 
     with monkeypatch.context() as patch:
-        patch.setattr(local, "read_blob", failing)
-        patch.setattr("prep.encode.assemble.seal", interrupt)
+        patch.setattr(rows, "read_blob", failing)
+        patch.setattr("prep.encode.run.seal", interrupt)
         encode(code=130)
     again = encode()
     assert again["encoded"] == {"latent": 1, "mask": 0, "text": 0} and not again["rejected"]
     with monkeypatch.context() as patch:
-        patch.setattr(local, "read_blob", failing)
+        patch.setattr(rows, "read_blob", failing)
         (photos / "3.png").write_bytes((photos / "3.png").read_bytes() + b"\0")
         report = encode()
         assert [(one["path"], one["code"]) for one in report["rejected"]] == [("3.png", "unreadable-file")]
@@ -282,12 +282,11 @@ def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, p
 def test_a_task_that_another_process_finished_is_not_run_again(encode, tmp_path, monkeypatch):
     encode("--mask", "sidecar")
     whole = (tmp_path / "m.json").read_bytes()
-    from prep.cache.ledger import ledger
-    from prep.encode import plan as module
+    from prep.cache.ledger.ledger import empty_ledger
 
-    monkeypatch.setattr("prep.encode.plan.ledgers.load", lambda *_, **__: ledger.empty())  # it ended just now
-    monkeypatch.setattr("prep.encode.assemble.ledgers.load", module.ledgers.load)
-    monkeypatch.setattr("prep.encode.engines.local._from_file", lambda *_: pytest.fail("decoded again"))
+    for module in ("plan", "assemble"):
+        monkeypatch.setattr(f"prep.encode.{module}.load_ledger", lambda *_, **__: empty_ledger())  # it ended just now
+    monkeypatch.setattr("prep.encode.engines.rows.from_file", lambda *_: pytest.fail("decoded again"))
     monkeypatch.setattr("prep.models.text_encoder.TextEncoder.encode", lambda *_: pytest.fail("encoded again"))
     result = encode("--mask", "sidecar", code=7)  # the faked ledger has nothing to seal from
     assert "unconditional" in result.err and (tmp_path / "m.json").read_bytes() == whole
@@ -335,7 +334,7 @@ def test_names_that_other_systems_read_otherwise(prep, tiny_model, tmp_path):
     go = ("encode", tmp_path / "a:b", "--model", tiny_model, "--cache", tmp_path / "c:c",
           "-o", tmp_path / "m.json", *SMALL)
     assert prep(*go).code == 0
-    assert manifests.read(tmp_path / "m.json").document["cache"] == "./c:c"
+    assert read_manifest(tmp_path / "m.json").document["cache"] == "./c:c"
     assert prep("verify", tmp_path / "m.json").code == 0
     result = prep(*go[:5], tmp_path / "back\\slash", *go[6:])
     assert result.code == 5 and "no relative path that every system reads leads from manifest" in result.err
@@ -361,9 +360,9 @@ def test_a_read_only_cache_with_nothing_to_do_is_fine(encode, tmp_path, monkeypa
 
 
 def test_a_full_disk_is_one_error_and_the_next_run_goes_on(encode, tmp_path, monkeypatch):
-    from prep.fs import atomic as files
+    from prep.fs import atomic
 
-    write, budget = files.write, [60_000]
+    write, budget = atomic.write, [60_000]
 
     def small(handle, data):
         budget[0] -= len(data)
@@ -372,14 +371,14 @@ def test_a_full_disk_is_one_error_and_the_next_run_goes_on(encode, tmp_path, mon
         write(handle, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write", small)
+        patch.setattr(atomic, "write", small)
         result = encode(code=7)
     assert result.err == ("error: cache: No space left on device\n"
                           "hint: free some space and run the same command again; what is finished is kept\n")
     assert not list((tmp_path / "cache" / "tmp").glob("*")) and not (tmp_path / "m.json").exists()
     encode()
     encode(cache="whole", manifest="w.json")
-    one, two = (manifests.read(tmp_path / name).document for name in ("m.json", "w.json"))
+    one, two = (read_manifest(tmp_path / name).document for name in ("m.json", "w.json"))
     assert {**one, "cache": "", "self": ""} == {**two, "cache": "", "self": ""}
 
 
@@ -400,7 +399,7 @@ def test_prompts_become_rows(encode, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("# two of them\na red dog\n\na blue cat --n ugly\n")
     assert encode("--prompts", prompts)["encoded"]["text"] == 7 + 3
-    document = manifests.read(tmp_path / "m.json").document["prompts"]
+    document = read_manifest(tmp_path / "m.json").document["prompts"]
     assert document["file"] == "prompts.txt"
     pairs = [(one["prompt"], one["negative"]) for one in document["samples"]]
     assert pairs == [("a red dog", None), ("a blue cat", "ugly")]
@@ -427,7 +426,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(encode, tmp_path, monkeypa
     assert "goes on from there" in result.err and not (tmp_path / "m.json").exists()
     rest = encode("--mask", "sidecar")
     assert sum(rest["reused"].values()) > 0 and sum(rest["encoded"].values()) > 0
-    one, two = (manifests.read(tmp_path / name).document for name in ("whole.json", "m.json"))
+    one, two = (read_manifest(tmp_path / name).document for name in ("whole.json", "m.json"))
     assert {**one, "cache": "", "self": ""} == {**two, "cache": "", "self": ""}
 
 
@@ -460,7 +459,7 @@ def test_a_colour_is_the_same_however_it_is_spelled(encode):
 
 
 def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode, photos, monkeypatch):
-    from prep.images.decode import decode, read_header
+    from prep.images.decode import decode_picture, read_header
 
     with (photos / "0.png").open("wb") as stream:
         stream.truncate(1 << 41)
@@ -474,8 +473,8 @@ def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode
         return called
 
     with monkeypatch.context() as patch:
-        patch.setattr("prep.images.decode.decode", exhausted("1.png", decode))
-        patch.setattr("prep.images.decode.read_header", exhausted("2.png", read_header))
+        patch.setattr("prep.encode.engines.rows.decode_picture", exhausted("1.png", decode_picture))
+        patch.setattr("prep.dataset.facts.read_header", exhausted("2.png", read_header))
         found = {one["path"]: one for one in encode()["rejected"]}
     assert set(found) == {"0.png", "1.png", "2.png"}
     assert "it has 2199023255552 bytes, expected at most 1073741824" in found["0.png"]["detail"]
@@ -485,21 +484,22 @@ def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode
 
 
 def test_a_file_that_became_huge_meanwhile(photos):
-    from prep.arrays import Blob, Placement
-    from prep.encode.engines.local import _from_file
+    from prep.encode.engines.rows import from_file
     from prep.encode.targets import PictureWork
+    from prep.fs.blob import Blob
+    from prep.geometry import Placement
 
     with (photos / "0.png").open("wb") as stream:
         stream.truncate(1 << 41)
-    made = _from_file(PictureWork(key="ab" * 32, name="0.png", file="0.png", blob=Blob(file=str(photos / "0.png")),
-                                  digest="cd" * 32, placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8))),
-                      lambda data: pytest.fail("read"))
+    made = from_file(PictureWork(key="ab" * 32, name="0.png", file="0.png", blob=Blob(file=str(photos / "0.png")),
+                                 digest="cd" * 32, placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8))),
+                     lambda data: pytest.fail("read"))
     assert made.code == "too-large" and "0.png cannot be read: it has 2199023255552 bytes" in made.detail
 
 
 def test_the_command_is_kept_as_far_as_it_says_something(encode, tmp_path, tiny_model, photos):
     encode("--mask", "sidecar", "--alpha", "white")  # white is the default anyway
-    found = manifests.read(tmp_path / "m.json")
+    found = read_manifest(tmp_path / "m.json")
     wanted = ["--model", tiny_model, "--dtype", "float32", "--resolution", "96", "--step", "16", "--mask", "sidecar"]
     assert [word.resolve() if isinstance(word, Path) else word for word in found.options] == wanted
     before = (tmp_path / "m.json").read_bytes()

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from prep.arrays import Blob
 from prep.fs import memo as facts
+from prep.fs.blob import Blob
 from prep.fs.memo import Facts
 
 
@@ -197,7 +197,7 @@ def test_an_unwritable_store_is_no_fault(file, tmp_path, monkeypatch):
 
 def test_stamps_of_more_bits_than_are_packed(file, store, monkeypatch):
     monkeypatch.setattr(facts, "REST_NS", 0)
-    monkeypatch.setattr(facts, "STAMP", struct.Struct("<BBBBB"))
+    monkeypatch.setattr("prep.fs.stamps.STAMP", struct.Struct("<BBBBB"))
     first = Facts(store)
     assert ask(first, file) == ("one", 1)
     first.save()

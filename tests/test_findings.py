@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from pictures import draw, draw_mask
 
-from prep.arrays import Finding
 from prep.batching.plan import require_steps, step_plan
 from prep.encode import run as command_encode
 from prep.errors import EmptyPlanError
-from prep.formatting import rejected_line, rejected_lines
+from prep.findings import Finding, rejected_line, rejected_lines
 from prep.masks import run as command_mask
 from prep.masks.methods import Made
 
@@ -82,16 +81,16 @@ def test_what_one_source_has_alone_keeps_its_name(prep, two, tmp_path):
 
 def test_rows_that_fail_later_are_told_apart(prep, two, tiny_model, tmp_path, monkeypatch):
     """What only the engine notices: a picture, and a mask, that cannot be read any more."""
-    from prep.encode.engines import local
+    from prep.encode.engines import rows
 
     def failing(blob):
         if blob.path.parts[-2:] in (("two", "good.png"), ("mks", "two.png")):
             raise PermissionError(13, "Permission denied")
         return read(blob)
 
-    read = local.read_blob
+    read = rows.read_blob
     draw(tmp_path / "two" / "good.png", (96, 96), seed=77)  # no copy of the other source's
-    monkeypatch.setattr(local, "read_blob", failing)
+    monkeypatch.setattr(rows, "read_blob", failing)
     report = prep("encode", two, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--model", tiny_model,
                   *SMALL, "--json").json
     details = {one["path"]: one["detail"] for one in report["rejected"] if one["code"] == "unreadable-file"}
@@ -158,8 +157,9 @@ def test_a_finding_as_json():
 
 
 def test_names_of_samples_forge_no_line_of_train():
-    from train.check import Report
-    from train.cli.main import _as_text, _uneven
+    from train.cli.check import _as_text
+    from train.cli.run import _uneven
+    from train.setup import Report
 
     report = Report(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
     assert _as_text(report) == "left out: b\\nerror: fake.png\nshown again: b\\nerror: fake.png\nshown again: c"

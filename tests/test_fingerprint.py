@@ -10,8 +10,9 @@ import pytest
 
 from prep.errors import ModelError
 from prep.models import fingerprint
-from prep.models.fingerprint import digest_file, infer_family, text_fingerprint, vae_fingerprint, weight_files
+from prep.models.fingerprint import digest_file, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
+from prep.models.pipeline import infer_family, weight_files
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 from second_device import playing
 
-from train import device, loop
+from prep.loader import device
+from train import loop
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu")
 QUICK = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "validation.timesteps=2")

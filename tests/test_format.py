@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 
 from prep import keys
-from prep.arrays import ITEM_BYTES, ArraySpec, Placement, Task
-from prep.cache import damage, plans
-from prep.cache import shard_format as layout
+from prep.arrays import ITEM_BYTES, ArraySpec
+from prep.cache import damage, plans, shard_format
 from prep.cache.damage import Damage
+from prep.cache.records import Task
 from prep.cache.store import MARKER, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_json, seal
+from prep.geometry import Placement
 from prep.images.decode import POLICY
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS
 from prep.models.family import FAMILIES
@@ -176,7 +177,7 @@ def test_the_schema_has_the_limits_of_the_code():
     buckets, prompts = SCHEMA["properties"]["buckets"], SCHEMA["properties"]["prompts"]["properties"]
     size, row = buckets["items"]["properties"]["size"]["items"], prompts["unconditional"]["properties"]["row"]
     assert (buckets["maxItems"], size["maximum"]) == (document.MOST_BUCKETS, document.MOST_SIDE)
-    assert row["maximum"] == layout.MAX_ROWS - 1
+    assert row["maximum"] == shard_format.MAX_ROWS - 1
 
 
 def test_the_example_has_every_key_that_is_not_optional():
@@ -327,17 +328,18 @@ def test_the_bytes_of_a_data_file_lie_where_the_page_says():
     assert sorted(place for start, end in ranges for place in range(start, end)) == list(range(len(data)))
     assert len(data) == eval("N * (T + 16) + 4", scope)
     parts = [data[start:end] for start, end in ranges]
-    assert parts[:2] == [b"\0\x80\xff", b"\1\2\3"] and parts[2:4] == [layout.crc_bytes(part) for part in parts[:2]]
+    assert parts[:2] == [b"\0\x80\xff", b"\1\2\3"]
+    assert parts[2:4] == [shard_format.crc_bytes(part) for part in parts[:2]]
     offsets, lengths = ([struct.unpack("<Q", part)[0] for part in parts[place:place + 2]] for place in (4, 6))
     assert offsets == [0, scope["T"]] and lengths == [scope["T"]] * 2
-    assert parts[8] == layout.crc_bytes(data[N * scope["T"]:-4])
-    assert "0xE3069283" in section(1) and layout.crc32c(b"123456789") == 0xE3069283
+    assert parts[8] == shard_format.crc_bytes(data[N * scope["T"]:-4])
+    assert "0xE3069283" in section(1) and shard_format.crc32c(b"123456789") == 0xE3069283
 
 
 @pytest.mark.parametrize("dtype", sorted(ITEM_BYTES))
 def test_documents_of_every_dtype_differ_as_the_page_says(dtype):
     spec = ArraySpec(name="a", dtype=dtype, shape=(4, 2))
-    document = json.loads(layout.array_document(spec, 5))
+    document = json.loads(shard_format.array_document(spec, 5))
     sharding = document["codecs"][0]["configuration"]
     assert (document["shape"], sharding["chunk_shape"]) == ([5, 4, 2], [1, 4, 2])
     assert document["chunk_grid"]["configuration"]["chunk_shape"] == [5, 4, 2] and document["data_type"] == dtype
@@ -401,8 +403,8 @@ def test_commits_have_the_keys_that_the_page_lists(world):
     provenance = {"host", "device", "versions", "milliseconds"}
     assert commits and all(set(commit) == plain | provenance for commit in commits)
     assert all(f"`{name}`" in section(8) for name in (*provenance, "salvaged", "compacted"))
-    from prep.arrays import Reject
     from prep.cache.commits import as_json
+    from prep.cache.records import Reject
 
     assert set(as_json(Reject(key="", code="", detail=""))) == inner
     for path in (world / "cache" / "commits").glob("*/*.json"):
@@ -459,7 +461,7 @@ def test_every_limit_of_the_cache_is_listed():
 def test_names_of_arrays_and_decimals_are_the_patterns_of_the_code():
     from prep import parse
 
-    assert f"`{layout.NAME.pattern}`" in section(16) and f"`{parse._NUMBER.pattern}`" in section(4)
+    assert f"`{shard_format.NAME.pattern}`" in section(16) and f"`{parse._NUMBER.pattern}`" in section(4)
 
 
 # ---- the page itself -------------------------------------------------------------------------------------------------

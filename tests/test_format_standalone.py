@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from prep.cache.reader import Reader
-from prep.manifest import document as manifests
-from prep.manifest.describe import Audit, open_audit
+from prep.manifest.document import read_manifest
+from prep.manifest.opened import Audit, open_audit
 
 HERE = Path(__file__).parent / "format"
 READERS = ("standalone.py", "by_bytes.py")
@@ -114,7 +114,7 @@ def ours(audit: Audit, field: str, shard: int, row: int) -> dict | None:
 
 
 def test_a_reader_of_sixty_lines_sees_every_value(whole):
-    audit = open_audit(manifests.read(whole))
+    audit = open_audit(read_manifest(whole))
     told = run(STANDALONE, whole)
     table = audit.samples.table.to_pylist()
     assert len(told["samples"]) == len(table) == 5 and len(audit.manifest.buckets) >= 3
@@ -141,7 +141,7 @@ def test_a_reader_of_sixty_lines_sees_every_value(whole):
 
 
 def test_a_reader_of_bytes_sees_every_row(whole):
-    audit = open_audit(manifests.read(whole))
+    audit = open_audit(read_manifest(whole))
     reader, wanted = Reader(audit.cache.root), {}
     for shard in audit.shards:
         for name in shard["shapes"]:
@@ -166,7 +166,7 @@ def test_they_refuse_a_flipped_bit(whole, tmp_path, what):
     """What a reader must check, it does: a row's file and a table's, each with one bit changed."""
     shutil.copytree(whole.parent, tmp_path / "copy")
     encoded = tmp_path / "copy" / "m.json"
-    audit = open_audit(manifests.read(encoded))
+    audit = open_audit(read_manifest(encoded))
     digest = audit.shards[0]["digest"]
     path = (audit.cache.table(audit.manifest.document["tables"]["samples"]) if what == "tables"
             else next(audit.cache.shard(digest).glob("latent/c*")))

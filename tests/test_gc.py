@@ -17,7 +17,7 @@ from prep.cache.store import open_cache
 from prep.errors import CacheError
 from prep.fs.lock import hold
 from prep.maintenance import sweep
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest, write_manifest
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 NOTHING = {"commits": 0, "shards": 0, "tables": 0, "plans": 0, "damaged": 0, "staging": 0}
@@ -135,14 +135,14 @@ def lose_manifest(tmp_path):
 
 def other_cache(tmp_path):
     shutil.copytree(tmp_path / "cache", tmp_path / "copy")
-    document = dict(manifests.read(tmp_path / "m.json").document)
-    manifests.write(tmp_path / "m.json", {**document, "cache": "copy"})
+    document = dict(read_manifest(tmp_path / "m.json").document)
+    write_manifest(tmp_path / "m.json", {**document, "cache": "copy"})
     return 7, f"is a manifest of the cache {tmp_path}/copy, expected one of {tmp_path}/cache"
 
 
 def spoil_table(name):
     def go(tmp_path):
-        digest = manifests.read(tmp_path / "m.json").document["tables"][name]
+        digest = read_manifest(tmp_path / "m.json").document["tables"][name]
         path = tmp_path / "cache" / "tables" / digest[:2] / f"{digest}.arrow"
         path.chmod(0o644)
         path.write_bytes(path.read_bytes()[:-1])
@@ -182,7 +182,7 @@ def test_a_cache_is_not_cleaned_while_it_is_used(writers, gc, tmp_path):
     path = writers("report").write_small(tmp_path)
     cache = open_cache(tmp_path / "cache", create=False)
     left = cache.stage()
-    with hold(cache, alone=False):
+    with hold(cache.root, alone=False):
         result = gc("--keep", path, "--yes")
         assert result.code == 7 and left.exists()
         assert result.err.startswith(f"error: {cache.root} is used by another program, expected to have it\nhint: wait")
@@ -194,7 +194,7 @@ def test_a_dead_user_of_the_cache_blocks_nobody(writers, gc, tmp_path):
     path = writers("report").write_small(tmp_path)
     program = ("import sys, time\nfrom pathlib import Path\nfrom prep.fs.lock import hold\n"
                "from prep.cache.store import Cache\n"
-               "with hold(Cache(root=Path(sys.argv[1])), alone=False):\n    print('held', flush=True)\n"
+               "with hold(Cache(root=Path(sys.argv[1])).root, alone=False):\n    print('held', flush=True)\n"
                "    time.sleep(60)")
     with subprocess.Popen([sys.executable, "-c", program, tmp_path / "cache"], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"held\n"
@@ -210,7 +210,7 @@ def test_training_keeps_its_cache(train, prep, gc, writers, tiny_model, tmp_path
     asked: list[int] = []
 
     def held_by_us(setup, run, place, log, *, resume):
-        with pytest.raises(CacheError, match="is used by another program"), hold(cache, alone=True):
+        with pytest.raises(CacheError, match="is used by another program"), hold(cache.root, alone=True):
             pass
         asked.append(1)
         log("end", 1, result="lora.safetensors")
@@ -244,7 +244,7 @@ def test_the_work_of_an_interrupted_encode_is_safe(prep, encode, gc, photos, tin
         draw(photos / f"{number}.png", (96, 96), seed=50 + number)
     from prep.encode.engines import local
 
-    plain = local.commit
+    plain = local.write_commit
     made: list[str] = []
 
     def one_and_no_more(*args):
@@ -253,7 +253,7 @@ def test_the_work_of_an_interrupted_encode_is_safe(prep, encode, gc, photos, tin
         made.append(args[1].key)
         return plain(*args)
 
-    monkeypatch.setattr(local, "commit", one_and_no_more)
+    monkeypatch.setattr(local, "write_commit", one_and_no_more)
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "new.json",
                   *SMALL, "--mask", "none")
     assert result.code == 130 and made
@@ -275,7 +275,7 @@ def test_gc_and_encoders_take_turns(prep, encode, photos, tmp_path):
     holding = threading.Event()
 
     def clean():
-        with hold(open_cache(tmp_path / "cache", create=False), alone=True):
+        with hold(tmp_path / "cache", alone=True):
             holding.set()
             time.sleep(0.3)
 

@@ -11,8 +11,9 @@ from pictures import decoded, srgb_profile, swapped_profile
 from PIL import Image
 from plugged import cut, heic, spoil
 
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture, sniff
+from prep.images.decode import _TURNS, decode_layers, decode_picture, read_header
+from prep.images.formats.parts import BadPicture
+from prep.images.formats.sniff import sniff
 from prep.images.plugins import _nclx_notes, rounded
 from prep.scan.examine import _header_notes
 
@@ -44,9 +45,9 @@ def test_rgb_gray_and_alpha():
     assert near(decoded(heic(Image.fromarray(RGB))), RGB)
     gray = Image.fromarray(RGB[..., 0])
     assert near(decoded(heic(gray)), np.repeat(RGB[..., :1], 3, 2), 0)
-    assert images.read_header(heic(gray)).mode == "L"
+    assert read_header(heic(gray)).mode == "L"
     data = heic(Image.fromarray(SMOOTH))
-    header, _, transparency = images.look(data, alpha="black")
+    header, _, transparency = decode_layers(data, alpha="black")
     assert header.has_alpha and near(np.asarray(transparency), ALPHA)
     assert near(decoded(data, "black"), RGB * (ALPHA[..., None] / 255.0), LOSS + 1)
 
@@ -59,10 +60,10 @@ def test_orientation_is_applied_once(orientation):
     assert (b"irot" in data or b"imir" in data) == (orientation > 1)
     said = data.replace(struct.pack(">HHIH", 0x0112, 3, 1, 1), entry)
     assert entry in said
-    turn = images._TURNS.get(orientation)
+    turn = _TURNS.get(orientation)
     upright = Image.fromarray(RGB) if turn is None else Image.fromarray(RGB).transpose(turn)
     assert near(decoded(said), np.asarray(upright))
-    header = images.read_header(said)
+    header = read_header(said)
     assert header.size == upright.size and header.orientation == 1 and header.notes == ()
 
 
@@ -71,7 +72,7 @@ def test_deep_values_are_rounded_and_never_clipped(deep, monkeypatch):
     monkeypatch.setattr(pillow_heif.options, "SAVE_HDR_TO_12_BIT", deep == 12)
     values = np.repeat(np.linspace(0, 65535, 96).astype(np.uint16)[None], 64, 0)
     data = heic(values, "I;16")
-    assert images.read_header(data).bits == deep
+    assert read_header(data).bits == deep
     most = (1 << deep) - 1
     wanted = np.floor((values >> (16 - deep)) * 255.0 / most + 0.5)
     assert near(decoded(data)[..., 0], wanted, 0)
@@ -91,8 +92,8 @@ def test_profiles():
     flat = np.full((64, 64, 3), (200, 40, 90), np.uint8)
     data = heic(Image.fromarray(flat), icc_profile=swapped_profile())
     assert near(decoded(data), np.full_like(flat, (40, 200, 90)), 3)
-    assert [code for code, _ in images.read_header(data).notes] == ["non-srgb-profile"]
-    assert images.read_header(heic(Image.fromarray(flat), icc_profile=srgb_profile())).notes == ()
+    assert [code for code, _ in read_header(data).notes] == ["non-srgb-profile"]
+    assert read_header(heic(Image.fromarray(flat), icc_profile=srgb_profile())).notes == ()
 
 
 def test_colours_named_by_number():
@@ -101,8 +102,8 @@ def test_colours_named_by_number():
                 "full_range_flag": 1}
         return heic(Image.fromarray(RGB), nclx_profile=nclx, save_nclx_profile=True)
 
-    assert images.read_header(data(1, 13)).notes == ()
-    assert images.read_header(data(9, 16)).notes == (
+    assert read_header(data(1, 13)).notes == ()
+    assert read_header(data(9, 16)).notes == (
         ("invalid-profile", "its colours are CICP 9/16 without an ICC profile; taken as sRGB"),)
     assert near(decoded(data(9, 16)), RGB)
     assert _nclx_notes({}) == ()
@@ -115,7 +116,7 @@ def test_primary_picture_of_several():
         file.add_from_pillow(one)
     stream = io.BytesIO()
     file.save(stream, quality=-1, chroma=444, primary_index=1)
-    header = images.read_header(stream.getvalue())
+    header = read_header(stream.getvalue())
     assert header.frames == 3
     assert ("multi-page", "3 pictures; the primary one is used") in list(_header_notes(header, "a.heic"))
     assert near(decoded(stream.getvalue()), np.full((64, 64, 3), 150))
@@ -144,7 +145,7 @@ def test_a_cut_is_found_where_no_box_says_its_length():
     endless = data[: start - 4] + bytes(4) + data[start:]
     assert (decoded(endless) == decoded(data)).all()
     with pytest.raises(BadPicture, match=r"item \d+ of the HEIC file ends at byte \d+ of \d+") as caught:
-        images.read_header(endless[:-100])
+        read_header(endless[:-100])
     assert caught.value.code == "truncated"
 
 
@@ -155,7 +156,7 @@ def test_a_tile_that_was_overwritten_is_found(what):
     start = data.index(b"mdat") + 300
     assert len(data) > start + 2 * len(what)
     with pytest.raises(BadPicture, match=r"item \d+ of the HEIC file is no HEVC; damaged or overwritten"):
-        images.decode(data[:start] + what + data[start + len(what) :], alpha="white")
+        decode_picture(data[:start] + what + data[start + len(what) :], alpha="white")
 
 
 def patched(data: bytes, box: bytes, offset: int, new: bytes) -> bytes:
@@ -167,31 +168,31 @@ def patched(data: bytes, box: bytes, offset: int, new: bytes) -> bytes:
 def test_too_many_pixels_are_refused_from_the_header():
     size = struct.pack(">II", 30000, 30000)
     with pytest.raises(BadPicture, match="header says 30000x30000 pixels, expected at most 268435456"):
-        images.read_header(patched(heic(Image.fromarray(RGB)), b"ispe", 4, size))
+        read_header(patched(heic(Image.fromarray(RGB)), b"ispe", 4, size))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (96, 65), (9000, 9000)])
 def test_data_of_another_size_than_the_header_says_are_refused(size):
     data = patched(heic(Image.fromarray(RGB)), b"ispe", 4, struct.pack(">II", *size))
-    assert images.read_header(data).size == size
+    assert read_header(data).size == size
     with pytest.raises(BadPicture, match="cannot be decoded"):
-        images.decode(data, alpha="white")
+        decode_picture(data, alpha="white")
 
 
 def test_boxes_that_do_not_fit():
     data = heic(Image.fromarray(RGB))
     with pytest.raises(BadPicture, match="the HEIC box at byte 0 is shorter than its own head"):
-        images.read_header(b"\0\0\0\4" + data[4:])
+        read_header(b"\0\0\0\4" + data[4:])
     with pytest.raises(BadPicture, match="HEIC file has no item, expected one picture at least"):
-        images.read_header(data.replace(b"meta", b"free", 1))
+        read_header(data.replace(b"meta", b"free", 1))
     with pytest.raises(BadPicture, match="HEIC file has no item"):
-        images.read_header(data.replace(b"iloc", b"free", 1))
+        read_header(data.replace(b"iloc", b"free", 1))
     with pytest.raises(BadPicture, match="the list of items of the HEIC file does not fit its box"):
-        images.read_header(patched(data, b"iloc", 6, b"\xff\xff"))
+        read_header(patched(data, b"iloc", 6, b"\xff\xff"))
     with pytest.raises(BadPicture, match="says that its items lie in more than 65536 places"):
-        images.read_header(boxed_items(b"\0", struct.pack(">HHH", 0, 0, 65535)))
+        read_header(boxed_items(b"\0", struct.pack(">HHH", 0, 0, 65535)))
     with pytest.raises(BadPicture, match="items of the HEIC file lie upon each other"):
-        images.read_header(boxed_items(b"\x44", struct.pack(">HHHII", 0, 0, 1, 0, 5000)))
+        read_header(boxed_items(b"\x44", struct.pack(">HHHII", 0, 0, 1, 0, 5000)))
 
 
 def boxed_items(sizes: bytes, entry: bytes) -> bytes:
@@ -210,7 +211,7 @@ def test_any_bytes_give_a_picture_or_a_finding():
 
 
 def test_one_thread_decodes_and_nothing_beside_the_picture_is_opened():
-    images.read_header(heic(Image.fromarray(RGB)))
+    read_header(heic(Image.fromarray(RGB)))
     options = pillow_heif.options
     assert (options.DECODE_THREADS, options.THUMBNAILS, options.DEPTH_IMAGES, options.AUX_IMAGES) == (1, False, False,
                                                                                                      False)

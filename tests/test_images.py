@@ -12,9 +12,10 @@ from pictures import decoded, saved, srgb_profile, swapped_profile
 from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from prep.images import decode as images
 from prep.images.color import judge
-from prep.images.formats.sniff import BadPicture
+from prep.images.decode import decode_picture, encode_png, quiet_pillow, read_header
+from prep.images.formats.parts import BadPicture
+from prep.images.mask import alpha_of, decode_mask
 from prep.parse import colour_of
 
 RNG = np.random.default_rng(7)
@@ -56,14 +57,14 @@ def test_rgb_is_itself(kind):
 
 def test_rgba_is_flattened_onto_the_colour():
     data = saved(Image.fromarray(np.dstack([RGB, ALPHA])))
-    assert images.read_header(data).has_alpha
+    assert read_header(data).has_alpha
     for name, colour in (("white", (255, 255, 255)), ("black", (0, 0, 0)), ("#ff8000", (255, 128, 0))):
         assert (decoded(data, name) == flattened(RGB, ALPHA, colour)).all()
-    assert (np.asarray(images.alpha_of(data)) == ALPHA).all()
+    assert (np.asarray(alpha_of(data)) == ALPHA).all()
 
 
 def test_opaque_picture_has_alpha_255():
-    assert (np.asarray(images.alpha_of(saved(Image.fromarray(RGB)))) == 255).all()
+    assert (np.asarray(alpha_of(saved(Image.fromarray(RGB)))) == 255).all()
 
 
 def test_gray_and_gray_with_alpha():
@@ -76,7 +77,7 @@ def test_gray_and_gray_with_alpha():
 def test_one_bit():
     bits = GRAY > 127
     data = saved(Image.fromarray(bits))
-    assert images.read_header(data).bits == 1
+    assert read_header(data).bits == 1
     assert (decoded(data) == bits[..., None] * 255).all()
 
 
@@ -102,13 +103,13 @@ def test_transparent_colour_of_rgb_and_of_gray():
     gray = GRAY.copy()
     gray[2:5] = 77
     data = saved(Image.fromarray(gray), transparency=77)
-    assert (np.asarray(images.alpha_of(data)) == np.where(gray == 77, 0, 255)).all()
+    assert (np.asarray(alpha_of(data)) == np.where(gray == 77, 0, 255)).all()
 
 
 def test_transparent_value_of_one_bit():
     bits = GRAY > 127
     data = saved(Image.fromarray(bits), transparency=1)
-    assert (np.asarray(images.alpha_of(data)) == np.where(bits, 0, 255)).all()
+    assert (np.asarray(alpha_of(data)) == np.where(bits, 0, 255)).all()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -116,27 +117,27 @@ def test_16_bit_gray_is_scaled_and_never_clipped(kind):
     values = RNG.integers(0, 65536, (20, 30), np.uint16)
     values[0, :4] = 0, 65535, 128, 129
     data = saved(Image.fromarray(values), kind)
-    assert images.read_header(data).bits == 16
+    assert read_header(data).bits == 16
     assert (decoded(data) == np.floor(values.astype(float) * 255 / 65535 + 0.5).astype(np.uint8)[..., None]).all()
 
 
 def test_16_bit_rgb_is_its_high_byte():
     values = RNG.integers(0, 65536, (20, 30, 3), np.uint16)
     assert (decoded(png16(values)) == values >> 8).all()
-    assert images.read_header(png16(values)).bits == 16
+    assert read_header(png16(values)).bits == 16
 
 
 def test_4_bit_gray_and_its_transparent_value():
     data = raw_png(4, 1, 4, 0, b"\0\x0f\x37", struct.pack(">H", 3))  # 0 15 3 7
-    assert images.read_header(data).bits == 4
-    assert np.asarray(images.alpha_of(data)).tolist() == [[255, 255, 0, 255]]
+    assert read_header(data).bits == 4
+    assert np.asarray(alpha_of(data)).tolist() == [[255, 255, 0, 255]]
     assert decoded(data, "black")[0, :, 0].tolist() == [0, 255, 0, 119]
 
 
 def test_16_bit_transparent_value():
     values = RNG.integers(0, 65536, (20, 30), np.uint16)
     data = png16(values, key=struct.pack(">H", int(values[4, 5])))
-    assert (np.asarray(images.alpha_of(data)) == np.where(values == values[4, 5], 0, 255)).all()
+    assert (np.asarray(alpha_of(data)) == np.where(values == values[4, 5], 0, 255)).all()
 
 
 def test_float_from_0_to_1():
@@ -148,7 +149,7 @@ def test_float_from_0_to_1():
 @pytest.mark.parametrize("values", [np.full((4, 4), 1.5, np.float32), np.full((4, 4), np.nan, np.float32)])
 def test_other_floats_are_refused(values):
     with pytest.raises(BadPicture, match=r"float values are from .* expected 0 to 1"):
-        images.decode(saved(Image.fromarray(values), "TIFF"), alpha="white")
+        decode_picture(saved(Image.fromarray(values), "TIFF"), alpha="white")
 
 
 def test_32_bit_gray():
@@ -156,7 +157,7 @@ def test_32_bit_gray():
     wanted = np.floor(values.astype(float) * 255 / 65535 + 0.5).astype(np.uint8)
     assert (decoded(saved(Image.fromarray(values), "TIFF")) == wanted[..., None]).all()
     with pytest.raises(BadPicture, match="gray values are from 0 to 70000, expected 0 to 65535"):
-        images.decode(saved(Image.fromarray(np.array([[0, 70000]], np.int32)), "TIFF"), alpha="white")
+        decode_picture(saved(Image.fromarray(np.array([[0, 70000]], np.int32)), "TIFF"), alpha="white")
 
 
 def test_cmyk_without_profile():
@@ -164,13 +165,13 @@ def test_cmyk_without_profile():
     data = saved(Image.fromarray(inks, "CMYK"), "TIFF")
     wanted = (255 - inks[..., :3].astype(float)) * (255 - inks[..., 3:]) / 255
     assert np.abs(decoded(data) - wanted).max() <= 1
-    assert images.read_header(data).mode == "CMYK"
+    assert read_header(data).mode == "CMYK"
 
 
 def test_lab_is_refused_by_name():
     picture = Image.new("LAB", (8, 8))
     with pytest.raises(BadPicture, match="colour mode is LAB, expected RGB, gray, palette or CMYK"):
-        images.decode(saved(picture, "TIFF"), alpha="white")
+        decode_picture(saved(picture, "TIFF"), alpha="white")
 
 
 def test_first_frame_of_an_animation():
@@ -178,7 +179,7 @@ def test_first_frame_of_an_animation():
     for kind in ("GIF", "PNG", "WEBP", "TIFF"):
         options = {"lossless": True} if kind == "WEBP" else {}
         data = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
-        assert images.read_header(data).frames == 3, kind
+        assert read_header(data).frames == 3, kind
         assert (decoded(data) == 50).all(), kind
 
 
@@ -209,7 +210,7 @@ def test_a_tiff_whose_strips_do_not_cover_it():
     assert decoded(tiff(page(planes=2, strips=3)))[0, 0].tolist() == [0, 16, 32]
     for data, pixels in ((tiff(page(8)), (16, 32)), (tiff(page(planes=2, strips=2)), (32, 48))):
         with pytest.raises(BadPicture, match="TIFF has strips for {} of {} pixels".format(*pixels)) as caught:
-            images.decode(data, alpha="white")
+            decode_picture(data, alpha="white")
         assert caught.value.code == "truncated"
 
 
@@ -217,15 +218,15 @@ def test_pages_of_a_tiff_are_counted_where_they_lie(monkeypatch):
     """Pillow seeks them: one that breaks off there would be decoded by the tags of another page."""
     broken = page(orientation=6).replace(struct.pack("<HHII", 256, 3, 1, 4), struct.pack("<HHII", 256, 2, 9, 1 << 30))
     data = tiff(page(), broken, page())
-    assert images.read_header(data).frames == 3 and (decoded(data) == decoded(tiff(page()))).all()
-    assert images.read_header(tiff(page(orientation=6), broken)).size == (4, 4)
+    assert read_header(data).frames == 3 and (decoded(data) == decoded(tiff(page()))).all()
+    assert read_header(tiff(page(orientation=6), broken)).size == (4, 4)
     loop = tiff(page(), page())
-    assert images.read_header(loop[:-4] + struct.pack("<I", 56)).frames == 2, "a circle has an end"
-    assert images.read_header(loop[:-4] + struct.pack("<I", 1 << 30)).frames == 2, "so has one that leads out"
+    assert read_header(loop[:-4] + struct.pack("<I", 56)).frames == 2, "a circle has an end"
+    assert read_header(loop[:-4] + struct.pack("<I", 1 << 30)).frames == 2, "so has one that leads out"
     monkeypatch.setattr(TiffImageFile, "n_frames", property(lambda _: pytest.fail("it takes the square of them")))
-    assert images.read_header(tiff(*[page()] * 5000)).frames == 5000
+    assert read_header(tiff(*[page()] * 5000)).frames == 5000
     monkeypatch.setattr("prep.images.header._MOST_PAGES", 99)  # of a gigabyte of them the numbers alone would take ten
-    assert images.read_header(tiff(*[page()] * 5000)).frames == 99
+    assert read_header(tiff(*[page()] * 5000)).frames == 99
 
 
 @pytest.mark.parametrize("text", ["red", "#12345", "#12345g", "ffffff", ""])
@@ -240,7 +241,7 @@ def test_colours_are_strict(text):
 def test_srgb_profile_changes_nothing():
     data = saved(Image.fromarray(RGB), icc_profile=srgb_profile())
     assert (decoded(data) == RGB).all()
-    assert images.read_header(data).notes == ()
+    assert read_header(data).notes == ()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
@@ -249,7 +250,7 @@ def test_another_profile_is_converted(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
     data = saved(Image.fromarray(flat), kind, icc_profile=swapped_profile(), **options)
     assert np.abs(decoded(data).astype(int) - (40, 200, 90)).max() <= 2
-    assert [code for code, _ in images.read_header(data).notes] == ["non-srgb-profile"]
+    assert [code for code, _ in read_header(data).notes] == ["non-srgb-profile"]
 
 
 def test_profile_and_alpha():
@@ -262,14 +263,14 @@ def test_profile_and_alpha():
 def test_gray_with_an_rgb_profile_is_usual():
     data = saved(Image.fromarray(GRAY), icc_profile=srgb_profile())
     assert np.abs(decoded(data).astype(int) - GRAY[..., None]).max() <= 2
-    assert images.read_header(data).notes == ()
+    assert read_header(data).notes == ()
 
 
 @pytest.mark.parametrize("profile", [b"rubbish", bytes(128), b"x" * 5000])
 def test_broken_profile_is_taken_as_srgb(profile):
     data = saved(Image.fromarray(RGB), icc_profile=profile)
     assert (decoded(data) == RGB).all()
-    assert images.read_header(data).notes == (
+    assert read_header(data).notes == (
         ("invalid-profile", "the embedded colour profile is unusable; taken as sRGB"),)
 
 
@@ -287,7 +288,7 @@ def test_truncated_files_are_refused(kind, share):
     noise = Image.fromarray(RNG.integers(0, 256, (64, 64, 3), np.uint8))
     data = saved(noise, kind)
     with pytest.raises(BadPicture) as caught:
-        images.decode(data[: int(len(data) * share)], alpha="white")
+        decode_picture(data[: int(len(data) * share)], alpha="white")
     assert caught.value.code in ("truncated", "unreadable", "corrupt-data")
 
 
@@ -300,7 +301,7 @@ def test_any_bytes_give_a_picture_or_a_finding():
             for place in rng.integers(0, len(broken), 4):
                 broken[place] = rng.integers(0, 256)
             try:
-                images.decode(bytes(broken), alpha="white")
+                decode_picture(bytes(broken), alpha="white")
             except BadPicture as error:
                 assert error.code
             except UserWarning:  # TIFF tags; silenced by `quiet` where it matters
@@ -313,22 +314,22 @@ def test_too_many_pixels_are_refused_from_the_header():
     end = struct.pack(">I", 0) + b"IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
     data = b"\x89PNG\r\n\x1a\n" + body + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT")) + end
     with pytest.raises(BadPicture, match="header says 50000x50000 pixels, expected at most 268435456"):
-        images.read_header(data)
+        read_header(data)
 
 
 def test_palette_without_colours_is_refused():
     with pytest.raises(BadPicture, match="cannot be decoded: AssertionError"):
-        images.read_header(raw_png(4, 1, 8, 3, b"\0\0\1\2\3", b""))
+        read_header(raw_png(4, 1, 8, 3, b"\0\0\1\2\3", b""))
 
 
 def test_missing_end_of_jpeg_is_a_note():
     data = saved(Image.fromarray(RGB), "JPEG")
     assert (decoded(data[:-2]) == decoded(data)).all()
-    assert images.read_header(data[:-2]).notes[0][0] == "missing-eoi"
+    assert read_header(data[:-2]).notes[0][0] == "missing-eoi"
 
 
 def test_quiet_silences_pillow_and_nobody_else():
-    images.quiet()
+    quiet_pillow()
     warnings.warn_explicit("strange tag", UserWarning, "TiffImagePlugin.py", 1, module="PIL.TiffImagePlugin")
     with pytest.raises(UserWarning):
         warnings.warn_explicit("ours", UserWarning, "images.py", 1, module="prep.images.decode")
@@ -336,10 +337,10 @@ def test_quiet_silences_pillow_and_nobody_else():
 
 def test_decoding_touches_nothing_global():
     before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, list(warnings.filters)
-    images.decode(saved(Image.fromarray(RGB)), alpha="white")
+    decode_picture(saved(Image.fromarray(RGB)), alpha="white")
     assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, list(warnings.filters)) == before
 
 
 def test_png_round_trip():
-    assert (np.asarray(images.decode_mask(images.encode_png(GRAY))) == GRAY).all()
-    assert (decoded(images.encode_png(RGB)) == RGB).all()
+    assert (np.asarray(decode_mask(encode_png(GRAY))) == GRAY).all()
+    assert (decoded(encode_png(RGB)) == RGB).all()

@@ -10,9 +10,11 @@ from pictures import decoded
 from PIL import Image
 from plugged import Bits, boxed, cut, extra_fields, jxl, sides, spoil, turned, usual_rest
 
-from prep.images import decode as images
+from prep.images.decode import _TURNS, decode_layers, decode_picture, read_header
 from prep.images.formats.jxl import codestream, read_basics
-from prep.images.formats.sniff import BadPicture, sniff
+from prep.images.formats.parts import BadPicture
+from prep.images.formats.sniff import sniff
+from prep.images.mask import alpha_of, decode_mask
 
 pillow_jxl = pytest.importorskip("pillow_jxl")
 
@@ -96,7 +98,7 @@ def test_rgb_gray_and_alpha(options):
     assert (decoded(jxl(Image.fromarray(ALPHA), **options)) == ALPHA[..., None]).all()
     for kept in (SMOOTH, SMOOTH[..., 2:]):
         data = jxl(Image.fromarray(kept), **options)
-        header, _, transparency = images.look(data, alpha="black")
+        header, _, transparency = decode_layers(data, alpha="black")
         assert header.has_alpha and (np.asarray(transparency) == ALPHA).all()
         assert np.abs(decoded(data, "black") - kept[..., :-1] * (ALPHA[..., None] / 255.0)).max() <= 1
 
@@ -104,19 +106,19 @@ def test_rgb_gray_and_alpha(options):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_of_the_codestream_is_applied_once_and_that_of_exif_is_not(orientation):
     plain = jxl(Image.fromarray(RGB), lossless=False, quality=95)
-    turn = images._TURNS.get(orientation)
+    turn = _TURNS.get(orientation)
     upright = Image.fromarray(decoded(plain))
     upright = upright if turn is None else upright.transpose(turn)
     stream = turned(plain, (72, 48), orientation)
     for data in (stream, boxed((b"jxlc", stream), (b"Exif", bytes(4) + exif(8)))):
-        assert images.read_header(data).size == upright.size
+        assert read_header(data).size == upright.size
         assert np.abs(decoded(data).astype(int) - np.asarray(upright)).max() <= 1  # it dithers by place
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_a_jpeg_made_smaller_shows_what_the_jpeg_shows(tmp_path, orientation):
     jpeg, data = from_jpeg(tmp_path, orientation)
-    assert images.read_header(data).size == images.read_header(jpeg).size
+    assert read_header(data).size == read_header(jpeg).size
     assert np.abs(decoded(data).astype(int) - decoded(jpeg)).mean() < 1
 
 
@@ -124,8 +126,8 @@ def test_16_bit_gray_is_rounded_and_never_clipped():
     values = RNG.integers(0, 65536, (48, 72), np.uint16)
     values[0, :4] = 0, 65535, 128, 129
     data = jxl(Image.fromarray(values))
-    assert images.read_header(data).bits == 16
-    found = np.asarray(images.decode_mask(data))  # of a mask no profile is asked, and the encoder calls these linear
+    assert read_header(data).bits == 16
+    found = np.asarray(decode_mask(data))  # of a mask no profile is asked, and the encoder calls these linear
     assert (found == np.floor(values.astype(float) * 255 / 65535 + 0.5)).all()
 
 
@@ -145,7 +147,7 @@ def test_gray_and_alpha_of_16_bits(monkeypatch):
     header = extra_fields(sides(72, 48)).put(0, 1).put(3, 2).put(15, 6).put(1, 1).put(1, 2).put(1, 1)
     header.put(1, 1).put(0, 1).put(0, 1).put(1, 2)
     monkeypatch.setattr(pillow_jxl, "Decoder", lambda num_threads: Answer("LA", (72, 48), values.tobytes()))
-    found = images.alpha_of(header.stream())
+    found = alpha_of(header.stream())
     assert (np.asarray(found) == np.floor(values[..., 1].astype(float) * 255 / 65535 + 0.5)).all()
 
 
@@ -153,17 +155,17 @@ def test_a_decoder_that_says_another_size(monkeypatch):
     data = jxl(Image.fromarray(RGB))
     monkeypatch.setattr(pillow_jxl, "Decoder", lambda num_threads: Answer("RGB", (8, 8), bytes(192)))
     with pytest.raises(BadPicture, match="its header says 72x48 RGB, its data 8x8 RGB"):
-        images.decode(data, alpha="white")
+        decode_picture(data, alpha="white")
 
 
 def test_a_profile_is_known_when_it_is_decoded():
     """The encoder calls 16-bit gray linear."""
     data = jxl(Image.fromarray(RGB))
-    assert images.read_header(data).notes == images.look(data, alpha="white")[0].notes == ()
+    assert read_header(data).notes == decode_layers(data, alpha="white")[0].notes == ()
     values = np.full((48, 72), 0.2140 * 65535, np.uint16)  # the middle of sRGB
     data = jxl(Image.fromarray(values))
-    assert images.read_header(data).notes == ()
-    assert [code for code, _ in images.look(data, alpha="white")[0].notes] == ["non-srgb-profile"]
+    assert read_header(data).notes == ()
+    assert [code for code, _ in decode_layers(data, alpha="white")[0].notes] == ["non-srgb-profile"]
     assert np.abs(decoded(data).astype(int) - 128).max() <= 1
 
 
@@ -190,18 +192,18 @@ def test_damage_is_named_in_words_of_ours():
     data = bytearray(jxl(Image.fromarray(RGB)))
     data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
     with pytest.raises(BadPicture, match=r"^JPEG XL data are damaged, or end too early$"):
-        images.decode(bytes(data), alpha="white")
+        decode_picture(bytes(data), alpha="white")
 
 
 def test_boxes_that_do_not_fit():
     stream = jxl(Image.fromarray(RGB))
     assert (decoded(boxed((b"jxlc", stream))) == RGB).all()
     with pytest.raises(BadPicture, match=r"the JPEG XL box at byte 32 has \d+ of its \d+ bytes"):
-        images.read_header(boxed((b"jxlc", stream))[:-9])
+        read_header(boxed((b"jxlc", stream))[:-9])
     with pytest.raises(BadPicture, match="the JPEG XL container has no codestream"):
-        images.read_header(boxed((b"Exif", stream)))
+        read_header(boxed((b"Exif", stream)))
     with pytest.raises(BadPicture, match="the JPEG XL box at byte 32 is shorter than its own head"):
-        images.read_header(boxed() + b"\0\0\0\3jxlc" + stream)
+        read_header(boxed() + b"\0\0\0\3jxlc" + stream)
     long = b"\0\0\0\1jxlc" + (len(stream) + 16).to_bytes(8, "big") + stream
     assert (decoded(boxed() + long) == RGB).all()
     assert (decoded(boxed() + b"\0\0\0\0jxlc" + stream) == RGB).all()
@@ -210,19 +212,19 @@ def test_boxes_that_do_not_fit():
 def test_too_many_pixels_are_refused_from_the_header():
     for width, height in ((20000, 20000), (1 << 30, 1 << 30), (1 << 29, 1)):
         with pytest.raises(BadPicture, match=f"header says {width}x{height} pixels, expected at most 268435456"):
-            images.read_header(sides(width, height).put(3, 2).stream())
+            read_header(sides(width, height).put(3, 2).stream())
 
 
 def test_what_the_plugin_would_not_give_as_it_is():
     moving = usual_rest(extra_fields(sides(40, 30), animated=True)).stream()
     with pytest.raises(BadPicture, match="is an animated JPEG XL, of which only the last frame is given out"):
-        images.read_header(moving)
+        read_header(moving)
     with pytest.raises(BadPicture, match="JPEG XL has floats, expected integers in RGB or gray"):
-        images.read_header(jxl(Image.fromarray(np.zeros((8, 8), np.float32))))
+        read_header(jxl(Image.fromarray(np.zeros((8, 8), np.float32))))
     inks = sides(40, 30).put(0, 1).put(0, 1).put(0, 1).put(0, 2).put(1, 1).put(1, 2)
     inks.put(0, 1).put(2, 2).put(2, 4).put(0, 1).put(0, 2).put(0, 2).put(0, 2).put(1, 1).put(1, 1).put(0, 2).put(1, 1)
     with pytest.raises(BadPicture, match="JPEG XL has four inks, expected integers in RGB or gray"):
-        images.read_header(inks.stream())
+        read_header(inks.stream())
 
 
 def test_any_bytes_give_a_picture_or_a_finding():

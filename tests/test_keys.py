@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep import keys
-from prep.arrays import Placement
 from prep.digest import HOLE, canonical, digest_json, digest_parts, digest_strings, seal
+from prep.geometry import Placement
 from prep.parse import Unparsed, sealed_json
 
 PLACEMENT = Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96))

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tarred import member, tar_of
 
-from prep.arrays import Item
 from prep.sources import tar_index as listings
 from prep.sources import tars
+from prep.sources.item import Item
 from prep.sources.tar_index import Listings
 from prep.sources.tars import contents_of, walk_tar
 from prep.sources.walk import walk_source

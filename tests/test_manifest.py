@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest, write_manifest
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "manifests" / "manifest.schema.json").read_text())
 D = "ab" * 32
@@ -39,8 +39,8 @@ DOCUMENT = {
 
 
 def test_what_is_written_is_read(tmp_path):
-    written = manifests.write(tmp_path / "m.json", DOCUMENT)
-    found = manifests.read(tmp_path / "m.json")
+    written = write_manifest(tmp_path / "m.json", DOCUMENT)
+    found = read_manifest(tmp_path / "m.json")
     assert found == written and found.buckets == ((96, 64),)
     assert found.cache_root == tmp_path / "cache" and found.model == tmp_path / "../model"
     assert found.fields["latent"].arrays["latent"]["dtype"] == "bfloat16"
@@ -49,16 +49,16 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_the_same_document_is_not_written_again(tmp_path):
     path = tmp_path / "m.json"
-    manifests.write(path, DOCUMENT)
+    write_manifest(path, DOCUMENT)
     stamp = path.stat().st_mtime_ns
-    manifests.write(path, DOCUMENT)
+    write_manifest(path, DOCUMENT)
     assert path.stat().st_mtime_ns == stamp
 
 
 def test_a_manifest_too_large_to_be_read_is_not_written(tmp_path):
     samples = [{"prompt": "a" * 1000, "negative": None, "positive": ROW, "negative_row": ROW}] * 1000
     with pytest.raises(ManifestError, match=r"the manifest would have 10\d{5} bytes, expected at most 1048576"):
-        manifests.write(tmp_path / "m.json", {**DOCUMENT, "prompts": {**DOCUMENT["prompts"], "samples": samples}})
+        write_manifest(tmp_path / "m.json", {**DOCUMENT, "prompts": {**DOCUMENT["prompts"], "samples": samples}})
     assert not (tmp_path / "m.json").exists()
 
 
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said(tmp_path, change, message):
     path = tmp_path / "m.json"
     path.write_bytes(canonical(seal({**DOCUMENT, **change})))
     with pytest.raises(ManifestError) as error:
-        manifests.read(path)
+        read_manifest(path)
     assert message in error.value.message and error.value.exit_code == 4
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(seal({**DOCUMENT, **change}), SCHEMA)
@@ -134,7 +134,7 @@ def test_every_key_is_needed(tmp_path, key):
     path = tmp_path / "m.json"
     path.write_bytes(canonical(seal({name: value for name, value in DOCUMENT.items() if name != key})))
     with pytest.raises(ManifestError):
-        manifests.read(path)
+        read_manifest(path)
 
 
 def test_other_bytes_are_refused(tmp_path):
@@ -144,9 +144,9 @@ def test_other_bytes_are_refused(tmp_path):
                     json.dumps(json.loads(whole), indent=1).encode(), b"\x00" * 100, b"[" * 100000, b"1" * (2 << 20)):
         path.write_bytes(spoiled)
         with pytest.raises(ManifestError):
-            manifests.read(path)
+            read_manifest(path)
     with pytest.raises(ManifestError, match="cannot read manifest") as error:
-        manifests.read(tmp_path / "nothing.json")
+        read_manifest(tmp_path / "nothing.json")
     assert "prep encode" in error.value.hint
 
 
@@ -178,7 +178,7 @@ def test_any_value_anywhere_is_accepted_or_a_clean_error(tmp_path_factory, place
     path = tmp_path_factory.mktemp("hostile") / "m.json"
     path.write_bytes(canonical(seal(document)))
     try:
-        found = manifests.read(path)
+        found = read_manifest(path)
     except ManifestError:
         return
     assert isinstance(found.cache_root, Path) and not Path(document["cache"]).is_absolute()
@@ -187,4 +187,4 @@ def test_any_value_anywhere_is_accepted_or_a_clean_error(tmp_path_factory, place
 def test_the_example_is_one():
     path = Path(__file__).parent.parent / "manifests" / "example.json"
     jsonschema.validate(json.loads(path.read_bytes()), SCHEMA)
-    assert manifests.read(path).document["samples"]["train"] > 40
+    assert read_manifest(path).document["samples"]["train"] > 40

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.arrays import Blob, Item, Surveyed
-from prep.buckets.assign import bucketing, framed
+from prep.buckets.assign import bucketing
 from prep.buckets.sizes import Rules
-from prep.buckets.views import CROPS, FLIPS, ONE, Framing
+from prep.buckets.views import CROPS, FLIPS, Framing
+from prep.dataset.bucketing import framed
+from prep.dataset.ingest import Surveyed
+from prep.fs.blob import Blob
+from prep.geometry import ONE
+from prep.sources.item import Item
 
 AT_ONCE = 100  # sizes of an example
 SIDE = st.integers(1, 400) | st.integers(200, 1500) | st.integers(1000, 9000)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prep.arrays import Item
 from prep.errors import PathError, UsageError
 from prep.masks.generate import make_masks
 from prep.masks.methods import MaskChoice, mask_path
 from prep.sources.directory import walk
+from prep.sources.item import Item
 
 ALPHA = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
 RGB = np.full((30, 40, 3), (0, 255, 0), np.uint8)

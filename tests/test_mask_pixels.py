@@ -7,7 +7,7 @@ import pytest
 from pictures import saved
 from PIL import Image, ImageFilter
 
-from prep.images.formats.sniff import BadPicture
+from prep.images.formats.parts import BadPicture
 from prep.masks.methods import MaskChoice
 from prep.masks.pixels import combined, finished, grown, luma_map, read_mask, scaled
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prep.arrays import Item
 from prep.errors import PathError
 from prep.masks.generate import make_masks
 from prep.masks.methods import MaskChoice
 from prep.sources.directory import walk
+from prep.sources.item import Item
 
 SIZES = [(40, 30), (30, 40), (32, 32), (64, 16), (40, 30), (50, 50), (41, 31)]
 
@@ -129,7 +129,7 @@ def test_pictures_too_large_for_memory_are_findings(pictures, tmp_path, monkeypa
     def huge(data, alpha):
         raise MemoryError
 
-    monkeypatch.setattr("prep.images.decode.decode", huge)
+    monkeypatch.setattr("prep.masks.picture.decode_picture", huge)
     made = make(pictures, tmp_path / "out", Halves())
     assert {one.code for one in made.findings} == {"too-large"} and len(made.findings) == 7
 

@@ -159,11 +159,12 @@ def test_prompt_files_that_cannot_be_read(prep, photos, tiny_model, tmp_path, wo
 ])
 def test_nothing_relative_leads_to_another_drive(prep, photos, tiny_model, tmp_path, monkeypatch, lost, said):
     """As on Windows, where a cache on D: has no path relative to C:."""
-    from prep.manifest import document as manifest
+    from prep.manifest.document import relative_to_manifest
 
-    real = manifest.relative_to_manifest
-    monkeypatch.setattr(manifest, "relative_to_manifest",
-                        lambda target, path: None if target.name == lost else real(target, path))
+    real = relative_to_manifest
+    for module in ("encode.assemble", "manifest.document"):
+        monkeypatch.setattr(f"prep.{module}.relative_to_manifest",
+                            lambda target, path: None if target.name == lost else real(target, path))
     (photos / "0-masklabel.png").unlink()
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
                   *SMALL)
@@ -198,25 +199,26 @@ def test_manifests_that_are_none(prep, tmp_path):
 
 
 def test_a_manifest_with_a_bucket_of_three_sides_is_not_written(writers, tmp_path):
-    from prep.manifest import document as manifest
+    from prep.manifest.document import read_manifest, write_manifest
 
     small = writers("report").write_small(tmp_path)
-    document = dict(manifest.read(small).document)
+    document = dict(read_manifest(small).document)
     document["buckets"] = [{**document["buckets"][0], "size": [64, 64, 3]}]
     del document["self"]
     with pytest.raises(ManifestError, match=re.escape(
             "the manifest to be written is not valid: buckets[0].size is [64, 64, 3], expected width and height")):
-        manifest.write(small, document)
+        write_manifest(small, document)
 
 
 def test_a_sample_in_a_shard_that_the_table_lacks(writers, tmp_path):
-    from prep.manifest.describe import look_up, open_audit
-    from prep.manifest.document import read
+    from prep.manifest.describe import describe_samples
+    from prep.manifest.document import read_manifest
+    from prep.manifest.opened import open_audit
 
-    audit = open_audit(read(writers("report").write_small(tmp_path)))
+    audit = open_audit(read_manifest(writers("report").write_small(tmp_path)))
     vars(audit)["shards"] = []
     with pytest.raises(CacheError, match=r"the sample table names shard number \d, and the shard table has 0"):
-        look_up(audit, "a.png")
+        describe_samples(audit, "a.png")
 
 
 # The cache.
@@ -277,8 +279,8 @@ def model(tiny_model, tmp_path):
 
 
 def test_what_a_pipeline_directory_lacks(model):
-    from prep.encode.plan import prediction_of
-    from prep.models.fingerprint import pipeline_index, read_config, text_fingerprint, weight_files
+    from prep.models.fingerprint import text_fingerprint
+    from prep.models.pipeline import pipeline_index, prediction_of, read_config, weight_files
 
     with pytest.raises(ModelError, match=r"model .*/gone is not a directory") as error:
         pipeline_index(model / "gone")
@@ -312,7 +314,7 @@ def test_encoders_that_do_not_load(model):
 
 @pytest.mark.parametrize("name", ["toaster", "cuda:7"])
 def test_devices_that_are_not_there(name):
-    from prep.models.device import pick_device
+    from prep.models.tensors import pick_device
 
     with pytest.raises(UsageError, match=f"device '{name}' cannot be used: ") as error:
         pick_device(name)
@@ -374,10 +376,10 @@ def test_lora_targets_that_name_nothing(train, made):
 
 
 def test_a_run_without_a_checkpoint(train, made, tmp_path):
-    from train.config.load import load
-    from train.runs.directory import claim
+    from train.config.load import load_config
+    from train.runs.directory import claim_run
 
-    claim_of(made, tmp_path / "run", claim, load)
+    claim_of(made, tmp_path / "run", claim_run, load_config)
     result = train("sample", tmp_path / "run", "--device", "cpu", "-o", tmp_path / "grid.png")
     assert result.code == 5
     assert result.err == (f"error: {tmp_path}/run has no checkpoint, expected one of: none is there yet\n"
@@ -387,7 +389,8 @@ def test_a_run_without_a_checkpoint(train, made, tmp_path):
 
 
 def claim_of(made, folder, claim, load):
-    from train.check import Asked, check
+    from train.check import check
+    from train.setup import Asked
 
     asked = Asked(manifest=made.path)
     setup = check(asked, load(None, {"precision": "fp32"})).setup
@@ -396,13 +399,13 @@ def claim_of(made, folder, claim, load):
 
 def test_runs_and_checkpoints_of_another_version(tmp_path):
     from train.runs.checkpoint import read_state
-    from train.runs.directory import read
+    from train.runs.directory import read_run
 
     for name in ("run.json", "state.json"):
         (tmp_path / name).write_text('{"format": "latentry/other", "version": 9}')
     with pytest.raises(PathError, match="has format 'latentry/other' version 9, this program reads 'latentry/run' "
                                         "version 1"):
-        read(tmp_path)
+        read_run(tmp_path)
     with pytest.raises(CacheError, match="has format 'latentry/other' version 9, this program reads "
                                          "'latentry/checkpoint' version 1"):
         read_state(tmp_path)
@@ -411,8 +414,8 @@ def test_runs_and_checkpoints_of_another_version(tmp_path):
 def test_rows_that_do_not_fit_their_buffer(made):
     import torch
 
-    from train.index import open_index
-    from train.rows import Rows
+    from prep.loader.index import open_index
+    from prep.loader.rows import Rows
 
     rows = Rows(open_index(made.manifest))
     number = next(number for number, shard in enumerate(rows.index.shards) if shard.field == "text")

@@ -11,12 +11,13 @@ from PIL import Image
 from plugged import boxed, heic, jxl
 from tarred import member, tar_of
 
-from prep.arrays import Finding
 from prep.dataset.ingest import survey
+from prep.findings import Finding
 from prep.fs import memo as facts
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture, NoDecoder
-from prep.recipe.load import load
+from prep.images.decode import read_header
+from prep.images.formats.parts import BadPicture, NoDecoder
+from prep.images.mask import alpha_of, decode_mask
+from prep.recipe.load import load_recipe
 from prep.scan import memo as remembered
 from prep.scan import pool as crew
 from prep.scan.duplicates.identity import identify
@@ -90,12 +91,12 @@ MISSING = {"phone.heic": HEIC_SAYS, "named.jpg": HEIC_SAYS, "small.jxl": JXL_SAY
                          ids=["HEIC", "JPEG XL", "boxed"])
 def test_the_message_names_the_extra(plugins, data, says):
     plugins.off()
-    for read in (images.read_header, images.alpha_of, images.decode_mask):
+    for read in (read_header, alpha_of, decode_mask):
         with pytest.raises(NoDecoder) as caught:
             read(data)
         assert (caught.value.code, caught.value.detail) == ("unsupported-format", says)
     plugins.on()
-    assert images.read_header(data).size == (96, 96)
+    assert read_header(data).size == (96, 96)
 
 
 def test_a_plugin_without_its_library_is_as_good_as_none(monkeypatch):
@@ -106,13 +107,13 @@ def test_a_plugin_without_its_library_is_as_good_as_none(monkeypatch):
 
     monkeypatch.setattr(pillow_heif, "HeifFile", lacks)
     with pytest.raises(NoDecoder, match="needs the package pillow-heif"):
-        images.read_header(HEIC)
+        read_header(HEIC)
 
 
 def test_a_damaged_file_is_told_as_such_all_the_same(plugins):
     plugins.off()
     with pytest.raises(BadPicture, match="the HEIC box at byte"):
-        images.read_header(HEIC[:-100])
+        read_header(HEIC[:-100])
 
 
 def test_a_scan_tells_each_once_as_an_error_and_forgets_it(prep, photos, plugins):
@@ -159,13 +160,13 @@ def test_an_encoding_asks_another_version_of_a_decoder_again(photos, tmp_path, m
     rest(monkeypatch)
     (photos / "bad.heic").write_bytes(HEIC[:-50])
     store, asked = tmp_path / "facts.sqlite", []
-    header = images.read_header
-    monkeypatch.setattr(images, "read_header", lambda data: (asked.append(len(data)), header(data))[1])
+    header = read_header
+    monkeypatch.setattr("prep.dataset.facts.read_header", lambda data: (asked.append(len(data)), header(data))[1])
     counts = []
     for number in ("1", "1", "2", "2"):
         monkeypatch.setattr("prep.images.plugins.version", lambda _, number=number: number)
         known = facts.Facts(store)
-        found = survey(load(photos, choices={"caption.missing": "empty"}), known, jobs=1)
+        found = survey(load_recipe(photos, choices={"caption.missing": "empty"}), known, jobs=1)
         known.save()
         counts.append((len(asked), known.read, [one.path for one in found.findings]))
         asked.clear()

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from prep.arrays import Blob, Item, Surveyed
 from prep.buckets.assign import bucketing
 from prep.buckets.sizes import Rules
-from prep.dataset.preview import Showing, as_json, heavy, outlook_of, showings_of
+from prep.dataset.ingest import Surveyed
+from prep.dataset.preview import Showing, heavy, outlook_of, preview_as_json, showings_of
+from prep.fs.blob import Blob
 from prep.recipe.schema import Recipe, Source
+from prep.sources.item import Item
 
 RULES = Rules(resolution=512)
 
@@ -37,7 +39,7 @@ def pictures(square, wide):
 
 def test_json_has_the_promised_shape():
     result = placed(pictures(5, 3))
-    document = as_json(outlook_of(result, shown(result), batch_size=4, micro_batch=2))
+    document = preview_as_json(outlook_of(result, shown(result), batch_size=4, micro_batch=2))
     assert [(one["size"], one["samples"], one["batches"]) for one in document["buckets"]] == [
         ([512, 512], 5, 3), ([640, 384], 3, 2)]
     assert document["steps_per_epoch"] == 3
@@ -52,7 +54,7 @@ def test_json_has_the_promised_shape():
 
 def test_drop_names_everybody_it_leaves_out():
     result = placed(pictures(5, 3))
-    document = as_json(outlook_of(result, shown(result), batch_size=4, underfill="drop"))
+    document = preview_as_json(outlook_of(result, shown(result), batch_size=4, underfill="drop"))
     assert document["steps_per_epoch"] == 1
     assert len(document["left_out"]) == 4
     assert {"w0.png", "w1.png", "w2.png"} < set(document["left_out"])
@@ -60,13 +62,13 @@ def test_drop_names_everybody_it_leaves_out():
 
 def test_repeat_names_everybody_it_shows_again():
     result = placed(pictures(0, 1))
-    document = as_json(outlook_of(result, shown(result), batch_size=4, underfill="repeat"))
+    document = preview_as_json(outlook_of(result, shown(result), batch_size=4, underfill="repeat"))
     assert document["repeated"] == ["w0.png"] * 3
 
 
 def test_repeats_count():
     result = placed(pictures(2, 0))
-    document = as_json(outlook_of(result, shown(result, repeats=3), batch_size=4, underfill="drop"))
+    document = preview_as_json(outlook_of(result, shown(result, repeats=3), batch_size=4, underfill="drop"))
     assert document["buckets"][0]["showings"] == 6
     assert len(document["left_out"]) == 2
 
@@ -75,7 +77,7 @@ def test_repeats_count():
 def test_ranks_with_nothing_to_do(world, idle):
     result = placed(pictures(5, 3))
     outlook = outlook_of(result, shown(result), batch_size=4, micro_batch=2, world=world)
-    assert as_json(outlook)["idle_ranks"] == idle
+    assert preview_as_json(outlook)["idle_ranks"] == idle
 
 
 def test_showings_have_the_ids_that_encode_gives():
@@ -107,7 +109,7 @@ def test_a_merge_says_what_it_cuts():
     whole, kept = 576 * 461, 576 * 448
     assert merge.before == pytest.approx(100 * (whole - kept) / whole)
     assert merge.after == pytest.approx(100 * (640 - 512) / 640)
-    document = as_json(outlook_of(found, shown(found), batch_size=4))
+    document = preview_as_json(outlook_of(found, shown(found), batch_size=4))
     assert document["merges"][0]["crop_loss"] == {"before": round(merge.before, 2), "after": 20.0}
 
 

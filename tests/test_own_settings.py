@@ -9,7 +9,7 @@ import pytest
 from pictures import draw
 
 from prep.cache.store import Cache
-from prep.manifest.document import read
+from prep.manifest.document import read_manifest
 from prep.manifest.samples import open_samples
 from prep.manifest.tables import SAMPLES, read_table
 
@@ -32,7 +32,7 @@ def sealed(folder, prep, tiny_model):
         if code:
             return result
         encode.report = json.loads(result.out)
-        manifest = read(folder / "m.json")
+        manifest = read_manifest(folder / "m.json")
         table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["samples"], SAMPLES)
         samples = open_samples(table)
         weights = [float(one) for one in samples.texts["weight"]]
@@ -96,7 +96,7 @@ def test_masks_by_source(sealed, folder):
         draw(folder / place / "0-masklabel.png", (64, 64), seed=9)
     sealed("[[source]]\npath = 'photos'\nmask = 'sidecar'\n[[source]]\npath = 'more'")
     assert sealed.report["encoded"]["mask"] == 1
-    table = read(folder / "m.json").document["tables"]["samples"]
+    table = read_manifest(folder / "m.json").document["tables"]["samples"]
     samples = open_samples(read_table(Cache(root=folder / "cache"), table, SAMPLES))
     masked = {(int(samples.source[at]), samples.name(at)) for at in range(len(samples))
               if samples.views["mask_shard"][samples.view_offsets[at]] >= 0}

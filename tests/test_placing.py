@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pictures import decoded, saved, swapped_profile
 from PIL import Image, TiffImagePlugin
 
-from prep.arrays import Placement
-from prep.images import decode as images
+from prep.geometry import Placement
+from prep.images.decode import _TURNS, decode_picture, read_header, scale_and_crop
+from prep.images.mask import decode_mask, place_mask
 
 RNG = np.random.default_rng(7)
 RGB = RNG.integers(0, 256, (20, 30, 3), np.uint8)
@@ -39,9 +40,9 @@ TURNED = {1: RGB, 2: RGB[:, ::-1], 3: RGB[::-1, ::-1], 4: RGB[::-1], 5: RGB.tran
 def test_orientation_is_applied(orientation, order):
     data = saved(Image.fromarray(RGB), exif=exif(orientation, order))
     assert (decoded(data) == TURNED[orientation]).all()
-    assert images.read_header(data).orientation == orientation
+    assert read_header(data).orientation == orientation
     mask = saved(Image.fromarray(RGB[..., 0]), exif=exif(orientation, order))
-    assert (np.asarray(images.decode_mask(mask)) == TURNED[orientation][..., 0]).all()
+    assert (np.asarray(decode_mask(mask)) == TURNED[orientation][..., 0]).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -58,7 +59,7 @@ def test_orientation_of_every_other_format(orientation):
         flat = saved(Image.fromarray(RGB), kind, quality=95)
         turned = saved(Image.fromarray(RGB), kind, quality=95, exif=exif(orientation))
         whole = Image.open(io.BytesIO(flat)).convert("RGB")
-        wanted = np.asarray(whole if orientation == 1 else whole.transpose(images._TURNS[orientation]))
+        wanted = np.asarray(whole if orientation == 1 else whole.transpose(_TURNS[orientation]))
         assert (decoded(turned) == wanted).all(), kind
 
 
@@ -71,7 +72,7 @@ def test_orientation_of_every_other_format(orientation):
 def test_bad_exif_is_a_note_and_the_picture_stays_upright(block, says):
     data = saved(Image.fromarray(RGB), exif=block)
     assert (decoded(data) == RGB).all()
-    ((code, detail),) = images.read_header(data).notes
+    ((code, detail),) = read_header(data).notes
     assert code == "exif-invalid"
     assert says in detail
 
@@ -81,9 +82,9 @@ def test_bad_exif_is_a_note_and_the_picture_stays_upright(block, says):
 
 def test_place_without_scaling_is_a_cut():
     picture = Image.fromarray(RGB)
-    placed = images.place(picture, Placement(scaled=(30, 20), crop=(5, 3), bucket=(16, 8)))
+    placed = scale_and_crop(picture, Placement(scaled=(30, 20), crop=(5, 3), bucket=(16, 8)))
     assert (placed == RGB[3:11, 5:21]).all()
-    mirrored = images.place(picture, Placement(scaled=(30, 20), crop=(5, 3), bucket=(16, 8), flip=True))
+    mirrored = scale_and_crop(picture, Placement(scaled=(30, 20), crop=(5, 3), bucket=(16, 8), flip=True))
     assert (mirrored == RGB[3:11, 5:21][:, ::-1]).all()
     assert placed.flags.c_contiguous
     assert mirrored.flags.c_contiguous
@@ -102,7 +103,7 @@ def lanczos(values: np.ndarray, size: int) -> np.ndarray:
 @pytest.mark.parametrize("scaled", [(21, 14), (45, 30), (30, 14)])
 def test_place_scales_with_lanczos(scaled):
     smooth = np.asarray(Image.fromarray(RGB[:4, :6]).resize((30, 20), Image.Resampling.BICUBIC))
-    placed = images.place(Image.fromarray(smooth), Placement(scaled=scaled, crop=(0, 0), bucket=scaled))
+    placed = scale_and_crop(Image.fromarray(smooth), Placement(scaled=scaled, crop=(0, 0), bucket=scaled))
     along = lanczos(smooth.astype(float), scaled[1])
     wanted = np.clip(lanczos(along.transpose(1, 0, 2), scaled[0]).transpose(1, 0, 2), 0, 255)
     assert np.abs(placed - wanted).max() <= 1.5  # two roundings to 8 bits
@@ -110,7 +111,7 @@ def test_place_scales_with_lanczos(scaled):
 
 def test_place_refuses_to_cut_outside():
     with pytest.raises(AssertionError, match="cuts outside the scaled picture"):
-        images.place(Image.fromarray(RGB), Placement(scaled=(30, 20), crop=(20, 0), bucket=(16, 8)))
+        scale_and_crop(Image.fromarray(RGB), Placement(scaled=(30, 20), crop=(20, 0), bucket=(16, 8)))
 
 
 placements = st.builds(
@@ -127,11 +128,11 @@ placements = st.builds(
 def test_any_placement_fills_its_bucket(placement, size):
     """Every pixel comes from the picture: one colour in, one colour out, at the right shape."""
     width, height = placement.bucket
-    placed = images.place(Image.new("RGB", size, (9, 99, 199)), placement)
+    placed = scale_and_crop(Image.new("RGB", size, (9, 99, 199)), placement)
     assert placed.shape == (height, width, 3)
     assert placed.dtype == np.uint8
     assert (placed == (9, 99, 199)).all()
-    cells = images.place_mask(Image.new("L", size, 200), placement, 8)
+    cells = place_mask(Image.new("L", size, 200), placement, 8)
     assert cells.shape == (height // 8, width // 8)
     assert (cells == 200).all()
 
@@ -142,18 +143,18 @@ def test_mask_cells_are_the_means_of_what_place_would_cut(placement):
     """A mask and its picture are cut alike, mirrored alike."""
     width, height = placement.scaled
     mask = Image.fromarray(np.random.default_rng(1).integers(0, 256, (height, width), np.uint8))
-    pixels = images.place(mask.convert("RGB"), placement)[..., 0].astype(float)
+    pixels = scale_and_crop(mask.convert("RGB"), placement)[..., 0].astype(float)
     rows, columns = placement.bucket[1] // 8, placement.bucket[0] // 8
     means = pixels.reshape(rows, 8, columns, 8).mean(axis=(1, 3))
-    assert (images.place_mask(mask, placement, 8) == np.floor(means + 0.5)).all()
+    assert (place_mask(mask, placement, 8) == np.floor(means + 0.5)).all()
 
 
 def test_threads_agree():
     data = saved(Image.fromarray(np.dstack([RGB, ALPHA])), icc_profile=swapped_profile())
     placement = Placement(scaled=(24, 16), crop=(4, 0), bucket=(16, 16), flip=True)
-    alone = images.place(images.decode(data, alpha="white"), placement).tobytes()
+    alone = scale_and_crop(decode_picture(data, alpha="white"), placement).tobytes()
     with ThreadPoolExecutor(4) as pool:
-        many = pool.map(lambda _: images.place(images.decode(data, alpha="white"), placement).tobytes(), range(64))
+        many = pool.map(lambda _: scale_and_crop(decode_picture(data, alpha="white"), placement).tobytes(), range(64))
         assert set(many) == {alone}
 
 
@@ -161,19 +162,19 @@ def test_threads_agree():
 
 
 def test_masks_are_values_not_colours():
-    assert (np.asarray(images.decode_mask(saved(Image.fromarray(GRAY)))) == GRAY).all()
+    assert (np.asarray(decode_mask(saved(Image.fromarray(GRAY)))) == GRAY).all()
     same = np.repeat(GRAY[..., None], 3, 2)
-    assert (np.asarray(images.decode_mask(saved(Image.fromarray(same), icc_profile=swapped_profile()))) == GRAY).all()
+    assert (np.asarray(decode_mask(saved(Image.fromarray(same), icc_profile=swapped_profile()))) == GRAY).all()
 
 
 def test_transparent_parts_of_a_mask_do_not_train():
     white = np.dstack([np.full((20, 30, 3), 255, np.uint8), ALPHA])
-    assert (np.asarray(images.decode_mask(saved(Image.fromarray(white)))) == ALPHA).all()
+    assert (np.asarray(decode_mask(saved(Image.fromarray(white)))) == ALPHA).all()
 
 
 def test_mask_of_another_size_is_scaled_to_the_picture():
     half = Image.fromarray(np.kron([[0, 255], [255, 0]], np.ones((8, 8))).astype(np.uint8))
-    cells = images.place_mask(half, Placement(scaled=(32, 32), crop=(0, 0), bucket=(32, 32)), 8)
+    cells = place_mask(half, Placement(scaled=(32, 32), crop=(0, 0), bucket=(32, 32)), 8)
     assert cells.shape == (4, 4)
     assert cells[0, 0] == 0
     assert cells[0, 3] == 255
@@ -181,4 +182,4 @@ def test_mask_of_another_size_is_scaled_to_the_picture():
 
 def test_mask_needs_whole_cells():
     with pytest.raises(AssertionError, match="not in steps of 8"):
-        images.place_mask(Image.new("L", (20, 20)), Placement(scaled=(20, 20), crop=(0, 0), bucket=(20, 20)), 8)
+        place_mask(Image.new("L", (20, 20)), Placement(scaled=(20, 20), crop=(0, 0), bucket=(20, 20)), 8)

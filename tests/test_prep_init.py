@@ -10,10 +10,11 @@ import pytest
 from pictures import draw, draw_mask
 from tarred import member, tar_of
 
-from prep.fs import atomic as files
+from prep.captions.options import CaptionChoice
+from prep.fs import atomic
 from prep.recipe import init as command_init
-from prep.recipe.load import load
-from prep.recipe.schema import CaptionChoice, Source
+from prep.recipe.load import load_recipe
+from prep.recipe.schema import Source
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def written(folder, prep):
         result = prep("init", *args)
         assert result.code == 0, result.err
         go.result, go.text = result, (folder / "dataset.toml").read_text()
-        return load(folder / "dataset.toml", choices={})
+        return load_recipe(folder / "dataset.toml", choices={})
 
     return go
 
@@ -308,7 +309,7 @@ def test_a_recipe_is_replaced_whole_or_not_at_all(prep, folder, monkeypatch):
         def broken(*args):
             raise OSError(28, "No space left on device", "dataset.toml")
 
-        place = command_init if primitive == "rename" else files
+        place = command_init if primitive == "rename" else atomic
         with monkeypatch.context() as patched:
             patched.setattr(place, primitive, broken)
             assert prep("init", "photos", "--force").code == 7

@@ -158,15 +158,15 @@ def test_masks_of_another_size_are_scaled_or_rejected(prep, photos, tiny_model, 
 
 
 def test_the_policy_is_written_into_recipes_that_are_written(photos, tmp_path):
-    from prep.recipe.load import load
+    from prep.recipe.load import load_recipe
     from prep.recipe.write import recipe_text
 
     for policy in ("allow", "reject"):
         (tmp_path / "r.toml").write_text(f"[mask]\nresize = '{policy}'\n[[source]]\npath = 'photos'\n")
-        recipe = load(tmp_path / "r.toml", choices={})
+        recipe = load_recipe(tmp_path / "r.toml", choices={})
         assert recipe.mask_resize == policy
         (tmp_path / "again.toml").write_text(recipe_text(recipe, base=tmp_path))
-        assert load(tmp_path / "again.toml", choices={}).mask_resize == policy
+        assert load_recipe(tmp_path / "again.toml", choices={}).mask_resize == policy
         assert ("resize" in (tmp_path / "again.toml").read_text()) == (policy == "reject")
 
 

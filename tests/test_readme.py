@@ -12,8 +12,7 @@ import pytest
 from typer.main import get_command
 
 from prep.errors import Problem
-from prep.findings import CODES
-from prep.recipe.schema import ScanChoice
+from prep.findings import CODES, ScanChoice
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -80,11 +79,11 @@ def test_every_file_in_the_tree_exists_and_make_target_too():
 
 
 def test_the_example_settings_have_every_key_with_its_default():
-    from train.config.load import load
+    from train.config.load import load_config
 
     path = ROOT / "manifests" / "train.toml"
-    assert load(path) == load(None)
-    given, known = tomllib.loads(path.read_text()), asdict(load(None))
+    assert load_config(path) == load_config(None)
+    given, known = tomllib.loads(path.read_text()), asdict(load_config(None))
     for key, value in known.items():
         if isinstance(value, dict):
             assert set(given[key]) | {"size"} >= set(value), key
@@ -93,7 +92,8 @@ def test_the_example_settings_have_every_key_with_its_default():
 
 
 def test_the_example_recipe_has_every_key():
-    from prep.recipe.schema import CaptionChoice, ImageChoice, ModelChoice, Source
+    from prep.captions.options import CaptionChoice
+    from prep.recipe.schema import ImageChoice, ModelChoice, Source
 
     given = tomllib.loads((ROOT / "manifests" / "dataset.toml").read_text())
     for name, kind in (("model", ModelChoice), ("image", ImageChoice), ("caption", CaptionChoice),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from prep.encode.plan import rules_of
+from prep.dataset.bucketing import rules_of
 from prep.errors import ConfigError, PathError
 from prep.models.family import FAMILIES
-from prep.recipe.load import load
+from prep.recipe.load import load_recipe
 from prep.recipe.schema import Recipe, Source
 
 WHOLE = """
@@ -48,7 +48,7 @@ def recipe(tmp_path):
     def go(text, **choices):
         path = tmp_path / "dataset.toml"
         path.write_text(text)
-        return load(path, choices=choices)
+        return load_recipe(path, choices=choices)
 
     return go
 
@@ -64,7 +64,7 @@ def test_a_whole_recipe(recipe, tmp_path):
 
 
 def test_a_directory_is_a_recipe_of_defaults(tmp_path):
-    assert load(tmp_path, choices={"image.resolution": None}) == Recipe(sources=(Source(path=tmp_path),))
+    assert load_recipe(tmp_path, choices={"image.resolution": None}) == Recipe(sources=(Source(path=tmp_path),))
 
 
 def test_options_stand_above_the_file(recipe):
@@ -115,7 +115,7 @@ def test_a_source_that_is_not_there(tmp_path):
     (tmp_path / "file.jpg").touch()
     for path in ("nothing", "file.jpg", "nothing.toml"):
         with pytest.raises(PathError) as error:
-            load(tmp_path / path, choices={})
+            load_recipe(tmp_path / path, choices={})
         assert error.value.exit_code == 5 and path in error.value.message
 
 
@@ -137,7 +137,7 @@ def test_a_step_that_no_latent_grid_has(prep, photos):
 
 def test_the_recipes_in_manifests_are_read():
     for path in sorted((Path(__file__).parent.parent / "manifests").glob("dataset*.toml")):
-        assert load(path, choices={"mask": "none"}).sources
+        assert load_recipe(path, choices={"mask": "none"}).sources
 
 
 def test_a_list_of_sizes(recipe):
@@ -164,16 +164,16 @@ def test_lists_of_sizes_that_are_none(recipe, image, says):
 def test_the_step_is_the_familys_unless_the_recipe_says_one(prep, photos, tiny_model, monkeypatch):
     """A family that takes sides of 16 gets buckets between those of 64."""
     fine = replace(FAMILIES["sd15"], step=16)
-    monkeypatch.setattr("prep.models.fields.FAMILIES", {"sd15": fine})
-    assert {rules_of(load(photos, choices={"model.path": str(tiny_model)}))[0].step} == {16}
-    assert rules_of(load(photos, choices={"model.family": "sd15"}))[0].step == 16
-    assert rules_of(load(photos, choices={"model.path": str(tiny_model), "image.step": 32}))[0].step == 32
-    assert rules_of(load(photos, choices={"model.path": "somebody/some-model"}))[0].step == 64
+    monkeypatch.setattr("prep.dataset.bucketing.FAMILIES", {"sd15": fine})
+    assert {rules_of(load_recipe(photos, choices={"model.path": str(tiny_model)}))[0].step} == {16}
+    assert rules_of(load_recipe(photos, choices={"model.family": "sd15"}))[0].step == 16
+    assert rules_of(load_recipe(photos, choices={"model.path": str(tiny_model), "image.step": 32}))[0].step == 32
+    assert rules_of(load_recipe(photos, choices={"model.path": "somebody/some-model"}))[0].step == 64
     (photos.parent / "other").mkdir()
     (photos.parent / "other/model_index.json").write_text('{"_class_name": "AnotherPipeline"}')
-    assert rules_of(load(photos, choices={"model.path": str(photos.parent / "other")}))[0].step == 64
-    assert rules_of(load(photos, choices={}))[0].step == 64
-    for module in ("prep.dataset.ingest", "prep.encode.plan"):
+    assert rules_of(load_recipe(photos, choices={"model.path": str(photos.parent / "other")}))[0].step == 64
+    assert rules_of(load_recipe(photos, choices={}))[0].step == 64
+    for module in ("prep.dataset.ingest", "prep.encode.resolve"):
         monkeypatch.setattr(f"{module}.survey", lambda *_, **__: pytest.fail("all pictures are read before it is said"))
     for done in (prep("bucket", photos, "--resolution", 32),
                  prep("encode", photos, "--resolution", 8, "--model", tiny_model, "--cache", "cache")):

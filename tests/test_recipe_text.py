@@ -11,19 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from prep.captions.options import CAPTION_LINES, MISSING_CAPTION, CaptionChoice
 from prep.errors import PathError
-from prep.findings import CODES
-from prep.recipe.load import load
-from prep.recipe.schema import (
-    CAPTION_LINES,
-    MISSING_CAPTION,
-    CaptionChoice,
-    ImageChoice,
-    ModelChoice,
-    Recipe,
-    ScanChoice,
-    Source,
-)
+from prep.findings import CODES, ScanChoice
+from prep.recipe.load import load_recipe
+from prep.recipe.schema import ImageChoice, ModelChoice, Recipe, Source
 from prep.recipe.write import MEANS, Remark, quoted, recipe_text, relative_to
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -88,7 +80,7 @@ def test_what_a_recipe_says_its_file_says(base, data):
     shown = data.draw(st.sets(st.sampled_from(["image.step", "caption.missing", "validation.fraction", "mask.from"])))
     (base / "r.toml").write_text(recipe_text(recipe, base=base, remarks=remarks, shown=shown), newline="\n")
     try:
-        found = load(base / "r.toml", choices={})
+        found = load_recipe(base / "r.toml", choices={})
     except Exception as error:  # what a recipe cannot say, its file cannot either
         pytest.fail(f"{error}\n{(base / 'r.toml').read_text()}")
     assert replace(found, file=None) == recipe

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prep.cache.ledger import index as lookup
 from prep.cache.ledger import inventory as census
+from prep.cache.ledger.index import NAME
 from prep.fs import stamps
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar", "--json")
@@ -26,7 +26,7 @@ def encode(prep, photos, tiny_model, tmp_path, monkeypatch):
 
 
 def test_a_run_with_nothing_to_do_opens_no_commit_and_no_keys(encode, tmp_path, monkeypatch):
-    file, first = tmp_path / "cache" / lookup.NAME, encode()
+    file, first = tmp_path / "cache" / NAME, encode()
     file.unlink(missing_ok=True)
     encode("--dry-run")
     assert not file.exists()

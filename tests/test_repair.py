@@ -13,7 +13,7 @@ import pytest
 
 from prep.cache import shard_check as verify
 from prep.cache.store import open_cache
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar")
 
@@ -72,7 +72,7 @@ def test_a_flipped_bit_costs_one_row(prep, encode, tmp_path):
 @pytest.mark.parametrize("spoil", ["empty", "delete file", "delete shard"])
 def test_a_lost_shard_is_made_again(prep, encode, tmp_path, spoil):
     encode()
-    before = manifests.read(tmp_path / "m.json").digest
+    before = read_manifest(tmp_path / "m.json").digest
     path = payload(tmp_path / "cache", "latent")
     path.chmod(0o644)
     if spoil == "delete shard":
@@ -86,7 +86,7 @@ def test_a_lost_shard_is_made_again(prep, encode, tmp_path, spoil):
     again = encode()
     assert again["encoded"]["latent"] > 0 and again["encoded"]["text"] == 0
     assert prep("verify", tmp_path / "m.json").code == 0
-    assert manifests.read(tmp_path / "m.json").digest == before  # the same rows in the same shards
+    assert read_manifest(tmp_path / "m.json").digest == before  # the same rows in the same shards
 
 
 def rows_in(path: Path) -> int:
@@ -159,7 +159,7 @@ def test_training_on_a_damaged_row_stops_with_its_name_and_encode_mends_it(prep,
 
 def test_a_damaged_table_is_named_and_written_again(prep, encode, tmp_path):
     encode()
-    digest = manifests.read(tmp_path / "m.json").document["tables"]["samples"]
+    digest = read_manifest(tmp_path / "m.json").document["tables"]["samples"]
     table = tmp_path / "cache" / "tables" / digest[:2] / f"{digest}.arrow"
     flip(table, 700)
     result = prep("inspect", tmp_path / "m.json")

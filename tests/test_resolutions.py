@@ -13,9 +13,9 @@ from prep.buckets.assign import bucketing
 from prep.buckets.sizes import Rules
 from prep.cache.store import Cache
 from prep.errors import ConfigError
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest
 from prep.manifest.tables import SAMPLES, read_table
-from prep.recipe.load import load
+from prep.recipe.load import load_recipe
 
 OPTIONS = ("--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 BOTH = (Rules(resolution=512), Rules(resolution=1024))
@@ -55,7 +55,7 @@ def test_encode_makes_a_sample_at_each_and_holds_both_out(prep, photos, tiny_mod
     done = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
                 *OPTIONS, "--resolution", "96,64,96", "--validation", 0.4)
     assert done.code == 0, done.err
-    opened = manifests.read(tmp_path / "m.json")
+    opened = read_manifest(tmp_path / "m.json")
     rows = read_table(Cache(root=opened.cache_root), opened.document["tables"]["samples"], SAMPLES).to_pylist()
     by_picture = defaultdict(list)
     for row in rows:
@@ -78,14 +78,14 @@ def recipe(folder: Path, image: str):
     (folder / "photos").mkdir(exist_ok=True)
     path = folder / "dataset.toml"
     path.write_text(f"[image]\n{image}\n[[source]]\npath = 'photos'")
-    return load(path, choices={})
+    return load_recipe(path, choices={})
 
 
 def test_a_recipe_says_one_or_several(tmp_path):
     assert recipe(tmp_path, "resolution = 768").image.resolution == 768
     assert recipe(tmp_path, "resolution = [1024, 512, 1024]").image.resolutions == (512, 1024)
     assert recipe(tmp_path, "resolution = [768]").image.resolution == 768
-    again = load(tmp_path / "photos", choices={"image.resolution": (512, 768)})
+    again = load_recipe(tmp_path / "photos", choices={"image.resolution": (512, 768)})
     assert again.options == ("--resolution", "512,768")
 
 

@@ -9,9 +9,9 @@ import pytest
 from pictures import draw
 
 from prep.cache.store import open_cache
-from prep.encode.engines import local
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture
+from prep.encode.engines import rows
+from prep.images.decode import decode_picture
+from prep.images.formats.parts import BadPicture
 
 PLAIN = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu")
 SMALL = (*PLAIN, "--mask", "sidecar", "--json")
@@ -31,7 +31,7 @@ def encode(prep, photos, tiny_model, tmp_path):
 @pytest.fixture
 def decoder(monkeypatch):
     """`decoder.lacking = sizes`: pictures of these sizes cannot be decoded, `decoder.says` why."""
-    decode = images.decode
+    decode = decode_picture
 
     class Decoder:
         lacking: tuple = ()
@@ -43,7 +43,7 @@ def decoder(monkeypatch):
             raise BadPicture("undecodable", Decoder.says)
         return picture
 
-    monkeypatch.setattr(images, "decode", lacks)
+    monkeypatch.setattr("prep.encode.engines.rows.decode_picture", lacks)
     return Decoder
 
 
@@ -112,7 +112,7 @@ def test_what_a_task_rejects_is_known_while_other_files_of_it_cannot_be_read(
     for number in range(3):
         draw(tmp_path / "photos" / f"{number}.png", (96 + number, 96), seed=number).with_suffix(".txt").write_text("x")
     shut: set[str] = set()
-    read = local.read_blob
+    read = rows.read_blob
 
     def refuse(blob):
         if blob.path.name in shut:
@@ -124,7 +124,7 @@ def test_what_a_task_rejects_is_known_while_other_files_of_it_cannot_be_read(
                    tmp_path / "m.json", *PLAIN, "--json")
         return [(one["path"], one["code"]) for one in prep(*command).json["rejected"]]
 
-    monkeypatch.setattr(local, "read_blob", refuse)
+    monkeypatch.setattr(rows, "read_blob", refuse)
     shut = {"0.png", "1.png"}
     for _ in range(2):
         assert rejected() == [("0.png", "unreadable-file"), ("1.png", "unreadable-file")]

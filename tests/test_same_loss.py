@@ -13,14 +13,15 @@ from diffusers import StableDiffusionPipeline
 from PIL import Image
 
 from prep.cache.store import Cache
+from prep.loader import draws
+from prep.loader.batches import batches
+from prep.loader.rows import Rows
 from prep.manifest.samples import open_samples
 from prep.manifest.tables import SAMPLES, read_table
-from train import draws
-from train.check import Asked, check
+from train.check import check
 from train.config.load import parse
-from train.data import batches
 from train.objectives.forward import answer, latents_of, share
-from train.rows import Rows
+from train.setup import Asked
 from train.state import begin
 
 

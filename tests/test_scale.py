@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from synthetic import Scale, build
 
 from prep.batching.plan import step_plan
-from prep.manifest import document as manifests
-from prep.manifest.describe import inspect, look_up, open_audit
-from prep.manifest.document import Manifest
-from train.data import batches
-from train.draws import training
-from train.index import Index, open_index
-from train.rows import Rows
+from prep.loader.batches import batches
+from prep.loader.draws import training
+from prep.loader.index import Index, open_index
+from prep.loader.rows import Rows
+from prep.manifest.describe import describe_manifest, describe_samples
+from prep.manifest.document import Manifest, read_manifest
+from prep.manifest.opened import open_audit
 
 SMALL, LARGE = (Scale(samples=samples, buckets=8, per_shard=500, batch_rows=512) for samples in (2_048, 12_288))
 MORE = LARGE.samples - SMALL.samples
@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Scale, Manifest]:
 
 
 def read(manifest: Manifest) -> Manifest:
-    return manifests.read(manifest.path)
+    return read_manifest(manifest.path)
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -84,8 +84,8 @@ MOST = 200  # bytes a sample; a name as a Python string would be 80 of them, a s
 WORK: dict[str, Callable[[Manifest], object]] = {
     "train's index": lambda manifest: (index := open_index(read(manifest)), index.counts),
     "tables": lambda manifest: (audit := open_audit(read(manifest)), audit.samples),
-    "inspect": lambda manifest: inspect(open_audit(read(manifest))),
-    "inspect --sample": lambda manifest: look_up(open_audit(read(manifest)), "0000/00000007.png"),
+    "inspect": lambda manifest: describe_manifest(open_audit(read(manifest))),
+    "inspect --sample": lambda manifest: describe_samples(open_audit(read(manifest)), "0000/00000007.png"),
 }
 
 

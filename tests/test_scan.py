@@ -13,12 +13,13 @@ from pictures import saved
 from PIL import Image
 
 import prep
-from prep.arrays import Blob, Finding, Item
-from prep.findings import CODES
-from prep.masks.methods import fits
+from prep.findings import CODES, Finding
+from prep.fs.blob import Blob
+from prep.geometry import fits
 from prep.scan.examine import check_item
 from prep.scan.scanner import as_json, scan
 from prep.sources.directory import walk
+from prep.sources.item import Item
 
 RNG = np.random.default_rng(5)
 
@@ -192,14 +193,13 @@ def test_huge_files(tmp_path, kind):
     assert details == {"too-large": "cannot be read: it has 2199023255552 bytes, expected at most 1073741824"}
 
 
-@pytest.mark.parametrize("step", ["images.decode.look", "scan.duplicates.identity.thumb_of",
-                                  "images.decode.look_at_mask",
-                                  "captions.read.examine_caption"])
+@pytest.mark.parametrize("step", ["decode_layers", "identify", "decode_mask_layers",
+                                  "examine_caption"])
 def test_what_memory_does_not_hold(tmp_path, monkeypatch, step):
     def exhausted(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(f"prep.{step}", exhausted)
+    monkeypatch.setattr(f"prep.scan.examine.{step}", exhausted)
     found = codes(tmp_path, saved(photo()), mask=saved(photo().convert("L")))
     assert found["too-large"].detail == "takes more memory than there is" and found["too-large"].severity == "error"
 

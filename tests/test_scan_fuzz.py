@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prep.arrays import Item
 from prep.scan.examine import Examined
 from prep.scan.pool import Crew
 from prep.scan.protocol import of_blob
 from prep.scan.scanner import scan
+from prep.sources.item import Item
 from prep.sources.walk import walk_source
 
 SAMPLE, ALL, AT_ONCE = 300, 5000, 100

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from prep.arrays import Item
-from prep.images import decode as images
+from prep.images.decode import decode_picture, read_header
+from prep.images.mask import decode_mask
 from prep.scan.scanner import scan
 from prep.sources.directory import walk
+from prep.sources.item import Item
 from prep.sources.walk import walk_source
 
 pytestmark = pytest.mark.real_data
@@ -46,7 +47,7 @@ def test_every_mask_finds_its_photo(real_data):
     for item in items:
         wanted = index[item.name].get("mask")
         assert (item.mask.path if item.mask else None) == (real_data / wanted if wanted else None)
-        header = images.read_header(item.picture.path.read_bytes())
+        header = read_header(item.picture.path.read_bytes())
         assert header.size == tuple(index[item.name]["size"])
 
 
@@ -54,7 +55,7 @@ def test_mask_areas(real_data):
     """White fractions as the data's own index states them."""
     for photo in json.loads((real_data / "photos_index.json").read_text(encoding="utf-8"))["photos"]:
         if "mask" in photo:
-            mask = np.asarray(images.decode_mask((real_data / photo["mask"]).read_bytes()))
+            mask = np.asarray(decode_mask((real_data / photo["mask"]).read_bytes()))
             assert abs((mask > 127).mean() - photo["mask_white_fraction"]) < 0.01, photo["file"]
 
 
@@ -132,7 +133,7 @@ def test_codes_on_bad_files(bad, path, code):
 
 
 def pixels(real_data, name, alpha="white"):
-    return np.asarray(images.decode((real_data / "bad" / "images" / name).read_bytes(), alpha=alpha)).astype(float)
+    return np.asarray(decode_picture((real_data / "bad" / "images" / name).read_bytes(), alpha=alpha)).astype(float)
 
 
 def test_eight_orientations_show_one_picture(real_data):

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import draw
 
-from prep.arrays import Finding, Item
+from prep.findings import Finding
 from prep.sources import tables
 from prep.sources.directory import walk
+from prep.sources.item import Item
 from prep.sources.tables import BadTable, Tables, rows_of
 
 ROWS = [{"file_name": "a.png", "text": "a cat"}, {"file_name": "sub/b.png", "text": "a mat"}]

@@ -14,10 +14,11 @@ from pictures import saved
 from PIL import Image
 from tarred import member, tar_of
 
-from prep.arrays import Finding, Item
 from prep.errors import PathError
+from prep.findings import Finding
 from prep.fs.blob import read_blob
 from prep.scan.examine import check_item
+from prep.sources.item import Item
 from prep.sources.tars import list_tar, walk_tar
 
 

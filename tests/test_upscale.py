@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prep.buckets.assign import bucketing
 from prep.buckets.sizes import Rules
 from prep.errors import ConfigError
-from prep.recipe.load import load
+from prep.recipe.load import load_recipe
 from prep.recipe.schema import ImageChoice
 
 SIZES = st.lists(st.tuples(st.integers(64, 2000), st.integers(64, 2000)), min_size=1, max_size=12)
@@ -67,7 +67,7 @@ def recipe(folder, text):
     (folder / "photos").mkdir()
     path = folder / "dataset.toml"
     path.write_text(f"[image]\nupscale = {text}\n[[source]]\npath = 'photos'")
-    return load(path, choices={})
+    return load_recipe(path, choices={})
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -90,4 +90,4 @@ def test_the_command_says_what_becomes_of_each(prep, photos):
     assert enlarged == {"allow": [True] * 8, "1.34": [True] * 4}
     refused = prep("bucket", photos, "--resolution", 96, "--step", 16, "--upscale", "reject", "--json").json
     assert {one["code"] for one in refused["findings"]} <= {"too-small"}
-    assert load(photos, choices={"image.upscale": 1.5}).options == ("--upscale", "1.5")
+    assert load_recipe(photos, choices={"image.upscale": 1.5}).options == ("--upscale", "1.5")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prep.captions.options import CaptionChoice as Choice
 from prep.captions.variants import has_wildcards, variants_of
-from prep.recipe.schema import CaptionChoice as Choice
 
 PLAIN = Choice()
 LINES = st.lists(st.text("ab ,{|}é", min_size=1, max_size=30).map(lambda text: " ".join(text.split())).filter(bool),

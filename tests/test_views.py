@@ -14,18 +14,18 @@ from PIL import Image
 from test_encode import read
 
 from prep.batching.plan import step_plan
-from prep.buckets.views import CROPS, FLIPS, ONE, Framing, focus_crop, random_crops, views_of
+from prep.buckets.views import CROPS, FLIPS, Framing, focus_crop, random_crops, views_of
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
 from prep.errors import ConfigError
-from prep.geometry import place
+from prep.geometry import ONE, place
 from prep.images.mask import focus_in, focus_of
-from prep.manifest import document as manifests
+from prep.loader import draws
+from prep.loader.index import open_index
+from prep.loader.rows import Rows
+from prep.manifest.document import read_manifest
 from prep.manifest.tables import SAMPLES, SHARDS, read_table
-from prep.recipe.load import load
-from train import draws
-from train.index import open_index
-from train.rows import Rows
+from prep.recipe.load import load_recipe
 
 SIDE = st.integers(1, 3000)
 BUCKET = st.tuples(st.integers(1, 32), st.integers(1, 32)).map(lambda one: (one[0] * 64, one[1] * 64))
@@ -104,12 +104,12 @@ def test_views_that_are_none(tmp_path, image, says):
     recipe = tmp_path / "dataset.toml"
     recipe.write_text(f"[image]\n{image}\n[[source]]\npath = 'photos'")
     with pytest.raises(ConfigError) as caught:
-        load(recipe, choices={})
+        load_recipe(recipe, choices={})
     assert says in str(caught.value)
 
 
 def test_options_are_shown_again(photos):
-    recipe = load(photos, choices={"image.crop": "random", "image.views": 3, "image.flip": "both"})
+    recipe = load_recipe(photos, choices={"image.crop": "random", "image.views": 3, "image.flip": "both"})
     assert recipe.options == ("--crop", "random", "--views", "3", "--flip", "both")
 
 
@@ -128,7 +128,7 @@ def encode(prep, photos, tiny_model, tmp_path):
 
 def samples_in(manifest: Path):
     """The rows of the table of samples, by name, and what reads the rows of their views."""
-    opened = manifests.read(manifest)
+    opened = read_manifest(manifest)
     cache = Cache(root=opened.cache_root)
     shards = [digest.hex() for digest in
               read_table(cache, opened.document["tables"]["shards"], SHARDS)["digest"].to_pylist()]
@@ -180,7 +180,7 @@ def test_each_row_is_what_its_view_says(encode, photos, tiny_model, tmp_path):
 
 def test_train_draws_every_view_with_its_own_mask(encode, tmp_path):
     encode("--crop", "random", "--views", 3, "--flip", "both")
-    index = open_index(manifests.read(tmp_path / "m.json"))
+    index = open_index(read_manifest(tmp_path / "m.json"))
     rows = Rows(index)
     plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=4)
     shots = [shot for request in draws.training(index, plan, 0, 60, dropout=0.0, timesteps=1000)

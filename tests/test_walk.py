@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tarred import member, tar_of
 
-from prep.arrays import Item
 from prep.errors import PathError
 from prep.sources import walk as walks
-from prep.sources.directory import MaskFolder
+from prep.sources.item import Item
+from prep.sources.mask_directory import MaskFolder
 from prep.sources.walk import is_tars, labelled, places_of, tars_of, walk_source
 
 

@@ -10,9 +10,10 @@ import pytest
 from pictures import decoded, saved
 from PIL import Image, ImageFile
 
-from prep.images import decode as images
+from prep.images.decode import decode_picture
 from prep.images.formats import png as whole
-from prep.images.formats.sniff import BadPicture
+from prep.images.formats.jpeg import SOS, filled, segments
+from prep.images.formats.parts import BadPicture
 
 NOISE = np.random.default_rng(0).integers(1, 256, (61, 47, 3), np.uint8)
 
@@ -45,7 +46,7 @@ def test_a_png_that_lacks_a_byte(size, channels, interlaced):
             [0, 0, 0] if channels == 1 else [0, 1, 2]]).all()
     for lacking in (1, 2):
         with pytest.raises(BadPicture, match=r"PNG has \d+ of \d+ bytes of pixels|truncated") as caught:
-            images.decode(png(pixels, colour, interlaced=interlaced, lacking=lacking), alpha="white")
+            decode_picture(png(pixels, colour, interlaced=interlaced, lacking=lacking), alpha="white")
         assert caught.value.code == "truncated"
 
 
@@ -55,7 +56,7 @@ def test_a_small_png_that_says_it_is_large():
     data[16:24] = struct.pack(">II", 47, 1 << 20)
     data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
     with pytest.raises(BadPicture, match=r"PNG has 8662 of 148897792 bytes of pixels"):
-        images.decode(bytes(data), alpha="white")
+        decode_picture(bytes(data), alpha="white")
 
 
 def test_a_png_that_is_black_where_it_ends(monkeypatch):
@@ -77,7 +78,7 @@ JPEGS = [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"subsampling"
 def test_a_gray_pixel_at_the_end_is_no_gray_corner(monkeypatch):
     """Pictures that end in one are many, and none of them is decoded twice; a gray corner is looked at."""
     opened = []
-    monkeypatch.setattr("prep.images.header.filled", lambda body: opened.append(1) or whole.filled(body))
+    monkeypatch.setattr("prep.images.header.filled", lambda body: opened.append(1) or filled(body))
     ramp = np.add.outer(np.arange(64), np.arange(64))[..., None].repeat(3, 2)
     for mode in ("RGB", "L"):
         pixels = Image.fromarray((ramp + 128 - ramp.max()).clip(0, 255).astype(np.uint8)).convert(mode)
@@ -89,7 +90,7 @@ def test_a_gray_pixel_at_the_end_is_no_gray_corner(monkeypatch):
 
 def scan_end(data: bytes) -> int:
     """Where the data of the first scan end."""
-    places = [start for _, start, _ in whole.segments(data)]
+    places = [start for _, start, _ in segments(data)]
     first = next(number for number, start in enumerate(places) if data[start + 1] == 0xDA)
     return places[first + 1]
 
@@ -100,11 +101,11 @@ def test_a_jpeg_that_ends_too_early(mode, options):
     """Cut, with an end marker after the cut, as some programs mend it; libjpeg makes gray of the rest."""
     photo = Image.fromarray(NOISE).resize((200, 160)).convert(mode)
     data = saved(photo, "JPEG", **options)
-    assert images.decode(data, alpha="white").size == (200, 160)
+    assert decode_picture(data, alpha="white").size == (200, 160)
     start, end = data.index(b"\xff\xda"), scan_end(data)
     for part in (0.3, 0.7) if "progressive" in options else (0.3, 0.7, 0.95):
         with pytest.raises(BadPicture) as caught:
-            images.decode(data[: start + int(part * (end - start))] + b"\xff\xd9", alpha="white")
+            decode_picture(data[: start + int(part * (end - start))] + b"\xff\xd9", alpha="white")
         assert caught.value.code in ("truncated", "corrupt-data")
     if options == {} and mode == "RGB":
         assert caught.value.detail == "JPEG data end before the picture does; what they lack would be gray"
@@ -114,18 +115,18 @@ def test_a_jpeg_that_ends_too_early(mode, options):
 @pytest.mark.parametrize(("mode", "gray"), [("RGB", (128, 128, 128)), ("L", 128), ("CMYK", (127, 127, 127, 127))])
 def test_a_jpeg_that_is_gray_where_it_ends(monkeypatch, mode, gray, options):
     opened = []
-    monkeypatch.setattr("prep.images.header.filled", lambda body: opened.append(1) or whole.filled(body))
+    monkeypatch.setattr("prep.images.header.filled", lambda body: opened.append(1) or filled(body))
     photo = Image.fromarray(NOISE).resize((200, 160)).convert(mode)
-    assert images.decode(saved(photo, "JPEG", **options), alpha="white").size == (200, 160) and not opened
+    assert decode_picture(saved(photo, "JPEG", **options), alpha="white").size == (200, 160) and not opened
     photo.paste(gray, (0, 80, 200, 160))
     data = saved(photo, "JPEG", **options)
-    assert images.decode(data, alpha="white").size == (200, 160) and opened == [1]
+    assert decode_picture(data, alpha="white").size == (200, 160) and opened == [1]
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
-    assert images.decode(data + b"more", alpha="white").size == (200, 160)
+    assert decode_picture(data + b"more", alpha="white").size == (200, 160)
 
 
 def test_only_what_scans_hold_is_made_longer():
     data = saved(Image.fromarray(NOISE), "JPEG", progressive=True)
-    scans = sum(marker == whole.SOS for marker, _, _ in whole.segments(data))
-    assert scans > 5 and len(whole.filled(data)) == len(data) + 128 * scans
-    assert whole.filled(data[:-2]) == whole.filled(data), "an end marker is made where there is none"
+    scans = sum(marker == SOS for marker, _, _ in segments(data))
+    assert scans > 5 and len(filled(data)) == len(data) + 128 * scans
+    assert filled(data[:-2]) == filled(data), "an end marker is made where there is none"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -13,50 +10,16 @@ from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
 from prep.errors import CacheError, ModelError, Problem
-from prep.manifest import document as manifests
-from prep.manifest.document import Manifest
-from prep.models.fingerprint import infer_family, read_config, text_fingerprint, vae_fingerprint, weight_files
+from prep.loader.index import Index, open_index
+from prep.manifest.commands import encode_command, mend_command
+from prep.manifest.document import Manifest, read_manifest
+from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
-from train.config.load import Config
-from train.index import Index, open_index
+from prep.models.pipeline import infer_family, read_config, weight_files
+from train.config.schema import Config
+from train.setup import Asked, Report, Setup
 
 FAMILIES = ("sd15",)  # that this trainer knows how to feed
-PATIENCE = 30.0  # seconds that prep gc may take to leave the cache
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What the command line asks for, beside the settings."""
-
-    manifest: Path
-    model: str | None = None  # None: the manifest's
-    download: bool = False
-    other_encoders: bool = False  # train a model whose VAE or text encoder did not make the cache
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """A run that may begin."""
-
-    config: Config
-    manifest: Manifest
-    index: Index
-    plan: StepPlan
-    steps: int  # in all
-    model: Path
-    prediction: str
-    others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """All that was found; a setup when there is no fault."""
-
-    faults: tuple[Problem, ...]
-    setup: Setup | None
-    plan: StepPlan | None
-    left_out: tuple[str, ...]  # names of samples that the first epoch does not show
-    repeated: tuple[str, ...]  # names of samples that it shows again to fill up
 
 
 def check(asked: Asked, config: Config) -> Report:
@@ -68,7 +31,7 @@ def check(asked: Asked, config: Config) -> Report:
     model: Path | None = None
     others: Mapping[str, str] = {}
     with _Noting(faults):
-        manifest = manifests.read(asked.manifest)
+        manifest = read_manifest(asked.manifest)
     if manifest is None:
         return Report(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
     with _Noting(faults):
@@ -124,32 +87,6 @@ def _check_masks(index: Index, config: Config) -> None:
     if config.loss.masked and "mask" in index.manifest.fields and not index.masked:
         raise CacheError(f"the settings ask for masked loss, and none of the {len(index.samples)} samples has a mask",
                          hint="--no-masked, or masks where the recipe looks for them, and prep encode again")
-
-
-def encode_command(manifest: Manifest, options: str = "") -> str:
-    """The `prep encode` command that makes what is missing, as one would type it here."""
-    recipe = manifest.document["recipe"]
-    sources = [place for place in manifest.sources if place is not None]
-    named = manifest.path.parent / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
-    given = "".join(f" {_here(word)}" for word in manifest.options)
-    return (f"prep encode {_here(named)}{given}{options} --cache {_here(manifest.cache_root)} "
-            f"-o {_here(manifest.path)}")
-
-
-def mend_command(manifest: Manifest) -> str:
-    """What to do about damage: who says all of it, and who mends it."""
-    return (f"prep verify {_here(manifest.path)} names all that is damaged, and this makes only that again: "
-            f"{encode_command(manifest)}")
-
-
-def _here(path: Path | str) -> str:
-    """A path as seen from the working directory, when that is shorter; a word as a shell takes it."""
-    if isinstance(path, str):
-        return shlex.quote(path)
-    try:
-        return shlex.quote(min(str(path), os.path.relpath(path), key=len))
-    except ValueError:
-        return shlex.quote(str(path))
 
 
 def check_shards(index: Index) -> None:

@@ -19,23 +19,23 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from prep.batching.permutation import draw_key
+from prep.batching.rng import draw_key
 from prep.errors import CacheError, ConfigError, Problem, first_line
 from prep.fs.atomic import make_dirs, write_whole
-from train import draws
-from train.check import Setup
+from prep.loader import draws
+from prep.loader.batches import Batch, batches
+from prep.loader.device import move
+from prep.loader.rows import Rows
 from train.config.load import as_table
-from train.data import Batch, batches
-from train.device import move
 from train.objectives.forward import answer, latents_of, share
 from train.optim import ema
-from train.rows import Rows
 from train.runs import checkpoint
 from train.runs.checkpoint import State
 from train.runs.log import Log
 from train.sampling.grid import grid_png
 from train.sampling.prompts import current
 from train.sampling.sampler import pictures
+from train.setup import Setup
 from train.state import Trainee, begin, parts, restore, result, update
 from train.validate import validate
 

@@ -14,16 +14,17 @@ import torch
 from prep.errors import CacheError, PathError
 from prep.fs.atomic import make_dirs, write_whole
 from prep.fs.paths import Place, check_apart, check_output
+from prep.loader.rows import Rows
+from prep.manifest.commands import encode_command
 from prep.recipe.prompts import read_prompts
-from train.check import Setup, check, encode_command
+from train.check import check
 from train.models.denoiser import load
-from train.rows import Rows
 from train.runs import checkpoint
-from train.runs import directory as rundir
-from train.runs.directory import Run
+from train.runs.directory import Run, read_run
 from train.sampling.grid import grid_png
 from train.sampling.prompts import Found, current, look_up
 from train.sampling.sampler import pictures
+from train.setup import Setup
 from train.state import WEIGHTS, put_weights
 
 Which = Literal["before", "after"]
@@ -55,7 +56,7 @@ class Shown:
 
 def show(wanted: Wanted, device: torch.device, out: Path) -> Shown:
     """Writes the grid to `out`: a row a prompt, before and after in columns. Raises what `train check` would find."""
-    run = rundir.read(wanted.folder)
+    run = read_run(wanted.folder)
     setup = _setup(run, wanted)
     _check_output(out, setup)
     folder = _checkpoint(wanted) if "after" in wanted.which else None

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.check import Setup
+from prep.loader.device import move
 from train.config.load import as_table
-from train.device import move
 from train.models import lora
 from train.models.denoiser import Denoiser, load
 from train.optim import ema, schedule
 from train.optim.ema import Shadow
 from train.runs.checkpoint import Part, put_back, read_tensors
+from train.setup import Setup
 
 WEIGHTS = {"lora": "lora.safetensors", "full": "unet/diffusion_pytorch_model.safetensors"}
 

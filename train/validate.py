@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from train import draws
-from train.check import Setup
-from train.data import batches
-from train.device import back
+from prep.loader import draws
+from prep.loader.batches import batches
+from prep.loader.device import back
+from prep.loader.rows import Rows
 from train.models.denoiser import Denoiser, evaluating
 from train.objectives import loss
 from train.objectives.forward import answer, latents_of
-from train.rows import Rows
+from train.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

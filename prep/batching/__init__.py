@@ -1,1 +1,1 @@
-"""batching."""
+"""Which samples form which step."""

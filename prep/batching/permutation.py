@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prep.digest import HOLE, around, canonical, digest_spelled, string
-from prep.errors import ConfigError
-
-MEANING = 1  # raised when the same key would give another draw
 ROUNDS = 8  # Luby and Rackoff prove 4 for an ideal round function; ours is a hash of 64 bits, so twice as many
 LEAST_HALF = 3  # bits; smaller halves have too few round functions to reach every permutation evenly
 
@@ -79,61 +74,3 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ values >> _SHIFT[0]) * _MULTIPLY[0]  # arrays of uint64 wrap, as they should
     values = (values ^ values >> _SHIFT[1]) * _MULTIPLY[1]
     return values ^ values >> _SHIFT[2]
-
-
-def plan_key(what: str, seed: int, epoch: int, *where: int) -> bytes:
-    """32 bytes for a permutation. Hashed, so that seed 1, epoch 0 and seed 0, epoch 1 have nothing in common."""
-    document = {"kind": "plan", "meaning": MEANING, "what": what, "seed": seed, "epoch": epoch, "where": list(where)}
-    return hashlib.sha256(canonical(document)).digest()
-
-
-def draw_key(seed: int, epoch: int, sample_id: bytes, occurrence: int, purpose: str) -> tuple[int, int]:
-    """The Philox key, two numbers of 64 bits, for one draw of one showing of a sample."""
-    document = {"kind": "draw", "meaning": MEANING, "seed": seed, "epoch": epoch, "sample": sample_id.hex(),
-                "occurrence": occurrence, "purpose": purpose}
-    digest = hashlib.sha256(canonical(document)).digest()
-    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
-
-
-def philox(key: tuple[int, int]) -> np.random.Generator:
-    """A generator at the start of the stream that `key` names."""
-    return np.random.Generator(np.random.Philox(key=np.array(key, dtype=np.uint64)))
-
-
-def is_validation(picture: str, fraction: Fraction | float | str, salt: str = "latentry") -> bool:
-    """Whether the picture with this digest is for validation: it depends on nothing else in the data set."""
-    return _rank(picture, salt) < _share(fraction) * 2**256
-
-
-def choose_validation(
-    pictures: Iterable[str], fraction: Fraction | float | str, salt: str = "latentry"
-) -> tuple[frozenset[str], str | None]:
-    """The pictures (by digest) for validation, and a notice where the fraction alone would have chosen none."""
-    ranks, share = _ranks(set(pictures), salt), _share(fraction)
-    below = share.numerator * 2**256
-    chosen = frozenset(picture for picture, rank in ranks.items() if rank * share.denominator < below)
-    if chosen or not share or len(ranks) < 2:
-        return chosen, None
-    notice = f"validation.fraction {fraction} of {len(ranks)} pictures chose none, so one was taken"
-    return frozenset([min(ranks, key=lambda picture: ranks[picture])]), notice
-
-
-def _rank(picture: str, salt: str) -> int:
-    """A number below 2²⁵⁶, spread evenly."""
-    return _ranks([picture], salt)[picture]
-
-
-def _ranks(pictures: Iterable[str], salt: str) -> dict[str, int]:
-    first, last = around({"kind": "validation", "meaning": MEANING, "salt": salt, "picture": HOLE})
-    return {picture: int(digest_spelled(f"{first}{string(picture)}{last}"), 16) for picture in pictures}
-
-
-def _share(fraction: Fraction | float | str) -> Fraction:
-    """The exact fraction as written: 0.05 is 1/20, not the nearest binary number. Raises `ConfigError`."""
-    try:
-        share = Fraction(str(fraction))
-    except (ValueError, ZeroDivisionError):
-        share = Fraction(-1)
-    if not 0 <= share < 1:
-        raise ConfigError(f"validation.fraction is {fraction}, expected a number from 0 up to, but not including, 1")
-    return share

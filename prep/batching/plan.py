@@ -15,10 +15,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prep.arrays import Size
-from prep.batching.permutation import permute, permute_each, plan_key
+from prep.batching.permutation import permute, permute_each
+from prep.batching.rng import plan_key
 from prep.errors import ConfigError, EmptyPlanError
 from prep.formatting import names_of
+from prep.geometry import Size
 
 Underfill = Literal["drop", "partial", "repeat"]
 Indices = NDArray[np.int64]

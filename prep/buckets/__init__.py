@@ -1,1 +1,1 @@
-"""buckets."""
+"""Which bucket a picture goes to."""

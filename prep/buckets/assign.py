@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from prep.arrays import Finding, Placement, Size, Surveyed
 from prep.buckets.sizes import Rules, buckets_of
-from prep.buckets.views import Framing, views_of
-from prep.geometry import crop_loss, enlarges, nearest, place
+from prep.findings import Finding
+from prep.geometry import Placement, Size, crop_loss, enlarges, nearest, place
 
 Crowd = tuple[int, Size]  # how many pictures, and the shortest width and height among them
 
@@ -127,15 +126,6 @@ def _priced(merges: Iterable[Merge], members: Mapping[tuple[Size | None, Size], 
         found.append(replace(merge, before=before, after=after))
         inside[merge.into] += moved
     return tuple(found)
-
-
-def framed(result: Bucketing, items: Sequence[Surveyed], framing: Framing) -> Bucketing:
-    """`result`, which is that of `items`, with the views that `framing` asks for."""
-    if framing.plain:
-        return result
-    pictures = tuple(replace(one, views=views_of(one.placement, items[one.index].picture, framing,
-                                                 items[one.index].focus)) for one in result.pictures)
-    return replace(result, pictures=pictures)
 
 
 def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:

@@ -8,8 +8,8 @@ from fractions import Fraction
 from math import isqrt
 from typing import Literal
 
-from prep.arrays import Size
 from prep.errors import ConfigError
+from prep.geometry import Size
 
 STEP = 64  # pixels between bucket sides where no model's family is known: bucket_reso_steps of kohya's sd-scripts
 Kind = Literal["step", "sdxl-40", "ratio", "list", "single"]

@@ -16,13 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prep.arrays import Size, Surveyed
 from prep.buckets.assign import Crowd, assign, merge_small
 from prep.buckets.sizes import Kind, Rules, buckets_of
-from prep.encode.targets import roles_of
 from prep.errors import ConfigError
-from prep.geometry import crop_loss, place
-from prep.recipe.schema import Recipe
+from prep.geometry import Size, crop_loss, place
 
 KINDS: tuple[Kind, ...] = ("step", "ratio", "sdxl-40", "single")
 STEPS = (16, 32, 64)  # multiples of the recipe's step, or the family's, are tried
@@ -63,16 +60,6 @@ def options_of(choice: Mapping[str, Any]) -> str:
 
 
 Sizes = Mapping[Size, tuple[int, int]]  # how many pictures are of a size, and how often an epoch shows one of them
-
-
-def sizes_of(recipe: Recipe, items: Sequence[Surveyed]) -> Sizes:
-    """The sizes of a recipe's pictures."""
-    found: dict[Size, tuple[int, int]] = {}
-    for item, role in zip(items, roles_of(recipe, items)[0], strict=True):
-        pictures, showings = found.get(item.size, (0, 0))
-        shown = 0 if role == "validation" else recipe.sources[item.item.source].repeats
-        found[item.size] = pictures + 1, showings + shown
-    return found
 
 
 def advise(sizes: Sizes, rules: Sequence[Rules]) -> list[Choice]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from prep.arrays import Focus, Placement
 from prep.digest import HOLE, around, digest_spelled, integers, string
+from prep.geometry import ONE, Focus, Placement
 
 Crop = Literal["centre", "random", "focus"]
 Flip = Literal["none", "both", "always"]
@@ -17,8 +17,6 @@ Flip = Literal["none", "both", "always"]
 CROPS: tuple[Crop, ...] = ("centre", "random", "focus")
 FLIPS: tuple[Flip, ...] = ("none", "both", "always")
 MEANING = 1  # raised when the same picture, bucket and view would get another random crop
-ONE = 1 << 16  # the whole width or height, in the numbers of a `Focus`
-
 _MIRRORED = {"none": (False,), "both": (False, True), "always": (True,)}
 _DRAW = around({"kind": "crop", "meaning": MEANING, "bucket": HOLE, "picture": HOLE, "view": HOLE})
 

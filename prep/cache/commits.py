@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prep.arrays import Reject
-from prep.cache import shard_format as layout
-from prep.cache.shard_format import Shard
+from prep.cache import shard_format
+from prep.cache.records import Reject, Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.untrusted import NotPlain, read_plain
@@ -64,11 +63,11 @@ def _parse(document: Mapping[str, Any]) -> Commit:
     shard = None
     if document.get("shard") is not None:
         rows, size = (count(document.get(name), name) for name in ("rows", "bytes"))
-        within(rows, 1, layout.MAX_ROWS, "rows")
+        within(rows, 1, shard_format.MAX_ROWS, "rows")
         shard = Shard(digest=digest_of(document["shard"], "shard"), rows=rows, bytes=size)
     known = {"format", "version", "task", "field", "shard", "rows", "bytes", "rejects", "self"}
     return Commit(
-        task=digest_of(document.get("task"), "task"), field=layout.checked_name(document.get("field"), "field"),
+        task=digest_of(document.get("task"), "task"), field=shard_format.checked_name(document.get("field"), "field"),
         shard=shard, rejects=parse_rejects(document.get("rejects"), "rejects"),
         provenance={key: value for key, value in document.items() if key not in known},
     )

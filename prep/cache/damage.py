@@ -13,7 +13,7 @@ from typing import Any
 from prep.cache.shard_format import MAX_ROWS
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
-from prep.fs import atomic as files
+from prep.fs import atomic
 from prep.fs.lock import Release, way
 from prep.fs.untrusted import NotPlain, check_dir, read_plain
 from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json
@@ -95,14 +95,14 @@ def is_lost(error: OSError) -> bool:
 
 def forget(cache: Cache, shard: str) -> None:
     """Removes a shard's record, there or not."""
-    files.remove_tree(cache.damaged(shard))
+    atomic.remove_tree(cache.damaged(shard))
 
 
 def _write(cache: Cache, shard: str, damages: Iterable[Damage]) -> None:
     rows = sorted((_as_json(damage) for damage in damages), key=canonical)
     document = {"format": "latentry/damage", "version": 1, "shard": shard, "damages": rows}
-    files.make_way(cache.damaged(shard))
-    files.write_whole(cache.damaged(shard), canonical(seal(document)), staging=cache.staging())
+    atomic.make_way(cache.damaged(shard))
+    atomic.write_whole(cache.damaged(shard), canonical(seal(document)), staging=cache.staging())
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def _in_turn(cache: Cache) -> Iterator[None]:
     goes on all the same: a finding may be lost then, and whoever meets that row again finds it again.
     """
     folder = cache.root / "damaged"
-    files.make_dirs(folder)
+    atomic.make_dirs(folder)
     check_dir(folder)
     with os.fdopen(os.open(folder / "lock", LOCK_FLAGS, 0o666), "r+b", buffering=0) as handle:
         release = _take(handle, time.monotonic() + PATIENCE)

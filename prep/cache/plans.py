@@ -13,13 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from prep.arrays import Task
-from prep.cache.arrow import check_stream
+from prep.cache.arrow import check_stream, parse_table
+from prep.cache.records import Task
 from prep.cache.shard_format import checked_name
 from prep.cache.store import Cache
-from prep.fs import atomic as files
+from prep.fs import atomic
 from prep.fs.untrusted import NotPlain, read_plain
-from prep.manifest.tables import parse_table
 from prep.parse import Unparsed, brief
 
 DIGEST = pa.binary(32)
@@ -31,13 +30,13 @@ TRAILER = 32  # bytes of SHA-256 after the stream, since a plan is not named by 
 def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, ...]:
     """The plan to follow for the keys digested as `wanted`: the one already stored, or else `tasks`."""
     target = cache.plan(wanted)
-    files.make_dirs(target.parent)
-    if files.write_new(target, _encode(tasks), staging=cache.staging()):
+    atomic.make_dirs(target.parent)
+    if atomic.write_new(target, _encode(tasks), staging=cache.staging()):
         return tuple(tasks)
     stored = read_plan(cache, wanted)
     if stored is None:
-        files.make_way(target)
-        files.write_whole(target, _encode(tasks), staging=cache.staging())
+        atomic.make_way(target)
+        atomic.write_whole(target, _encode(tasks), staging=cache.staging())
         return tuple(tasks)
     return stored
 
@@ -66,7 +65,7 @@ def _task(row: Mapping[str, Any]) -> Task:
 
 def remove_plan(cache: Cache, wanted: str) -> None:
     """The plan is gone, there or not."""
-    files.remove_tree(cache.plan(wanted))
+    atomic.remove_tree(cache.plan(wanted))
 
 
 def _encode(tasks: Iterable[Task]) -> bytes:

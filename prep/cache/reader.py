@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import ArraySpec, RowRef
-from prep.cache import shard_format as layout
+from prep.arrays import ArraySpec
+from prep.cache import shard_format
 from prep.cache.damage import Damage, is_lost, record_if_writable
+from prep.cache.records import RowRef
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import CacheError
@@ -45,7 +46,7 @@ class OpenArray:
     def __init__(self, path: Path, spec: ArraySpec, rows: int) -> None:
         self.spec = spec
         self.rows = rows
-        self.stride = layout.row_stride(spec)
+        self.stride = shard_format.row_stride(spec)
         self.row_bytes = spec.row_bytes
         self.descriptor = open_plain(path)
 
@@ -133,7 +134,7 @@ class Reader:
 
     def _read(self, opened: OpenArray, shard: str, wanted: Iterable[tuple[memoryview, int]]) -> None:
         """Fills buffers of one row's bytes from rows of one array. Python has a tenth of the time: names are local."""
-        read_at, check, crc32c, checksum = self._read_at, self._check, layout.crc32c, memoryview(bytearray(4))
+        read_at, check, crc32c, checksum = self._read_at, self._check, shard_format.crc32c, memoryview(bytearray(4))
         descriptor, rows, stride, stored = opened.descriptor, opened.rows, opened.stride, checksum.cast("I")
         for target, row in wanted:
             if not 0 <= row < rows:
@@ -182,13 +183,13 @@ class Reader:
         return opened
 
     def _reopen(self, shard: str, array: str) -> OpenArray:
-        if not layout.NAME.fullmatch(array):
+        if not shard_format.NAME.fullmatch(array):
             raise CacheError(f"array is {array!r}, expected lower-case letters, digits and underscores")
         root = self._cache.shard(shard)
         sound = self._sound.get((shard, array))
         try:
             spec, rows = sound or read_array_header(root, array)
-            path = root / layout.data_path(spec)
+            path = root / shard_format.data_path(spec)
             if sound is None:
                 check_index(path, spec, rows)
             return OpenArray(path, spec, rows)

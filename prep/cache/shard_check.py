@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from prep.arrays import ArraySpec
-from prep.cache import damage
-from prep.cache import shard_format as layout
+from prep.cache import damage, shard_format
 from prep.cache.damage import Damage, is_lost
 from prep.cache.shard_header import Header, check_index, fault, read_array_header, read_document, read_header
 from prep.cache.store import Cache
 from prep.digest import digest_parts
 from prep.errors import CacheError
 from prep.fs.pread import READ_AT, SEQUENTIAL, ReadAt, read_on
-from prep.fs.untrusted import NotPlain, entries, open_plain, tree
+from prep.fs.tree import listing_digest, tree
+from prep.fs.untrusted import NotPlain, entries, open_plain
 from prep.parse import Unparsed
+from prep.progress import Tick
 
-Tick = Callable[[int], object]
 BLOCK = 1 << 20  # bytes; SHA-256 is as fast with a quarter or four times that, cold files are slower with less
 NOT_THERE = "the shard is missing"
 NOT_PLACED = "the digest does not fit, and every row's checksum does: files were added, removed or replaced"
@@ -66,7 +66,7 @@ def glance(cache: Cache, digest: str) -> list[Damage]:
         header = read_header(cache, digest)
         for spec in header.arrays:
             read_array_header(root, spec.name)
-            check_index(root / layout.data_path(spec), spec, header.rows)
+            check_index(root / shard_format.data_path(spec), spec, header.rows)
     except (CacheError, OSError, Unparsed) as error:
         found = whole(digest, str(error) if root.is_dir() else NOT_THERE)
         return [replace(found, passing=may_pass(error) or may_pass(error.__context__))]
@@ -99,7 +99,7 @@ def locate(cache: Cache, digest: str, read_at: ReadAt = READ_AT, *, otherwise: s
 def _index_damage(digest: str, root: Path, header: Header, spec: ArraySpec) -> list[Damage]:
     """Whether a shard index is damaged; it says nothing that N and the shape of a row do not, so no row is lost."""
     try:
-        check_index(root / layout.data_path(spec), spec, header.rows)
+        check_index(root / shard_format.data_path(spec), spec, header.rows)
     except (Unparsed, OSError) as error:
         return [Damage(shard=digest, field=header.field, array=spec.name, row=None, what=str(error))]
     return []
@@ -117,8 +117,8 @@ def rows_of(
 
     Raises `OSError` when its file cannot be opened.
     """
-    descriptor = open_plain(root / layout.data_path(spec))
-    stride = layout.row_stride(spec)
+    descriptor = open_plain(root / shard_format.data_path(spec))
+    stride = shard_format.row_stride(spec)
     row_bytes, stored = np.empty(spec.row_bytes, np.uint8), np.empty(1, "<u4")
     buffers = [row_bytes.data, stored.view(np.uint8).data]
     try:
@@ -128,7 +128,7 @@ def rows_of(
                 got = read_on(read_at, descriptor, buffers, row * stride, 0)
                 if got != stride:
                     what = f"ends after {got} of {stride} bytes"
-                elif layout.crc32c(row_bytes) != stored[0]:
+                elif shard_format.crc32c(row_bytes) != stored[0]:
                     what = "is damaged: its bytes do not match their checksum"
             except OSError as error:
                 what = f"cannot be read: {error}"
@@ -149,17 +149,18 @@ def _is_swollen(root: Path) -> bool:
         for entry in entries(root):
             if entry.is_dir(follow_symlinks=False):
                 where = root / entry.name / "zarr.json"
-                spec, rows = layout.parse_array(read_document(where), entry.name, where.name)
-                key = entry.name == layout.KEY
-                size = rows * layout.KEY_BYTES + layout.CRC_BYTES if key else layout.data_bytes(spec, rows)
-                most[layout.data_path(spec)] = size
-    return any(size > most.get(name, layout.MAX_DOCUMENT) for name, size in tree(root))
+                spec, rows = shard_format.parse_array(read_document(where), entry.name, where.name)
+                key = entry.name == shard_format.KEY
+                keys = rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES
+                size = keys if key else shard_format.data_bytes(spec, rows)
+                most[shard_format.data_path(spec)] = size
+    return any(size > most.get(name, shard_format.MAX_DOCUMENT) for name, size in tree(root))
 
 
 def _tree_digest(root: Path, tick: Tick, read_at: ReadAt) -> str:
     """`layout.tree_digest` of large files: in blocks that stay in the CPU's cache, the disk reading ahead."""
-    return layout.listing_digest([{"path": name, "size": size, "sha256": _file_digest(root / name, size, tick, read_at)}
-                                  for name, size in tree(root)])
+    return listing_digest([{"path": name, "size": size, "sha256": _file_digest(root / name, size, tick, read_at)}
+                           for name, size in tree(root)])
 
 
 def _file_digest(path: Path, size: int, tick: Tick, read_at: ReadAt) -> str:

@@ -13,19 +13,15 @@ All written little-endian. `zarr-python` and `tensorstore` referee this in the t
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from awscrt import checksums
 
 from prep.arrays import ITEM_BYTES, ArraySpec, DType
-from prep.digest import canonical, digest_json, digest_parts
-from prep.fs.untrusted import open_plain, tree
+from prep.digest import canonical
 from prep.parse import Unparsed, brief, expect, list_of, one_of
 
 CRC_BYTES = 4
@@ -40,15 +36,6 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 NUMPY: dict[DType, np.dtype[Any]] = {  # bfloat16 travels as its bits; NumPy has none of its own
     "bfloat16": np.dtype("<u2"), "float16": np.dtype("<f2"), "float32": np.dtype("<f4"), "uint8": np.dtype("u1"),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shard:
-    """A finished shard: its name, its number of rows, and the bytes of all its files."""
-
-    digest: str
-    rows: int
-    bytes: int
 
 
 # CRC-32C of contiguous bytes, not copied. awscrt folds with AVX-512 where there is some: 66 GB/s here for rows of SDXL,
@@ -157,26 +144,6 @@ def checked_name(name: Any, where: str) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise Unparsed(f"name in {where} is {brief(name)}, expected lower-case letters, digits and underscores")
     return name
-
-
-def listing_digest(listing: list[dict[str, Any]]) -> str:
-    """The digest of a tree: SHA-256 of the canonical JSON of its files (path, size, sha256), sorted by path."""
-    return digest_json(sorted(listing, key=lambda entry: str(entry["path"])))
-
-
-def tree_digest(root: Path) -> str:
-    """The digest of a directory as it lies on disk; every byte is read (1.3 to 1.8 GB/s where the CPU has SHA-NI).
-
-    Raises `OSError`; of its kind `NotPlain` where there is a link, a pipe or the like.
-    """
-    return listing_digest([{"path": name, "size": size, "sha256": file_digest(root / name)}
-                           for name, size in tree(root)])
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, read in blocks of 1 MiB."""
-    with os.fdopen(open_plain(path), "rb") as handle:
-        return digest_parts(iter(lambda: handle.read(1 << 20), b""))
 
 
 def _bytes_codec(dtype: DType) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from prep.arrays import ArraySpec
-from prep.cache import shard_format as layout
+from prep.cache import shard_format
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.untrusted import check_dir, entries, open_plain, read_plain, size_plain
@@ -38,12 +38,12 @@ def read_header(cache: Cache, shard: str) -> Header:
     keys = read_keys(cache, shard)
     array, arrays = "", []
     try:
-        field = layout.parse_group(read_document(root / "zarr.json"), "zarr.json")
+        field = shard_format.parse_group(read_document(root / "zarr.json"), "zarr.json")
         for array in [entry.name for entry in entries(root) if entry.is_dir(follow_symlinks=False)]:
-            layout.checked_name(array, "a directory")
-            if array != layout.KEY:
+            shard_format.checked_name(array, "a directory")
+            if array != shard_format.KEY:
                 where = f"{array}/zarr.json"
-                spec, rows = layout.parse_array(read_document(root / array / "zarr.json"), array, where)
+                spec, rows = shard_format.parse_array(read_document(root / array / "zarr.json"), array, where)
                 if rows != len(keys):
                     raise Unparsed(f"{rows} rows, expected {len(keys)} as there are keys")
                 arrays.append(spec)
@@ -55,9 +55,9 @@ def read_header(cache: Cache, shard: str) -> Header:
 def read_document(path: Path) -> bytes:
     """A `zarr.json`, refused when it is larger than any of ours. Raises `Unparsed`, `OSError`."""
     check_dir(path.parent)
-    if size_plain(path) > layout.MAX_DOCUMENT:
-        raise Unparsed(f"{path.name} has more than {layout.MAX_DOCUMENT} bytes, expected a document of ours")
-    return read_plain(path, layout.MAX_DOCUMENT)
+    if size_plain(path) > shard_format.MAX_DOCUMENT:
+        raise Unparsed(f"{path.name} has more than {shard_format.MAX_DOCUMENT} bytes, expected a document of ours")
+    return read_plain(path, shard_format.MAX_DOCUMENT)
 
 
 def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
@@ -65,38 +65,38 @@ def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
 
     Raises `Unparsed`, `OSError`.
     """
-    spec, rows = layout.parse_array(read_document(root / array / "zarr.json"), array, f"{array}/zarr.json")
-    key = array == layout.KEY
-    wanted = rows * layout.KEY_BYTES + layout.CRC_BYTES if key else layout.data_bytes(spec, rows)
-    size = size_plain(root / layout.data_path(spec))
+    spec, rows = shard_format.parse_array(read_document(root / array / "zarr.json"), array, f"{array}/zarr.json")
+    key = array == shard_format.KEY
+    wanted = rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES if key else shard_format.data_bytes(spec, rows)
+    size = size_plain(root / shard_format.data_path(spec))
     if size != wanted:
-        raise Unparsed(f"{layout.data_path(spec)} has {size} bytes, expected {wanted} for {rows} rows")
+        raise Unparsed(f"{shard_format.data_path(spec)} has {size} bytes, expected {wanted} for {rows} rows")
     return spec, rows
 
 
 def check_index(path: Path, spec: ArraySpec, rows: int) -> None:
     """Raises `Unparsed` unless the shard index is that of N rows, one after another. Raises `OSError`."""
     with os.fdopen(open_plain(path), "rb") as handle:
-        handle.seek(rows * layout.row_stride(spec))
-        if not all(handle.read(len(part)) == part for part in layout.index_parts(spec, rows)) or handle.read(1):
-            raise Unparsed(f"{layout.data_path(spec)} has a damaged shard index")
+        handle.seek(rows * shard_format.row_stride(spec))
+        if not all(handle.read(len(part)) == part for part in shard_format.index_parts(spec, rows)) or handle.read(1):
+            raise Unparsed(f"{shard_format.data_path(spec)} has a damaged shard index")
 
 
 def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A shard's keys, uint8 [N, 32], sorted, checksum checked. Raises `CacheError`."""
     root = cache.shard(shard)
     try:
-        _, rows = read_array_header(root, layout.KEY)
-        data = read_plain(root / layout.KEY_PATH, rows * layout.KEY_BYTES + layout.CRC_BYTES)
+        _, rows = read_array_header(root, shard_format.KEY)
+        data = read_plain(root / shard_format.KEY_PATH, rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES)
     except (OSError, Unparsed) as error:
-        raise fault(root, shard, layout.KEY, error) from None
-    body = data[: -layout.CRC_BYTES]
-    if layout.crc_bytes(body) != data[-layout.CRC_BYTES :]:
+        raise fault(root, shard, shard_format.KEY, error) from None
+    body = data[: -shard_format.CRC_BYTES]
+    if shard_format.crc_bytes(body) != data[-shard_format.CRC_BYTES :]:
         raise CacheError(f"shard {shard}, array 'key': its bytes do not match their checksum", hint=HINT)
     keys = np.frombuffer(body, dtype="S32")
     if not (keys[:-1] < keys[1:]).all():
         raise CacheError(f"shard {shard}, array 'key': its keys are not in ascending order, each once", hint=HINT)
-    return np.frombuffer(body, dtype=np.uint8).reshape(rows, layout.KEY_BYTES)
+    return np.frombuffer(body, dtype=np.uint8).reshape(rows, shard_format.KEY_BYTES)
 
 
 def fault(root: Path, shard: str, array: str, error: Exception) -> CacheError:

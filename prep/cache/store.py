@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.cache.shard_format import file_digest, tree_digest
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
-from prep.fs import atomic as files
+from prep.fs import atomic
+from prep.fs.tree import file_digest, tree_digest
 from prep.fs.untrusted import entries, read_plain, require_dirs, require_plain
 from prep.parse import Unparsed, brief, digest_of, sealed_json
 
@@ -75,12 +75,12 @@ class Cache:
     def stage(self) -> Path:
         """A fresh directory in tmp/."""
         path = self.staging() / secrets.token_hex(16)
-        files.make_dir(path)
+        atomic.make_dir(path)
         return path
 
     def staging(self) -> Path:
         """The directory tmp/: whatever is in it after a crash is rubbish."""
-        files.make_dirs(self.root / "tmp")
+        atomic.make_dirs(self.root / "tmp")
         return self.root / "tmp"
 
     def names(self, kind: Kind) -> Iterator[str]:
@@ -145,44 +145,44 @@ def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
     What was remembered of damage is forgotten either way.
     """
     _move_in(cache, staged, digest)
-    files.remove_tree(cache.damaged(digest))
+    atomic.remove_tree(cache.damaged(digest))
     return cache.shard(digest)
 
 
 def _move_in(cache: Cache, staged: Path, digest: str) -> None:
     target = cache.shard(digest)
-    files.make_dirs(target.parent)
+    atomic.make_dirs(target.parent)
     if target.exists() and not _is_whole(target, digest):
         _move_out(cache, target)
     try:
         if not target.exists():
-            files.rename(staged, target)
+            atomic.rename(staged, target)
     except OSError:
         if not _is_whole(target, digest):  # else another process was quicker with the same bytes
             raise
-    files.remove_tree(staged)
-    files.sync_dir(target.parent)  # also after another's rename: it may have died before its own
+    atomic.remove_tree(staged)
+    atomic.sync_dir(target.parent)  # also after another's rename: it may have died before its own
 
 
 def _move_out(cache: Cache, target: Path) -> None:
     """Takes a shard out of sight in one step, then from the disk."""
     aside = cache.stage()
     with contextlib.suppress(FileNotFoundError):  # another process was quicker
-        files.rename(target, aside / target.name)
-        files.sync_dir(target.parent)
-    files.remove_tree(aside)
+        atomic.rename(target, aside / target.name)
+        atomic.sync_dir(target.parent)
+    atomic.remove_tree(aside)
 
 
-def publish_table(cache: Cache, data: files.Buffer) -> str:
+def publish_table(cache: Cache, data: atomic.Buffer) -> str:
     """Puts `data` at the digest of its bytes, read-only, and returns that; a damaged file already there is replaced."""
     digest = digest_bytes(data)
     target = cache.table(digest)
-    files.make_dirs(target.parent)
+    atomic.make_dirs(target.parent)
     if _is_whole(target, digest, file_digest):
-        files.sync_dir(target.parent)  # its writer may have died before it did
+        atomic.sync_dir(target.parent)  # its writer may have died before it did
     else:
-        files.make_way(target)
-        files.write_whole(target, data, read_only=True, staging=cache.staging())
+        atomic.make_way(target)
+        atomic.write_whole(target, data, read_only=True, staging=cache.staging())
     return digest
 
 
@@ -191,7 +191,7 @@ def retire_shard(cache: Cache, digest: str) -> None:
     target = cache.shard(digest)
     if target.exists():
         _move_out(cache, target)
-    files.remove_tree(cache.damaged(digest))
+    atomic.remove_tree(cache.damaged(digest))
 
 
 def settle(cache: Cache) -> None:
@@ -204,13 +204,13 @@ def settle(cache: Cache) -> None:
     for folder in [*folders, *(cache.root / "shards").glob("??"), *(cache.root / "commits").glob("??")]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if folder.stat().st_mtime > since:
-                files.sync_dir(folder)
+                atomic.sync_dir(folder)
 
 
 def clear_staging(cache: Cache) -> None:
     """Empties tmp/. Only for whoever knows that nobody else is writing; what cannot be removed stays: it is rubbish."""
     with contextlib.suppress(OSError):  # another user's, say, or a marker in the making
-        files.remove_tree(cache.root / "tmp")
+        atomic.remove_tree(cache.root / "tmp")
 
 
 def _create(path: Path, create: bool) -> None:
@@ -220,8 +220,8 @@ def _create(path: Path, create: bool) -> None:
     marker = canonical(seal({"format": "latentry/cache", "version": VERSION}))
     while not (path / MARKER).exists():
         with contextlib.suppress(FileNotFoundError):  # whoever was quicker has emptied tmp/ since: no lock is held yet
-            files.write_whole(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
-    files.sync_dir(path.absolute().parent)  # also after another's making of it: that may have died before its own
+            atomic.write_whole(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
+    atomic.sync_dir(path.absolute().parent)  # also after another's making of it: that may have died before its own
 
 
 def _check_marker(marker: Path) -> None:

@@ -18,10 +18,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from prep.arrays import ArraySpec
-from prep.cache import shard_format as layout
-from prep.cache.shard_format import Shard
+from prep.cache import shard_format
+from prep.cache.records import Shard
 from prep.cache.store import Cache, publish_dir
-from prep.fs import atomic as files
+from prep.fs import atomic
+from prep.fs.tree import listing_digest
 from prep.parse import digest_of
 
 # Files grow by whole blocks at multiples of their size: the page cache then has them in large pieces, from which rows
@@ -36,7 +37,7 @@ class ShardWriter:
 
     def __init__(self, cache: Cache, field: str, arrays: Sequence[ArraySpec]) -> None:
         self.cache = cache
-        self.field = layout.checked_name(field, "field")
+        self.field = shard_format.checked_name(field, "field")
         self.arrays = tuple(_checked_spec(spec) for spec in arrays)
         if len({spec.name for spec in self.arrays}) != len(arrays) or not arrays:
             raise ValueError(f"arrays are {[spec.name for spec in arrays]}, expected at least one, each name once")
@@ -44,12 +45,12 @@ class ShardWriter:
         self._staged = cache.stage()
         self._files: dict[str, _Growing] = {}
         for spec in self.arrays:
-            self._grow(layout.data_path(spec))
+            self._grow(shard_format.data_path(spec))
 
     @property
     def rows(self) -> int:
         """Rows added so far."""
-        return len(self._keys) // layout.KEY_BYTES
+        return len(self._keys) // shard_format.KEY_BYTES
 
     def add(self, key: str, values: Mapping[str, Any]) -> None:
         """Appends one row; keys must come sorted. Values are arrays of the spec's dtype and shape, or as many bytes.
@@ -57,32 +58,34 @@ class ShardWriter:
         bfloat16 comes as a uint16 view. Raises `ValueError` for anything else; then nothing was written.
         """
         name = bytes.fromhex(digest_of(key, "key"))
-        if name <= bytes(self._keys[-layout.KEY_BYTES :]):
-            raise ValueError(f"key {key} comes after {self._keys[-layout.KEY_BYTES :].hex()}, expected sorted keys")
+        if name <= bytes(self._keys[-shard_format.KEY_BYTES :]):
+            last = self._keys[-shard_format.KEY_BYTES :].hex()
+            raise ValueError(f"key {key} comes after {last}, expected sorted keys")
         if set(values) != {spec.name for spec in self.arrays}:
             raise ValueError(f"row has {sorted(values)}, expected {sorted(spec.name for spec in self.arrays)}")
         rows = [(spec, _row(spec, values[spec.name])) for spec in self.arrays]
         for spec, row in rows:
-            growing = self._files[layout.data_path(spec)]
+            growing = self._files[shard_format.data_path(spec)]
             growing.append(row)
-            growing.append(layout.crc_bytes(row))
+            growing.append(shard_format.crc_bytes(row))
         self._keys += name
 
     def finish(self) -> Shard:
         """Ends the shard and puts it in place: whole, synced and read-only. Raises `ValueError` when it has no rows."""
         rows = self.rows
-        if not 1 <= rows <= layout.MAX_ROWS:
-            raise ValueError(f"shard has {rows} rows, expected 1 to {layout.MAX_ROWS}")
+        if not 1 <= rows <= shard_format.MAX_ROWS:
+            raise ValueError(f"shard has {rows} rows, expected 1 to {shard_format.MAX_ROWS}")
         listing = [self._end_array(spec) for spec in self.arrays]
         keys = bytes(self._keys)
-        listing.append(self._write(layout.KEY_PATH, keys + layout.crc_bytes(keys)))
-        listing.append(self._write(f"{layout.KEY}/zarr.json", layout.key_document(rows)))
+        listing.append(self._write(shard_format.KEY_PATH, keys + shard_format.crc_bytes(keys)))
+        listing.append(self._write(f"{shard_format.KEY}/zarr.json", shard_format.key_document(rows)))
         for spec in self.arrays:
-            listing.append(self._write(f"{spec.name}/zarr.json", layout.array_document(spec, rows)))
-        listing.append(self._write("zarr.json", layout.group_document(self.field)))
-        for folder in (*(self._staged / spec.name for spec in self.arrays), self._staged / layout.KEY, self._staged):
-            files.sync_dir(folder)
-        digest = layout.listing_digest(listing)
+            listing.append(self._write(f"{spec.name}/zarr.json", shard_format.array_document(spec, rows)))
+        listing.append(self._write("zarr.json", shard_format.group_document(self.field)))
+        arrays = (*(spec.name for spec in self.arrays), shard_format.KEY)
+        for folder in (*(self._staged / name for name in arrays), self._staged):
+            atomic.sync_dir(folder)
+        digest = listing_digest(listing)
         publish_dir(self.cache, self._staged, digest)
         return Shard(digest=digest, rows=rows, bytes=sum(int(entry["size"]) for entry in listing))
 
@@ -92,7 +95,7 @@ class ShardWriter:
             with contextlib.suppress(OSError):  # a full disk, again
                 growing.close()
         with contextlib.suppress(OSError):  # rubbish in tmp/
-            files.remove_tree(self._staged)
+            atomic.remove_tree(self._staged)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -103,8 +106,8 @@ class ShardWriter:
         self.abort()
 
     def _end_array(self, spec: ArraySpec) -> dict[str, Any]:
-        growing = self._files[layout.data_path(spec)]
-        growing.append(layout.index(spec, self.rows))
+        growing = self._files[shard_format.data_path(spec)]
+        growing.append(shard_format.index(spec, self.rows))
         return growing.end()
 
     def _write(self, path: str, data: bytes) -> dict[str, Any]:
@@ -124,15 +127,15 @@ class _Growing:
         self.path = path
         self.full = root / path
         if not self.full.parent.is_dir():
-            files.make_dir(self.full.parent)
-        self.handle: BinaryIO = files.create(self.full)
+            atomic.make_dir(self.full.parent)
+        self.handle: BinaryIO = atomic.create(self.full)
         self.size = 0
         self.running = hashlib.sha256()
         self._block, self._filled = _new_block(), 0
         self._digesting: deque[tuple[Future[None], memoryview]] = deque()  # in their order
         self._thread: ThreadPoolExecutor | None = None  # a file of less than a block needs none
 
-    def append(self, data: files.Buffer) -> None:
+    def append(self, data: atomic.Buffer) -> None:
         """Adds bytes, copied, so that the caller may change them at once."""
         left = memoryview(data)
         self.size += len(left)
@@ -147,13 +150,13 @@ class _Growing:
     def end(self) -> dict[str, Any]:
         """What the listing says of the file, which is whole and on the disk."""
         rest = self._block[: self._filled]
-        files.write(self.handle, rest)
-        files.sync(self.handle)
+        atomic.write(self.handle, rest)
+        atomic.sync(self.handle)
         while self._digesting:
             self._digested()
         self.running.update(rest)
         self.close()
-        files.protect(self.full)
+        atomic.protect(self.full)
         return {"path": self.path, "size": self.size, "sha256": self.running.hexdigest()}
 
     def close(self) -> None:
@@ -165,9 +168,9 @@ class _Growing:
     def _put_block(self) -> None:
         self._thread = self._thread or ThreadPoolExecutor(1, "digest")
         self._digesting.append((self._thread.submit(self.running.update, self._block), self._block))
-        files.write(self.handle, self._block)
+        atomic.write(self.handle, self._block)
         if not self.size // BLOCK_BYTES % SYNC_BLOCKS:
-            files.sync(self.handle)
+            atomic.sync(self.handle)
         self._block = _new_block() if len(self._digesting) < BLOCKS else self._digested()
         self._filled = 0
 
@@ -183,8 +186,8 @@ def _new_block() -> memoryview:
 
 
 def _checked_spec(spec: ArraySpec) -> ArraySpec:
-    layout.checked_name(spec.name, "arrays")
-    if spec.name == layout.KEY or min(spec.shape, default=1) < 1 or spec.row_bytes > layout.MAX_ROW_BYTES:
+    shard_format.checked_name(spec.name, "arrays")
+    if spec.name == shard_format.KEY or min(spec.shape, default=1) < 1 or spec.row_bytes > shard_format.MAX_ROW_BYTES:
         raise ValueError(f"array is {spec}, expected a name that is not 'key', sides of 1 or more, a row below 2 GiB")
     return spec
 
@@ -192,7 +195,7 @@ def _checked_spec(spec: ArraySpec) -> ArraySpec:
 def _row(spec: ArraySpec, value: Any) -> np.ndarray[Any, Any]:
     """The row as uint8 [row_bytes], not copied when it is contiguous."""
     if isinstance(value, np.ndarray):
-        wanted = layout.NUMPY[spec.dtype]
+        wanted = shard_format.NUMPY[spec.dtype]
         if value.dtype != wanted or value.shape != spec.shape:
             raise ValueError(
                 f"array '{spec.name}' is {value.dtype} {list(value.shape)}, expected {wanted} {list(spec.shape)}"

@@ -1,1 +1,1 @@
-"""captions."""
+"""Caption files to captions and their variants."""

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+from prep.captions.options import CaptionChoice
 from prep.digest import canonical
-from prep.recipe.schema import CaptionChoice
 
 MEANING = 1  # raised when the same line would give other variants
 _WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")  # {a|b}; braces without a bar are text
@@ -122,3 +122,15 @@ def _numbers(line: str, number: int) -> Iterator[int]:
         stream = hashlib.shake_256(seed + block.to_bytes(4, "little")).digest(512)
         yield from (int.from_bytes(stream[at : at + 8], "little") for at in range(0, len(stream), 8))
         block += 1
+
+
+def captions_of(found: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str, float], ...]:
+    """What a picture's captions become, with their weights; nothing where there are none."""
+    return variants_of(_lines(found, choice), choice)
+
+
+def _lines(found: Sequence[str], choice: CaptionChoice) -> Sequence[str]:
+    """The lines of a caption file that count, as the recipe says."""
+    if choice.lines == "join":
+        return [" ".join(found)] if found else []
+    return found[:1] if choice.lines == "first" else found

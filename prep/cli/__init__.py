@@ -1,1 +1,1 @@
-"""cli."""
+"""The commands of prep: the only place that prints or exits."""

@@ -23,7 +23,7 @@ def init(
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Look at pictures, or at another tool's file, and write a commented recipe for prep encode."""
-    from prep.images.decode import quiet as quiet_pillow
+    from prep.images.decode import quiet_pillow
     from prep.recipe.init import check_choice, check_target, init_from_file, init_from_source
 
     check_choice(source, other, model)

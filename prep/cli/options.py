@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from prep.captions.options import CaptionChoice
 from prep.errors import UsageError
-from prep.recipe.load import load, resolutions
-from prep.recipe.schema import CaptionChoice, Recipe
+from prep.recipe.load import load_recipe, resolutions
+from prep.recipe.schema import Recipe
 
 SourceArg = Annotated[Path, typer.Argument(
     metavar="SOURCE", help="a directory of pictures, a .tar (braces and globs allowed), or a recipe .toml",
@@ -75,17 +76,24 @@ def _unstopped(caption: CaptionChoice) -> CaptionChoice:
     return replace(caption, missing="empty") if caption.missing == "stop" else caption
 
 
-def recipe_of(source: Path, *, resolution: str | None = None, step: int | None = None, buckets: str | None = None,
-              sizes: str | None = None, min_bucket: int | None = None, upscale: str | None = None,
-              crop: str | None = None, views: int | None = None, flip: str | None = None, alpha: str | None = None,
-              missing_caption: str | None = None, mask: str | None = None, validation: float | None = None,
-              model: str | None = None, dtype: str | None = None, compute: str | None = None,
-              prompts: Path | None = None) -> Recipe:
+def recipe_from_options(
+    source: Path, *, resolution: str | None = None, step: int | None = None, buckets: str | None = None,
+    sizes: str | None = None, min_bucket: int | None = None, upscale: str | None = None, crop: str | None = None,
+    views: int | None = None, flip: str | None = None, alpha: str | None = None, missing_caption: str | None = None,
+    mask: str | None = None, validation: float | None = None, model: str | None = None, dtype: str | None = None,
+    compute: str | None = None, prompts: Path | None = None,
+) -> Recipe:
     """The recipe of SOURCE with the command's options above it. Raises `ConfigError`, `PathError`."""
-    return load(source, choices={
+    return load_recipe(source, choices={
         "image.resolution": _resolutions(resolution), "image.step": step, "image.buckets": buckets,
         "image.min_bucket": min_bucket,
         "image.sizes": None if sizes is None else tuple(part.strip() for part in sizes.split(",")),
         "image.upscale": _upscale(upscale), "image.crop": crop, "image.views": views, "image.flip": flip,
         "image.alpha": alpha, "caption.missing": missing_caption, "mask": mask, "validation": validation,
         "model.path": model, "model.dtype": dtype, "model.compute": compute, "prompts": prompts})
+
+
+def quiet_pillow() -> None:
+    from prep.images.decode import quiet_pillow
+
+    quiet_pillow()

@@ -1,1 +1,1 @@
-"""dataset."""
+"""A recipe's sources to samples in buckets."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from prep.captions import read as captions
+from prep.captions.read import BadCaption, Format, read_caption
 from prep.digest import digest_bytes, digest_strings
 from prep.fs.memo import Fact
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture, NoDecoder
+from prep.images.decode import read_header
+from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import focus_in
 from prep.images.plugins import decoders
 
@@ -20,7 +20,7 @@ from prep.images.plugins import decoders
 def _picture_facts(data: bytes) -> Fact:
     digest = digest_bytes(data)
     try:
-        header = images.read_header(data)
+        header = read_header(data)
     except NoDecoder:
         raise
     except BadPicture as error:
@@ -31,7 +31,7 @@ def _picture_facts(data: bytes) -> Fact:
 def _mask_size(data: bytes) -> Fact:
     """The size of a mask, `None` for one that cannot be read: whoever makes its row says why."""
     try:
-        return {"size": list(images.read_header(data).size)}
+        return {"size": list(read_header(data).size)}
     except NoDecoder:
         raise
     except BadPicture:
@@ -44,11 +44,11 @@ def _picture_and_focus(data: bytes) -> Fact:
     return {**found, "focus": focus_in(data, "alpha")} if found.get("alpha") else found
 
 
-def _caption_facts(data: bytes, form: captions.Format) -> Fact:
+def _caption_facts(data: bytes, form: Format) -> Fact:
     """The captions of a file, without empty ones; a change in how they are read raises `facts.VERSION`."""
     try:
-        return {"captions": [caption for caption in captions.read_caption(data, form) if caption]}
-    except captions.BadCaption as error:
+        return {"captions": [caption for caption in read_caption(data, form) if caption]}
+    except BadCaption as error:
         return {"code": error.code, "detail": error.detail}
 
 

@@ -6,28 +6,26 @@ What cannot be used becomes a finding. A run over unchanged files opens none of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
-from prep.arrays import Blob, Finding, Focus, Item, Sample, Surveyed
-from prep.captions.variants import variants_of
+from prep.captions.options import CaptionChoice
+from prep.captions.variants import captions_of, variants_of
 from prep.dataset.facts import MAKE, names
+from prep.dataset.listing import label, walk_all
 from prep.errors import ConfigError
-from prep.formatting import names_of, size_of
-from prep.fs.blob import code_of
+from prep.findings import Finding
+from prep.formatting import names_of, printable, size_of
+from prep.fs.blob import Blob, code_of
 from prep.fs.memo import Fact, Facts
-from prep.fs.paths import Place
-from prep.images.formats.sniff import NoDecoder
-from prep.progress import Known
-from prep.recipe.schema import CaptionChoice, Recipe
-from prep.sources.directory import MaskFolder
-from prep.sources.globs import chosen_by
-from prep.sources.tree import printable
-from prep.sources.walk import places_of, tars_in, walk_source
+from prep.geometry import Focus, Size
+from prep.images.formats.parts import NoDecoder
+from prep.progress import Known, Tick
+from prep.recipe.schema import Recipe
+from prep.sources.item import Item
 
-Tick = Callable[[int], object]
 Ask = Callable[[Blob, str], Fact | None]  # what is asked about, kind of fact
 
 
@@ -37,58 +35,6 @@ class Survey:
 
     items: tuple[Surveyed, ...]
     findings: tuple[Finding, ...]
-
-
-def picture_places(recipe: Recipe) -> list[Place]:
-    """Where the recipe's pictures lie, each place once. Raises `PathError`."""
-    paths = (path for source in recipe.sources for path in places_of(source.path))
-    return [Place(role="pictures", path=path) for path in dict.fromkeys(paths)]
-
-
-def walk_all(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
-    """Everything in a recipe's sources; paths of findings are labels; `rehash` lists tars again. Raises `PathError`."""
-    folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
-    for number, source in enumerate(recipe.sources):
-        mask = recipe.mask_of(number)
-        fits = chosen_by(source.include, source.exclude)
-        masks = folders[mask] if isinstance(mask, Path) else mask
-        taken = left = 0
-        for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash):
-            if isinstance(one, Finding):
-                yield replace(one, path=_label(recipe, number, one.path))
-            elif fits(one.name):
-                taken += 1
-                yield one
-            else:
-                left += 1
-        if not taken:
-            yield Finding(path=_label(recipe, number, "."), code="empty-source", severity="warning",
-                          detail=_why_empty(source.path, left))
-    for folder in folders.values():
-        yield from folder.orphans()
-
-
-def _why_empty(path: Path, left: int) -> str:
-    """What there is in a source that has no picture which is taken; `left` were not."""
-    if left:
-        return f"no picture is taken: include and exclude leave out all {left}"
-    tars = tars_in(path)
-    return f"no pictures lie in it, and {tars} tars: those are named, like '*.tar'" if tars else "no pictures lie in it"
-
-
-def walk_labelled(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
-    """The same, and items have their labels for names: for reports, which look nothing up by name."""
-    for one in walk_all(recipe, rehash=rehash):
-        yield replace(one, name=label(recipe, one)) if isinstance(one, Item) else one
-
-
-def label(recipe: Recipe, item: Item | Sample) -> str:
-    """What findings call an item, unique in its recipe: its name, with several sources below `source[1]/`."""
-    return _label(recipe, item.source, item.name)
-
-
-def _label(recipe: Recipe, source: int, name: str) -> str:
-    return name if len(recipe.sources) == 1 else f"source[{source}]/{name}"
 
 
 def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: None,
@@ -206,18 +152,6 @@ def _its(what: str, blob: Blob | None) -> str:
     return "" if blob is None else f"its {what} {printable(blob.name)} "
 
 
-def captions_of(found: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str, float], ...]:
-    """What a picture's captions become, with their weights; nothing where there are none."""
-    return variants_of(_lines(found, choice), choice)
-
-
-def _lines(found: Sequence[str], choice: CaptionChoice) -> Sequence[str]:
-    """The lines of a caption file that count, as the recipe says."""
-    if choice.lines == "join":
-        return [" ".join(found)] if found else []
-    return found[:1] if choice.lines == "first" else found
-
-
 def _without_caption(item: Item, choice: CaptionChoice) -> tuple[tuple[str, float], ...] | None:
     """What the recipe's policy says for a missing or empty caption; `None` where it takes none."""
     if choice.missing in ("stop", "reject"):
@@ -238,3 +172,16 @@ def _reject(recipe: Recipe, item: Item, code: str, detail: str) -> Finding:
 def _stop(names: list[str]) -> None:
     raise ConfigError(f"pictures without a caption ({len(names)}): {names_of(names, 8)}",
                       hint="write the captions, or choose --missing-caption reject, empty, filename or constant")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surveyed:
+    """An item whose bytes were digested and whose header was read: all that keys and buckets need."""
+
+    item: Item
+    picture: str  # SHA-256 of the picture's bytes
+    size: Size  # pixels, after EXIF orientation
+    has_alpha: bool
+    captions: tuple[tuple[str, float], ...]  # final strings and their weights, at least one
+    mask: str | None  # SHA-256 of the mask file's bytes
+    focus: Focus | None = None  # where its mask is, for `crop = "focus"`

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import Finding, Size, Surveyed
 from prep.batching.plan import Indices, StepPlan, Underfill, step_plan
 from prep.buckets.assign import Bucketed, Bucketing
-from prep.dataset.ingest import label
-from prep.encode.targets import roles_of, seats_of
+from prep.buckets.suggest import Sizes
+from prep.dataset.ingest import Surveyed
+from prep.dataset.listing import label
+from prep.dataset.samples import roles_of, seats_of
+from prep.findings import Finding
+from prep.geometry import Size
 from prep.recipe.schema import Recipe
 
 
@@ -109,7 +112,7 @@ def outlook_of(
     return Outlook(bucketing=bucketing, showings=members, plan=plan, world=world)
 
 
-def as_json(outlook: Outlook) -> dict[str, Any]:
+def preview_as_json(outlook: Outlook) -> dict[str, Any]:
     """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
     plan, bucketing = outlook.plan, outlook.bucketing
     inside: dict[Size, list[Bucketed]] = defaultdict(list)
@@ -152,3 +155,12 @@ def _picture(one: Bucketed) -> dict[str, Any]:
             "views": [{"crop": list(view.crop), "flip": view.flip} for view in one.views], "scale": round(one.scale, 4),
             "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}
 
+
+def sizes_of(recipe: Recipe, items: Sequence[Surveyed]) -> Sizes:
+    """The sizes of a recipe's pictures."""
+    found: dict[Size, tuple[int, int]] = {}
+    for item, role in zip(items, roles_of(recipe, items)[0], strict=True):
+        pictures, showings = found.get(item.size, (0, 0))
+        shown = 0 if role == "validation" else recipe.sources[item.item.source].repeats
+        found[item.size] = pictures + 1, showings + shown
+    return found

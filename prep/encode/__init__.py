@@ -1,1 +1,1 @@
-"""encode."""
+"""What `prep encode` does."""

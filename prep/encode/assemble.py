@@ -7,34 +7,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Finding, Role, RowRef, Sample, Size
-from prep.cache.ledger import ledger as ledgers
-from prep.cache.ledger.ledger import Ledger
+from prep.batching.split import Role
+from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.reader import Reader
-from prep.cache.shard_format import Shard
+from prep.cache.records import RowRef, Shard
 from prep.cache.store import Cache
-from prep.dataset.ingest import label
+from prep.dataset.listing import label
 from prep.digest import canonical, digest_bytes
 from prep.encode.mask_coverage import coverage
-from prep.encode.plan import Planned, Wanted
+from prep.encode.plan import Planned
+from prep.encode.resolve import Wanted
 from prep.encode.targets import Prompt
 from prep.errors import CacheError, PathError
+from prep.findings import Finding
 from prep.fs.memo import Facts
-from prep.manifest import document as manifests
-from prep.manifest.samples import build_samples
-from prep.manifest.tables import FINDINGS, build_findings, build_shards, read_table, write_table
-from prep.models.fingerprint import read_config
+from prep.geometry import Size
+from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
+from prep.manifest.samples import Sample, build_samples
+from prep.manifest.tables import build_findings, build_shards, write_table
+from prep.models.pipeline import read_config
 from prep.parse import colour_of
 
 
 def seal(wanted: Wanted, cache: Cache, path: Path, *, frame: Mapping[str, Any], prompt_bytes: bytes | None,
-         facts: Facts, transient: Sequence[Finding] = (), found: Planned | None = None) -> manifests.Manifest:
+         facts: Facts, transient: Sequence[Finding] = (), found: Planned | None = None) -> Manifest:
     """Writes the manifest at `path` from its `frame` and what the cache holds now. Raises `CacheError`.
 
     A sample with a rejected row is left out, with a finding; `transient` are findings of this run alone. `found` is the
     plan, where it had no task: then the cache holds what it did when the plan was made, and is not looked at again.
     """
-    ledger = ledgers.load(cache) if found is None else found.ledger
+    ledger = load_ledger(cache) if found is None else found.ledger
     refs = ledger.resolve(wanted.wants.keys()) if found is None else found.refs
     if wanted.wants.unconditional not in refs:
         raise CacheError("the unconditional text row could not be made", hint="run the same command again")
@@ -60,7 +62,7 @@ def seal(wanted: Wanted, cache: Cache, path: Path, *, frame: Mapping[str, Any], 
         },
         "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
     }
-    return manifests.write(path, document)
+    return write_manifest(path, document)
 
 
 def _split(wanted: Wanted, ledger: Ledger, refs: Mapping[str, RowRef],
@@ -137,7 +139,7 @@ def frame_of(wanted: Wanted, cache: Path, path: Path) -> dict[str, Any]:
     family, vae = wanted.specs.family, read_config(wanted.model / "vae" / "config.json")
     alpha = wanted.recipe.image.alpha
     return {
-        "format": manifests.FORMAT, "version": manifests.VERSION, "cache": _place("cache", cache, path),
+        "format": FORMAT, "version": VERSION, "cache": _place("cache", cache, path),
         "family": wanted.family,
         "model": _model(wanted, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
@@ -146,8 +148,8 @@ def frame_of(wanted: Wanted, cache: Path, path: Path) -> dict[str, Any]:
                     "alpha": None if alpha == "reject" else list(colour_of(alpha))},
         "prediction": wanted.prediction,
         "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
-        "sources": [manifests.relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
-        "recipe": None if wanted.recipe.file is None else manifests.relative_to_manifest(wanted.recipe.file, path),
+        "sources": [relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
+        "recipe": None if wanted.recipe.file is None else relative_to_manifest(wanted.recipe.file, path),
         "options": [_option(word, path) for word in wanted.recipe.options],
     }
 
@@ -159,7 +161,7 @@ def _model(wanted: Wanted, path: Path) -> dict[str, str]:
 
 
 def _place(what: str, target: Path, path: Path) -> str:
-    place = manifests.relative_to_manifest(target, path)
+    place = relative_to_manifest(target, path)
     if place is None:
         raise PathError(f"no relative path that every system reads leads from manifest {path} to {what} {target}",
                         hint="keep them on one drive, and backslashes out of names")
@@ -167,7 +169,7 @@ def _place(what: str, target: Path, path: Path) -> str:
 
 
 def _option(word: str | Path, path: Path) -> str | dict[str, str | None]:
-    return {"path": manifests.relative_to_manifest(word, path)} if isinstance(word, Path) else word
+    return {"path": relative_to_manifest(word, path)} if isinstance(word, Path) else word
 
 
 def _decimal(value: Any, otherwise: str) -> str:
@@ -205,15 +207,9 @@ def _prompt_document(wanted: Wanted, path: Path, data: bytes | None, prompts: It
 
     file = wanted.recipe.prompts
     return {
-        "file": None if file is None else manifests.relative_to_manifest(file, path),
+        "file": None if file is None else relative_to_manifest(file, path),
         "digest": None if data is None else digest_bytes(data),
         "unconditional": row(wanted.wants.unconditional),
         "samples": [{"prompt": prompt.prompt, "negative": prompt.negative, "positive": row(prompt.positive_key),
                      "negative_row": row(prompt.negative_key)} for prompt in prompts],
     }
-
-
-def findings_of(manifest: manifests.Manifest) -> tuple[Finding, ...]:
-    """The findings that a manifest holds. Raises `CacheError`."""
-    table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["findings"], FINDINGS)
-    return tuple(Finding(**row) for row in table.to_pylist())

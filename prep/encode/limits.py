@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Role
+from prep.batching.split import Role
 from prep.cache.shard_format import MAX_ROWS
 from prep.digest import canonical
-from prep.encode.plan import Wanted
+from prep.encode.resolve import Wanted
 from prep.encode.targets import Prompt
 from prep.errors import ConfigError
-from prep.manifest import document as manifests
+from prep.manifest.document import LIMIT, relative_to_manifest
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed
 
@@ -39,7 +39,7 @@ def check_ceiling(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> None:
     """
     document = _largest(wanted, frame, path)
     size = len(canonical(document))
-    if size <= manifests.LIMIT:
+    if size <= LIMIT:
         try:
             check_document(document, str(path))
         except Unparsed as error:
@@ -47,7 +47,7 @@ def check_ceiling(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> None:
         return
     sizes = {name: len(canonical({name: value})) for name, value in document.items()}
     worst = max(sizes, key=sizes.__getitem__)
-    raise ConfigError(f"the manifest would have up to {size} bytes, expected at most {manifests.LIMIT}; "
+    raise ConfigError(f"the manifest would have up to {size} bytes, expected at most {LIMIT}; "
                       f"{sizes[worst]} of them are its {worst}",
                       hint=_HINTS.get(worst, "shorter paths and fewer options make it smaller"))
 
@@ -64,7 +64,7 @@ def _largest(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> dict[str, 
         "fields": {field: {"context": context, "arrays": wanted.specs.arrays(field), **largest}
                    for field, context in wanted.contexts.by_field().items()},
         "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in _ROLES},
-        "prompts": {"file": None if file is None else manifests.relative_to_manifest(file, path), "digest": _DIGEST,
+        "prompts": {"file": None if file is None else relative_to_manifest(file, path), "digest": _DIGEST,
                     "unconditional": _ROW, "samples": [_prompt(prompt) for prompt in wanted.wants.prompts]},
         "tables": dict.fromkeys(("samples", "shards", "findings"), _DIGEST), "rejected": _COUNT, "self": _DIGEST,
     }

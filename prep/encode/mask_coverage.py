@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import RowRef, Sample
 from prep.cache.reader import Reader
+from prep.cache.records import RowRef
 from prep.fs.memo import Facts
+from prep.manifest.samples import Sample
 
 KIND = "coverage"  # of a shard: its rows' means as float64, little-endian; NaN: not read yet
 ROWS = 64  # read at once

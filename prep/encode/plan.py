@@ -8,53 +8,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 
-from prep.arrays import RowRef, Task
-from prep.buckets.assign import Bucketing, bucketing, framed
-from prep.buckets.sizes import STEP, Rules, buckets_of
-from prep.buckets.views import Framing
-from prep.cache.ledger import ledger as ledgers
-from prep.cache.ledger.ledger import Ledger
+from prep.cache.ledger.ledger import Ledger, empty_ledger, forget_rejects, load_ledger, remove_foreign_commits
 from prep.cache.plans import read_plan, remove_plan, write_plan
+from prep.cache.records import RowRef, Task
 from prep.cache.store import Cache, settle
-from prep.dataset.ingest import Survey, label, survey
 from prep.digest import digest_json, digest_strings
-from prep.encode.targets import Contexts, Wants, wants_of
-from prep.errors import ConfigError, ModelError
-from prep.fs import atomic as files
-from prep.fs.memo import Facts
-from prep.images import decode as images
-from prep.keys import latent_context, mask_context, text_context
-from prep.models.family import FAMILIES
-from prep.models.fields import Specs, family_of, text_width
-from prep.models.fingerprint import digest_file, infer_family, read_config, text_fingerprint, vae_fingerprint
-from prep.parse import size_of
-from prep.progress import Known
-from prep.recipe.prompts import PromptPair
-from prep.recipe.schema import Recipe
+from prep.encode.resolve import Wanted
+from prep.fs import atomic
 
-Tick = Callable[[int], object]
 SHARD_BYTES = 256 << 20
 TASK_ROWS = 256  # at most: what an interruption costs, some seconds on a GPU
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """A recipe, understood down to the keys."""
-
-    recipe: Recipe
-    model: Path
-    family: str
-    specs: Specs
-    prediction: str  # what the denoiser predicts
-    contexts: Contexts
-    survey: Survey
-    bucketing: Bucketing
-    wants: Wants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,73 +37,6 @@ class Planned:
     digest: str  # of all wanted keys: the plan's name
 
 
-def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair], *, jobs: int,
-         tick: Tick, total: Known | None = None) -> Wanted:
-    """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
-    family = recipe.model.family or infer_family(model)
-    specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
-    prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
-    recipe = replace(recipe, model=replace(recipe.model, family=family))
-    rules_of(recipe)  # what is wrong with them is said before all pictures are read
-    surveyed = survey(recipe, facts, jobs=jobs, tick=tick, total=total)
-    buckets = buckets_for(recipe, surveyed)
-    wants = wants_of(recipe, surveyed, buckets, contexts, prompts)
-    return Wanted(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction, contexts=contexts,
-                  survey=surveyed, bucketing=buckets, wants=wants)
-
-
-def prediction_of(model: Path) -> str:
-    """What the pipeline's denoiser predicts, from its scheduler's config. Raises `ModelError`."""
-    kind = read_config(model / "scheduler" / "scheduler_config.json").get("prediction_type", "epsilon")
-    if kind not in ("epsilon", "v_prediction"):
-        raise ModelError(f"{model} predicts {kind!r}, expected epsilon or v_prediction")
-    return str(kind)
-
-
-def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
-    """Bucket and views of each surveyed item, in the survey's order."""
-    image = recipe.image
-    framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
-    result = bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), *rules_of(recipe))
-    return framed(result, surveyed.items, framing)
-
-
-def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
-    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for those that give no buckets."""
-    image, family = recipe.image, family_of(recipe.model)
-    factor, step = (8, STEP) if family is None else (family.factor, family.step)  # 8: which all have
-    step = image.step or step
-    if step % factor:
-        raise ConfigError(f"image.step is {step}, expected a multiple of {factor}, the pixels of a latent cell")
-    rules = Rules(
-        resolution=image.resolutions[0], kind=image.buckets, step=step,  # type: ignore[arg-type]  # parsed
-        shortest=image.shortest, longest=image.longest, min_side=image.min_side,
-        upscale=image.upscale if isinstance(image.upscale, str) else Fraction(str(image.upscale)),  # type: ignore[arg-type]
-        min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
-    for one in (found := tuple(replace(rules, resolution=one) for one in image.resolutions)):
-        buckets_of(one)
-    return found
-
-
-def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Contexts:
-    """The key contexts of a recipe. Raises `ModelError`."""
-    compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
-
-    def file_digest(path: Path) -> str:
-        return str(facts.by_stamp(path, "file", lambda: {"digest": digest_file(path)})["digest"])
-
-    mask = None
-    if recipe.mask_origin != "none":
-        mask = mask_context(image=images.POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
-    return Contexts(
-        latent=latent_context(image=images.POLICY, vae=vae_fingerprint(model, file_digest), posterior="mean",
-                              compute=compute, stored=stored),
-        mask=mask,
-        text=text_context(text=text_fingerprint(model, file_digest), max_length=specs.family.max_length,
-                          layout=specs.family.text_layout, compute=compute, stored=stored),
-    )
-
-
 def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
          retry: bool = False) -> Planned:
     """The tasks to be run; with `store`, those of the stored plan where there is one; without a cache, all.
@@ -146,7 +46,7 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
     if cache is None or not store:
         return _look(wanted, cache, shard_bytes, remember=False, retry=retry)
     if retry:
-        ledgers.forget_rejects(cache, frozenset(wanted.wants.keys()))
+        forget_rejects(cache, frozenset(wanted.wants.keys()))
     planned = _look(wanted, cache, shard_bytes)
     stored = read_plan(cache, planned.digest)
     if stored is not None:
@@ -156,14 +56,14 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
         # Whoever was at the same may have ended, and taken the plan away, after the first look.
         planned = _look(wanted, cache, shard_bytes)
     tasks = _followed(tuple(_ours(wanted, stored or ())), planned.tasks)
-    ledgers.disown(cache, tasks)
+    remove_foreign_commits(cache, tasks)
     return replace(planned, tasks=tasks)
 
 
 def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
           retry: bool = False) -> Planned:
     """What is there now, and tasks of what is not; with `retry`, of what was rejected, too."""
-    ledger = ledgers.empty() if cache is None else ledgers.load(cache, remember=remember)
+    ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
     keys = wanted.wants.keys()
     digest = digest_strings(keys)
     there = ledger.resolve(keys)
@@ -182,7 +82,7 @@ def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bo
 def finish(cache: Cache, planned: Planned, manifest: Path) -> None:
     """The manifest is sealed, and on the disk also where a run that was killed had put it there: the plan goes."""
     if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be one that only can be read
-        files.sync_dir(manifest.parent)
+        atomic.sync_dir(manifest.parent)
         remove_plan(cache, planned.digest)
 
 
@@ -241,5 +141,3 @@ def _cut(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
 
 def _row_bytes(wanted: Wanted, field: str, key: str) -> int:
     return wanted.specs.row_bytes(field, wanted.wants.bucket_of(field, key))
-
-

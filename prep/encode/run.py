@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Finding
 from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
-from prep.cli.console import Ticker
-from prep.collector import at_rest, at_work
-from prep.dataset.ingest import picture_places
-from prep.encode import assemble as seal
-from prep.encode import plan as encode
+from prep.dataset.listing import picture_places
+from prep.encode.assemble import frame_of, seal
 from prep.encode.engines.job import Job, Outcome
 from prep.encode.limits import check_ceiling
-from prep.encode.plan import Planned, Wanted
+from prep.encode.plan import Planned, finish, plan
+from prep.encode.resolve import Wanted, want
 from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
-from prep.formatting import names_of, rejected_lines, safe
+from prep.findings import Finding, rejected_lines
+from prep.formatting import names_of, safe
 from prep.fs.lock import hold
 from prep.fs.memo import Facts
 from prep.fs.paths import Place, check_apart, check_output, resolve
 from prep.maintenance.repair import adopt, damaged_shards, mend, salvage, suspects
-from prep.manifest import document as manifest
-from prep.manifest.describe import open_audit
-from prep.manifest.document import Manifest
+from prep.manifest.document import Manifest, looks_like_manifest
+from prep.manifest.opened import findings_of, open_audit
 from prep.models.hub import locate
-from prep.progress import Known, Total
+from prep.progress import Known, Progress
 from prep.recipe.prompts import PromptPair, read_prompts
 from prep.recipe.schema import Recipe
+from prep.runtime import at_rest, at_work
 
 FACTS = "facts.sqlite"  # in the cache; disposable
 PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
 PROMPT_BYTES = 1 << 18  # they stand in the manifest, which stays below 1 MiB
-Progress = Callable[[str, Total, str], AbstractContextManager[Ticker]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +100,8 @@ def encode_all(call: Encoding) -> Report:
     facts = Facts(call.cache / FACTS, trust=not call.rehash)
     total = Known()
     with call.progress("reading", total, "pictures") as tick:
-        wanted = encode.want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
-    frame = seal.frame_of(wanted, call.cache, output)
+        wanted = want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
+    frame = frame_of(wanted, call.cache, output)
     _require_samples(call, wanted)
     check_ceiling(wanted, frame, output)
     if call.dry_run:
@@ -114,9 +111,9 @@ def encode_all(call: Encoding) -> Report:
     _tidy(cache)
     with _planned(call, wanted, cache) as planned:
         outcome = _run(call, wanted, planned, cache, model)
-        sealed = seal.seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
-                           transient=outcome.transient, found=None if planned.tasks else planned)
-        encode.finish(cache, planned, output)
+        sealed = seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
+                      transient=outcome.transient, found=None if planned.tasks else planned)
+        finish(cache, planned, output)
         report = _report(call, wanted, planned, outcome, sealed)  # reads the tables, which gc must not take meanwhile
     facts.save()
     return report
@@ -133,7 +130,7 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
         if path is not None and path.exists():
             for target in written:
                 check_apart([Place(role=role, path=path), target])
-    check_output(output, "manifest", manifest.looks_like_one)
+    check_output(output, "manifest", looks_like_manifest)
 
 
 def _require_samples(call: Encoding, wanted: Wanted) -> None:
@@ -157,7 +154,7 @@ def _tidy(cache: Cache) -> None:
     damaged = damaged_shards(cache)
     if not rubbish and not damaged:
         return
-    with suppress(CacheError), hold(cache, alone=True):
+    with suppress(CacheError), hold(cache.root, alone=True):
         clear_staging(cache)
         for shard in damaged:
             salvage(cache, shard)
@@ -170,24 +167,24 @@ def _planned(call: Encoding, wanted: Wanted, cache: Cache) -> Iterator[Planned]:
     Commits that do not count are looked into first, which takes the lock alone for a moment; where others use the
     cache, that is left for later, and their rows are made again.
     """
-    with hold(cache, alone=False, patience=PATIENCE):
+    with hold(cache.root, alone=False, patience=PATIENCE):
         planned = _plan(call, wanted, cache)
         ill = suspects(cache, planned.ledger)
         if not ill:
             yield planned
             return
-    with suppress(CacheError), hold(cache, alone=True):
+    with suppress(CacheError), hold(cache.root, alone=True):
         mend(cache, ill)
-    with hold(cache, alone=False, patience=PATIENCE):
+    with hold(cache.root, alone=False, patience=PATIENCE):
         yield _plan(call, wanted, cache)
 
 
 def _plan(call: Encoding, wanted: Wanted, cache: Cache) -> Planned:
     """What is to be made, when sound shards that only lack a commit have got one."""
-    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
+    planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
     missing = {key for task in planned.tasks for key in task.rows}
     if missing and adopt(cache, planned.ledger, missing):
-        return encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
+        return plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
     return planned
 
 
@@ -211,7 +208,7 @@ def _prompts(recipe: Recipe) -> tuple[bytes | None, list[PromptPair]]:
 def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: Path) -> Outcome:
     if not planned.tasks:
         return Outcome(encoded={}, transient=())
-    from prep.encode.engines import local  # here: a run with nothing to do loads no engine and no torch
+    from prep.encode.engines.local import run  # here: a run with nothing to do loads no engine and no torch
 
     rows = sum(len(task.rows) for task in planned.tasks)
     job = Job(cache=cache, model=model, specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
@@ -220,12 +217,12 @@ def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: 
               batch_size=call.batch_size, jobs=call.jobs,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
     with call.progress("encoding", rows, "rows") as tick, at_work():
-        return local.run(job, tick)
+        return run(job, tick)
 
 
 def _dry(call: Encoding, wanted: Wanted) -> Report:
     cache = open_cache(call.cache, create=False) if (call.cache / MARKER).exists() else None
-    planned = encode.plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
+    planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
     return Report(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                   rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
 
@@ -234,7 +231,7 @@ def _report(call: Encoding, wanted: Wanted, planned: Planned, outcome: Outcome, 
     encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
     masked, black = _masked(call, sealed)
     return Report(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
-                  rejected=_errors(seal.findings_of(sealed)), notices=(*wanted.wants.notices, *black),
+                  rejected=_errors(findings_of(sealed)), notices=(*wanted.wants.notices, *black),
                   samples=sealed.document["samples"], dry_run=False, masked=masked)
 
 

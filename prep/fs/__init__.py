@@ -1,1 +1,1 @@
-"""fs."""
+"""Files on local disks."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
+from pathlib import Path
 from stat import S_ISREG
-
-from prep.arrays import Blob
 
 MOST_BYTES = 1 << 30  # of one file; the most pixels that are decoded take 0.8 GB
 
@@ -49,3 +49,23 @@ def read_blob(blob: Blob) -> bytes:
 def _without_waiting(path: str, flags: int) -> int:
     """Opens as `open` does, but for a pipe: that waits for who writes into it."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blob:
+    """Where some bytes lie: a whole file, or a range of one (a member of a tar)."""
+
+    file: str  # the file's path; a `Path` of it takes longer to make than all that a run without news does with it
+    offset: int = 0
+    length: int | None = None  # None: up to the end of the file
+    member: str = ""  # what the range is called in its tar; "": the blob is a whole file
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self.file)
+
+    @property
+    def name(self) -> str:
+        """The file's name, or the member's, without its directory."""
+        return self.member.rpartition("/")[2] or self.file.rpartition(os.sep)[2]

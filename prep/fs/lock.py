@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
-from prep.cache.store import Cache
 from prep.errors import CacheError
 
 SLOTS = 512  # that many may share a cache on Windows
@@ -29,47 +29,47 @@ LockBytes = Callable[[int, int, int, bool], bool]  # (descriptor, first byte, by
 
 
 @contextmanager
-def hold(cache: Cache, *, alone: bool, patience: float = 0) -> Iterator[None]:
+def hold(root: Path, *, alone: bool, patience: float = 0) -> Iterator[None]:
     """Holds the cache's lock, shared with others who use it or alone; waits for it for `patience` seconds.
 
     Raises `CacheError` when somebody else is in the way. In a cache that cannot be written and has no lock file yet,
     and on a disk that knows no locks, whoever shares is let in, and nobody is alone.
     """
-    handle = _opened(cache, alone)
+    handle = _opened(root, alone)
     if handle is None:
         yield
         return
     with handle:
-        release = _wait(cache, handle, alone, time.monotonic() + patience)
+        release = _wait(root, handle, alone, time.monotonic() + patience)
         try:
             yield
         finally:
             release()
 
 
-def _opened(cache: Cache, alone: bool) -> BinaryIO | None:
+def _opened(root: Path, alone: bool) -> BinaryIO | None:
     try:
-        return (cache.root / "lock").open("ab")
+        return (root / "lock").open("ab")
     except OSError as error:
         if alone or error.errno not in READ_ONLY:
             raise
     try:
-        return (cache.root / "lock").open("rb")
+        return (root / "lock").open("rb")
     except OSError:
         return None
 
 
-def _wait(cache: Cache, handle: BinaryIO, alone: bool, deadline: float) -> Release:
-    while (release := _take(cache, handle, alone)) is None:
+def _wait(root: Path, handle: BinaryIO, alone: bool, deadline: float) -> Release:
+    while (release := _take(root, handle, alone)) is None:
         if time.monotonic() >= deadline:
             other = "is used by another program" if alone else "is being cleaned by another program"
-            what = f"{cache.root} {other}, expected to have it"
+            what = f"{root} {other}, expected to have it"
             raise CacheError(what, hint="wait for it to end, and try again")
         time.sleep(0.05)
     return release
 
 
-def _take(cache: Cache, handle: BinaryIO, alone: bool) -> Release | None:
+def _take(root: Path, handle: BinaryIO, alone: bool) -> Release | None:
     """What lets go of the lock that was taken, or None when others have it."""
     try:
         return way(handle, alone)
@@ -79,7 +79,7 @@ def _take(cache: Cache, handle: BinaryIO, alone: bool) -> Release | None:
         if error.errno not in NO_LOCKS:
             raise
     if alone:
-        raise CacheError(f"{cache.root} is on a disk without locks, so nothing can say whether others use it",
+        raise CacheError(f"{root} is on a disk without locks, so nothing can say whether others use it",
                          hint="move the cache to a local disk to remove things from it")
     return lambda: None
 

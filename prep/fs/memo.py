@@ -10,9 +10,7 @@ A table that SQLite cannot read, or that is not as it was made, goes and is made
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import sqlite3
 import struct
 import threading
@@ -23,14 +21,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from prep.arrays import Blob
-from prep.fs.blob import read_blob
-from prep.rest import REST_NS, ctime_is_change
+from prep.fs.blob import Blob, read_blob
+from prep.fs.stamps import REST_NS, ctime_is_change, stamp_of
 
 VERSION = 3  # of the table and of what its values mean; any other is thrown away
 WAIT = 1.0  # seconds for another process that has the table locked
 CRC = struct.Struct("<I")
-STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns
 _TABLE = "CREATE TABLE facts (name BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
 _SCHEMA = [(b"table", b"facts", _TABLE.encode())]
 _HEAD = b"SQLite format 3\0"
@@ -116,19 +112,6 @@ class Facts:
         name = kind.encode() + b":" + what
         with self._lock:
             self._new[name] = CRC.pack(crc32(value, crc32(name))) + value
-
-
-def stamp_of(blob: Blob) -> tuple[bytes, int]:
-    """What changes with the blob's file, and when that was last (ns); two ranges of a file have two stamps."""
-    stat = os.stat(blob.file)  # noqa: PTH116  (a Path of each file would take twice the time)
-    whole = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-    try:
-        stamp = STAMP.pack(*whole)
-    except struct.error:  # inodes of 128 bits, times after 2262
-        stamp = hashlib.sha256(repr(whole).encode()).digest()
-    if blob.offset or blob.length is not None:
-        stamp += b"%d:%d" % (blob.offset, -1 if blob.length is None else blob.length)
-    return stamp, max(stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def _load(path: Path) -> dict[bytes, bytes]:

@@ -11,14 +11,14 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.cache.store import SUFFIX, Cache
-from prep.fs.untrusted import MOST_FILES, entries
-from prep.parse import Unparsed, digest_of
-from prep.rest import REST_NS
+from prep.fs.blob import Blob
+from prep.fs.tree import MOST_FILES
+
+STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns
+REST_NS = 2_000_000_000
 
 STAMP_BYTES = 32
 Tree = tuple[str, ...]  # paths in a shard with a slash before them, and one behind those of directories
@@ -79,20 +79,6 @@ def tree_stamp(root: str, tree: Tree) -> Stamp:
     return Stamp(hashlib.sha256(os.fsencode("".join(parts))).digest(), total, newest)
 
 
-def commit_stamps(cache: Cache) -> Iterator[tuple[str, Stamp | None]]:
-    """The tasks that have a commit, sorted, each with its stamp; None when that is no plain file."""
-    suffix = SUFFIX["commits"]
-    for fan in entries(cache.root / "commits"):
-        for entry in entries(Path(fan.path)) if fan.is_dir(follow_symlinks=False) else ():
-            try:
-                task = digest_of(entry.name.removesuffix(suffix), "commits")
-                if entry.name.startswith(fan.name) and entry.name.endswith(suffix):
-                    plain = entry.is_file(follow_symlinks=False)
-                    yield task, _of_file(entry.stat(follow_symlinks=False)) if plain else None
-            except (Unparsed, FileNotFoundError):  # not ours; or gone meanwhile
-                continue
-
-
 def _name(entry: os.DirEntry[str]) -> str:
     return entry.name
 
@@ -104,3 +90,22 @@ def _of_file(status: os.stat_result) -> Stamp:
 def _packed(status: os.stat_result) -> bytes:
     word = (1 << 64) - 1  # times before 1970 are negative
     return _ENTRY.pack(status.st_ino & word, status.st_size, status.st_mtime_ns & word, status.st_ctime_ns & word)
+
+
+def stamp_of(blob: Blob) -> tuple[bytes, int]:
+    """What changes with the blob's file, and when that was last (ns); two ranges of a file have two stamps."""
+    stat = os.stat(blob.file)  # noqa: PTH116  (a Path of each file would take twice the time)
+    whole = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    try:
+        stamp = STAMP.pack(*whole)
+    except struct.error:  # inodes of 128 bits, times after 2262
+        stamp = hashlib.sha256(repr(whole).encode()).digest()
+    if blob.offset or blob.length is not None:
+        stamp += b"%d:%d" % (blob.offset, -1 if blob.length is None else blob.length)
+    return stamp, max(stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def ctime_is_change() -> bool:
+    """Whether ctime is the time of the last change here, and not that of creation: then a file could be replaced by
+    one with the same stamp, and only what is named by its content may be trusted by stamp."""
+    return os.name != "nt"

@@ -10,16 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from prep.errors import CacheError
 
 # O_NONBLOCK: a pipe that takes a file's place after we looked does not hold us up.
 PLAIN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
-LEVELS = 2  # directories of a shard, one in the other: its own, and that of an array
 OUT = "a cache has no links; where it is to lie elsewhere, name that directory, or a link to the whole cache"
-MOST_FILES = 1024  # of a shard; ours have two for each array, and one
 NAME_SURROGATE = 0x20000000  # a bit of Windows' reparse tags: links and junctions have it
 
 
@@ -35,10 +32,10 @@ class NotPlain(OSError):
 
 def open_plain(path: Path) -> int:
     """A descriptor to read the file from. Raises `OSError`; of its kind `NotPlain` for anything but a plain file."""
-    _require(path, path.lstat(), directory=False)
+    require_kind(path, path.lstat(), directory=False)
     descriptor = os.open(path, PLAIN)
     try:
-        _require(path, os.fstat(descriptor), directory=False)
+        require_kind(path, os.fstat(descriptor), directory=False)
     except OSError:
         os.close(descriptor)
         raise
@@ -63,7 +60,7 @@ def read_plain(path: Path, most: int) -> bytes:
 def size_plain(path: Path) -> int:
     """The size of a plain file. Raises `OSError`; of its kind `NotPlain` for anything else."""
     status = path.lstat()
-    _require(path, status, directory=False)
+    require_kind(path, status, directory=False)
     return status.st_size
 
 
@@ -73,7 +70,7 @@ def check_dir(path: Path) -> None:
         status = path.lstat()
     except FileNotFoundError:
         return
-    _require(path, status, directory=True)
+    require_kind(path, status, directory=True)
 
 
 def require_plain(root: Path) -> None:
@@ -85,7 +82,7 @@ def require_plain(root: Path) -> None:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:  # gone since, as another encoder's journal of what it knows of files
                     continue
-                _require(root / entry.name, status, directory=stat.S_ISDIR(status.st_mode))
+                require_kind(root / entry.name, status, directory=stat.S_ISDIR(status.st_mode))
     except NotPlain as error:
         raise CacheError(f"{root}: {error}", hint=OUT) from None
 
@@ -109,37 +106,12 @@ def entries(root: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def tree(root: Path) -> Iterator[tuple[str, int]]:
-    """POSIX path and size of every file of a shard, in no order.
-
-    Raises `OSError`; of its kind `NotPlain` for links and the like, and for trees that no shard has.
-    """
-    _require(root, root.lstat(), directory=True)
-    for number, found in enumerate(_below(root, "", LEVELS)):
-        if number == MOST_FILES:
-            raise NotPlain(root, f"has more than {MOST_FILES} files, expected a shard")
-        yield found
-
-
-def _below(root: Path, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
-    with os.scandir(root) as found:
-        for entry in found:
-            status, path = entry.stat(follow_symlinks=False), root / entry.name
-            if stat.S_ISDIR(status.st_mode) and not is_link(status):
-                if levels == 1:
-                    raise NotPlain(path, "is a directory deeper than any of a shard")
-                yield from _below(path, f"{prefix}{entry.name}/", levels - 1)
-            else:
-                _require(path, status, directory=False)
-                yield prefix + entry.name, status.st_size
-
-
 def is_link(status: os.stat_result) -> bool:
     """Whether that is a link, or on Windows a junction."""
     return stat.S_ISLNK(status.st_mode) or bool(getattr(status, "st_reparse_tag", 0) & NAME_SURROGATE)
 
 
-def _require(path: Path, status: os.stat_result, *, directory: bool) -> None:
+def require_kind(path: Path, status: os.stat_result, *, directory: bool) -> None:
     wanted = "a directory" if directory else "a plain file"
     if is_link(status):
         raise NotPlain(path, f"is a link, expected {wanted}: nothing in a cache leads out of it")

@@ -1,1 +1,1 @@
-"""images."""
+"""Picture files to pixels: where Pillow is used."""

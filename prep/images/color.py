@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageCms
 
-from prep.images.formats.sniff import BadPicture, Note
+from prep.images.formats.parts import BadPicture, Note
 
 # Black point compensation as photo editors have it; with it the relative colorimetric intent keeps shadows apart.
 _INTENT, _FLAGS = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from prep.arrays import Placement, Size
+from prep.geometry import Placement, Size
 from prep.images.color import split, to_srgb
 from prep.images.header import Header, blaming, loaded, open_picture, profile_of
 from prep.parse import colour_of
@@ -54,7 +54,7 @@ _TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: 
           8: Image.Transpose.ROTATE_90}
 
 
-def quiet() -> None:
+def quiet_pillow() -> None:
     """Silences Pillow's warnings in this process; for a command's start, never for a library."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
@@ -64,72 +64,32 @@ def read_header(data: bytes) -> Header:
     return open_picture(data)[2]
 
 
-def decode(data: bytes, *, alpha: str) -> Image.Image:
+def decode_picture(data: bytes, *, alpha: str) -> Image.Image:
     """The first picture in `data`: mode RGB, sRGB, upright, transparency flattened onto the colour `alpha`.
 
     Raises `BadPicture` for anything that cannot be decoded to its last pixel, `ValueError` as `colour_of` does.
     """
-    return look(data, alpha=alpha)[1]
+    return decode_layers(data, alpha=alpha)[1]
 
 
-def look(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
+def decode_layers(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
     """(header, picture, transparency or `None`) of one decoding: what `read_header`, `decode` and `alpha_of` say."""
-    colour, transparency, profile, header = _load(data)
+    colour, transparency, profile, header = load_layers(data)
     with blaming("corrupt-data"):
         pixels = to_srgb(colour, profile)
     if transparency is not None:
         canvas = Image.new("RGB", pixels.size, colour_of(alpha))
         canvas.paste(pixels, mask=transparency)
-        pixels, transparency = canvas, _upright(transparency, header)
-    return header, _upright(pixels, header), transparency
+        pixels, transparency = canvas, upright(transparency, header)
+    return header, upright(pixels, header), transparency
 
 
-def alpha_of(data: bytes) -> Image.Image:
-    """The transparency of a picture as mode L, upright: 0 transparent, 255 opaque everywhere when it has none."""
-    colour, transparency, _, header = _load(data)
-    return _upright(transparency or Image.new("L", colour.size, 255), header)
-
-
-def decode_mask(data: bytes) -> Image.Image:
-    """A mask file as mode L, upright: 255 trains, 0 does not.
-
-    Colour profiles are ignored, colours become luma, what is transparent counts as black. Raises `BadPicture`.
-    """
-    return look_at_mask(data)[1]
-
-
-def look_at_mask(data: bytes) -> tuple[Header, Image.Image, bool]:
-    """(header, mask, whether it has colours) of one decoding; the mask as `decode_mask` gives it."""
-    colour, transparency, _, header = _load(data)
-    colour = colour.convert("RGB") if colour.mode == "CMYK" else colour
-    coloured = colour.mode == "RGB" and len({band.tobytes() for band in colour.split()}) > 1
-    gray = colour.convert("L")
-    if transparency is not None:
-        canvas = Image.new("L", gray.size, 0)
-        canvas.paste(gray, mask=transparency)
-        gray = canvas
-    return header, _upright(gray, header), coloured
-
-
-def place(picture: Image.Image, placement: Placement) -> Pixels:
+def scale_and_crop(picture: Image.Image, placement: Placement) -> Pixels:
     """The bucket's pixels, uint8 [H, W, 3]: `picture` (RGB) scaled as a whole with Lanczos, cut, perhaps mirrored.
 
     The whole is scaled, not only what the cut needs: Pillow keeps a box in float32, and the last bits would differ.
     """
-    return _cut(_scale(picture, placement.scaled, Image.Resampling.LANCZOS), placement)
-
-
-def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:
-    """The mask at latent cells, uint8 [h, w]: scaled and cut as its picture, then the rounded mean of each cell.
-
-    `factor` is pixels per cell. The triangle filter is antialiased like Lanczos, without its ringing.
-    """
-    pixels_HW = _cut(_scale(mask, placement.scaled, Image.Resampling.BILINEAR), placement)
-    high, wide = pixels_HW.shape[0] // factor, pixels_HW.shape[1] // factor
-    assert pixels_HW.shape == (high * factor, wide * factor), f"bucket {placement.bucket} is not in steps of {factor}"
-    sums_hw = pixels_HW.reshape(high, factor, wide, factor).sum(axis=(1, 3), dtype=np.int64)
-    mean_hw: Pixels = ((2 * sums_hw + factor * factor) // (2 * factor * factor)).astype(np.uint8)
-    return mean_hw
+    return crop(resize(picture, placement.scaled, Image.Resampling.LANCZOS), placement)
 
 
 def encode_png(pixels: Pixels) -> bytes:
@@ -139,11 +99,11 @@ def encode_png(pixels: Pixels) -> bytes:
     return stream.getvalue()
 
 
-def _scale(picture: Image.Image, size: Size, resample: Image.Resampling) -> Image.Image:
+def resize(picture: Image.Image, size: Size, resample: Image.Resampling) -> Image.Image:
     return picture if picture.size == size else picture.resize(size, resample)
 
 
-def _cut(scaled: Image.Image, placement: Placement) -> Pixels:
+def crop(scaled: Image.Image, placement: Placement) -> Pixels:
     (left, top), (width, height) = placement.crop, placement.bucket
     inside = 0 <= left <= scaled.width - width and 0 <= top <= scaled.height - height
     assert inside, f"{placement} cuts outside the scaled picture"
@@ -151,7 +111,7 @@ def _cut(scaled: Image.Image, placement: Placement) -> Pixels:
     return np.ascontiguousarray(pixels[:, ::-1] if placement.flip else pixels)
 
 
-def _load(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
+def load_layers(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
     """(colours, transparency, profile, header), decoded as they are stored."""
     picture, parts, header = open_picture(data)
     with blaming("corrupt-data"):
@@ -159,6 +119,6 @@ def _load(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, H
         return *split(picture, header.bits), profile_of(picture, parts), header
 
 
-def _upright(picture: Image.Image, header: Header) -> Image.Image:
+def upright(picture: Image.Image, header: Header) -> Image.Image:
     turn = _TURNS.get(header.orientation)
     return picture if turn is None or header.format == "TIFF" else picture.transpose(turn)

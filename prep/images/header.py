@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from PIL import Image, ImageFile
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
-from prep.arrays import Size
-from prep.formats import OPENERS
+from prep.geometry import Size
 from prep.images.color import judge
 from prep.images.formats.exif import checked_orientation, orientation_of
-from prep.images.formats.png import check_png, filled
-from prep.images.formats.sniff import BadPicture, Note, Parts, unwrap
-from prep.images.plugins import Extra
+from prep.images.formats.jpeg import filled
+from prep.images.formats.parts import BadPicture, Note, Parts
+from prep.images.formats.png import check_png
+from prep.images.formats.sniff import unwrap
+from prep.images.plugins import Extra, HeicFile, JxlFile
+
+OPENERS: Mapping[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
+    "JPEG": JpegImageFile, "PNG": PngImageFile, "WEBP": WebPImageFile, "BMP": BmpImageFile, "TIFF": TiffImageFile,
+    "GIF": GifImageFile, "AVIF": AvifImageFile, "HEIC": HeicFile, "JXL": JxlFile,
+}
 
 MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+from PIL import Image
 
-from prep.arrays import Focus
-from prep.buckets.views import ONE
-from prep.images import decode as images
-from prep.images.decode import Pixels
-from prep.images.formats.sniff import BadPicture, NoDecoder
+from prep.geometry import ONE, Focus, Placement
+from prep.images.decode import Pixels, crop, load_layers, resize, upright
+from prep.images.formats.parts import BadPicture, NoDecoder
+from prep.images.header import Header
 
 
 def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
@@ -20,7 +20,7 @@ def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
     `NoDecoder`.
     """
     try:
-        return focus_of(np.asarray(images.decode_mask(data) if what == "mask" else images.alpha_of(data)))
+        return focus_of(np.asarray(decode_mask(data) if what == "mask" else alpha_of(data)))
     except NoDecoder:
         raise
     except BadPicture:
@@ -41,3 +41,43 @@ def _middle(sums: np.ndarray[tuple[int, ...], np.dtype[np.int64]], total: int) -
     """The centre of mass of pixels in a row, from 0 to `ONE`, rounded half up; the first pixel's middle is at 1/2."""
     twice = int((sums * (2 * np.arange(len(sums)) + 1)).sum())
     return (ONE * twice + len(sums) * total) // (2 * len(sums) * total)
+
+
+def alpha_of(data: bytes) -> Image.Image:
+    """The transparency of a picture as mode L, upright: 0 transparent, 255 opaque everywhere when it has none."""
+    colour, transparency, _, header = load_layers(data)
+    return upright(transparency or Image.new("L", colour.size, 255), header)
+
+
+def decode_mask(data: bytes) -> Image.Image:
+    """A mask file as mode L, upright: 255 trains, 0 does not.
+
+    Colour profiles are ignored, colours become luma, what is transparent counts as black. Raises `BadPicture`.
+    """
+    return decode_mask_layers(data)[1]
+
+
+def decode_mask_layers(data: bytes) -> tuple[Header, Image.Image, bool]:
+    """(header, mask, whether it has colours) of one decoding; the mask as `decode_mask` gives it."""
+    colour, transparency, _, header = load_layers(data)
+    colour = colour.convert("RGB") if colour.mode == "CMYK" else colour
+    coloured = colour.mode == "RGB" and len({band.tobytes() for band in colour.split()}) > 1
+    gray = colour.convert("L")
+    if transparency is not None:
+        canvas = Image.new("L", gray.size, 0)
+        canvas.paste(gray, mask=transparency)
+        gray = canvas
+    return header, upright(gray, header), coloured
+
+
+def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:
+    """The mask at latent cells, uint8 [h, w]: scaled and cut as its picture, then the rounded mean of each cell.
+
+    `factor` is pixels per cell. The triangle filter is antialiased like Lanczos, without its ringing.
+    """
+    pixels_HW = crop(resize(mask, placement.scaled, Image.Resampling.BILINEAR), placement)
+    high, wide = pixels_HW.shape[0] // factor, pixels_HW.shape[1] // factor
+    assert pixels_HW.shape == (high * factor, wide * factor), f"bucket {placement.bucket} is not in steps of {factor}"
+    sums_hw = pixels_HW.reshape(high, factor, wide, factor).sum(axis=(1, 3), dtype=np.int64)
+    mean_hw: Pixels = ((2 * sums_hw + factor * factor) // (2 * factor * factor)).astype(np.uint8)
+    return mean_hw

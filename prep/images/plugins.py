@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 
 from prep.images.formats.heif import check_whole
 from prep.images.formats.jxl import codestream, read_basics
-from prep.images.formats.sniff import BadPicture, NoDecoder, Note
+from prep.images.formats.parts import BadPicture, NoDecoder, Note
 
 Values = np.ndarray[Any, np.dtype[np.uint16]]
 

@@ -1,1 +1,1 @@
-"""maintenance."""
+"""Looking after a cache."""

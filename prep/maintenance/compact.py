@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Reject
-from prep.cache.ledger import ledger as ledgers
+from prep.cache.ledger.ledger import Ledger, load_ledger
+from prep.cache.records import Reject
 from prep.cache.store import Cache, open_cache
-from prep.cli.console import Ticker
 from prep.formatting import bytes_of
 from prep.fs.lock import hold
 from prep.maintenance.join import Lost, Part, doubted, join, parts_of, rejects_by_shard
+from prep.progress import Progress, Tick
 
-Progress = Callable[[str, int | None, str], AbstractContextManager[Ticker]]
 PATIENCE = 30.0  # seconds that gc may take to leave the cache
 
 
@@ -72,17 +70,17 @@ def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) 
     """
     cache = open_cache(path, create=False)
     if dry_run:
-        ledger = ledgers.load(cache)
+        ledger = load_ledger(cache)
         parts = parts_of(cache, ledger, shard_bytes=shard_bytes)
         return Compacted(fields=_expected(parts), lost=(), dry_run=True)
-    with hold(cache, alone=False, patience=PATIENCE):
-        ledger = ledgers.load(cache)
+    with hold(cache.root, alone=False, patience=PATIENCE):
+        ledger = load_ledger(cache)
         parts = parts_of(cache, ledger, shard_bytes=shard_bytes)
         with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:
             return _run(cache, ledger, parts, tick)
 
 
-def _run(cache: Cache, ledger: ledgers.Ledger, parts: Sequence[Part], tick: Ticker) -> Compacted:
+def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], tick: Tick) -> Compacted:
     rejects = rejects_by_shard(cache) if parts else {}
     shunned = doubted(cache, parts)
     fields: dict[str, Tally] = {}

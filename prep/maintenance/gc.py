@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.store import Cache, open_cache
-from prep.cli.console import Ticker
 from prep.errors import CacheError, UsageError
 from prep.formatting import bytes_of
 from prep.fs.lock import hold
 from prep.maintenance import sweep
 from prep.maintenance.sweep import KINDS, Needed, Sweep
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
+from prep.progress import Progress
 
-Progress = Callable[[str, int | None, str], AbstractContextManager[Ticker]]
 MEND = "prep encode, as it was first run, mends it; then clean up"
 
 
@@ -82,7 +80,7 @@ def clean(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run
     if dry_run:
         found = sweep.look(cache, _needed(cache, keep), guard=guard)
     else:
-        with hold(cache, alone=True):
+        with hold(cache.root, alone=True):
             found = sweep.look(cache, _needed(cache, keep), guard=guard)
             with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
                 sweep.remove(cache, found, tick)
@@ -93,7 +91,7 @@ def _needed(cache: Cache, keep: Sequence[Path]) -> Needed:
     shards: set[str] = set()
     tables: set[str] = set()
     for path in keep:
-        manifest = manifests.read(path)
+        manifest = read_manifest(path)
         root = manifest.cache_root
         if not root.is_dir() or not root.samefile(cache.root):
             raise CacheError(f"{path} is a manifest of the cache {root}, expected one of {cache.root}",

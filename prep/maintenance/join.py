@@ -8,29 +8,29 @@ bytes a row for the ledger, and one row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from prep.arrays import ArraySpec, Reject, Task
+from prep.arrays import ArraySpec
 from prep.cache.commits import read_commit
-from prep.cache.ledger import ledger as ledgers
 from prep.cache.ledger.columns import Column
-from prep.cache.ledger.ledger import Ledger
+from prep.cache.ledger.ledger import Ledger, write_commit
 from prep.cache.reader import Reader
+from prep.cache.records import Reject, Shard, Task
 from prep.cache.shard_check import verify_shard
-from prep.cache.shard_format import ENTRY_BYTES, KEY_BYTES, Shard, row_stride
+from prep.cache.shard_format import ENTRY_BYTES, KEY_BYTES, row_stride
 from prep.cache.shard_header import Header, read_header
 from prep.cache.store import Cache
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
 from prep.errors import CacheError
+from prep.progress import Tick
 
 DOCUMENTS = 4096  # bytes that the documents of a shard may take, above its rows
-Tick = Callable[[int], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +109,7 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
     if shard is not None:
         task = Task(key=digest_json({"kind": "compact", "meaning": 1, "field": part.field, "rows": kept}),
                     field=part.field, rows=tuple(kept))
-        ledgers.commit(cache, task, shard, rejects, {"compacted": len(part.sources)})
+        write_commit(cache, task, shard, rejects, {"compacted": len(part.sources)})
     return shard, lost
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import Placement
+from prep.geometry import Placement
 from prep.keys import LatentKeys, MaskKeys, TextKeys
-from prep.manifest.describe import Audit
+from prep.manifest.opened import Audit
 from prep.parse import RGB
 
 Column = np.ndarray[Any, Any]

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import ArraySpec, Task
-from prep.cache import shard_format as layout
+from prep.arrays import ArraySpec
+from prep.cache import shard_format
 from prep.cache.commits import Commit, read_commit
 from prep.cache.damage import forget
 from prep.cache.ledger.columns import KEY, Column, packed
-from prep.cache.ledger.ledger import Ledger, commit
+from prep.cache.ledger.ledger import Ledger, write_commit
+from prep.cache.records import Shard, Task
 from prep.cache.shard_check import bad_rows, may_pass, rows_of, verify_shard
-from prep.cache.shard_format import Shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.cache.store import Cache, retire_shard
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json, digest_parts
 from prep.errors import CacheError
-from prep.fs import atomic as files
-from prep.fs.untrusted import tree
+from prep.fs import atomic
+from prep.fs.tree import file_digest, listing_digest, tree, tree_digest
 
 
 def damaged_shards(cache: Cache) -> list[str]:
@@ -43,19 +43,19 @@ def mend(cache: Cache, tasks: Iterable[str]) -> None:
     for task in tasks:
         found = read_commit(cache, task)
         if found is None:
-            files.remove_tree(cache.commit(task))
+            atomic.remove_tree(cache.commit(task))
         elif found.shard is not None:
             _mend_shard(cache, found, found.shard)
 
 
 def _mend_shard(cache: Cache, found: Commit, shard: Shard) -> None:
     if not cache.shard(shard.digest).is_dir():
-        files.remove_tree(cache.commit(found.task))
+        atomic.remove_tree(cache.commit(found.task))
     elif verify_shard(cache, shard.digest):
         if cache.damaged(shard.digest).exists():  # else it could not be read, which may pass
             salvage(cache, shard.digest)
     elif _stated(cache, shard.digest) != (found.field, shard):  # `adopt` finds the shard again
-        files.remove_tree(cache.commit(found.task))
+        atomic.remove_tree(cache.commit(found.task))
 
 
 def adopt(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
@@ -91,7 +91,7 @@ def _adopted(cache: Cache, digest: str) -> Shard | None:
         return None
     # The key that its task had, if all of that is in it: its own commit, should it still come, is the same.
     key = digest_json({"kind": "task", "field": field, "rows": rows})
-    commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": digest})
+    write_commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": digest})
     return shard
 
 
@@ -125,7 +125,7 @@ def salvage(cache: Cache, digest: str) -> Shard | None:
     for task in list(cache.names("commits")):
         found = read_commit(cache, task)
         if found is not None and found.shard is not None and found.shard.digest == digest:
-            files.remove_tree(cache.commit(task))
+            atomic.remove_tree(cache.commit(task))
     retire_shard(cache, digest)
     return new
 
@@ -141,7 +141,7 @@ def _saved(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> S
     root = cache.shard(digest)
     if bad:
         return _copied(cache, digest, header, bad)
-    if layout.tree_digest(root) != digest:
+    if tree_digest(root) != digest:
         # Where every row has its checksum and the digest does not fit all the same, some are not this shard's rows.
         if _rebuilt_digest(root, header) != digest:
             return None
@@ -151,34 +151,34 @@ def _saved(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> S
 
 def _rebuilt_digest(root: Path, header: Header) -> str:
     """The digest of the shard that these rows and documents make when its shard indexes are written anew."""
-    listing = [{"path": layout.data_path(spec), "size": layout.data_bytes(spec, header.rows),
+    listing = [{"path": shard_format.data_path(spec), "size": shard_format.data_bytes(spec, header.rows),
                 "sha256": digest_parts(_data_of(root, header, spec))} for spec in header.arrays]
     mine = {entry["path"] for entry in listing}
-    listing += [{"path": name, "size": size, "sha256": layout.file_digest(root / name)}
+    listing += [{"path": name, "size": size, "sha256": file_digest(root / name)}
                 for name, size in tree(root) if name not in mine]
-    return layout.listing_digest(listing)
+    return listing_digest(listing)
 
 
 def _data_of(root: Path, header: Header, spec: ArraySpec) -> Iterator[Any]:
     """The bytes of an array's data file as they should be."""
     for row, _ in rows_of(root, header, spec):
         yield row.data
-        yield layout.crc_bytes(row)
-    yield layout.index(spec, header.rows)
+        yield shard_format.crc_bytes(row)
+    yield shard_format.index(spec, header.rows)
 
 
 def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
     """Puts files with new shard indexes in the place of the old ones, each in one step."""
     for spec in header.arrays:
-        path = root / layout.data_path(spec)
-        staged = files.beside(path, cache.staging())
-        with files.create(staged) as handle:
+        path = root / shard_format.data_path(spec)
+        staged = atomic.beside(path, cache.staging())
+        with atomic.create(staged) as handle:
             for part in _data_of(root, header, spec):
-                files.write(handle, part)
-            files.sync(handle)
-        files.protect(staged)
-        files.rename(staged, path)
-        files.sync_dir(path.parent)
+                atomic.write(handle, part)
+            atomic.sync(handle)
+        atomic.protect(staged)
+        atomic.rename(staged, path)
+        atomic.sync_dir(path.parent)
 
 
 def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:
@@ -200,4 +200,4 @@ def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> 
 
 def _commit(cache: Cache, field: str, rows: Sequence[str], shard: Shard, origin: str) -> None:
     key = digest_json({"kind": "salvage", "meaning": 1, "field": field, "rows": list(rows)})
-    commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": origin})
+    write_commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": origin})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from prep.cache.commits import Commit, read_commit
-from prep.cache.ledger import index as lookup
+from prep.cache.ledger.index import drop_index
 from prep.cache.plans import read_plan
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache, clear_staging
 from prep.errors import CacheError
-from prep.fs import atomic as files
+from prep.fs import atomic
 from prep.manifest.tables import SHARDS, read_table
+from prep.progress import Tick
 
 ABANDONED = 7 * 86400.0  # seconds after which nobody goes on with a plan that nothing was done for
 KINDS = ("commits", "shards", "tables", "plans", "damaged")  # in the order of their removal; staging comes last
-Tick = Callable[[int], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ def remove(cache: Cache, sweep: Sweep, tick: Tick = lambda _: None) -> None:
     A crash leaves a cache in which all that was needed is whole, and the rest of the rubbish, in tmp/ or not.
     """
     if any(sweep.remove.values()):
-        lookup.drop(cache)
+        drop_index(cache)
     for kind in KINDS:
         aside = cache.stage() if sweep.remove[kind] else None
         if aside is None:
@@ -108,12 +108,12 @@ def remove(cache: Cache, sweep: Sweep, tick: Tick = lambda _: None) -> None:
         for name in sweep.remove[kind]:
             path = _path(cache, kind, name)
             with contextlib.suppress(FileNotFoundError):
-                files.rename(path, aside / name)
+                atomic.rename(path, aside / name)
             parents.add(path.parent)
         for parent in sorted(parents):
-            files.sync_dir(parent)
+            atomic.sync_dir(parent)
         for name in sweep.remove[kind]:
-            files.remove_tree(aside / name)
+            atomic.remove_tree(aside / name)
             tick(1)
     clear_staging(cache)
 

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from prep.cache.damage import Damage, is_lost, recorded
-from prep.cache.ledger import index as lookup
-from prep.cache.ledger import ledger as ledgers
-from prep.cache.ledger.ledger import shard_bytes
+from prep.cache.ledger.index import drop_index
+from prep.cache.ledger.ledger import load_ledger, shard_bytes
 from prep.cache.shard_check import NOT_THERE, glance, verify_shard, whole
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.errors import CacheError
 from prep.fs.lock import hold
 from prep.maintenance.documents import check_up, notes_on_damage_records
 from prep.maintenance.references import Uses
-from prep.manifest.describe import Audit
+from prep.manifest.opened import Audit
+from prep.progress import Tick
 
-Tick = Callable[[int], object]
 WRONG_ROW = "its key is not the one of this sample: the manifest's tables and its shards do not belong together"
 UNREADABLE = "what cannot be read may be sound: check the rights to it and the disk, then verify again"
 PATIENCE = 30.0  # seconds that gc may take
@@ -52,7 +51,7 @@ def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lam
     readers. Damage is data here: nothing is raised for it. `repair` is None where a table is lost that would say which
     rows are needed. Raises `CacheError` while gc cleans the cache.
     """
-    with hold(audit.cache, alone=False, patience=PATIENCE):
+    with hold(audit.cache.root, alone=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
         broken = {one["field"] for one in damaged}
         uses = None if broken & {"samples table", "shards table"} else Uses(audit)
@@ -72,7 +71,7 @@ def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lam
         damaged += [_entry("commit", what) for what in checkup.damaged]
         damaged += [entry for look in looks for entry in _entries(shards[look.number], look, uses)]
         if damaged or checkup.notes:
-            lookup.drop(audit.cache)  # the next ledger is read from what the files say now
+            drop_index(audit.cache)  # the next ledger is read from what the files say now
         ill = [look for look in looks if look.damaged]
         cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
         if any(one.passing for look in looks for one in look.damaged):
@@ -185,7 +184,7 @@ def _cost(audit: Audit, uses: Uses | None, looks: Iterable[Look]) -> Counter[str
     lost = {} if uses is None else {look.number: rows for look in looks if (rows := _lost(audit, uses, look))}
     if not lost:
         return cost
-    ledger = ledgers.load(audit.cache)
+    ledger = load_ledger(audit.cache)
     spoiled = {audit.shards[number]["digest"] for number in lost}
     for number, rows in lost.items():
         places = ledger.resolve(key for keys in rows.values() for key in keys)

@@ -1,1 +1,1 @@
-"""manifest."""
+"""manifest.json and its tables."""

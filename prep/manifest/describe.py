@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,60 +11,17 @@ import numpy as np
 import pyarrow.compute as pc
 
 from prep.cache.reader import Reader
-from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError, UsageError
 from prep.formatting import safe
-from prep.manifest import consistency as contents
-from prep.manifest.document import Manifest
+from prep.manifest.opened import Audit
 from prep.manifest.samples import SampleColumns
-from prep.manifest.shards import ShardFacts
 from prep.parse import suggest
 
 _LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
 SUGGEST_AMONG = 20_000  # names; looking for a near one among more takes seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """A manifest and its cache; tables are read, and their digests checked, when first asked for."""
-
-    manifest: Manifest
-    cache: Cache
-
-    @cached_property
-    def shards(self) -> list[dict[str, Any]]:
-        """Rows of the SHARDS table: digest (hex), field, rows, bytes, shapes and dtypes by array."""
-        return [{"digest": facts.digest, "field": facts.field, "rows": facts.rows, "bytes": facts.bytes,
-                 "shapes": {name: list(shape) for name, shape in facts.shapes.items()}, "dtypes": dict(facts.dtypes)}
-                for facts in self._facts]
-
-    @cached_property
-    def _facts(self) -> tuple[ShardFacts, ...]:
-        return contents.read_shards(self.cache, self.manifest)
-
-    @cached_property
-    def samples(self) -> SampleColumns:
-        """The SAMPLES table; the places of rows in it are checked, too, where the SHARDS table can be read."""
-        found = contents.read_samples(self.cache, self.manifest)
-        try:
-            facts = self._facts
-        except CacheError:
-            return found  # whoever asks for the shards is told
-        contents.check_places(self.manifest, facts, found)
-        return found
-
-    @cached_property
-    def findings(self) -> list[dict[str, str]]:
-        """Rows of the FINDINGS table: path, code, severity, detail."""
-        return contents.read_findings(self.cache, self.manifest)
-
-
-def open_audit(manifest: Manifest) -> Audit:
-    """The audit of a manifest. Raises `CacheError` when its cache is not where it says."""
-    return Audit(manifest=manifest, cache=open_cache(manifest.cache_root, create=False))
-
-
-def inspect(audit: Audit) -> dict[str, Any]:
+def describe_manifest(audit: Audit) -> dict[str, Any]:
     """The document of `prep inspect --json`. Raises `CacheError` when a table is missing or damaged."""
     document = audit.manifest.document
     return {
@@ -85,7 +40,7 @@ def inspect(audit: Audit) -> dict[str, Any]:
     }
 
 
-def look_up(audit: Audit, name: str) -> dict[str, Any]:
+def describe_samples(audit: Audit, name: str) -> dict[str, Any]:
     """Everything about the samples called `name` (as they are, with their source, or by file name), and its findings.
 
     Raises `UsageError` when there is none, `CacheError` when a table is damaged.

@@ -15,9 +15,9 @@ from prep.cache.ledger.columns import KEY, Column
 from prep.cache.shard_header import read_keys
 from prep.digest import canonical
 from prep.errors import CacheError
-from prep.manifest import diff_samples
-from prep.manifest.describe import Audit, open_audit
+from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
+from prep.manifest.opened import Audit, open_audit
 
 T = TypeVar("T")
 ROLES = ("train", "validation", "prior")
@@ -197,9 +197,9 @@ def _samples(a: Opened, b: Opened, *, keys: bool) -> dict[str, Any]:
         contexts = [one.manifest.fields[field].context for one in (a, b) if field in one.manifest.fields]
         return side.keys[field] if keys and len(contexts) == 2 and contexts[0] == contexts[1] else None
 
-    return diff_samples.compare(*(
-        diff_samples.Side(samples=side.audit.samples, buckets=side.manifest.buckets, sources=numbers,
-                          masks=known(side, "mask"), texts=known(side, "text"))
+    return compare_samples(*(
+        Side(samples=side.audit.samples, buckets=side.manifest.buckets, sources=numbers,
+             masks=known(side, "mask"), texts=known(side, "text"))
         for side, numbers in zip((a, b), _sources(a.manifest, b.manifest), strict=True)))
 
 

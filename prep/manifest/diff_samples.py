@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prep.arrays import Size
 from prep.cache.ledger.columns import Column
+from prep.geometry import Size
 from prep.manifest.samples import SampleColumns
 
 PLACEMENT = ("scaled_width", "scaled_height", "crop_x", "crop_y", "flip")
@@ -48,7 +48,7 @@ class Matched:
     added: Column  # of b
 
 
-def compare(a: Side, b: Side) -> dict[str, Any]:
+def compare_samples(a: Side, b: Side) -> dict[str, Any]:
     """Samples added, removed, renamed, and changed with the reasons, by name."""
     matched = match(a, b)
     changed = [*_changed(a, b, *matched.same, ()), *_changed(a, b, *matched.moved, ("source",))]
@@ -170,5 +170,3 @@ def _digests(column: pa.ChunkedArray) -> Column:
     parts = [np.frombuffer(chunk.buffers()[1], np.uint8, 32 * len(chunk), 32 * chunk.offset)
              for chunk in column.chunks if len(chunk)]
     return np.concatenate([np.empty(0, np.uint8), *parts]).view("S32")
-
-

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prep.arrays import Size
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
 from prep.fs.atomic import write_whole
+from prep.geometry import Size
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed, brief
 from prep.parse import sealed_json as sealed
@@ -81,7 +81,7 @@ class Manifest:
         return str(self.document["family"])
 
 
-def read(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
     """The manifest at `path`. Raises `ManifestError` when it is missing, damaged, edited or of another version."""
     try:
         with path.open("rb") as file:
@@ -98,7 +98,7 @@ def read(path: Path) -> Manifest:
                             "computes only what is missing") from None
 
 
-def write(path: Path, document: Mapping[str, Any]) -> Manifest:
+def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
     """Seals and writes `document` whole or not at all; checked first as a reader would. Raises `ManifestError`."""
     whole = seal(document)
     try:
@@ -127,7 +127,7 @@ def relative_to_manifest(target: Path, manifest: Path) -> str | None:
     return None if "\\" in place else place
 
 
-def looks_like_one(start: bytes) -> bool:
+def looks_like_manifest(start: bytes) -> bool:
     """Whether a file that begins so was meant to be a manifest, whole or damaged; an empty one may become one."""
     return not start or start.startswith(b'{"buckets":[')
 

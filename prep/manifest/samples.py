@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prep.arrays import RowRef, Sample, Size
+from prep.batching.split import Role
+from prep.cache.records import RowRef
+from prep.geometry import Placement, Size
 from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
 
 ROLES = ("train", "validation", "prior")
@@ -153,3 +155,38 @@ def _flat(column: pa.ChunkedArray, fields: Mapping[str, Any]) -> tuple[dict[str,
 
 def _numbers(column: pa.ChunkedArray) -> Column:
     return np.ascontiguousarray(column.to_numpy())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """One placement of a picture and the keys of its rows."""
+
+    placement: Placement
+    latent: str
+    mask: str | None  # None: all ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """One caption variant, its chance relative to the sample's others, and its row's key."""
+
+    caption: str
+    weight: float
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One picture at one bucket: what an epoch shows once, times `repeats`."""
+
+    id: str  # SHA-256; does not change with names or order
+    name: str
+    source: int
+    role: Role
+    picture: str
+    size: Size
+    bucket: Size
+    views: tuple[View, ...]
+    texts: tuple[Text, ...]
+    repeats: int = 1
+    weight: float = 1.0  # of its loss

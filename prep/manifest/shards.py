@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from prep.arrays import ITEM_BYTES, ArraySpec
-from prep.cache import shard_format as layout
+from prep.cache import shard_format
 from prep.digest import canonical
 from prep.errors import CacheError
 from prep.parse import Unparsed, brief, expect, list_of, one_of, within
@@ -53,7 +53,7 @@ def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
 
 
 def _facts(row: Mapping[str, Any]) -> ShardFacts:
-    within(row["rows"], 1, layout.MAX_ROWS, "rows")
+    within(row["rows"], 1, shard_format.MAX_ROWS, "rows")
     shapes, dtypes = _shapes(row["shapes"]), _dtypes(row["dtypes"])
     if set(shapes) != set(dtypes) or not shapes:
         raise Unparsed(f"it has shapes of {brief(list(shapes))} and dtypes of {brief(list(dtypes))}")
@@ -62,21 +62,22 @@ def _facts(row: Mapping[str, Any]) -> ShardFacts:
         spec = ArraySpec(name=name, dtype=dtypes[name], shape=shape)  # type: ignore[arg-type]  # checked
         if spec.row_bytes > MOST_ROW_BYTES:
             raise Unparsed(f"its array '{name}' has rows of {spec.row_bytes} bytes, expected at most {MOST_ROW_BYTES}")
-        least += layout.data_bytes(spec, row["rows"])
+        least += shard_format.data_bytes(spec, row["rows"])
     within(row["bytes"], least, (1 << 53) - 1, "bytes")
-    return ShardFacts(digest=row["digest"].hex(), field=layout.checked_name(row["field"], "field"), rows=row["rows"],
-                      bytes=row["bytes"], shapes=shapes, dtypes=dtypes)
+    return ShardFacts(digest=row["digest"].hex(), rows=row["rows"],
+                      field=shard_format.checked_name(row["field"], "field"), bytes=row["bytes"],
+                      shapes=shapes, dtypes=dtypes)
 
 
 @lru_cache(maxsize=1 << 10)  # thousands of shards have a few dozen spellings
 def _shapes(text: str) -> Mapping[str, tuple[int, ...]]:
-    return {layout.checked_name(name, "shapes"): tuple(list_of(sides, _side, f"shapes.{name}"))
+    return {shard_format.checked_name(name, "shapes"): tuple(list_of(sides, _side, f"shapes.{name}"))
             for name, sides in _json(text, "shapes").items()}
 
 
 @lru_cache(maxsize=1 << 10)
 def _dtypes(text: str) -> Mapping[str, str]:
-    return {layout.checked_name(name, "dtypes"): one_of(dtype, ITEM_BYTES, f"dtypes.{name}")
+    return {shard_format.checked_name(name, "dtypes"): one_of(dtype, ITEM_BYTES, f"dtypes.{name}")
             for name, dtype in _json(text, "dtypes").items()}
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from prep.arrays import Finding
-from prep.cache.arrow import stream_of
-from prep.cache.shard_format import file_digest
+from prep.cache.arrow import parse_table, stream_of
 from prep.cache.store import Cache, publish_table
-from prep.errors import CacheError, first_line
+from prep.errors import CacheError
+from prep.findings import Finding
+from prep.fs.tree import file_digest
 from prep.fs.untrusted import open_plain, size_plain
-from prep.parse import Unparsed, brief
+from prep.parse import Unparsed
 
 BATCH_ROWS = 1 << 16
 MOST = 1 << 35  # bytes of a table; 10^8 samples have 24 GB
@@ -88,26 +88,6 @@ def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = Tr
         raise CacheError(f"table {digest} cannot be read: {error}", hint=HINT) from None
 
 
-def parse_table(stream: memoryview, schema: pa.Schema) -> pa.Table:
-    """The table in a stream whose frame was looked over (`frame.check_stream`); its columns share the stream's memory.
-
-    Everything that NumPy and Arrow will rely on is checked here (14 ms for a million samples): types, offsets, lengths,
-    UTF-8, and no nulls but where the schema has them. Raises `Unparsed`.
-    """
-    try:
-        reader = pa.ipc.open_stream(pa.py_buffer(stream))
-        if not reader.schema.equals(schema, check_metadata=True):
-            raise Unparsed(f"it has columns {brief(reader.schema.names)}, expected {schema.names}")
-        table = reader.read_all()
-        table.validate(full=True)
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: names that are not UTF-8
-        raise error if isinstance(error, Unparsed) else Unparsed(brief(first_line(error))) from None
-    for field, column in zip(schema, table.columns, strict=True):
-        for chunk in column.chunks:
-            _refuse_nulls(chunk, field)
-    return table
-
-
 def _mapped(path: Path) -> memoryview:
     """A file's bytes, mapped; the map goes with the last who uses it."""
     descriptor = open_plain(path)
@@ -117,16 +97,6 @@ def _mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
-
-
-def _refuse_nulls(array: pa.Array, field: pa.Field) -> None:
-    if array.null_count and not field.nullable:
-        raise Unparsed(f"its column '{field.name}' has nulls")
-    if pa.types.is_list(field.type):
-        _refuse_nulls(array.values, field.type.value_field)
-    elif pa.types.is_struct(field.type):
-        for number, inner in enumerate(field.type):
-            _refuse_nulls(array.field(number), inner)
 
 
 def build_shards(rows: list[dict[str, Any]]) -> pa.Table:

@@ -1,1 +1,1 @@
-"""masks."""
+"""What `prep mask` does."""

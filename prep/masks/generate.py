@@ -12,14 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from prep.arrays import Finding, Item
 from prep.errors import PathError
+from prep.findings import Finding
 from prep.formatting import safe
 from prep.fs.paths import is_inside, resolve, same_place
 from prep.masks.methods import METHODS, Made, MaskChoice, check_choice, mask_path
 from prep.masks.picture import Model, Outcome, Ready, begin, end, no_room, write_white
-
-Tick = Callable[[int], object]
+from prep.progress import Tick
+from prep.sources.item import Item
 
 
 def make_masks(items: Iterable[Item], choice: MaskChoice, *, out: Path, load: Callable[[], Model] | None = None,

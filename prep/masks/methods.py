@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
-from prep.arrays import Finding, Size
 from prep.errors import UsageError
+from prep.findings import Finding
 from prep.parse import Unparsed, colour_of, suggest, within
 from prep.sources.tree import MASK
 
@@ -43,7 +43,6 @@ COMBINE: Mapping[Combine, str] = {
     "replace": "the new mask", "add": "the lighter of both", "subtract": "the old mask less the new one",
     "intersect": "the darker of both"}
 NAMING: Mapping[Naming, str] = {"onetrainer": f"{MASK}.png", "kohya": ".png"}  # what follows the picture's stem
-ASPECT = 0.01  # relative: how far a mask's aspect may be off before it is another picture's mask
 MOST_SMOOTH, MOST_EXPAND = 256, 1024  # pixels; more than any outline is off
 
 
@@ -79,18 +78,6 @@ class Made:
     skipped: int  # would be white everywhere: no transparency, nothing of the colour
     findings: tuple[Finding, ...]  # pictures that cannot be used
     black: tuple[str, ...] = ()  # names of those written that are black everywhere: nothing of the picture trains
-
-
-def fits(mask: Size, picture: Size) -> bool:
-    """Whether a mask of one size can be scaled to a picture of another: same aspect, to 1 % or a pixel of the mask."""
-    wanted = mask[1] * picture[0] / picture[1]  # the mask's width, had it the picture's aspect
-    return abs(mask[0] - wanted) <= max(ASPECT * wanted, 1.0, picture[0] / picture[1])
-
-
-def fits_scaled(mask: Size, scaled: Size) -> bool:
-    """The same, where only the picture's scaled size is known: whole pixels there may hide a little of its shape."""
-    (width, height), (wide, high) = mask, scaled
-    return fits(mask, scaled) or abs(width * high - wide * height) <= max(width, height)
 
 
 def mask_path(name: str, naming: Naming = "onetrainer") -> PurePosixPath:

@@ -12,16 +12,17 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from prep.arrays import Finding, Item, Size
 from prep.errors import PathError
+from prep.findings import Finding
 from prep.formatting import safe
 from prep.fs.atomic import write_whole
 from prep.fs.blob import code_of, read_blob
-from prep.images import decode as images
-from prep.images.decode import Pixels
-from prep.images.formats.sniff import BadPicture
+from prep.geometry import Size
+from prep.images.decode import Pixels, decode_picture, encode_png, read_header
+from prep.images.formats.parts import BadPicture
 from prep.masks.methods import METHODS, MaskChoice
 from prep.masks.pixels import combined, finished, plain_map, read_mask, scaled
+from prep.sources.item import Item
 
 Outcome = Literal["written", "black", "kept", "skipped"] | Finding
 
@@ -51,13 +52,13 @@ def begin(item: Item, target: Path, choice: MaskChoice, model: Model | None) -> 
     """The whole mask, or what the model needs for it."""
     try:
         if item.mask is not None and choice.combine is None:
-            size = images.read_header(read_blob(item.picture)).size if choice.naming == "kohya" else None
+            size = read_header(read_blob(item.picture)).size if choice.naming == "kohya" else None
             return _write(item, target, read_mask(read_blob(item.mask), size))  # kohya wants the picture's size
         data = read_blob(item.picture)
         if not METHODS[choice.method].model:
             made = plain_map(data, choice)
             return _finish(item, target, made, _base(item, target, (made.shape[1], made.shape[0]), choice), choice)
-        picture = images.decode(data, alpha="white")
+        picture = decode_picture(data, alpha="white")
         assert model is not None, f"{choice.method} needs a model"
         return Ready(item=item, target=target, size=picture.size, base=_base(item, target, picture.size, choice),
                      input=model.prepare(np.asarray(picture)))
@@ -95,7 +96,7 @@ def _write(item: Item, target: Path, mask: Pixels, *, white: bool = False) -> Ou
         if mask.min() == 255 and not white and not target.exists():
             return "skipped"
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, images.encode_png(np.ascontiguousarray(mask)))
+        write_whole(target, encode_png(np.ascontiguousarray(mask)))
     except OSError as error:
         return no_room(item, target, error)
     return "written" if mask.max() else "black"
@@ -104,7 +105,7 @@ def _write(item: Item, target: Path, mask: Pixels, *, white: bool = False) -> Ou
 def write_white(item: Item, target: Path) -> Outcome:
     """Writes a mask that trains everywhere. Raises `PathError`."""
     try:
-        width, height = images.read_header(read_blob(item.picture)).size
+        width, height = read_header(read_blob(item.picture)).size
     except (OSError, BadPicture):  # changed since; the next run says so
         return "skipped"
     return _write(item, target, np.full((height, width), 255, np.uint8), white=True)

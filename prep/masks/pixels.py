@@ -10,29 +10,29 @@ from itertools import pairwise
 import numpy as np
 from PIL import Image, ImageFilter
 
-from prep.arrays import Size
-from prep.images import decode as images
-from prep.images.decode import Pixels
-from prep.images.formats.sniff import BadPicture
-from prep.masks.methods import Combine, MaskChoice, fits
+from prep.geometry import Size, fits
+from prep.images.decode import Pixels, decode_picture
+from prep.images.formats.parts import BadPicture
+from prep.images.mask import alpha_of, decode_mask
+from prep.masks.methods import Combine, MaskChoice
 from prep.parse import colour_of
 
 
 def alpha_map(data: bytes) -> Pixels:
     """The picture's opacity. Raises `BadPicture`."""
-    return np.asarray(images.alpha_of(data))
+    return np.asarray(alpha_of(data))
 
 
 def colour_map(data: bytes, *, colour: str, tolerance: int) -> Pixels:
     """0 where every channel is within `tolerance` of `colour`, else 255. Raises `BadPicture`."""
-    pixels_HW3 = np.asarray(images.decode(data, alpha=colour)).astype(np.int16)
+    pixels_HW3 = np.asarray(decode_picture(data, alpha=colour)).astype(np.int16)
     away_HW = np.abs(pixels_HW3 - np.array(colour_of(colour), dtype=np.int16)).max(axis=-1)
     return np.where(away_HW > tolerance, np.uint8(255), np.uint8(0))
 
 
 def luma_map(data: bytes) -> Pixels:
     """Brightness: ITU-R 601-2 luma, as Pillow rounds it; what is transparent is seen on white. Raises `BadPicture`."""
-    return np.asarray(images.decode(data, alpha="white").convert("L"))
+    return np.asarray(decode_picture(data, alpha="white").convert("L"))
 
 
 def plain_map(data: bytes, choice: MaskChoice) -> Pixels:
@@ -102,7 +102,7 @@ def combined(mask: Pixels, base: Pixels | None, how: Combine) -> Pixels:
 
 def read_mask(data: bytes, size: Size | None) -> Pixels:
     """The mask in a file, scaled to `size` where that is given. Raises `BadPicture`, also for another shape."""
-    mask = images.decode_mask(data)
+    mask = decode_mask(data)
     if size is None:
         return np.asarray(mask)
     if not fits(mask.size, size):

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Item
-from prep.dataset.ingest import label, picture_places, walk_all
+from prep.dataset.listing import label, picture_places, walk_all
 from prep.errors import ConfigError, PathError, UsageError
-from prep.formatting import names_of, rejected_lines, safe
+from prep.findings import rejected_lines
+from prep.formatting import names_of, safe
 from prep.fs.paths import Place, check_apart, check_not_cache
 from prep.masks.generate import make_masks
 from prep.masks.methods import METHODS, Made, MaskChoice, check_choice, mask_path
 from prep.masks.picture import Model
 from prep.models.hub import SINGLE, locate
+from prep.progress import Progress
 from prep.recipe.schema import Recipe
-from prep.report.pages.frame import check_page_file
-from prep.report.pages.masks import Entry, write_sheets
 from prep.runtime import held_back
+from prep.sources.item import Item
 
 CLIPSEG = "CIDAS/clipseg-rd64-refined"  # the published weights of the paper, by its authors
 REMBG = "u2net"  # what rembg takes itself when nothing is said
-Tick = Callable[[int], object]
-Progress = Callable[[str, int | None, str], AbstractContextManager[Tick]]  # title, total, unit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A picture and where its mask would be."""
+
+    item: Item
+    name: str  # for people
+    mask: Path
+
+
+Show = Callable[[Sequence[Entry]], tuple[Path, ...]]  # writes pages; returns their paths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +45,7 @@ class Masking:
     recipe: Recipe
     choice: MaskChoice
     output: Path
-    html: Path | None  # of the page that shows the masks
+    show: Show | None  # makes pages that show the masks
     model: str  # a directory, or a Hub id; of rembg, one of its names; "": the method's own
     device: str
     batch_size: int
@@ -91,7 +100,7 @@ def mask_all(call: Masking) -> Masked:
     with call.progress("masking", len(items), "pictures") as tick:
         made = make_masks(items, choice, out=call.output, load=partial(_load, call), jobs=call.jobs,
                           batch_size=call.batch_size, tick=tick)
-    return Masked(made=made, output=call.output, pages=_pages(call, items))
+    return Masked(made=made, output=call.output, pages=() if call.show is None else call.show(_entries(call, items)))
 
 
 def _check_places(call: Masking) -> None:
@@ -102,8 +111,6 @@ def _check_places(call: Masking) -> None:
     check_not_cache(call.output)
     if call.output.exists() and not call.output.is_dir():
         raise PathError(f"{call.output} is a file, expected a directory for masks")
-    if call.html is not None:
-        check_page_file(call.html, places)
 
 
 def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskChoice) -> None:
@@ -128,17 +135,13 @@ def _load(call: Masking) -> Model:
         return Matting(model or REMBG, download=call.download)
     folder = locate(model or CLIPSEG, download=call.download, parts=SINGLE)
     with held_back():
-        from prep.masks import segmentation as segment  # here: most masks need no torch
+        from prep.masks import segmentation  # here: most masks need no torch
 
     if choice.method == "clipseg":
-        return segment.clipseg(folder, prompts=choice.prompts, device=call.device)
-    return segment.segment(folder, labels=choice.labels, device=call.device)
+        return segmentation.clipseg(folder, prompts=choice.prompts, device=call.device)
+    return segmentation.segment(folder, labels=choice.labels, device=call.device)
 
 
-def _pages(call: Masking, items: Sequence[Item]) -> tuple[Path, ...]:
-    if call.html is None:
-        return ()
-    entries = [Entry(item=item, name=label(call.recipe, item),
-                     mask=call.output / mask_path(item.name, call.choice.naming)) for item in items]
-    with call.progress("showing", len(entries), "pictures") as tick:
-        return write_sheets(call.html, entries, jobs=call.jobs, tick=tick)
+def _entries(call: Masking, items: Sequence[Item]) -> list[Entry]:
+    return [Entry(item=item, name=label(call.recipe, item), mask=call.output / mask_path(item.name, call.choice.naming))
+            for item in items]

@@ -23,9 +23,8 @@ import torch
 import transformers
 
 from prep.errors import ModelError, UsageError, first_line
-from prep.models.device import pick_device
-from prep.models.loading import dtype_keyword, refuse_holes
-from prep.models.quiet import quiet_transformers
+from prep.models.loading import dtype_keyword, quiet_transformers, refuse_holes
+from prep.models.tensors import pick_device
 from prep.parse import suggest
 
 # Legend: B pictures, Q queries, C classes, H W pixels, h w cells of a map.

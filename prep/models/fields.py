@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from prep.arrays import ArraySpec, DType, Size
-from prep.errors import ModelError
-from prep.models.family import FAMILIES, Family
-from prep.models.fingerprint import infer_family, read_config
-from prep.recipe.schema import ModelChoice
+from prep.arrays import ArraySpec, DType
+from prep.geometry import Size
+from prep.models.family import Family
 
 # Dims of each array, in the order of its shape; c h w are latent cells, as everywhere.
 DIMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -47,26 +44,3 @@ class Specs:
         """The field's arrays as the manifest says them: dtype and dims."""
         dtype = "uint8" if field == "mask" else self.dtype
         return {name: {"dtype": dtype, "dims": list(dims)} for name, dims in DIMS[field].items()}
-
-
-def family_of(model: ModelChoice) -> Family | None:
-    """The facts of the family that is named, or else of the model in a directory; `None` where neither says it.
-
-    A family that is not known is none: buckets can be looked at without one, and who needs it says so.
-    """
-    if model.family:
-        return FAMILIES[model.family]
-    if not model.path or not Path(model.path).is_dir():
-        return None
-    try:
-        return FAMILIES[infer_family(Path(model.path))]
-    except ModelError:
-        return None
-
-
-def text_width(model: Path) -> int:
-    """Channels of the text encoder's hidden states, from its config. Raises `ModelError`."""
-    width = read_config(model / "text_encoder" / "config.json").get("hidden_size")
-    if not isinstance(width, int) or width < 1:
-        raise ModelError(f"{model / 'text_encoder' / 'config.json'} has hidden_size {width!r}, expected a whole number")
-    return width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,3 +34,21 @@ def dtype_keyword(transformers: str) -> str:
     """What `from_pretrained` of this version of transformers calls the dtype; the other spelling warns or fails."""
     major, minor = transformers.split(".")[:2]
     return "dtype" if (int(major), int(minor)) >= (4, 56) else "torch_dtype"
+
+
+def quiet_libraries() -> None:
+    """Only errors from now on, and no progress bars of theirs beside ours."""
+    from diffusers.utils import logging as diffusers_logging
+
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
+    quiet_transformers()
+
+
+def quiet_transformers() -> None:
+    """The same for transformers alone, where diffusers is not needed: it takes seconds to import."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

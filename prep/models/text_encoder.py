@@ -15,10 +15,9 @@ import transformers
 from diffusers import StableDiffusionPipeline
 
 from prep.errors import ModelError, first_line
-from prep.models.device import pick_device
-from prep.models.fingerprint import pipeline_index
 from prep.models.loading import dtype_keyword, refuse_holes
-from prep.models.tensors import DTYPES, finite_rows, stored
+from prep.models.pipeline import pipeline_index
+from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 
 Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one row
 

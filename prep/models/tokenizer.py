@@ -10,7 +10,7 @@ import transformers
 from transformers.utils import logging
 
 from prep.errors import ModelError, first_line
-from prep.models.fingerprint import pipeline_index
+from prep.models.pipeline import pipeline_index
 
 ABSURD = 1 << 20  # tokens; what transformers says where a tokenizer has no limit is 10^30
 

@@ -10,9 +10,8 @@ import torch
 from diffusers import AutoencoderKL
 
 from prep.errors import ModelError, first_line
-from prep.models.device import pick_device
 from prep.models.loading import refuse_holes
-from prep.models.tensors import DTYPES, finite_rows, stored
+from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 
 # Legend: B pictures, H W pixels, h w latent cells, C latent channels.
 

@@ -1,1 +1,1 @@
-"""recipe."""
+"""dataset.toml."""

@@ -12,10 +12,11 @@ from prep.errors import ConfigError, PathError, UsageError
 from prep.formatting import safe, size_of
 from prep.fs.atomic import remove, rename, sync_dir, write_synced
 from prep.fs.paths import check_not_cache, check_output
+from prep.progress import Tick
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import Converted
-from prep.recipe.load import load
-from prep.recipe.overview import Seen, Tick, look
+from prep.recipe.load import load_recipe
+from prep.recipe.overview import Seen, look
 from prep.recipe.schema import Recipe
 from prep.recipe.suggest import suggest
 from prep.recipe.write import Remark, recipe_text
@@ -129,7 +130,7 @@ def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Remark], sho
     try:
         write_synced(staged, text.encode())
         try:
-            back = load(staged, choices={})
+            back = load_recipe(staged, choices={})
         except ConfigError as error:
             raise ConfigError(error.message.replace(f"{staged}: ", ""), hint=error.hint) from None
         assert len(back.sources) == len(recipe.sources), "a recipe reads back as it was written"

@@ -11,17 +11,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prep.captions.options import CaptionChoice
 from prep.errors import ConfigError, PathError
+from prep.findings import SEVERITIES, ScanChoice, code_of
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
-from prep.recipe.schema import MASK_RESIZE, CaptionChoice, ImageChoice, MaskFrom, ModelChoice, Recipe, Source
+from prep.recipe.schema import MASK_RESIZE, ImageChoice, ModelChoice, Recipe, Source
 from prep.recipe.validate import checked, upscale
+from prep.sources.item import MaskFrom
 from prep.sources.walk import HINT, is_tars, tars_of
-from prep.verdicts import scan_choice
 
 T = TypeVar("T")
 
 
-def load(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
+def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
     """The recipe of the directory or `.toml` at `source`, with the command's own `choices` above it.
 
     `choices` maps "image.resolution" and the like to values; `None` means not given.
@@ -204,3 +206,14 @@ def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
 def _at(recipe: Recipe, name: str) -> Any:
     section, _, key = name.partition(".")
     return getattr(getattr(recipe, section), key) if key else getattr(recipe, section)
+
+
+def scan_choice(value: Any) -> ScanChoice:
+    """What a recipe's [scan] says. Raises `Unparsed`."""
+    table = expect(value, dict, "[scan]")
+    known_keys(table, ("ignore", "severity"), "[scan]")
+    severity = expect(table.get("severity", {}), dict, "scan.severity")
+    return ScanChoice(
+        ignore=tuple(list_of(table.get("ignore", []), code_of, "scan.ignore")),
+        severity=tuple((code_of(code, "scan.severity"), one_of(kind, SEVERITIES, f"scan.severity.{code}"))
+                       for code, kind in severity.items()))

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prep.arrays import Item, Size
-from prep.captions import read as captions
+from prep.captions.read import BadCaption, read_caption
 from prep.captions.variants import TRIGGER, has_wildcards
 from prep.errors import PathError
 from prep.fs.blob import read_blob
 from prep.fs.paths import is_inside, resolve
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture
+from prep.geometry import Size
+from prep.images.decode import read_header
+from prep.images.formats.parts import BadPicture
 from prep.images.header import Header
-from prep.sources.directory import MaskFolder
+from prep.progress import Tick
+from prep.sources.item import Item
+from prep.sources.mask_directory import MaskFolder
 from prep.sources.tables import KINDS, Tables
 from prep.sources.tree import PICTURES, TABLES, stem_of
 from prep.sources.walk import is_tars, tars_in, walk_source
@@ -33,7 +35,6 @@ _REPEATED = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)  # kohya's directories: 10_
 _SEPARATOR = "|||"
 _MASKS = ("masks", "mask", "{}_masks", "{}-masks")  # names of a directory of masks beside the source
 TAGS, WORDS = 4, 4  # so many parts between commas, of so few words each, are tags
-Tick = Callable[[int], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,11 +184,11 @@ def _open(items: Sequence[Item], jobs: int, tick: Tick) -> Opened:
 def _read(item: Item) -> tuple[Item, Header | None, tuple[str, ...]]:
     header, lines = None, item.captions
     with suppress(BadPicture, OSError):  # counted; prep scan says what is wrong
-        header = images.read_header(read_blob(item.picture))
+        header = read_header(read_blob(item.picture))
     if item.caption is not None:
         try:
-            lines = captions.read_caption(read_blob(item.caption), item.caption_format)
-        except (captions.BadCaption, OSError):
+            lines = read_caption(read_blob(item.caption), item.caption_format)
+        except (BadCaption, OSError):
             lines = ()
     return item, header, lines
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from prep.arrays import Role
+from prep.batching.split import Role
+from prep.captions.options import CaptionChoice
+from prep.findings import ScanChoice
+from prep.sources.item import MaskFrom
 
-MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
 MASK_RESIZE = ("allow", "reject")
-CAPTION_LINES = ("all", "first", "join")
 UPSCALES = ("never", "allow", "reject")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
-MaskFrom = Literal["none", "sidecar", "alpha"] | Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,34 +52,6 @@ class ImageChoice:
     def resolutions(self) -> tuple[int, ...]:
         """All resolutions, the least first."""
         return (self.resolution,) if isinstance(self.resolution, int) else self.resolution
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaptionChoice:
-    """What a picture's captions become: see `prep.captions.variants`."""
-
-    missing: str = "stop"  # what happens to a picture without a caption
-    constant: str = ""  # the caption of `missing = "constant"`
-    lines: str = "all"  # of several lines, each is a caption (all), the first is, or they are joined
-    variants: int = 8  # captions of a sample, at most, as far as chance makes them
-    wildcards: bool = False  # {a|b} is one of a and b
-    shuffle: bool = False  # tags in any order
-    dropout: float = 0.0  # chance of a tag to be left out
-    separator: str = ","  # between tags
-    keep_tokens: int = 0  # tags at the start that stay where they are
-    keep_separator: str = "|||"  # what is before the first, and after the second, stays where it is; "": none
-    together: str = ""  # tags with this between them stay together, as one; a separator is put there; "": none
-    trigger: str = ""  # a word that every caption has: at [trigger], else at the start
-    prefix: str = ""
-    suffix: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScanChoice:
-    """Which findings a scan tells; decides no row."""
-
-    ignore: tuple[str, ...] = ()  # codes of findings that are not told
-    severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

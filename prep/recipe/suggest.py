@@ -9,14 +9,16 @@ from math import isqrt
 from pathlib import Path
 
 from prep.buckets.sizes import STEP
+from prep.captions.options import CaptionChoice
 from prep.errors import ModelError
 from prep.formatting import size_of
 from prep.models.family import FAMILIES, Family
-from prep.models.fingerprint import infer_family
+from prep.models.pipeline import infer_family
 from prep.parse import Unparsed, hub_id
 from prep.recipe.overview import Folder, Opened, Seen
-from prep.recipe.schema import CaptionChoice, ImageChoice, MaskFrom, ModelChoice, Recipe, Source
+from prep.recipe.schema import ImageChoice, ModelChoice, Recipe, Source
 from prep.recipe.write import Remark
+from prep.sources.item import MaskFrom
 
 RESOLUTIONS = (64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)  # that are suggested
 SMALL = 256  # below it, 64 pixels between bucket sides leave too few shapes

@@ -6,18 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from prep.buckets.views import CROPS, FLIPS
+from prep.captions.options import check_caption
 from prep.models.family import FAMILIES
 from prep.parse import Unparsed, brief, colour_of, one_of, size_of, suggest, within
-from prep.recipe.schema import (
-    CAPTION_LINES,
-    MISSING_CAPTION,
-    STORED_DTYPES,
-    UPSCALES,
-    CaptionChoice,
-    ImageChoice,
-    MaskFrom,
-    Recipe,
-)
+from prep.recipe.schema import STORED_DTYPES, UPSCALES, ImageChoice, Recipe
+from prep.sources.item import MaskFrom
 
 
 def checked(recipe: Recipe) -> Recipe:
@@ -31,7 +24,7 @@ def checked(recipe: Recipe) -> Recipe:
         one_of(model.family, FAMILIES, "model.family")
     within(recipe.validation, 0, 0.9, "validation.fraction")
     for number, source in enumerate(recipe.sources):
-        _check_caption(recipe.caption_of(number), "caption" if source.caption is None else f"source[{number}].caption")
+        check_caption(recipe.caption_of(number), "caption" if source.caption is None else f"source[{number}].caption")
         one_of(source.role, ("train", "validation", "prior"), "source.role")
         within(source.repeats, 1, 10000, "source.repeats")
         within(source.weight, 0, 1000, "source.weight")
@@ -90,13 +83,3 @@ def _check_image(image: ImageChoice) -> None:
 def _check_mask(mask: MaskFrom | None, where: str) -> None:
     if isinstance(mask, Path) and not mask.is_dir():
         raise Unparsed(f"{where} is {str(mask)!r}, expected none, sidecar, alpha or an existing directory")
-
-
-def _check_caption(caption: CaptionChoice, where: str) -> None:
-    one_of(caption.missing, MISSING_CAPTION, f"{where}.missing")
-    one_of(caption.lines, CAPTION_LINES, f"{where}.lines")
-    within(caption.variants, 1, 1024, f"{where}.variants")
-    within(caption.dropout, 0, 1, f"{where}.dropout")
-    within(caption.keep_tokens, 0, 1 << 20, f"{where}.keep_tokens")
-    if not caption.separator:
-        raise Unparsed(f"{where}.separator is empty, expected what stands between tags, like ','")

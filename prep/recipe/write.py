@@ -13,9 +13,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from prep.captions.options import CaptionChoice
 from prep.errors import PathError
 from prep.formatting import safe
-from prep.recipe.schema import CaptionChoice, Recipe, Source
+from prep.recipe.schema import Recipe, Source
 
 WIDTH = 118  # columns of a comment
 _NAMED = ("none", "sidecar", "alpha")  # what `mask` says when it names no directory
@@ -190,4 +191,3 @@ def relative_to(path: Path, base: Path) -> str:
     if len(Path(shared).parts) < 2:
         return Path(there).as_posix()
     return Path(os.path.relpath(there, here)).as_posix()
-

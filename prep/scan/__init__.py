@@ -1,1 +1,1 @@
-"""scan."""
+"""What `prep scan` does."""

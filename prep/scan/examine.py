@@ -9,18 +9,19 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from prep.arrays import Blob, Finding, Item, Placement, Size
-from prep.captions import read as captions
+from prep.captions.read import BadCaption, examine_caption, judge_captions
 from prep.digest import digest_bytes
-from prep.findings import CODES
-from prep.fs.blob import code_of, read_blob
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture, Note
+from prep.findings import Finding, finding
+from prep.formatting import printable
+from prep.fs.blob import Blob, code_of, read_blob
+from prep.geometry import Placement, Size, fits
+from prep.images.decode import Picture, Pixels, decode_layers, decode_picture, encode_png, scale_and_crop
+from prep.images.formats.parts import BadPicture, Note
 from prep.images.header import Header
-from prep.masks.methods import fits
+from prep.images.mask import decode_mask_layers
 from prep.scan.duplicates.correlation import Thumb
 from prep.scan.duplicates.identity import Identity, identify, pixels_of, sampled, thumb_of
-from prep.sources.tree import printable
+from prep.sources.item import Item
 
 MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
 SMALL_SIDE = 32  # pixels: an icon; scaled up, there is nothing in it to learn
@@ -82,21 +83,16 @@ def preview(picture: Blob, side: int) -> bytes:
         return b""
     longer = max(whole.size)
     width, height = (max(1, length * min(side, longer) // longer) for length in whole.size)
-    return images.encode_png(images.place(whole, Placement(scaled=(width, height), crop=(0, 0),
-                                                           bucket=(width, height))))
+    return encode_png(scale_and_crop(whole, Placement(scaled=(width, height), crop=(0, 0),
+                                                      bucket=(width, height))))
 
 
-def _decoded(picture: Blob, file: str | None = None) -> images.Picture | None:
+def _decoded(picture: Blob, file: str | None = None) -> Picture | None:
     try:
         data = read_blob(picture)
-        return images.decode(data, alpha="white") if file in (None, digest_bytes(data)) else None
+        return decode_picture(data, alpha="white") if file in (None, digest_bytes(data)) else None
     except (OSError, MemoryError, BadPicture):
         return None
-
-
-def finding(path: str, code: str, detail: str, *, fatal: bool = False) -> Finding:
-    """A finding as severe as its code is; `fatal` makes it an error."""
-    return Finding(path=path, code=code, severity="error" if fatal else CODES[code][0], detail=detail)
 
 
 def _unreadable(path: str, error: OSError | MemoryError) -> Finding:
@@ -120,7 +116,7 @@ def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | 
 
 def _look(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
     """What is to be said of the picture in `data`, and what its copies are known by."""
-    header, picture, transparency = images.look(data, alpha="white")
+    header, picture, transparency = decode_layers(data, alpha="white")
     notes = [*header.notes, *_header_notes(header, name)]
     alpha = None if transparency is None else np.asarray(transparency)
     if alpha is not None and not alpha.any():
@@ -165,11 +161,11 @@ def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
     if item.caption is None and not item.captions:
         return [finding(item.name, "missing-caption", "no caption of this name")], ()
     try:
-        found, notes = (captions.judge_captions(item.captions) if item.caption is None else
-                        captions.examine_caption(read_blob(item.caption), item.caption_format))
+        found, notes = (judge_captions(item.captions) if item.caption is None else
+                        examine_caption(read_blob(item.caption), item.caption_format))
     except (OSError, MemoryError) as error:
         return [_unreadable(item.name, error)], ()
-    except captions.BadCaption as error:
+    except BadCaption as error:
         return [finding(item.name, error.code, error.detail, fatal=True)], ()
     return [finding(item.name, *note) for note in notes], found
 
@@ -198,7 +194,7 @@ def _check_mask(item: Item, size: Size | None) -> list[Finding]:
         return []
     where = beside(item, item.mask)
     try:
-        header, picture, coloured = images.look_at_mask(read_blob(item.mask))
+        header, picture, coloured = decode_mask_layers(read_blob(item.mask))
         mask = np.asarray(picture)
         notes = [*_mask_colours(header, coloured), *_mask_values(mask)]
     except (OSError, MemoryError) as error:
@@ -226,7 +222,7 @@ def _mask_colours(header: Header, coloured: bool) -> Iterator[Note]:
         yield "mask-not-gray", "mask has colours, of which the brightness is used"
 
 
-def _mask_values(mask: images.Pixels) -> Iterator[Note]:
+def _mask_values(mask: Pixels) -> Iterator[Note]:
     if not mask.any():
         yield "mask-empty", "mask is black everywhere"
     elif mask.min() == 255:
@@ -235,7 +231,7 @@ def _mask_values(mask: images.Pixels) -> Iterator[Note]:
         yield "mask-inverted", "its border is white and its middle black; white trains"
 
 
-def _looks_inverted(mask: images.Pixels) -> bool:
+def _looks_inverted(mask: Pixels) -> bool:
     """Whether nearly all of the outer sixteenth on each side is white, and nearly all of the middle third black."""
     high, wide = mask.shape
     edge = max(high // 16, 1), max(wide // 16, 1)

@@ -19,17 +19,18 @@ from contextlib import closing, suppress
 from pathlib import Path
 from zlib import crc32
 
-from prep.arrays import Blob, Item
 from prep.fs.atomic import make_dirs
-from prep.fs.memo import CRC, WAIT, connect, guarded, stamp_of
+from prep.fs.blob import Blob
+from prep.fs.memo import CRC, WAIT, connect, guarded
 from prep.fs.paths import user_cache
+from prep.fs.stamps import REST_NS, ctime_is_change, stamp_of
 from prep.images.plugins import decoders
 from prep.parse import Unparsed
-from prep.rest import REST_NS, ctime_is_change
 from prep.scan.duplicates.correlation import LIMIT, Near, Thumb
 from prep.scan.duplicates.identity import Identity
 from prep.scan.examine import Examined
 from prep.scan.protocol import message, of_examined, of_thumb, parts, to_examined, to_thumb
+from prep.sources.item import Item
 
 VERSION = 5  # of the checks and of this table: raised when a check of `prep.scan.examine` or a decoder's answer changes
 DAYS = 90

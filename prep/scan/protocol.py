@@ -14,11 +14,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from prep.arrays import Blob, Finding, Item
+from prep.findings import Finding
+from prep.fs.blob import Blob
 from prep.parse import Unparsed, count, expect, list_of, one_of
 from prep.scan.duplicates.correlation import LONG, SIDE, Gray, Thumb
 from prep.scan.duplicates.identity import Identity
 from prep.scan.examine import Examined
+from prep.sources.item import Item
 
 MOST_BYTES = 1 << 28  # of a frame; a caption's file may have as many
 LENGTH = struct.Struct("<I")

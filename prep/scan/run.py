@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from prep.arrays import Blob, Finding, Item
-from prep.dataset.ingest import captions_of, picture_places, walk_all, walk_labelled
+from prep.captions.options import CaptionChoice
+from prep.captions.variants import captions_of
+from prep.dataset.listing import walk_all, walk_labelled
 from prep.errors import ModelError, UsageError
-from prep.fs.atomic import write_whole
+from prep.findings import Finding, code_of, finding, judged
+from prep.fs.blob import Blob
 from prep.parse import Unparsed
-from prep.progress import CountedApart
-from prep.recipe.schema import CaptionChoice, Recipe
-from prep.report.pages.frame import check_page_file
-from prep.report.pages.scan import preview_names, scan_page
+from prep.progress import CountedApart, Progress
+from prep.recipe.schema import Recipe
 from prep.runtime import held_back
-from prep.scan.examine import Examined, finding
+from prep.scan.examine import Examined
 from prep.scan.memo import Remembered, usual_path
 from prep.scan.pool import Crew, Lost
 from prep.scan.protocol import of_blob
-from prep.scan.scanner import Check, Progress, Report, nothing_else, scan
-from prep.verdicts import code_of, judged
+from prep.scan.scanner import Check, Report, nothing_else, scan
+from prep.sources.item import Item
 
 SIDE = 160  # pixels of a preview's longer side
 UNSAID = {"missing-caption", "empty-caption"}
 NEAR = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
+
+
+Previews = Callable[[Sequence[str]], Mapping[str, bytes]]  # names of items to a small PNG of each that has one
+Show = Callable[[Report, Previews], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +40,7 @@ class Scanning:
     model: str | None
     select: Sequence[str]
     ignore: Sequence[str]
-    page: Path | None
+    show: Show | None  # makes a page of the report
     rehash: bool
     progress: Progress
 
@@ -52,7 +55,7 @@ def scan_all(asked: Scanning) -> Report:
     blobs: dict[str, Blob] = {}
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
-        if asked.page is not None and examined.identity is not None:
+        if asked.show is not None and examined.identity is not None:
             blobs[item.name] = item.picture
         return tokens(item, examined)
 
@@ -68,9 +71,8 @@ def scan_all(asked: Scanning) -> Report:
     said = (_with_policy(one, recipe) for one in report.findings)
     report = replace(report, samples=report.samples - len(left),
                      findings=judged(said, choice, select=asked.select, ignore=asked.ignore))
-    if asked.page is not None:
-        names = [name for name in preview_names(report.findings) if name in blobs]
-        write_whole(asked.page, scan_page(report, _previews(names, blobs)).encode())
+    if asked.show is not None:
+        asked.show(report, lambda names: _previews([name for name in names if name in blobs], blobs))
     return report
 
 
@@ -81,8 +83,6 @@ def _check(asked: Scanning) -> None:
                 code_of(code, option)
             except Unparsed as error:
                 raise UsageError(str(error), hint="the table of codes is in README.md") from None
-    if asked.page is not None:
-        check_page_file(asked.page, picture_places(asked.recipe))
 
 
 def _with_policy(one: Finding, recipe: Recipe) -> Finding:

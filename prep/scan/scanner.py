@@ -10,27 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from prep.arrays import Finding, Item
+from prep.findings import Finding, finding
 from prep.parse import Unparsed
-from prep.progress import Total
+from prep.progress import Progress, Tick, Total, silent
 from prep.scan.compare import Makers, nears_of, pixels_of
 from prep.scan.duplicates.copies import Seen, exact_copies, near_findings, too_many
 from prep.scan.duplicates.correlation import LIMIT, Thumb
-from prep.scan.examine import Examined, finding
+from prep.scan.examine import Examined
 from prep.scan.memo import Remembered, Stamp
 from prep.scan.pool import Crew, Lost
 from prep.scan.protocol import all_examined, of_item
+from prep.sources.item import Item
 
 BATCH = 8  # items of a request: the way there and back costs a twentieth of a picture's decoding
 SINGLE = 4  # for each worker: items that are sent alone at first, so that all workers have something to do
 
-Tick = Callable[[int], object]
-Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]
 Check = Callable[[Item, Examined], Iterable[Finding]]  # what else is to be said of an item
 
 
@@ -45,11 +43,6 @@ class Report:
     def count(self, severity: str) -> int:
         """How many findings have this severity."""
         return sum(one.severity == severity for one in self.findings)
-
-
-def silent(_title: str, _total: Total, _unit: str) -> AbstractContextManager[Tick]:
-    """A `Progress` that nobody sees."""
-    return nullcontext(lambda _: None)
 
 
 def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from prep.images import decode as images
+from prep.images.decode import quiet_pillow
 from prep.scan.examine import check_item, exact_pixels, preview, small
 from prep.scan.protocol import message, of_examined, of_thumb, parts, read_frame, to_blob, to_item, write_frame
 
@@ -44,7 +44,7 @@ def answer(request: bytes) -> bytes:
 def main() -> None:
     """Answers until the input ends. An exception is an answer, too: `bug`."""
     seconds, most = map(int, sys.argv[1:])
-    images.quiet()
+    quiet_pillow()
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # decoders of C may print

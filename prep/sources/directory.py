@@ -9,18 +9,18 @@ files of operating systems and caches of ours are no pictures.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from prep.arrays import Blob, Finding, Item
+from prep.findings import Finding
+from prep.formatting import printable
+from prep.fs.blob import Blob
 from prep.fs.paths import check_source
+from prep.sources.item import Item, MaskFrom
+from prep.sources.mask_directory import MaskFolder
 from prep.sources.tables import Tables
-from prep.sources.tree import Folder, folders_below, printable, stem_of
+from prep.sources.tree import Folder, beginning, folders_below, stem_of
 
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # they caption nothing
-
-MaskFrom = Literal["none", "sidecar", "alpha"] | Path
 
 
 def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder,
@@ -61,7 +61,7 @@ def _pair(folder: Folder, source: int, masks: MaskFolder | None, tables: Tables,
     stems: dict[str, list[str]] = {}
     for name in folder.pictures:
         stems.setdefault(stem_of(name), []).append(name)
-    place = _beginning(folder)
+    place = beginning(folder)
     for name in folder.pictures:
         stem = stem_of(name)
         mask = place + folder.masks[stem] if sidecar and stem in folder.masks else None
@@ -90,11 +90,6 @@ def _json_of(names: list[str]) -> str | None:
     return next((name for name in names if name.lower().endswith(".json")), None) if names else None
 
 
-def _beginning(folder: Folder) -> str:
-    """What stands before a name in the path of a file of this directory."""
-    return str(folder.path / "_")[:-1]
-
-
 def _leftovers(folder: Folder, stems: set[str], *, sidecar: bool) -> None:
     for stem, found in sorted(folder.captions.items()):
         names = [name for name in found if not name.lower().endswith(".json")]  # those may be anything
@@ -108,44 +103,3 @@ def _leftovers(folder: Folder, stems: set[str], *, sidecar: bool) -> None:
     for stem, name in sorted(folder.masks.items()):
         if sidecar and stem not in stems and stem not in folder.foreign:
             folder.say(name, "orphan-mask", "warning", "mask without a picture")
-
-
-@dataclass(kw_only=True, slots=True)
-class MaskFolder:
-    """A directory of masks by stem; remembers which were asked for."""
-
-    root: Path
-    by_stem: dict[str, str]  # "cat/cat_00" → file; with and without -masklabel, the former first
-    used: set[str] = field(default_factory=set)
-
-    @classmethod
-    def read(cls, root: Path) -> MaskFolder:
-        """The masks below `root`. Raises `PathError` when it is no directory."""
-        check_source(root)
-        by_stem: dict[str, str] = {}
-        for folder in folders_below(root):
-            place = _beginning(folder)
-            for name in folder.pictures:
-                by_stem.setdefault(printable(folder.prefix + stem_of(name)), place + name)
-            by_stem.update({printable(folder.prefix + stem): place + name for stem, name in folder.masks.items()})
-        return cls(root=root, by_stem=by_stem)
-
-    def find(self, *stems: str) -> str | None:
-        """The mask for a picture's name without extension: in the same subdirectory, else directly in the root.
-
-        A picture may go by several names, the most telling first.
-        """
-        asked = [printable(stem) for stem in stems]  # as `prep mask` names what it writes
-        found = next((self.by_stem[stem] for stem in (*asked, asked[-1].rpartition("/")[2]) if stem in self.by_stem),
-                     None)
-        if found is not None:
-            self.used.add(found)
-        return found
-
-    def orphans(self) -> Iterator[Finding]:
-        """A finding for each mask that nobody asked for; its path is the root's own name and the place below it."""
-        name = printable(self.root.name or "masks")
-        for path in sorted(Path(file) for file in set(self.by_stem.values()) - self.used):
-            place = printable(path.relative_to(self.root).as_posix())
-            yield Finding(path=f"{name}/{place}", code="orphan-mask", severity="warning",
-                          detail="mask without a picture")

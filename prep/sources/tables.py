@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prep.arrays import Blob, Finding
-from prep.captions import read as captions
-from prep.fs.blob import code_of, read_blob
+from prep.captions.read import HALF, BadCaption, captions_of, judge_captions
+from prep.findings import Finding
+from prep.fs.blob import Blob, code_of, read_blob
 from prep.sources.tree import PICTURES
 
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
@@ -59,7 +59,7 @@ class Tables:
             for where, row in rows_of(path):
                 try:
                     self._add_row(row, prefix)
-                except (BadTable, captions.BadCaption) as error:
+                except (BadTable, BadCaption) as error:
                     bad += 1
                     if bad <= MOST_SAID:
                         self._say(label, "bad-table", f"{where}: {error}")
@@ -92,7 +92,7 @@ class Tables:
             raise BadTable(f"has no file_name, expected a string in one of {', '.join(_FILE)}")
         name = self._below(named, prefix)
         mask = next((row[key] for key in _MASK if isinstance(row.get(key), str) and row[key]), None)
-        texts, _ = captions.judge_captions(captions.captions_of(dict(row)))
+        texts, _ = judge_captions(captions_of(dict(row)))
         found = Row(captions=texts, mask=None if mask is None else str(self.root / self._below(mask, prefix)))
         (self.rows if PurePosixPath(name).suffix.lower() in PICTURES else self.stems)[name] = found
 
@@ -104,7 +104,7 @@ class Tables:
             if not text.startswith(root):
                 raise BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")
             text, prefix = text.removeprefix(root), ""
-        if ".." in text.split("/") or "\0" in text or captions.HALF.search(text):
+        if ".." in text.split("/") or "\0" in text or HALF.search(text):
             raise BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")
         return prefix + PurePosixPath(text).as_posix()
 

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prep.arrays import Blob
 from prep.findings import CODES
+from prep.formatting import printable
 from prep.fs.atomic import beside, create, make_dirs, remove, rename, write
-from prep.fs.memo import stamp_of
+from prep.fs.blob import Blob
 from prep.fs.paths import user_cache
+from prep.fs.stamps import REST_NS, ctime_is_change, stamp_of
 from prep.parse import Unparsed
-from prep.rest import REST_NS, ctime_is_change
-from prep.sources.tree import printable
 
 VERSION = 3  # raised when `prep.sources.tars` would list or group a tar in another way, or say another thing of it
 DAYS = 90

@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from prep.arrays import Blob, Finding, Item, Severity
 from prep.errors import PathError
+from prep.findings import Finding, Severity
+from prep.formatting import printable
+from prep.fs.blob import Blob
 from prep.runtime import held_back
+from prep.sources.item import Item
 from prep.sources.tar_index import Contents, Listings, Member, Said, lands_outside
-from prep.sources.tree import MASK, PICTURES, printable
+from prep.sources.tree import MASK, PICTURES
 
 CAPTIONS = ("txt", "caption", "json")  # the first found counts
 MASKS = ("mask.png", "masklabel.png")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from prep.arrays import Finding, Severity
+from prep.findings import Finding, Severity
+from prep.formatting import printable
 from prep.fs.paths import CACHE_MARK
 
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".tif", ".tiff", ".gif",
@@ -41,11 +42,6 @@ class Folder:
     def say(self, name: str, code: str, severity: Severity, detail: str) -> None:
         """Adds a finding on the file `name` of this directory."""
         self.findings.append(Finding(path=printable(self.prefix + name), code=code, severity=severity, detail=detail))
-
-
-def printable(name: str) -> str:
-    """`name` as valid Unicode: bytes that are not UTF-8 become `\\xNN`."""
-    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def stem_of(name: str) -> str:
@@ -169,3 +165,8 @@ def _is_usable(folder: Folder, entry: os.DirEntry[str], inside: Path) -> bool:
 def _extension(name: str) -> str:
     """The last extension, in lower case; that of `.png` alone is `.png`."""
     return "." + name.rpartition(".")[2].lower() if "." in name else ""
+
+
+def beginning(folder: Folder) -> str:
+    """What stands before a name in the path of a file of this directory."""
+    return str(folder.path / "_")[:-1]

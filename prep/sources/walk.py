@@ -10,9 +10,12 @@ from pathlib import Path, PurePosixPath
 
 from braceexpand import braceexpand
 
-from prep.arrays import Blob, Finding, Item
 from prep.errors import PathError
-from prep.sources.directory import MaskFolder, MaskFrom, walk
+from prep.findings import Finding
+from prep.fs.blob import Blob
+from prep.sources.directory import walk
+from prep.sources.item import Item, MaskFrom
+from prep.sources.mask_directory import MaskFolder
 from prep.sources.tar_index import Listings
 from prep.sources.tars import walk_tar
 

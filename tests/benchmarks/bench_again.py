@@ -145,7 +145,7 @@ def fill() -> None:
 
 
 def make_up(job: Any, tick: Any) -> Any:
-    from prep.cache.ledger.ledger import commit
+    from prep.cache.ledger.ledger import write_commit
     from prep.cache.writer import ShardWriter
     from prep.encode.engines.job import Outcome
 
@@ -156,7 +156,7 @@ def make_up(job: Any, tick: Any) -> Any:
             for key in task.rows:
                 row = (bytes.fromhex(key) * (specs[0].row_bytes // 32 + 1))[: specs[0].row_bytes]
                 writer.add(key, {specs[0].name: row})
-            commit(job.cache, task, writer.finish(), [], {})
+            write_commit(job.cache, task, writer.finish(), [], {})
         made[task.field] += len(task.rows)
         tick(len(task.rows))
     return Outcome(encoded=made, transient=())

@@ -25,10 +25,10 @@ from results import emit, parser_of, table
 
 from prep.batching.plan import step_plan
 from prep.demo.tiny_model import build_random
-from train.data import Batch, batches
-from train.draws import training
-from train.index import Index, open_index
-from train.rows import Rows
+from prep.loader.batches import Batch, batches
+from prep.loader.draws import training
+from prep.loader.index import Index, open_index
+from prep.loader.rows import Rows
 
 STEP = 0.005
 FILLING = 4  # batches that find the ring empty

@@ -22,14 +22,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from prep.arrays import ArraySpec, Task
+from prep.arrays import ArraySpec
 from prep.cache.ledger import index as lookup
-from prep.cache.ledger import ledger
 from prep.cache.ledger.columns import select
+from prep.cache.ledger.index import NAME, Lookup, load_index, save_index
+from prep.cache.ledger.ledger import Ledger, load_ledger, load_plainly, write_commit
+from prep.cache.records import Task
 from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
-from prep.fs import atomic as files
+from prep.fs import atomic
 from tests.benchmarks.results import emit, parser_of, table
 
 SPEC = ArraySpec(name="latent", dtype="uint8", shape=(1,))
@@ -47,7 +49,7 @@ def main() -> None:
         cache = build(Path(scratch) / "cache", shards, options.rows)
         time.sleep(2.1)  # younger stamps are not trusted
         rows = measure(cache, rounds)
-        size = (cache.root / lookup.NAME).stat().st_size
+        size = (cache.root / NAME).stat().st_size
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if sys.platform == "darwin" else 10)
     emit("Look-up", "\n".join([
         f"{shards:,} shards of {options.rows} rows; the look-up file has {size / 2**20:.1f} MiB, and no shard is",
@@ -59,7 +61,7 @@ def main() -> None:
 def build(root: Path, shards: int, rows: int) -> Cache:
     """A cache of that many shards and commits."""
     cache = open_cache(root, create=True)
-    with mock.patch.object(files, "sync", lambda handle: handle.flush()), mock.patch.object(files, "sync_dir"):
+    with mock.patch.object(atomic, "sync", lambda handle: handle.flush()), mock.patch.object(atomic, "sync_dir"):
         for number in range(shards):
             keys = sorted(hashlib.sha256(f"{number} {row}".encode()).hexdigest() for row in range(rows))
             with ShardWriter(cache, "latent", [SPEC]) as writer:
@@ -67,23 +69,23 @@ def build(root: Path, shards: int, rows: int) -> Cache:
                     writer.add(key, {"latent": b"\0"})
                 shard = writer.finish()
             task = Task(key=digest_json({"number": number}), field="latent", rows=tuple(keys))
-            ledger.commit(cache, task, shard, [], {"host": "h", "device": "cpu", "milliseconds": 7})
+            write_commit(cache, task, shard, [], {"host": "h", "device": "cpu", "milliseconds": 7})
     return cache
 
 
 def measure(cache: Cache, rounds: int) -> list[list[str]]:
     """A line of the table for each way."""
-    plain = ledger.load_plainly(cache)
-    ledger.load(cache, remember=True)
+    plain = load_plainly(cache)
+    load_ledger(cache, remember=True)
     rng = np.random.default_rng(0)
     wanted = np.sort(rng.choice(plain.keys, min(WANTED, len(plain.keys)), replace=False))
     names = [key.ljust(32, b"\0").hex() for key in wanted.tolist()]
     ways: dict[str, Callable[[], Any]] = {
-        "every commit and shard read": lambda: ledger.load_plainly(cache),
-        "with the look-up file": lambda: ledger.load(cache),
+        "every commit and shard read": lambda: load_plainly(cache),
+        "with the look-up file": lambda: load_ledger(cache),
         "with it, 63 shards newer than it": lambda: load_behind(cache),
-        "the file, read and checked": lambda: lookup.read(cache),
-        "the file, written": lambda: lookup.write(cache, lookup.read(cache)),
+        "the file, read and checked": lambda: load_index(cache),
+        "the file, written": lambda: save_index(cache, load_index(cache)),
         f"{len(names):,} keys located, as columns": lambda: plain.locate(wanted),
         f"{len(names):,} keys resolved, as records": lambda: plain.resolve(names),
     }
@@ -100,17 +102,17 @@ def measure(cache: Cache, rounds: int) -> list[list[str]]:
         for way in ways]
 
 
-def load_behind(cache: Cache) -> ledger.Ledger:
+def load_behind(cache: Cache) -> Ledger:
     """The ledger when the file lacks 63 shards and their commits: the most before it is written anew."""
-    full = lookup.read(cache)
+    full = load_index(cache)
     behind = dict(list(full.shards.items())[:-63])
     numbers = np.arange(len(full.shards), dtype=np.int32)
     numbers[len(behind):] = -1
     commits = {task: found for task, found in full.commits.items()
                if found[1].shard and found[1].shard.digest in behind}
-    known = lookup.Lookup(commits=commits, shards=behind, columns=select(full.columns, numbers))
+    known = Lookup(commits=commits, shards=behind, columns=select(full.columns, numbers))
     with mock.patch.object(lookup, "read", lambda _: known):
-        return ledger.load(cache)
+        return load_ledger(cache)
 
 
 if __name__ == "__main__":

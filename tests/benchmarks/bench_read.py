@@ -31,8 +31,8 @@ from peers import Data, Fill, Open
 from results import emit, parser_of, table
 from rows import FLUX, SDXL, Kind, arrays, drawn, keys_of
 
-from prep.arrays import RowRef
 from prep.cache.reader import Reader, Targets
+from prep.cache.records import RowRef
 from prep.cache.store import open_cache
 from prep.cache.writer import ShardWriter
 

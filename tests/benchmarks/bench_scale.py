@@ -35,17 +35,17 @@ def stage_base(root: Path) -> Work:
 
 
 def stage_manifest(root: Path) -> Work:
-    from prep.manifest import document as manifest
+    from prep.manifest.document import read_manifest
 
-    return lambda: manifest.read(root / "m.json")
+    return lambda: read_manifest(root / "m.json")
 
 
 def stage_tables(root: Path) -> Work:
-    from prep.manifest import document as manifest
-    from prep.manifest.describe import open_audit
+    from prep.manifest.document import read_manifest
+    from prep.manifest.opened import open_audit
 
     def work() -> object:
-        audit = open_audit(manifest.read(root / "m.json"))
+        audit = open_audit(read_manifest(root / "m.json"))
         return audit, audit.samples, audit.shards
 
     return work
@@ -53,40 +53,42 @@ def stage_tables(root: Path) -> Work:
 
 def stage_inspect(root: Path) -> Work:
     from prep.manifest import describe as audit
-    from prep.manifest import document as manifest
+    from prep.manifest.document import read_manifest
+    from prep.manifest.opened import open_audit
 
-    return lambda: audit.inspect(audit.open_audit(manifest.read(root / "m.json")))
+    return lambda: audit.describe_manifest(open_audit(read_manifest(root / "m.json")))
 
 
 def stage_look_up(root: Path) -> Work:
     from prep.manifest import describe as audit
-    from prep.manifest import document as manifest
+    from prep.manifest.document import read_manifest
+    from prep.manifest.opened import open_audit
 
-    return lambda: audit.look_up(audit.open_audit(manifest.read(root / "m.json")), "0000/00000007.png")
+    return lambda: audit.describe_samples(open_audit(read_manifest(root / "m.json")), "0000/00000007.png")
 
 
 def stage_verify(root: Path) -> Work:
     from prep.maintenance.verify import verify
-    from prep.manifest import document as manifest
-    from prep.manifest.describe import open_audit
+    from prep.manifest.document import read_manifest
+    from prep.manifest.opened import open_audit
 
-    return lambda: verify(open_audit(manifest.read(root / "m.json")), quick=True)["ok"]
+    return lambda: verify(open_audit(read_manifest(root / "m.json")), quick=True)["ok"]
 
 
 def stage_index(root: Path) -> Work:
-    from prep.manifest import document as manifest
-    from train.index import open_index
+    from prep.loader.index import open_index
+    from prep.manifest.document import read_manifest
 
-    return lambda: open_index(manifest.read(root / "m.json"))
+    return lambda: open_index(read_manifest(root / "m.json"))
 
 
 def stage_plan(root: Path) -> Work:
     from prep.batching.plan import step_plan
-    from prep.manifest import document as manifest
-    from train.index import open_index
+    from prep.loader.index import open_index
+    from prep.manifest.document import read_manifest
 
     def work() -> object:
-        index = open_index(manifest.read(root / "m.json"))
+        index = open_index(read_manifest(root / "m.json"))
         plan = step_plan(index.counts, seed=0, batch_size=BATCH)
         return index, [index.showing(part.bucket, int(one)) for part in plan.at(0) for one in part.occurrences]
 
@@ -97,14 +99,14 @@ def stage_batch(root: Path) -> Work:
     import torch  # noqa: F401  # its import is no part of the work
 
     from prep.batching.plan import step_plan
-    from prep.manifest import document as manifest
-    from train.data import batches
-    from train.draws import training
-    from train.index import open_index
-    from train.rows import Rows
+    from prep.loader.batches import batches
+    from prep.loader.draws import training
+    from prep.loader.index import open_index
+    from prep.loader.rows import Rows
+    from prep.manifest.document import read_manifest
 
     def work() -> object:
-        index = open_index(manifest.read(root / "m.json"))
+        index = open_index(read_manifest(root / "m.json"))
         plan = step_plan(index.counts, seed=0, batch_size=BATCH)
         requests = training(index, plan, 0, 1, dropout=0.0, timesteps=1000)
         with batches(Rows(index), requests, masked=True, pinned=False) as made:
@@ -115,10 +117,10 @@ def stage_batch(root: Path) -> Work:
 
 def stage_headers(root: Path, *, jobs: int, cold: bool) -> Work:
     from prep.cache.reader import Reader
-    from prep.manifest import document as manifest
-    from prep.manifest.describe import open_audit
+    from prep.manifest.document import read_manifest
+    from prep.manifest.opened import open_audit
 
-    audit = open_audit(manifest.read(root / "m.json"))
+    audit = open_audit(read_manifest(root / "m.json"))
     places = [(shard["digest"], array) for shard in audit.shards[:HEADERS] for array in shard["shapes"]]
     for digest, _ in places:
         for path in audit.cache.shard(digest).rglob("*"):

@@ -22,7 +22,6 @@ import numpy as np
 from PIL import Image
 from results import emit, parser_of, table
 
-from prep.arrays import Item
 from prep.scan.duplicates.correlation import near_duplicates
 from prep.scan.duplicates.identity import sampled, thumb_of
 from prep.scan.duplicates.signature import LENGTH, likely_pairs
@@ -30,6 +29,7 @@ from prep.scan.memo import Remembered
 from prep.scan.pool import Crew
 from prep.scan.scanner import scan
 from prep.sources.directory import walk
+from prep.sources.item import Item
 
 ROUNDS, PICTURES, JOBS = 3, 3000, 2
 
@@ -111,7 +111,7 @@ def apart(quick: bool) -> str:
 
 def kept_bytes() -> int:
     """Bytes for each picture of a large scan, its name and path included."""
-    from prep.arrays import Blob
+    from prep.fs.blob import Blob
     from prep.scan.duplicates.copies import Seen
     from prep.scan.duplicates.identity import Identity
 

@@ -22,7 +22,7 @@ import numpy as np
 from results import emit, parser_of, table
 from rows import FLUX, SDXL, Kind, drawn, keys_of
 
-from prep.cache import shard_format as layout
+from prep.cache import shard_format
 from prep.cache.store import open_cache
 from prep.cache.writer import ShardWriter
 
@@ -62,7 +62,7 @@ def sha256(data: Rows) -> None:
 def crc32c(data: Rows) -> None:
     for rows in data.values():
         for row in rows:
-            layout.crc32c(row)
+            shard_format.crc32c(row)
 
 
 def measure(kind: Kind, data: Rows, scratch: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:

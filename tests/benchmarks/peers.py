@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from prep.cache import shard_format as layout
+from prep.cache import shard_format
 from prep.cache.store import Cache
 
 Data = Mapping[str, np.ndarray]  # uint8 [N, row_bytes] for each array
@@ -227,7 +227,7 @@ def sequential(cache: Cache, shards: Mapping[str, str], specs: Mapping[str, Any]
 
     def opened() -> Fill:
         block = bytearray(1 << 20)
-        paths = [cache.shard(shard) / layout.data_path(specs[name]) for name, shard in shards.items()]
+        paths = [cache.shard(shard) / shard_format.data_path(specs[name]) for name, shard in shards.items()]
         handles = [path.open("rb", buffering=0) for path in paths]
         for handle in handles:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -10,7 +10,7 @@ import pytest
 from small_rows import LATENT, Rows, draw_rows, put_shard
 
 from prep.arrays import ArraySpec
-from prep.cache.shard_format import Shard
+from prep.cache.records import Shard
 from prep.cache.store import Cache, open_cache
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from prep.arrays import ArraySpec
-from prep.cache import shard_format as layout
-from prep.cache.shard_format import Shard
+from prep.cache import shard_format
+from prep.cache.records import Shard
 from prep.cache.store import Cache
 from prep.cache.writer import ShardWriter
 
@@ -26,7 +26,7 @@ def draw_rows(specs: Sequence[ArraySpec], rows: int, seed: int = 0) -> Rows:
         drawn[key] = {}
         for spec in specs:
             bits = rng.integers(0, 120, (*spec.shape, spec.row_bytes // max(1, int(np.prod(spec.shape)))), np.uint8)
-            drawn[key][spec.name] = bits.view(layout.NUMPY[spec.dtype]).reshape(spec.shape)
+            drawn[key][spec.name] = bits.view(shard_format.NUMPY[spec.dtype]).reshape(spec.shape)
     return drawn
 
 

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_crash import Crashed, Disk, sound, state
 
-from prep.arrays import ArraySpec, Reject, Task
+from prep.arrays import ArraySpec
 from prep.cache import damage
 from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
-from prep.cache.ledger import ledger
+from prep.cache.ledger.ledger import empty_ledger, load_ledger, write_commit
 from prep.cache.reader import Reader
-from prep.cache.shard_format import Shard
+from prep.cache.records import Reject, Shard, Task
 from prep.cache.store import Cache, open_cache
 from prep.digest import digest_json
 from prep.maintenance import join as compact
@@ -41,7 +41,7 @@ def add(put: Any) -> Add:
     def go(cache: Cache, rows: Rows, specs: Any = (SPEC,), field: str = "latent", rejects: Any = ()) -> Shard:
         shard = put(cache, field, specs, rows)
         task = Task(key=digest_json({"field": field, "rows": list(rows)}), field=field, rows=tuple(rows))
-        ledger.commit(cache, task, shard, rejects, {})
+        write_commit(cache, task, shard, rejects, {})
         return shard
 
     return go
@@ -55,7 +55,7 @@ def some(rows: Rows, *numbers: int) -> Rows:
 
 def run(cache: Cache, shard_bytes: int = TEN) -> tuple[list[Shard], list[Lost]]:
     """Everything that is to be joined, joined."""
-    found = ledger.load(cache)
+    found = load_ledger(cache)
     rejects = compact.rejects_by_shard(cache)
     made, lost = [], []
     parts = parts_of(cache, found, shard_bytes=shard_bytes)
@@ -94,7 +94,7 @@ def test_small_shards_become_one(cache: Cache, draw: Any, add: Add) -> None:
     (new,), lost = run(cache, 1 << 14)
     assert not lost and rows_of(cache, new, (SPEC, POOLED)) == wanted(rows)
     assert {shard.digest for shard in old} < set(cache.shards())  # they stay
-    found = ledger.load(cache)
+    found = load_ledger(cache)
     assert {ref.shard for ref in found.resolve(rows).values()} == {new.digest}
     assert found.fields[found.shards.index(new)] == "text"
     assert run(cache) == ([], [])
@@ -171,7 +171,7 @@ def test_any_shards_become_few_and_stay_so(
     made, lost = run(cache, size)
     assert not lost and run(cache, size) == ([], [])
     present = some(rows, *set().union(*shards))
-    refs = ledger.load(cache).resolve(present)
+    refs = load_ledger(cache).resolve(present)
     assert set(refs) == set(present)
     for shard in made:
         assert rows_of(cache, shard).items() <= wanted(rows).items() and shard.rows <= most
@@ -180,7 +180,7 @@ def test_any_shards_become_few_and_stay_so(
 
 def test_one_small_shard_is_left_as_it_is(cache: Cache, draw: Any, add: Add) -> None:
     add(cache, draw([SPEC], 3))
-    assert run(cache) == ([], []) and parts_of(cache, ledger.empty(), shard_bytes=TEN) == []
+    assert run(cache) == ([], []) and parts_of(cache, empty_ledger(), shard_bytes=TEN) == []
 
 
 def test_a_damaged_row_is_taken_from_another_shard_or_left_out(
@@ -197,7 +197,7 @@ def test_a_damaged_row_is_taken_from_another_shard_or_left_out(
     assert lost == [Lost(field="latent", key=key, places=((first.digest, 1),))]
     assert {found.row for found in damage.recorded(cache, first.digest)} >= {1}
     assert not damage.recorded(cache, second.digest)
-    assert ledger.load(cache).find(key) is None  # so it is encoded again
+    assert load_ledger(cache).find(key) is None  # so it is encoded again
     assert run(cache) == ([], [])
 
 
@@ -232,7 +232,7 @@ def test_what_could_not_be_made_is_still_known_when_the_old_shards_are_gone(
         found = read_commit(cache, task)
         if found is not None and found.shard in old:
             cache.commit(task).unlink()
-    assert ledger.load(cache).rejected("ab" * 32) == reject
+    assert load_ledger(cache).rejected("ab" * 32) == reject
 
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -260,7 +260,7 @@ def test_a_crash_anywhere_loses_nothing_and_the_next_run_ends_it(
             run(cache)
         disk.left = 1 << 30
         sound(cache)
-        assert set(ledger.load(cache).resolve(rows)) == set(rows)
+        assert set(load_ledger(cache).resolve(rows)) == set(rows)
         run(cache)
         assert state(cache.root) == whole, f"crash before step {point}"
 
@@ -268,5 +268,5 @@ def test_a_crash_anywhere_loses_nothing_and_the_next_run_ends_it(
 def test_a_part_knows_what_it_will_take(cache: Cache, draw: Any, add: Add) -> None:
     for seed in (1, 2):
         add(cache, draw([SPEC], 3, seed))
-    (part,) = parts_of(cache, ledger.load(cache), shard_bytes=TEN)
+    (part,) = parts_of(cache, load_ledger(cache), shard_bytes=TEN)
     assert isinstance(part, Part) and part.row_bytes == ROW and len(part.first) == 6 and len(part.sources) == 2

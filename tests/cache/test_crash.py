@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from prep.arrays import ArraySpec, Task
+from prep.arrays import ArraySpec
 from prep.cache import plans
 from prep.cache import shard_check as verify
-from prep.cache.ledger import ledger
+from prep.cache.ledger.ledger import is_finished, load_ledger, write_commit
+from prep.cache.records import Task
 from prep.cache.store import Cache, clear_staging, open_cache
-from prep.fs import atomic as files
+from prep.fs import atomic
 from prep.maintenance import repair
 from prep.manifest import tables
 
@@ -37,8 +38,8 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 1 << 30
         self.seen: list[tuple[str, str]] = []
-        for name in files.PRIMITIVES:
-            monkeypatch.setattr(files, name, self._wrapped(name, getattr(files, name)))
+        for name in atomic.PRIMITIVES:
+            monkeypatch.setattr(atomic, name, self._wrapped(name, getattr(atomic, name)))
 
     def _wrapped(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def step(first: Any, *rest: Any, **options: Any) -> Any:
@@ -62,8 +63,8 @@ def job(root: Path, draw: Any, put: Put) -> Cache:
     parts = [draw([SPEC], 3, seed) for seed in range(2)]
     wanted = [Task(key=f"{place:064x}", field="latent", rows=tuple(part)) for place, part in enumerate(parts)]
     for task, part in zip(plans.write_plan(cache, WANTED, wanted), parts, strict=True):
-        if not ledger.is_finished(cache, task.key):
-            ledger.commit(cache, task, put(cache, "latent", [SPEC], part), [], {})
+        if not is_finished(cache, task.key):
+            write_commit(cache, task, put(cache, "latent", [SPEC], part), [], {})
     tables.write_table(cache, tables.build_findings([]))
     plans.remove_plan(cache, WANTED)
     return cache
@@ -83,7 +84,7 @@ def sound(cache: Cache) -> None:
     for digest in cache.shards():
         assert verify.verify_shard(cache, digest) == []
     for task in cache.names("commits"):
-        assert ledger.is_finished(cache, task)
+        assert is_finished(cache, task)
 
 
 def count(disk: Disk, work: Callable[[], Any]) -> int:
@@ -123,7 +124,7 @@ def test_a_crash_in_a_repair_loses_no_good_row(
 
     def harmed(root: Path) -> tuple[Cache, str]:
         cache = job(root, draw, put)
-        shard = next(digest for digest in cache.shards() if ledger.load(cache).resolve(rows)[bad].shard == digest)
+        shard = next(digest for digest in cache.shards() if load_ledger(cache).resolve(rows)[bad].shard == digest)
         edit(cache.shard(shard) / "latent" / "c.0.0.0.0", lambda data: data.__setitem__(52, data[52] ^ 1))
         verify.verify_shard(cache, shard)
         return cache, shard
@@ -137,10 +138,10 @@ def test_a_crash_in_a_repair_loses_no_good_row(
         with pytest.raises(Crashed):
             repair.salvage(cache, shard)
         disk.left = 1 << 30
-        assert set(ledger.load(cache).resolve(rows)) == set(rows) - {bad}
+        assert set(load_ledger(cache).resolve(rows)) == set(rows) - {bad}
         for left in repair.damaged_shards(cache):
             repair.salvage(cache, left)
-        assert set(ledger.load(cache).resolve(rows)) == set(rows) - {bad}
+        assert set(load_ledger(cache).resolve(rows)) == set(rows) - {bad}
         assert state(cache.root) == wanted, f"crash before step {point}"
 
 

@@ -15,6 +15,7 @@ from prep.cache import damage
 from prep.cache.damage import Damage
 from prep.cache.store import Cache, open_cache
 from prep.digest import canonical, seal
+from prep.fs import atomic
 
 A, B = "ab" * 32, "cd" * 32
 
@@ -60,7 +61,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_reader(cache: Cache, 
     def refuse(*rest: Any, **named: Any) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(damage.files, "write_whole", refuse)
+    monkeypatch.setattr(atomic, "write_whole", refuse)
     damage.record_if_writable(cache, [row(1)])
     with pytest.raises(PermissionError):
         damage.record(cache, [row(1)])

@@ -11,6 +11,7 @@ import pytest
 from prep.cache.store import check_vacant, open_cache
 from prep.errors import CacheError
 from prep.fs import untrusted as door
+from prep.fs.tree import tree
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
@@ -41,7 +42,7 @@ def test_a_link_is_not_followed(tmp_path):
         with pytest.raises(door.NotPlain, match=r"^link is a link, expected a plain file: nothing in a cache"):
             opening(link)
     (tmp_path / "there").symlink_to(tmp_path)
-    for listing in (door.check_dir, door.entries, lambda path: list(door.tree(path))):
+    for listing in (door.check_dir, door.entries, lambda path: list(tree(path))):
         with pytest.raises(door.NotPlain, match=r"^there is a link, expected a directory"):
             listing(tmp_path / "there")
 
@@ -82,24 +83,24 @@ def test_the_files_of_a_tree(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(b"123")
     (tmp_path / "c").touch()
-    assert sorted(door.tree(tmp_path)) == [("a/b", 3), ("c", 0)]
+    assert sorted(tree(tmp_path)) == [("a/b", 3), ("c", 0)]
     assert [entry.name for entry in door.entries(tmp_path)] == ["a", "c"]
     assert door.entries(tmp_path / "nothing") == []
     (tmp_path / "a" / "d").mkdir()
     with pytest.raises(door.NotPlain, match="d is a directory deeper than any of a shard"):
-        list(door.tree(tmp_path))
+        list(tree(tmp_path))
     (tmp_path / "a" / "d").rmdir()
     (tmp_path / "a" / "e").symlink_to(tmp_path / "c")
     with pytest.raises(door.NotPlain, match="e is a link"):
-        list(door.tree(tmp_path))
+        list(tree(tmp_path))
 
 
 def test_a_directory_of_very_many_files_is_no_shard(tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "MOST_FILES", 3)
+    monkeypatch.setattr("prep.fs.tree.MOST_FILES", 3)
     for name in "abcd":
         (tmp_path / name).touch()
     with pytest.raises(door.NotPlain, match="has more than 3 files, expected a shard"):
-        list(door.tree(tmp_path))
+        list(tree(tmp_path))
 
 
 def test_without_the_flags_looking_is_all_there_is(tmp_path, monkeypatch):

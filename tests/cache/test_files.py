@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prep.fs import atomic as files
+from prep.fs import atomic
 
 
 def names(path: Path) -> list[str]:
@@ -20,30 +20,30 @@ def names(path: Path) -> list[str]:
 
 def test_write_whole_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
-    files.write_whole(target, b"old")
-    files.write_whole(target, b"new")
+    atomic.write_whole(target, b"old")
+    atomic.write_whole(target, b"new")
     assert target.read_bytes() == b"new"
     assert names(tmp_path) == ["a.json"]
 
 
 def test_write_whole_can_replace_what_it_protected(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
-    files.write_whole(target, b"old", read_only=True)
+    atomic.write_whole(target, b"old", read_only=True)
     assert not target.stat().st_mode & 0o222
-    files.write_whole(target, b"new", read_only=True)
+    atomic.write_whole(target, b"new", read_only=True)
     assert target.read_bytes() == b"new"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "a.json"
-    files.write_whole(target, b"old")
+    atomic.write_whole(target, b"old")
 
     def full(handle: object, data: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(files, "write", full)
+    monkeypatch.setattr(atomic, "write", full)
     with pytest.raises(OSError, match="no space left"):
-        files.write_whole(target, b"new")
+        atomic.write_whole(target, b"new")
     assert target.read_bytes() == b"old"
     assert names(tmp_path) == ["a.json"]
 
@@ -52,15 +52,15 @@ def test_modes_follow_the_umask(tmp_path: Path) -> None:
     """A cache shared by a group stays shared: nothing is made as private as mkstemp makes it."""
     before = os.umask(0o002)
     try:
-        files.write_whole(tmp_path / "a", b"")
+        atomic.write_whole(tmp_path / "a", b"")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o664
 
 
 def test_write_new_keeps_the_first(tmp_path: Path) -> None:
-    assert files.write_new(tmp_path / "a", b"first")
-    assert not files.write_new(tmp_path / "a", b"second")
+    assert atomic.write_new(tmp_path / "a", b"first")
+    assert not atomic.write_new(tmp_path / "a", b"second")
     assert (tmp_path / "a").read_bytes() == b"first"
     assert names(tmp_path) == ["a"]
 
@@ -74,7 +74,7 @@ def test_write_new_has_one_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def race(data: bytes) -> None:
         start.wait()
-        if files.write_new(tmp_path / "a", data):
+        if atomic.write_new(tmp_path / "a", data):
             won.append(data)
 
     threads = [threading.Thread(target=race, args=(bytes([number]) * 100,)) for number in range(4)]
@@ -93,8 +93,8 @@ def lacking_links(self: Path, target: Path) -> None:
 
 def test_write_new_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "hardlink_to", lacking_links)
-    assert files.write_new(tmp_path / "a", b"first")
-    assert not files.write_new(tmp_path / "a", b"second")
+    assert atomic.write_new(tmp_path / "a", b"first")
+    assert not atomic.write_new(tmp_path / "a", b"second")
     assert names(tmp_path) == ["a"]
 
 
@@ -115,8 +115,8 @@ def test_directories_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "open", open_no_directory)
     monkeypatch.setattr(os, "fsync", sync_no_directory)
-    files.write_whole(tmp_path / "a", b"x")
-    assert files.write_new(tmp_path / "b", b"x")
+    atomic.write_whole(tmp_path / "a", b"x")
+    assert atomic.write_new(tmp_path / "b", b"x")
 
 
 def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,15 +125,15 @@ def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(OSError, match="input/output error"):
-        files.sync_dir(tmp_path)
+        atomic.sync_dir(tmp_path)
 
 
 def test_remove_tree_takes_read_only_files(tmp_path: Path) -> None:
     (tmp_path / "tree" / "inner").mkdir(parents=True)
     (tmp_path / "tree" / "inner" / "a").write_bytes(b"x")
-    files.protect(tmp_path / "tree" / "inner" / "a")
-    files.remove_tree(tmp_path / "tree")
-    files.remove_tree(tmp_path / "tree")
+    atomic.protect(tmp_path / "tree" / "inner" / "a")
+    atomic.remove_tree(tmp_path / "tree")
+    atomic.remove_tree(tmp_path / "tree")
     assert names(tmp_path) == []
 
 
@@ -142,7 +142,7 @@ def test_remove_tree_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "kept" / "a").write_bytes(b"x")
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept", target_is_directory=True)
-    files.remove_tree(tmp_path / "tree")
+    atomic.remove_tree(tmp_path / "tree")
     assert names(tmp_path) == ["kept"] and names(tmp_path / "kept") == ["a"]
 
 
@@ -150,21 +150,21 @@ def test_remove_tree_beside_another_that_removes_the_same(tmp_path: Path, monkey
     (tmp_path / "tree" / "inner").mkdir(parents=True)
     for name in "abc":
         (tmp_path / "tree" / "inner" / name).write_bytes(b"x")
-    plain = files.remove
+    plain = atomic.remove
 
     def quicker(path: Path) -> None:
         shutil.rmtree(tmp_path / "tree", ignore_errors=True)
         plain(path)
 
-    monkeypatch.setattr(files, "remove", quicker)
-    files.remove_tree(tmp_path / "tree")
+    monkeypatch.setattr(atomic, "remove", quicker)
+    atomic.remove_tree(tmp_path / "tree")
     assert names(tmp_path) == []
 
 
 def test_write_whole_stages_on_the_same_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest on another disk than its cache: nothing is renamed from one to the other."""
     (tmp_path / "tmp").mkdir()
-    plain, seen = files.rename, []
+    plain, seen = atomic.rename, []
 
     def rename(source: Path, target: Path) -> None:
         seen.append(source.parent)
@@ -172,13 +172,13 @@ def test_write_whole_stages_on_the_same_file_system(tmp_path: Path, monkeypatch:
             raise OSError(errno.EXDEV, "another file system")
         plain(source, target)
 
-    monkeypatch.setattr(files, "rename", rename)
-    files.write_whole(tmp_path / "a", b"x", staging=tmp_path / "tmp")
+    monkeypatch.setattr(atomic, "rename", rename)
+    atomic.write_whole(tmp_path / "a", b"x", staging=tmp_path / "tmp")
     assert seen == [tmp_path / "tmp", tmp_path]
     assert names(tmp_path) == ["a", "tmp"] and names(tmp_path / "tmp") == []
 
 
 def test_make_dirs_makes_parents_and_is_content_with_what_is_there(tmp_path: Path) -> None:
-    files.make_dirs(tmp_path / "a" / "b" / "c")
-    files.make_dirs(tmp_path / "a" / "b" / "c")
+    atomic.make_dirs(tmp_path / "a" / "b" / "c")
+    atomic.make_dirs(tmp_path / "a" / "b" / "c")
     assert (tmp_path / "a" / "b" / "c").is_dir()

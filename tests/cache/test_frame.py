@@ -7,16 +7,16 @@ import struct
 import pyarrow as pa
 import pytest
 
-from prep.arrays import Task
 from prep.cache import arrow as frame
-from prep.cache.arrow import check_stream, stream_of
+from prep.cache.arrow import check_stream, parse_table, stream_of
 from prep.cache.plans import SCHEMA as PLAN
 from prep.cache.plans import TRAILER, read_plan, write_plan
+from prep.cache.records import Task
 from prep.cache.store import publish_table
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.manifest import tables
-from prep.manifest.tables import parse_table, read_table
+from prep.manifest.tables import read_table
 from prep.parse import Unparsed
 
 TABLE = pa.table({"number": pa.array(range(100), pa.int32()), "word": [f"word {number}" for number in range(100)]})

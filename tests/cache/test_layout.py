@@ -16,8 +16,9 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.storage import MemoryStore
 
 from prep.arrays import ITEM_BYTES, ArraySpec
-from prep.cache import shard_format as layout
+from prep.cache import shard_format
 from prep.cache.zarr_view import BFloat16, register
+from prep.fs.tree import listing_digest
 from prep.parse import Unparsed
 
 ZARR_DTYPE: dict[str, Any] = {"bfloat16": BFloat16(), "float16": "float16", "float32": "float32", "uint8": "uint8"}
@@ -29,14 +30,14 @@ specs = st.builds(
 
 @given(st.binary(max_size=5000))
 def test_crc32c_is_that_of_another_implementation(data: bytes) -> None:
-    assert layout.crc32c(data) == google_crc32c.value(data)
-    assert layout.crc32c(np.frombuffer(data, np.uint8)) == google_crc32c.value(data)
+    assert shard_format.crc32c(data) == google_crc32c.value(data)
+    assert shard_format.crc32c(np.frombuffer(data, np.uint8)) == google_crc32c.value(data)
 
 
 def test_crc32c_is_castagnolis() -> None:
     """RFC 3720, B.4: 32 zeros, and the usual check string."""
-    assert layout.crc32c(b"123456789") == 0xE3069283
-    assert layout.crc_bytes(np.zeros(32, np.uint8)) == bytes.fromhex("aa36918a")
+    assert shard_format.crc32c(b"123456789") == 0xE3069283
+    assert shard_format.crc_bytes(np.zeros(32, np.uint8)) == bytes.fromhex("aa36918a")
 
 
 def ours_to_zarr(data: bytes) -> dict[str, Any]:
@@ -55,8 +56,8 @@ def test_array_documents_are_what_zarr_writes(spec: ArraySpec, rows: int) -> Non
         compressors=[Crc32cCodec()], fill_value=0, chunk_key_encoding={"name": "default", "separator": "."},
     )
     theirs = json.loads(store._store_dict["zarr.json"].to_bytes())
-    assert ours_to_zarr(layout.array_document(spec, rows)) == theirs
-    assert json.loads(layout.array_document(spec, rows)) == theirs  # 0 == 0.0: the only difference is that spelling
+    assert ours_to_zarr(shard_format.array_document(spec, rows)) == theirs
+    assert json.loads(shard_format.array_document(spec, rows)) == theirs  # 0 == 0.0: only that is spelled otherwise
 
 
 def test_key_and_group_documents_are_what_zarr_writes() -> None:
@@ -67,20 +68,20 @@ def test_key_and_group_documents_are_what_zarr_writes() -> None:
         "key", shape=(9, 32), chunks=(9, 32), dtype="uint8", compressors=[Crc32cCodec()],
         chunk_key_encoding={"name": "default", "separator": "."},
     )
-    assert json.loads(layout.group_document("mask")) == json.loads(store._store_dict["zarr.json"].to_bytes())
-    assert json.loads(layout.key_document(9)) == json.loads(store._store_dict["key/zarr.json"].to_bytes())
+    assert json.loads(shard_format.group_document("mask")) == json.loads(store._store_dict["zarr.json"].to_bytes())
+    assert json.loads(shard_format.key_document(9)) == json.loads(store._store_dict["key/zarr.json"].to_bytes())
 
 
-@given(spec=specs, rows=st.integers(1, layout.MAX_ROWS))
+@given(spec=specs, rows=st.integers(1, shard_format.MAX_ROWS))
 def test_documents_say_what_went_in(spec: ArraySpec, rows: int) -> None:
-    assert layout.parse_array(layout.array_document(spec, rows), "a", "x") == (spec, rows)
+    assert shard_format.parse_array(shard_format.array_document(spec, rows), "a", "x") == (spec, rows)
 
 
 def test_group_documents_say_their_field() -> None:
-    assert layout.parse_group(layout.group_document("text"), "zarr.json") == "text"
+    assert shard_format.parse_group(shard_format.group_document("text"), "zarr.json") == "text"
 
 
-DOCUMENT = layout.array_document(ArraySpec(name="a", dtype="float16", shape=(4, 2)), 3)
+DOCUMENT = shard_format.array_document(ArraySpec(name="a", dtype="float16", shape=(4, 2)), 3)
 
 
 def changed(**changes: Any) -> bytes:
@@ -114,7 +115,7 @@ def changed(**changes: Any) -> bytes:
 )
 def test_array_documents_that_lie(data: bytes, message: str) -> None:
     with pytest.raises(Unparsed, match=message):
-        layout.parse_array(data, "a", "x")
+        shard_format.parse_array(data, "a", "x")
 
 
 @pytest.mark.parametrize(
@@ -122,33 +123,36 @@ def test_array_documents_that_lie(data: bytes, message: str) -> None:
     [
         (b"{}", "x has no attributes of latentry, expected a latentry/shard group"),
         (b'{"attributes":[]}', "x has no attributes of latentry"),
-        (layout.group_document("../x"), "name in x is '../x', expected lower-case letters"),
-        (layout.group_document("mask") + b"\n", "x is not the document that latentry writes for field 'mask'"),
-        (layout.group_document("mask").replace(b'version":1', b'version":2'), "is not the document that latentry"),
+        (shard_format.group_document("../x"), "name in x is '../x', expected lower-case letters"),
+        (shard_format.group_document("mask") + b"\n",
+         "x is not the document that latentry writes for field 'mask'"),
+        (shard_format.group_document("mask").replace(b'version":1', b'version":2'),
+         "is not the document that latentry"),
     ],
 )
 def test_group_documents_that_lie(data: bytes, message: str) -> None:
     with pytest.raises(Unparsed, match=message):
-        layout.parse_group(data, "x")
+        shard_format.parse_group(data, "x")
 
 
 def test_the_tree_digest_is_sorted_by_path() -> None:
     listing = [{"path": path, "size": 0, "sha256": ""} for path in ("b", "a", "a/c")]
-    assert layout.listing_digest(listing) == layout.listing_digest(listing[::-1])
+    assert listing_digest(listing) == listing_digest(listing[::-1])
 
 
 def test_index_of_two_rows() -> None:
     spec = ArraySpec(name="a", dtype="uint8", shape=(6,))
-    entries = np.frombuffer(layout.index(spec, 2)[:-4], "<u8").tolist()
+    entries = np.frombuffer(shard_format.index(spec, 2)[:-4], "<u8").tolist()
     assert entries == [0, 10, 10, 10]
-    assert layout.data_bytes(spec, 2) == 2 * 10 + 2 * 16 + 4
+    assert shard_format.data_bytes(spec, 2) == 2 * 10 + 2 * 16 + 4
 
 
 def test_an_index_of_many_rows_is_made_in_parts(monkeypatch):
     spec = ArraySpec(name="latent", dtype="float32", shape=(3,))
-    whole = layout.index(spec, 10)
-    monkeypatch.setattr(layout, "INDEX_PART", 4)
-    parts = list(layout.index_parts(spec, 10))
+    whole = shard_format.index(spec, 10)
+    monkeypatch.setattr(shard_format, "INDEX_PART", 4)
+    parts = list(shard_format.index_parts(spec, 10))
     assert [len(part) for part in parts] == [64, 64, 32, 4] and b"".join(parts) == whole
-    assert parts[-1] == layout.crc_bytes(whole[:-4]) and layout.index(spec, 8) == layout.index(spec, 10)[:128] + (
-        layout.crc_bytes(whole[:128]))
+    assert parts[-1] == shard_format.crc_bytes(whole[:-4])
+    shorter = shard_format.index(spec, 10)[:128] + shard_format.crc_bytes(whole[:128])
+    assert shard_format.index(spec, 8) == shorter

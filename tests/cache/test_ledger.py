@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.arrays import ArraySpec, Reject, RowRef, Task
+from prep.arrays import ArraySpec
 from prep.cache import damage, store
 from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
-from prep.cache.ledger import ledger
 from prep.cache.ledger.columns import gather, packed
 from prep.cache.ledger.inventory import Census
-from prep.cache.shard_format import Shard
+from prep.cache.ledger.ledger import _ledger, forget_rejects, is_finished, load_ledger, write_commit
+from prep.cache.records import Reject, RowRef, Shard, Task
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError
@@ -34,12 +34,12 @@ def task_of(rows: Any, key: str = A) -> Task:
 @pytest.fixture
 def committed(cache: Cache, shard: Shard, rows: Any) -> Shard:
     """`shard`, with its commit."""
-    assert ledger.commit(cache, task_of(rows), shard, [], PROVENANCE)
+    assert write_commit(cache, task_of(rows), shard, [], PROVENANCE)
     return shard
 
 
 def test_an_empty_cache(cache: Cache) -> None:
-    empty = ledger.load(cache)
+    empty = load_ledger(cache)
     assert empty.find(A) is None
     assert empty.rejected(A) is None
     assert not empty.has_commit(A)
@@ -48,7 +48,7 @@ def test_an_empty_cache(cache: Cache) -> None:
 
 
 def test_committed_rows_are_found(cache: Cache, committed: Shard, rows: Any) -> None:
-    loaded = ledger.load(cache)
+    loaded = load_ledger(cache)
     wanted = {key: RowRef(shard=committed.digest, row=row) for row, key in enumerate(rows)}
     assert loaded.resolve([*reversed(list(rows)), A]) == wanted
     assert loaded.find(next(iter(rows))) == RowRef(shard=committed.digest, row=0)
@@ -63,8 +63,8 @@ def test_keys_with_zeros_at_their_ends(cache: Cache, put: Any, latent: ArraySpec
     keys = ["00" * 32, "00" * 31 + "01", "01" + "00" * 31, "01" + "00" * 30 + "01", "ff" * 31 + "00"]
     made = put(cache, "latent", [latent], {key: {"latent": bytes(48)} for key in keys})
     reject = Reject(key=keys[2], code="x", detail="y")
-    ledger.commit(cache, task_of(keys), made, [reject], {})
-    loaded = ledger.load(cache)
+    write_commit(cache, task_of(keys), made, [reject], {})
+    loaded = load_ledger(cache)
     assert loaded.resolve(keys) == {key: RowRef(shard=made.digest, row=row) for row, key in enumerate(keys)}
     assert loaded.find("ff" * 32) is None
     assert loaded.find("01" + "00" * 29 + "0001") == loaded.find(keys[3])
@@ -72,7 +72,7 @@ def test_keys_with_zeros_at_their_ends(cache: Cache, put: Any, latent: ArraySpec
 
 
 def test_a_shard_without_a_commit_is_unknown(cache: Cache, shard: Shard, rows: Any) -> None:
-    assert ledger.load(cache).resolve(rows) == {}
+    assert load_ledger(cache).resolve(rows) == {}
 
 
 def lose_shard(cache: Cache, digest: str, edit: Edit) -> None:
@@ -116,50 +116,50 @@ def test_harm_counts_as_missing_and_the_task_can_be_done_again(
     cache: Cache, committed: Shard, rows: Any, put: Any, latent: ArraySpec, edit: Edit, harm: Any
 ) -> None:
     harm(cache, committed.digest, edit)
-    assert ledger.load(cache).resolve(rows) == {}
-    assert not ledger.load(cache).has_commit(A)
-    assert not ledger.is_finished(cache, A)
+    assert load_ledger(cache).resolve(rows) == {}
+    assert not load_ledger(cache).has_commit(A)
+    assert not is_finished(cache, A)
     again = put(cache, "latent", [latent], rows)
-    ledger.commit(cache, task_of(rows), again, [], PROVENANCE)
-    assert len(ledger.load(cache).resolve(rows)) == 7
-    assert ledger.load(cache).has_commit(A)
+    write_commit(cache, task_of(rows), again, [], PROVENANCE)
+    assert len(load_ledger(cache).resolve(rows)) == 7
+    assert load_ledger(cache).has_commit(A)
 
 
 def test_damaged_rows_are_missing_and_the_others_are_not(cache: Cache, committed: Shard, rows: Any) -> None:
     damage.record(cache, [Damage(shard=committed.digest, field="latent", array="latent", row=2, what="bits")])
-    found = ledger.load(cache).resolve(rows)
+    found = load_ledger(cache).resolve(rows)
     assert sorted(ref.row for ref in found.values()) == [0, 1, 3, 4, 5, 6]
-    assert not ledger.load(cache).has_commit(A)
+    assert not load_ledger(cache).has_commit(A)
 
 
 def test_a_finished_task_keeps_its_first_commit(cache: Cache, committed: Shard, rows: Any) -> None:
     first = cache.commit(A).read_bytes()
-    assert not ledger.commit(cache, task_of(rows), committed, [], {"host": "another"})
+    assert not write_commit(cache, task_of(rows), committed, [], {"host": "another"})
     assert cache.commit(A).read_bytes() == first
 
 
 def test_a_commit_holds_provenance_and_rejects(cache: Cache) -> None:
     reject = Reject(key=B, code="truncated", detail="ends early")
-    ledger.commit(cache, task_of([B]), None, [reject], PROVENANCE)
+    write_commit(cache, task_of([B]), None, [reject], PROVENANCE)
     found = read_commit(cache, A)
     assert found is not None
     assert (found.task, found.field, found.shard, found.rejects) == (A, "latent", None, (reject,))
     assert found.provenance == PROVENANCE
-    loaded = ledger.load(cache)
+    loaded = load_ledger(cache)
     assert loaded.has_commit(A)
     assert loaded.rejected(B) == reject
 
 
 def test_a_row_made_after_all_is_rejected_no_more(cache: Cache, committed: Shard, rows: Any) -> None:
     key = next(iter(rows))
-    ledger.commit(cache, task_of([key], B), None, [Reject(key=key, code="x", detail="y")], {})
-    assert ledger.load(cache).rejected(key) is None
+    write_commit(cache, task_of([key], B), None, [Reject(key=key, code="x", detail="y")], {})
+    assert load_ledger(cache).rejected(key) is None
 
 
 def test_another_version_is_an_error(cache: Cache, committed: Shard, edit: Edit) -> None:
     edit(cache.commit(A), lambda data: canonical(seal({"format": "latentry/commit", "version": 2})))
     with pytest.raises(CacheError, match=r"is 'latentry/commit' version 2, expected 'latentry/commit' version 1"):
-        ledger.load(cache)
+        load_ledger(cache)
 
 
 def test_the_shard_with_more_wanted_rows_is_taken_then_the_smaller_digest(
@@ -170,9 +170,9 @@ def test_the_shard_with_more_wanted_rows_is_taken_then_the_smaller_digest(
     few, many = keys[:3], keys[1:]
     parts = {name: put(cache, "latent", [latent], {key: rows[key] for key in part})
              for name, part in (("few", few), ("many", many))}
-    ledger.commit(cache, task_of(few, A), parts["few"], [], {})
-    ledger.commit(cache, task_of(many, B), parts["many"], [], {})
-    loaded = ledger.load(cache)
+    write_commit(cache, task_of(few, A), parts["few"], [], {})
+    write_commit(cache, task_of(many, B), parts["many"], [], {})
+    loaded = load_ledger(cache)
     places = loaded.resolve(keys)
     assert [places[key].shard == parts["many"].digest for key in keys] == [False, True, True, True, True, True]
     assert loaded.resolve(keys[:3])[keys[1]].shard == parts["few"].digest
@@ -192,8 +192,8 @@ def test_resolve_agrees_with_the_rule_said_plainly(parts: list[list[int]], wante
         (place, np.array([bytes.fromhex(key) for key in part], "S32"), np.arange(len(part), dtype=np.int32))
         for place, part in enumerate(ordered)
     ]
-    made = ledger._ledger(Census(commits=(), shards=tuple((shard, "latent") for shard in shards),
-                                 counts=tuple(map(len, ordered)), columns=gather(columns)))
+    made = _ledger(Census(commits=(), shards=tuple((shard, "latent") for shard in shards),
+                          counts=tuple(map(len, ordered)), columns=gather(columns)))
     keys = {names[number] for number in wanted}
     expected = {}
     for key in keys:
@@ -216,34 +216,34 @@ def rejects_of(cache: Cache, task: str) -> list[str]:
 
 def test_forgotten_rejects_leave_rows_and_other_rejects(cache: Cache, shard: Shard, rows: Any) -> None:
     kept, gone = Reject(key=A, code="x", detail="é"), Reject(key=B, code="y", detail="z")
-    ledger.commit(cache, task_of(rows, A), shard, [kept, gone], PROVENANCE)
-    ledger.commit(cache, task_of([B], B), None, [gone], PROVENANCE)
+    write_commit(cache, task_of(rows, A), shard, [kept, gone], PROVENANCE)
+    write_commit(cache, task_of([B], B), None, [gone], PROVENANCE)
     only = digest_bytes(b"neither")
-    ledger.commit(cache, task_of([A, B], only), None, [gone, kept], PROVENANCE)
-    assert ledger.load(cache).rejected(B) == gone
-    ledger.forget_rejects(cache, frozenset([B]))
-    loaded = ledger.load(cache)
+    write_commit(cache, task_of([A, B], only), None, [gone, kept], PROVENANCE)
+    assert load_ledger(cache).rejected(B) == gone
+    forget_rejects(cache, frozenset([B]))
+    loaded = load_ledger(cache)
     assert (loaded.rejected(A), loaded.rejected(B)) == (kept, None)
     assert len(loaded.resolve(rows)) == 7
     assert list(cache.names("commits")) == sorted([A, only])
     assert rejects_of(cache, A) == rejects_of(cache, only) == [A]
     found = read_commit(cache, A)
     assert found is not None and (found.shard, found.provenance) == (shard, PROVENANCE)
-    ledger.forget_rejects(cache, frozenset([A, B]))
-    assert list(cache.names("commits")) == [A] and len(ledger.load(cache).resolve(rows)) == 7
+    forget_rejects(cache, frozenset([A, B]))
+    assert list(cache.names("commits")) == [A] and len(load_ledger(cache).resolve(rows)) == 7
 
 
 def test_what_nobody_rejected_is_not_written(cache: Cache, committed: Shard) -> None:
     before = cache.commit(A).stat()
-    ledger.forget_rejects(cache, frozenset([A, B]))
+    forget_rejects(cache, frozenset([A, B]))
     assert cache.commit(A).stat() == before
 
 
 def test_a_row_rejected_again_and_again_has_one_commit(cache: Cache, shard: Shard, rows: Any) -> None:
-    ledger.commit(cache, task_of([*rows, B], A), shard, [Reject(key=B, code="x", detail="0")], PROVENANCE)
+    write_commit(cache, task_of([*rows, B], A), shard, [Reject(key=B, code="x", detail="0")], PROVENANCE)
     for number in "123":
-        ledger.forget_rejects(cache, frozenset([B]))
-        assert ledger.load(cache).rejected(B) is None and not ledger.is_finished(cache, B)
-        ledger.commit(cache, task_of([B], B), None, [Reject(key=B, code="x", detail=number)], PROVENANCE)
-        assert ledger.load(cache).rejected(B) == Reject(key=B, code="x", detail=number)
+        forget_rejects(cache, frozenset([B]))
+        assert load_ledger(cache).rejected(B) is None and not is_finished(cache, B)
+        write_commit(cache, task_of([B], B), None, [Reject(key=B, code="x", detail=number)], PROVENANCE)
+        assert load_ledger(cache).rejected(B) == Reject(key=B, code="x", detail=number)
         assert list(cache.names("commits")) == sorted([A, B])

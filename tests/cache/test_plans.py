@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.arrays import Task
 from prep.cache import plans
+from prep.cache.records import Task
 from prep.cache.store import Cache, open_cache
 
 WANTED = "ef" * 32

@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.arrays import ArraySpec, RowRef
-from prep.cache import damage
-from prep.cache import shard_format as layout
+from prep.arrays import ArraySpec
+from prep.cache import damage, shard_format
 from prep.cache.reader import Reader, Targets
-from prep.cache.shard_format import Shard
+from prep.cache.records import RowRef, Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.pread import no_advice, plain_read
@@ -229,7 +228,7 @@ def test_unchecked_reads_let_flipped_bits_through(cache: Cache, shard: Shard, ro
 
 
 def hostile(spec: ArraySpec, rows: int) -> Callable[[bytearray], bytes]:
-    return lambda data: layout.array_document(spec, rows)
+    return lambda data: shard_format.array_document(spec, rows)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 from zarr.core.dtype.common import DataTypeValidationError
 
 from prep.arrays import ITEM_BYTES, ArraySpec
-from prep.cache import shard_format as layout
 from prep.cache import zarr_view as shard
 from prep.cache.reader import Reader
 from prep.cache.store import Cache, open_cache
 from prep.cache.zarr_view import BFloat16, open_shard
+from prep.fs.tree import tree_digest
 
 EVERY = [ArraySpec(name=f"in_{dtype}", dtype=dtype, shape=(2, 3)) for dtype in sorted(ITEM_BYTES)]
 
@@ -76,7 +76,7 @@ def test_any_shape_is_read_back(draw: Any, put: Any, dtypes: Any, shape: Any, ro
     with tempfile.TemporaryDirectory() as scratch:
         cache = open_cache(Path(scratch) / "cache", create=True)
         made = put(cache, "text", specs, drawn)
-        assert layout.tree_digest(cache.shard(made.digest)) == made.digest
+        assert tree_digest(cache.shard(made.digest)) == made.digest
         for spec in specs:
             wanted = b"".join(values[spec.name].tobytes() for values in drawn.values())
             for read in READERS:

@@ -12,7 +12,7 @@ from prep.cache import store
 from prep.cache.store import Cache, open_cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
-from prep.fs import atomic as files
+from prep.fs import atomic
 
 A = "ab" * 32
 
@@ -32,14 +32,14 @@ def test_an_empty_directory_becomes_a_cache_also_after_a_crash(tmp_path: Path) -
 
 def test_two_at_once_make_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was quicker has emptied tmp/ while the other staged its marker there: nobody holds the lock yet."""
-    plain = files.rename
+    plain = atomic.rename
 
     def late(source: Path, target: Path) -> None:
-        monkeypatch.setattr(files, "rename", plain)
+        monkeypatch.setattr(atomic, "rename", plain)
         store.clear_staging(open_cache(tmp_path, create=True))
         plain(source, target)
 
-    monkeypatch.setattr(files, "rename", late)
+    monkeypatch.setattr(atomic, "rename", late)
     open_cache(tmp_path, create=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latentry.json"]
 
@@ -49,8 +49,8 @@ def test_a_directory_that_was_there_is_synced_when_it_becomes_a_cache(
 ) -> None:
     """A run may have been killed after it had made the directory, and before that was on the disk."""
     (tmp_path / "cache").mkdir()
-    plain, synced = files.sync_dir, []
-    monkeypatch.setattr(files, "sync_dir", lambda path: (synced.append(path), plain(path)))
+    plain, synced = atomic.sync_dir, []
+    monkeypatch.setattr(atomic, "sync_dir", lambda path: (synced.append(path), plain(path)))
     open_cache(tmp_path / "cache", create=True)
     assert tmp_path in synced
 
@@ -61,7 +61,7 @@ def test_rubbish_that_cannot_be_removed_stays(cache: Cache, monkeypatch: pytest.
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EPERM, "not yours")
 
-    monkeypatch.setattr(files, "remove", refuse)
+    monkeypatch.setattr(atomic, "remove", refuse)
     store.clear_staging(cache)
     assert (cache.root / "tmp" / "another's").exists()
 
@@ -135,7 +135,7 @@ def test_publishing_a_table_twice_and_over_a_damaged_one(cache: Cache) -> None:
 
 def test_retire_takes_the_damage_record_along(cache: Cache, shard: object) -> None:
     (digest,) = cache.shards()
-    files.make_dirs(cache.damaged(digest).parent)
+    atomic.make_dirs(cache.damaged(digest).parent)
     cache.damaged(digest).write_bytes(b"")
     store.retire_shard(cache, digest)
     store.retire_shard(cache, digest)
@@ -156,6 +156,6 @@ def test_settling_syncs_every_directory_that_changed_lately(cache: Cache, monkey
     (cache.root / "commits" / "note").touch()
     os.utime(cache.root / "shards" / "cd", (0, 0))
     synced: list[str] = []
-    monkeypatch.setattr(files, "sync_dir", lambda path: synced.append(path.relative_to(cache.root).as_posix()))
+    monkeypatch.setattr(atomic, "sync_dir", lambda path: synced.append(path.relative_to(cache.root).as_posix()))
     store.settle(cache)
     assert synced == [".", "shards", "commits", "shards/ab", "commits/ab"]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from test_crash import Crashed, Disk, sound, state
 
-from prep.arrays import ArraySpec, Reject, Task
+from prep.arrays import ArraySpec
 from prep.cache import damage, plans
 from prep.cache.damage import Damage
-from prep.cache.ledger import ledger
-from prep.cache.shard_format import Shard
+from prep.cache.ledger.ledger import load_ledger, write_commit
+from prep.cache.records import Reject, Shard, Task
 from prep.cache.store import Cache, open_cache
 from prep.digest import digest_json
 from prep.maintenance import sweep
@@ -39,7 +39,7 @@ def add(draw: Any, put: Put) -> Callable[..., tuple[Shard, Task]]:
     def go(cache: Cache, seed: int, count: int = 3) -> tuple[Shard, Task]:
         rows = draw([SPEC], count, seed)
         shard = put(cache, "latent", [SPEC], rows)
-        ledger.commit(cache, task_of(rows), shard, [], {})
+        write_commit(cache, task_of(rows), shard, [], {})
         return shard, task_of(rows)
 
     return go
@@ -66,7 +66,7 @@ def test_what_no_manifest_names_goes(cache: Cache, add: Any) -> None:
     (kept, kept_task), (other, other_task) = add(cache, 1), add(cache, 2)
     table, old = tables.write_table(cache, tables.build_findings([])), shard_table(cache, other)
     nothing = Task(key="ab" * 32, field="latent", rows=("cd" * 32,))
-    ledger.commit(cache, nothing, None, [Reject(key="cd" * 32, code="truncated", detail="ends")], {})
+    write_commit(cache, nothing, None, [Reject(key="cd" * 32, code="truncated", detail="ends")], {})
     for shard in (kept.digest, other.digest, "ef" * 32):
         damage.record(cache, [Damage(shard=shard, field=None, array="latent", row=1, what="bad")])
     lost = add(cache, 3)
@@ -88,7 +88,7 @@ def test_what_no_manifest_names_goes(cache: Cache, add: Any) -> None:
     assert len(ticks) == 2 + 1 + 1 + 2
     assert list(cache.shards()) == [kept.digest] and list(cache.names("tables")) == [table]
     assert list(cache.names("damaged")) == [kept.digest] and not (cache.root / "tmp").exists()
-    assert ledger.load(cache).rejected("cd" * 32) is not None
+    assert load_ledger(cache).rejected("cd" * 32) is not None
     assert (cache.root / "shards" / "notes.txt").read_text() == "mine"
     after = sweep.look(cache, needed(kept, names=(table,)), guard=0)
     assert not any(after.remove.values()) and not after.staging
@@ -123,7 +123,7 @@ def test_an_unfinished_plan_keeps_its_rows_wherever_they_are(cache: Cache, draw:
     plans.write_plan(cache, "aa" * 32, tasks)
     part = {key: rows[key] for key in list(rows)[3:5]}  # of the second task what could be made, under another name
     planned = put(cache, "latent", [SPEC], part)
-    ledger.commit(cache, task_of(part), planned, [], {})
+    write_commit(cache, task_of(part), planned, [], {})
     other, other_task = add(cache, 2)
     age(cache.root, 2)
     found = sweep.look(cache, needed(), guard=0)

@@ -12,17 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.arrays import ArraySpec, Task
+from prep.arrays import ArraySpec
 from prep.cache import damage, store
 from prep.cache import shard_check as verify
-from prep.cache import shard_format as layout
 from prep.cache import shard_header as header
-from prep.cache.ledger import ledger
+from prep.cache.ledger.ledger import empty_ledger, load_ledger, write_commit
 from prep.cache.reader import Reader
-from prep.cache.shard_format import Shard
+from prep.cache.records import Shard, Task
 from prep.cache.store import Cache, open_cache
-from prep.fs import atomic as files
-from prep.fs import pread
+from prep.fs import atomic, pread
+from prep.fs.tree import tree_digest
 from prep.maintenance import repair
 
 A = "ab" * 32
@@ -138,7 +137,7 @@ def test_every_flipped_bit_of_every_file_is_found(
 
 
 def committed(cache: Cache, shard: Shard, rows: Any) -> None:
-    ledger.commit(cache, Task(key=A, field="latent", rows=tuple(rows)), shard, [], {})
+    write_commit(cache, Task(key=A, field="latent", rows=tuple(rows)), shard, [], {})
 
 
 def test_repair_copies_good_rows_and_retires_the_shard(cache: Cache, shard: Shard, rows: Any, edit: Edit) -> None:
@@ -151,8 +150,8 @@ def test_repair_copies_good_rows_and_retires_the_shard(cache: Cache, shard: Shar
     assert new.rows == 6
     assert list(cache.shards()) == [new.digest]
     assert repair.damaged_shards(cache) == []
-    assert layout.tree_digest(cache.shard(new.digest)) == new.digest
-    places = ledger.load(cache).resolve(rows)
+    assert tree_digest(cache.shard(new.digest)) == new.digest
+    places = load_ledger(cache).resolve(rows)
     lost = list(rows)[2]
     assert sorted(places) == sorted(set(rows) - {lost})
     out = bytearray(48)
@@ -238,7 +237,7 @@ def test_nothing_is_lost(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm
     assert repair.salvage(cache, shard.digest) == shard
     assert verify.verify_shard(cache, shard.digest) == []
     assert repair.damaged_shards(cache) == []
-    assert len(ledger.load(cache).resolve(rows)) == 7
+    assert len(load_ledger(cache).resolve(rows)) == 7
     assert list((cache.root / "tmp").iterdir()) == []
     assert (cache.shard(shard.digest) / DATA).stat().st_mode & 0o222 == 0 or harm in (condemn, spoil_record)
 
@@ -286,11 +285,11 @@ def test_a_crash_while_an_index_is_written_anew_loses_nothing(
     verify.verify_shard(cache, shard.digest)
     for primitive in ("write", "sync", "rename", "sync_dir"):
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(files, primitive, interrupt)
+            patched.setattr(atomic, primitive, interrupt)
             repair.salvage(cache, shard.digest)
         assert cache.shard(shard.digest).is_dir()
     assert repair.salvage(cache, shard.digest) == shard
-    assert verify.verify_shard(cache, shard.digest) == [] and len(ledger.load(cache).resolve(rows)) == 7
+    assert verify.verify_shard(cache, shard.digest) == [] and len(load_ledger(cache).resolve(rows)) == 7
 
 
 def interrupt(*given: Any, **named: Any) -> None:
@@ -305,7 +304,7 @@ def test_a_full_disk_loses_no_row(
     harm(cache, shard.digest, edit)
     verify.verify_shard(cache, shard.digest)
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(files, "write", full)
+        patched.setattr(atomic, "write", full)
         repair.salvage(cache, shard.digest)
     assert repair.damaged_shards(cache) == [shard.digest] and cache.commit(A).exists()
     new = repair.salvage(cache, shard.digest)
@@ -336,17 +335,17 @@ def refuse(path: Any) -> Any:
 
 def test_adopted(cache: Cache, shard: Shard, rows: Any) -> None:
     """A shard without a commit, where its rows are wanted; not again, and not for rows that it does not have."""
-    assert repair.adopt(cache, ledger.load(cache), ["ab" * 32]) == []
-    assert repair.adopt(cache, ledger.load(cache), [next(iter(rows))]) == [shard]
-    assert len(ledger.load(cache).resolve(rows)) == 7
-    assert repair.adopt(cache, ledger.load(cache), list(rows)) == []
-    assert repair.adopt(cache, ledger.empty(), list(rows)) == [], "another process committed it meanwhile"
+    assert repair.adopt(cache, load_ledger(cache), ["ab" * 32]) == []
+    assert repair.adopt(cache, load_ledger(cache), [next(iter(rows))]) == [shard]
+    assert len(load_ledger(cache).resolve(rows)) == 7
+    assert repair.adopt(cache, load_ledger(cache), list(rows)) == []
+    assert repair.adopt(cache, empty_ledger(), list(rows)) == [], "another process committed it meanwhile"
 
 
 @pytest.mark.parametrize("harm", [flip_every_row, lose_header, swap_rows, spoil_index])
 def test_no_damaged_shard_is_adopted(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm: Any) -> None:
     harm(cache, shard.digest, edit)
-    assert repair.adopt(cache, ledger.load(cache), list(rows)) == []
+    assert repair.adopt(cache, load_ledger(cache), list(rows)) == []
     assert list(cache.names("commits")) == []
 
 
@@ -354,12 +353,12 @@ def test_suspects_are_looked_into(
     cache: Cache, shard: Shard, rows: Any, draw: Any, put: Any, latent: ArraySpec
 ) -> None:
     """A commit that says something else of a sound shard goes, and the shard is found again; so does a damaged one."""
-    lying = layout.Shard(digest=shard.digest, rows=shard.rows, bytes=shard.bytes + 1)
+    lying = Shard(digest=shard.digest, rows=shard.rows, bytes=shard.bytes + 1)
     committed(cache, lying, rows)
     second = put(cache, "latent", [latent], draw([latent], 3, 5))
-    ledger.commit(cache, Task(key="cd" * 32, field="latent", rows=()), second, [], {})
-    ledger.commit(cache, Task(key="ef" * 32, field="latent", rows=()), None, [], {})
-    assert repair.suspects(cache, ledger.load(cache)) == [A]
+    write_commit(cache, Task(key="cd" * 32, field="latent", rows=()), second, [], {})
+    write_commit(cache, Task(key="ef" * 32, field="latent", rows=()), None, [], {})
+    assert repair.suspects(cache, load_ledger(cache)) == [A]
     repair.mend(cache, [A, "cd" * 32, "ef" * 32, "12" * 32])
     assert list(cache.names("commits")) == ["cd" * 32, "ef" * 32], "nobody's doubt harms a sound commit"
-    assert {one.digest for one in repair.adopt(cache, ledger.load(cache), list(rows))} == {shard.digest}
+    assert {one.digest for one in repair.adopt(cache, load_ledger(cache), list(rows))} == {shard.digest}

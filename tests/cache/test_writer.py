@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from prep.arrays import ArraySpec
-from prep.cache import shard_format as layout
 from prep.cache import writer
-from prep.cache.shard_format import Shard
+from prep.cache.records import Shard
 from prep.cache.store import Cache, open_cache, retire_shard
 from prep.cache.writer import ShardWriter
-from prep.fs import atomic as files
+from prep.fs import atomic
+from prep.fs.tree import tree_digest
 
 KEY = "ab" * 32
 
@@ -28,7 +28,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def test_the_digest_is_that_of_the_files_on_disk(cache: Cache, shard: Shard) -> None:
     root = cache.shard(shard.digest)
-    assert layout.tree_digest(root) == shard.digest
+    assert tree_digest(root) == shard.digest
     assert sum(len(data) for data in tree(root).values()) == shard.bytes
     assert sorted(tree(root)) == ["key/c.0.0", "key/zarr.json", "latent/c.0.0.0.0", "latent/zarr.json", "zarr.json"]
 
@@ -74,7 +74,7 @@ def test_leaving_while_blocks_are_digested_ends_the_thread(
     before = threading.active_count()
     with pytest.raises(OSError, match="no space"), ShardWriter(cache, "latent", [latent]) as shard:
         shard.add(KEY, {"latent": bytes(48)})
-        monkeypatch.setattr(files, "write", full)
+        monkeypatch.setattr(atomic, "write", full)
         shard.add("ac" * 32, {"latent": bytes(48)})
     assert threading.active_count() == before
     assert list((cache.root / "tmp").iterdir()) == []
@@ -89,7 +89,7 @@ def test_a_damaged_shard_is_replaced_by_the_same_rows(
 ) -> None:
     edit(cache.shard(shard.digest) / "latent" / "c.0.0.0.0", lambda data: data.__setitem__(3, data[3] ^ 1))
     put(cache, "latent", [latent], rows)
-    assert layout.tree_digest(cache.shard(shard.digest)) == shard.digest
+    assert tree_digest(cache.shard(shard.digest)) == shard.digest
 
 
 def test_files_are_read_only_and_directories_are_not(cache: Cache, shard: Shard) -> None:
@@ -184,5 +184,5 @@ def test_processes_that_make_the_same_shard_at_once(
     for thread in threads:
         thread.join()
     assert made == [shard] * 4
-    assert layout.tree_digest(cache.shard(shard.digest)) == shard.digest
+    assert tree_digest(cache.shard(shard.digest)) == shard.digest
     assert list((cache.root / "tmp").iterdir()) == []

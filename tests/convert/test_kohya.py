@@ -6,8 +6,9 @@ import pytest
 from told import said
 
 from prep.buckets.sizes import step_buckets
+from prep.captions.options import CaptionChoice
 from prep.errors import ConfigError
-from prep.recipe.schema import CaptionChoice, ImageChoice, Source
+from prep.recipe.schema import ImageChoice, Source
 
 WHOLE = """
 [general]

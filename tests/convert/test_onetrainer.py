@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from told import said
 
+from prep.captions.options import CaptionChoice
 from prep.errors import ConfigError, PathError
-from prep.recipe.schema import CaptionChoice, ImageChoice, Source
+from prep.recipe.schema import ImageChoice, Source
 
 # The settings of a concept that does nothing special, as far as they are not off.
 PLAIN = {"path": "photos", "include_subdirectories": True, "text": {"keep_tags_count": 0},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from told import said
 
+from prep.captions.options import CaptionChoice
 from prep.errors import ConfigError
-from prep.recipe.schema import CaptionChoice, ImageChoice, Source
+from prep.recipe.schema import ImageChoice, Source
 
 PLAIN = {"id": "a", "type": "local", "instance_data_dir": "photos", "caption_strategy": "textfile", "resolution": 768}
 

@@ -10,9 +10,9 @@ from prep.cache import plans
 from prep.cache.commits import read_commit
 from prep.cache.damage import recorded
 from prep.cache.ledger.ledger import is_finished
-from prep.cache.shard_format import file_digest, tree_digest
 from prep.cache.store import Cache
 from prep.digest import digest_bytes
+from prep.fs.tree import file_digest, tree_digest
 
 State = dict[str, object]
 HEX = r"([0-9a-f]{64})"

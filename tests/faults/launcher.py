@@ -36,7 +36,7 @@ def load() -> None:
     import torch
 
     torch.set_num_threads(1)
-    from prep.models.quiet import quiet_libraries
+    from prep.models.loading import quiet_libraries
 
     quiet_libraries()
     import diffusers

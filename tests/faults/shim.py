@@ -43,12 +43,12 @@ def install(plan: dict[str, Any]) -> Shim:
     shim = Shim(plan)
     from prep.encode import plan as encode
     from prep.encode.engines import local
-    from prep.fs import atomic as files
+    from prep.fs import atomic
 
-    for name in files.PRIMITIVES:
-        setattr(files, name, shim.wrapped(name, getattr(files, name)))
+    for name in atomic.PRIMITIVES:
+        setattr(atomic, name, shim.wrapped(name, getattr(atomic, name)))
     if plan.get("plain"):
-        _take_away(files)
+        _take_away(atomic)
     if "task_rows" in plan:
         encode.TASK_ROWS = plan["task_rows"]
     if "watch" in plan:
@@ -168,7 +168,7 @@ class Shim:
 
 def _trace(local: Any, file: Path) -> None:
     """Notes when each task was looked at, and when it was committed; all processes have one clock."""
-    notes, look, commit = file.open("a"), local.is_finished, local.commit
+    notes, look, commit = file.open("a"), local.is_finished, local.write_commit
 
     def note(*what: Any) -> None:
         print(json.dumps(what), file=notes, flush=True)
@@ -184,7 +184,7 @@ def _trace(local: Any, file: Path) -> None:
         note("committed", task.key, time.monotonic())
         return result
 
-    local.is_finished, local.commit = looked, committed
+    local.is_finished, local.write_commit = looked, committed
 
 
 def _take_away(files: Any) -> None:

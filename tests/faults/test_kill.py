@@ -17,7 +17,7 @@ import pytest
 from account import account, state
 from harness import ENVIRONMENT, FORKS
 
-from prep.cache.ledger.ledger import load
+from prep.cache.ledger.ledger import load_ledger
 from prep.cache.store import Cache
 from prep.fs.atomic import PRIMITIVES
 
@@ -93,8 +93,8 @@ def test_killed_again_while_mending(stage, tmp_path, times):
 def test_killed_while_a_damaged_shard_is_mended(stage, tmp_path, part):
     """No good row is made again, however often it is tried."""
     assert stage.run(stage.encode())["code"] == 0
-    shard = max((one for one in load(Cache(root=stage.cache)).shards if (stage.cache_shard(one) / "latent").is_dir()),
-                key=lambda one: one.rows)
+    shards = load_ledger(Cache(root=stage.cache)).shards
+    shard = max((one for one in shards if (stage.cache_shard(one) / "latent").is_dir()), key=lambda one: one.rows)
     assert shard.rows == 2
     flip(stage.cache_shard(shard) / "latent" / "c.0.0.0.0")
     assert stage.run(stage.verify())["code"] == 7

@@ -16,7 +16,7 @@ from harness import FORKS
 
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest
 from prep.manifest.tables import SAMPLES, SHARDS, read_table
 
 pytestmark = FORKS
@@ -97,7 +97,7 @@ def recipes(stage, tmp_path):
 
 def rows(manifest):
     """Each sample's name with the values of its rows."""
-    opened = manifests.read(manifest)
+    opened = read_manifest(manifest)
     cache, found = Cache(root=opened.cache_root), {}
     shards = [row.hex() for row in read_table(cache, opened.document["tables"]["shards"], SHARDS)["digest"].to_pylist()]
     reader = Reader(cache.root)

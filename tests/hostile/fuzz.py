@@ -22,8 +22,7 @@ from mutations import mutate_bytes, mutate_json, mutate_table  # noqa: E402
 from onlookers import Watch, look_at, look_at_records  # noqa: E402
 from victims import SMALLER, Undo, Victim, both, replaced, sealed, victim, with_shard  # noqa: E402
 
-from prep.cache import plans  # noqa: E402
-from prep.cache import shard_format as layout  # noqa: E402
+from prep.cache import plans, shard_format  # noqa: E402
 from prep.formatting import safe  # noqa: E402
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS  # noqa: E402
 
@@ -118,7 +117,7 @@ def shard(target: Victim, rng: Random) -> Undo:
         else:
             data = mutate_bytes(data, rng)
             if rng.random() < 0.5 and path.parent.name == "key":
-                data = data[:-4] + layout.crc_bytes(data[:-4])
+                data = data[:-4] + shard_format.crc_bytes(data[:-4])
         path.chmod(0o644)
         path.write_bytes(data)
 

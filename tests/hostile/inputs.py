@@ -28,21 +28,22 @@ import spoil  # noqa: E402
 from fuzz import TooLong, resident, told, too_long  # noqa: E402
 from onlookers import Watch  # noqa: E402
 
-from prep.arrays import Blob, Finding, Item  # noqa: E402
 from prep.captions import read as captions  # noqa: E402
+from prep.captions.options import CaptionChoice  # noqa: E402
+from prep.captions.variants import captions_of  # noqa: E402
 from prep.cli.console import run  # noqa: E402
-from prep.dataset.ingest import captions_of  # noqa: E402
 from prep.errors import Problem  # noqa: E402
-from prep.findings import CODES  # noqa: E402
-from prep.images import decode as images  # noqa: E402
-from prep.images.formats.sniff import BadPicture  # noqa: E402
+from prep.findings import CODES, Finding  # noqa: E402
+from prep.fs.blob import Blob  # noqa: E402
+from prep.images.decode import quiet_pillow, read_header  # noqa: E402
+from prep.images.formats.parts import BadPicture  # noqa: E402
 from prep.recipe.init import init_from_file  # noqa: E402
-from prep.recipe.load import load  # noqa: E402
+from prep.recipe.load import load_recipe  # noqa: E402
 from prep.recipe.overview import look  # noqa: E402
-from prep.recipe.schema import CaptionChoice  # noqa: E402
 from prep.scan.examine import check_item, exact_pixels, preview  # noqa: E402
 from prep.scan.protocol import all_examined, message, of_examined, of_thumb, parts  # noqa: E402
 from prep.sources.directory import walk  # noqa: E402
+from prep.sources.item import Item  # noqa: E402
 from prep.sources.tars import walk_tar  # noqa: E402
 
 MOST = 6 << 30  # bytes of address space: less than a worker may map
@@ -123,7 +124,7 @@ def picture(bench: Bench, rng: Random) -> bool:
         if mask is None:
             assert bool(exact_pixels(picture)) == usable and bool(preview(picture, 16)) == usable
             try:
-                images.read_header(spoiled)
+                read_header(spoiled)
             except BadPicture:
                 assert not usable
     return not usable
@@ -202,7 +203,7 @@ def recipe(bench: Bench, rng: Random) -> bool:
     (place / "dataset.toml").write_bytes(way(text, rng))
     with bench.watch.look():
         try:
-            found = load(place / "dataset.toml", choices={})
+            found = load_recipe(place / "dataset.toml", choices={})
         except Problem as error:
             _clear(error)
             return True
@@ -247,7 +248,7 @@ def other(bench: Bench, rng: Random) -> bool:
             assert set(place.iterdir()) == there
             return True
     assert set(place.iterdir()) == {*there, place / "dataset.toml"}
-    load(place / "dataset.toml", choices={})
+    load_recipe(place / "dataset.toml", choices={})
     return False
 
 
@@ -381,7 +382,7 @@ def main(root: Path, words: list[str]) -> int:
     onlookers.SECONDS = SECONDS
     bench = Bench(root=root.resolve(), watch=Watch(root / "in"))
     warnings.simplefilter("error")
-    images.quiet()
+    quiet_pillow()
     os.environ["XDG_CACHE_HOME"] = str(root / "remembered")
     warm(bench)
     if sys.platform == "linux":

@@ -17,18 +17,18 @@ from victims import Victim
 from prep.batching.plan import step_plan
 from prep.cache import damage, plans
 from prep.cache.commits import read_commit
-from prep.cache.ledger import ledger
+from prep.cache.ledger.ledger import load_ledger
 from prep.cache.store import open_cache
 from prep.errors import Problem, from_system
+from prep.loader import draws
+from prep.loader.batches import batches
+from prep.loader.index import open_index
+from prep.loader.rows import Rows
 from prep.maintenance.verify import verify
 from prep.manifest import describe as audits
-from prep.manifest import document as manifests
-from prep.manifest.document import Manifest
-from prep.report.terminal import tables as terminal
-from train import draws
-from train.data import batches
-from train.index import open_index
-from train.rows import Rows
+from prep.manifest.document import Manifest, read_manifest
+from prep.manifest.opened import open_audit
+from prep.report.terminal.manifest import inspect_tables, sample_text, verify_tables
 from train.sampling import prompts
 
 SECONDS = 30  # for one look, on a busy machine; they take a hundredth of a second
@@ -107,7 +107,7 @@ class Look:
 def look_at(victim: Victim, *, whole: bool = False, quick: bool = True) -> list[int]:
     """Reads all there is, as inspect, verify (wholly, quickly, or not) and train would; the codes of refusals."""
     look = Look()
-    manifest = look.at(lambda: manifests.read(victim.path))
+    manifest = look.at(lambda: read_manifest(victim.path))
     if manifest is not None:
         _audit(look, manifest, whole, quick)
         index = look.at(lambda: open_index(manifest))
@@ -125,7 +125,7 @@ def look_at_records(victim: Victim) -> list[int]:
         return look.codes
     for task in look.at(lambda: list(cache.names("commits"))) or ():
         look.at(lambda task=task: read_commit(cache, task))
-    loaded = look.at(lambda: ledger.load(cache))
+    loaded = look.at(lambda: load_ledger(cache))
     if loaded is not None:
         keys = [bytes(key).ljust(32, b"\0").hex() for key in loaded.keys[:40]]
         found = look.at(lambda: loaded.resolve(keys)) or {}
@@ -139,25 +139,25 @@ def look_at_records(victim: Victim) -> list[int]:
 
 
 def _audit(look: Look, manifest: Manifest, whole: bool, also: bool) -> None:
-    audit = look.at(lambda: audits.open_audit(manifest))
+    audit = look.at(lambda: open_audit(manifest))
     if audit is None:
         return
-    document = look.at(lambda: audits.inspect(audit))
+    document = look.at(lambda: audits.describe_manifest(audit))
     if document is not None:
         json.dumps(document, allow_nan=False).encode()
         if whole:
-            terminal.inspect_tables(document).encode()
+            inspect_tables(document).encode()
     name = look.at(lambda: audit.samples.name(0) if len(audit.samples) else "0.png")
-    found = look.at(lambda: audits.look_up(audit, name or "0.png"))
+    found = look.at(lambda: audits.describe_samples(audit, name or "0.png"))
     if found is not None:
         json.dumps(found)
         if whole:
-            terminal.sample_text(found).encode()
+            sample_text(found).encode()
     report = look.at(lambda: verify(audit, quick=not whole)) if whole or also else None
     if report is not None:
         json.dumps(report)
         if whole:
-            terminal.verify_tables(report).encode()
+            verify_tables(report).encode()
 
 
 def _batches(index: Any) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from victims import replaced, sealed
 
-from prep.arrays import Task
 from prep.cache import damage, plans
 from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
+from prep.cache.records import Task
 from prep.cache.store import Cache
 from prep.digest import digest_json
 from prep.encode import plan as encoding

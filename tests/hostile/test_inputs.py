@@ -15,9 +15,10 @@ import pytest
 import seeds
 from inputs import KINDS
 
-from prep.arrays import Finding, Item
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture
+from prep.findings import Finding
+from prep.images.decode import decode_picture
+from prep.images.formats.parts import BadPicture
+from prep.sources.item import Item
 from prep.sources.tables import rows_of
 from prep.sources.tars import walk_tar
 
@@ -69,7 +70,7 @@ def test_what_is_not_spoiled_is_sound(tmp_path):
     """Every seed is a file as its tools write it."""
     for extension, data in seeds.pictures():
         try:
-            assert min(images.decode(data, alpha="white").size) > 30, extension
+            assert min(decode_picture(data, alpha="white").size) > 30, extension
         except BadPicture as error:
             assert error.detail.startswith("colour mode is LAB"), (extension, error.detail)
     for name, data in seeds.tables():
@@ -87,7 +88,7 @@ CRIMES = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 import inputs
-from prep.arrays import Finding
+from prep.findings import Finding
 
 kinds = iter(range(7))
 

@@ -9,11 +9,12 @@ import pytest
 from victims import file_of, victim
 
 from prep.errors import CacheError, ManifestError
+from prep.loader.index import open_index
 from prep.maintenance.verify import verify
 from prep.manifest import describe as audits
-from prep.manifest import document as manifests
+from prep.manifest.document import read_manifest
+from prep.manifest.opened import open_audit
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS
-from train.index import open_index
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_a_value_of_the_document(target, path, value, message):
     place[name] = value
     target.write(document)
     with pytest.raises(ManifestError) as caught:
-        manifests.read(target.path)
+        read_manifest(target.path)
     assert message in caught.value.message and caught.value.exit_code == 4
 
 
@@ -93,7 +94,7 @@ def test_a_manifest_without_text(target):
     del document["fields"]["text"]
     target.write(document)
     with pytest.raises(ManifestError, match="fields lacks 'text', which every manifest has"):
-        manifests.read(target.path)
+        read_manifest(target.path)
 
 
 def test_a_document_of_many_buckets_or_levels(target):
@@ -102,11 +103,11 @@ def test_a_document_of_many_buckets_or_levels(target):
     document["buckets"] += [{"size": [8 * number, 16], **empty} for number in range(1, 4100)]
     target.write(document)
     with pytest.raises(ManifestError, match="buckets has 4102 members, expected at most 4096"):
-        manifests.read(target.path)
+        read_manifest(target.path)
     for levels in (20, 500, 100_000):
         target.write({**target.copy(), "options": "@"}, {"@": "[" * levels + "]" * levels})
         with pytest.raises(ManifestError, match=r"has more than 16 levels, expected a document of ours|is not JSON"):
-            manifests.read(target.path)
+            read_manifest(target.path)
 
 
 NAN = float("nan")
@@ -150,14 +151,14 @@ SHARD = {
 
 def refused(target, message):
     """By inspect, verify and train, each in one message."""
-    audit = audits.open_audit(manifests.read(target.path))
+    audit = open_audit(read_manifest(target.path))
     with pytest.raises(CacheError) as caught:
-        audits.inspect(audit)
+        audits.describe_manifest(audit)
     assert message in caught.value.message and caught.value.hint.startswith("prep encode")
-    report = verify(audits.open_audit(manifests.read(target.path)), quick=True)
+    report = verify(open_audit(read_manifest(target.path)), quick=True)
     assert not report["ok"] and any(message in one["what"] for one in report["damaged"])
     with pytest.raises(CacheError) as caught:
-        open_index(manifests.read(target.path))
+        open_index(read_manifest(target.path))
     assert message in caught.value.message and caught.value.exit_code == 7
 
 
@@ -188,7 +189,7 @@ def test_a_severity_that_is_none(target):
     rows[0]["severity"] = "\x1b[31mfatal"
     undo = target.put_table("findings", file_of(pa.Table.from_pylist(rows, schema=FINDINGS)))
     with pytest.raises(CacheError, match=r"the finding table has the severity '\\x1b\[31mfatal', expected one"):
-        audits.inspect(audits.open_audit(manifests.read(target.path)))
+        audits.describe_manifest(open_audit(read_manifest(target.path)))
     undo()
 
 

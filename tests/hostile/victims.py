@@ -16,14 +16,15 @@ from typing import Any
 import pyarrow as pa
 from synthetic import Scale, build
 
-from prep.arrays import Finding, Reject, Task
 from prep.cache import damage, plans
 from prep.cache.damage import Damage
-from prep.cache.ledger import ledger
-from prep.cache.shard_format import tree_digest
+from prep.cache.ledger.ledger import write_commit
+from prep.cache.records import Reject, Task
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, digest_json
-from prep.manifest import document as manifests
+from prep.findings import Finding
+from prep.fs.tree import tree_digest
+from prep.manifest.document import write_manifest
 from prep.manifest.tables import SAMPLES, SHARDS, build_findings, read_table, write_table
 
 SCALE = Scale(samples=24, buckets=3, per_shard=9)
@@ -97,7 +98,7 @@ def victim(root: Path, scale: Scale = SCALE) -> Victim:
     document["tables"]["findings"] = write_table(cache, build_findings(findings))
     document["rejected"] = 1
     document.pop("self")
-    manifests.write(root / "m.json", document)
+    write_manifest(root / "m.json", document)
     plan = _records(cache)
     records = {path: path.read_bytes() for path in (root / "cache" / "damaged").glob("*.json")}
     return Victim(root=root, document=document, plan=plan, damage=records)
@@ -107,7 +108,7 @@ def _records(cache: Cache) -> str:
     """A commit of rejects, a plan, a damage record; returns the plan's name."""
     keys = [digest_bytes(bytes([number])) for number in range(4)]
     reject = Reject(key=keys[0], code="truncated", detail="ends early")
-    ledger.commit(cache, Task(key=keys[1], field="latent", rows=(keys[0],)), None, [reject], {"host": "x", "ms": 3})
+    write_commit(cache, Task(key=keys[1], field="latent", rows=(keys[0],)), None, [reject], {"host": "x", "ms": 3})
     tasks = [Task(key=digest_json({"kind": "task", "field": field, "rows": keys[at:at + 2]}), field=field,
                   rows=tuple(keys[at:at + 2])) for at, field in ((0, "latent"), (2, "text"))]
     plans.write_plan(cache, keys[3], tasks)

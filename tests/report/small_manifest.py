@@ -7,14 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from prep.arrays import ArraySpec, Finding, Placement, RowRef, Sample, Task, Text, View
-from prep.cache.ledger.ledger import commit
+from prep.arrays import ArraySpec
+from prep.cache.ledger.ledger import write_commit
+from prep.cache.records import RowRef, Task
 from prep.cache.store import open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_bytes, digest_json
+from prep.findings import Finding
+from prep.geometry import Placement
 from prep.keys import latent_key, mask_key, text_key, unconditional_key
-from prep.manifest import document as manifests
-from prep.manifest.samples import build_samples
+from prep.manifest.document import write_manifest
+from prep.manifest.samples import Sample, Text, View, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 
 CONTEXT = {"meaning": 1}
@@ -88,7 +91,7 @@ def write_small(root: Path) -> Path:
                                  if row.field == field}} for field in ("latent", "mask", "text")}
     finding = Finding(path="bad.png", code="truncated", severity="error", detail="ends <early>")
     path = root / "manifest.json"
-    manifests.write(path, {
+    write_manifest(path, {
         "format": "latentry/manifest", "version": 1, "cache": "cache", "model": {"hub": "some/model"},
         "family": "sd15", "prediction": "epsilon",
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.18215", "shift_factor": "0",
@@ -116,7 +119,7 @@ def write_shards(cache, rows):
             writer.add(row.key, {row.array: row.value})
         shard = writer.finish()
         keys = tuple(row.key for row in mine)
-        commit(cache, Task(key=digest_json(list(keys)), field=field, rows=keys), shard, [], {})
+        write_commit(cache, Task(key=digest_json(list(keys)), field=field, rows=keys), shard, [], {})
         refs |= {row.key: RowRef(shard=shard.digest, row=number) for number, row in enumerate(mine)}
         facts.append({"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
                       "shapes": canonical({mine[0].array: list(shape)}).decode(),

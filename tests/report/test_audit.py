@@ -9,11 +9,12 @@ import pytest
 from prep.errors import CacheError, UsageError
 from prep.keys import text_key
 from prep.manifest import describe as audit
-from prep.manifest.describe import inspect, open_audit
+from prep.manifest.describe import describe_manifest
+from prep.manifest.opened import open_audit
 
 
 def test_the_document_has_the_promised_shape(small):
-    document = inspect(small)
+    document = describe_manifest(small)
     assert json.loads(json.dumps(document)) == document
     assert document["samples"] == {"train": 2, "validation": 1, "prior": 0}
     assert document["fields"]["latent"] == {
@@ -29,34 +30,34 @@ def test_the_document_has_the_promised_shape(small):
 
 
 def test_no_path_of_this_machine_is_said(small, tmp_path):
-    assert str(tmp_path) not in json.dumps(inspect(small))
+    assert str(tmp_path) not in json.dumps(describe_manifest(small))
 
 
 def test_everything_about_a_sample(small):
-    (sample,) = audit.look_up(small, "a.png")["samples"]
+    (sample,) = audit.describe_samples(small, "a.png")["samples"]
     assert (sample["size"], sample["bucket"], sample["coverage"]) == ([128, 144], [64, 64], 0.5)
     (view,), (text,) = sample["views"], sample["texts"]
     assert (view["scaled"], view["crop"], view["flip"]) == ([64, 72], [0, 4], False)
     assert text["row"]["key"] == text_key(text["caption"], {"meaning": 1})
     assert view["mask"]["row"] == 0
-    (without,) = audit.look_up(small, "c.png")["samples"]
+    (without,) = audit.describe_samples(small, "c.png")["samples"]
     assert without["views"][0]["mask"] is None
     assert without["coverage"] is None
 
 
 def test_a_sample_by_its_file_name(small):
-    assert audit.look_up(small, "b.png")["samples"][0]["name"] == "sub/b.png"
+    assert audit.describe_samples(small, "b.png")["samples"][0]["name"] == "sub/b.png"
 
 
 def test_a_rejected_picture_has_its_findings(small):
-    found = audit.look_up(small, "bad.png")
+    found = audit.describe_samples(small, "bad.png")
     assert found["samples"] == []
     assert found["findings"][0]["code"] == "truncated"
 
 
 def test_an_unknown_name(small):
     with pytest.raises(UsageError) as caught:
-        audit.look_up(small, "a.pmg")
+        audit.describe_samples(small, "a.pmg")
     assert caught.value.message == (
         "manifest has no sample 'a.pmg', expected one of its 3 names; did you mean 'a.png'?"
     )
@@ -67,7 +68,7 @@ def test_keys_that_cannot_be_read_are_none(small):
     for path in (small.cache.root / "shards").rglob("key/c*"):
         path.chmod(0o600)
         path.write_bytes(b"")
-    (sample,) = audit.look_up(small, "a.png")["samples"]
+    (sample,) = audit.describe_samples(small, "a.png")["samples"]
     assert sample["views"][0]["latent"]["key"] is None
 
 
@@ -76,7 +77,7 @@ def test_a_damaged_table(small):
     path.chmod(0o600)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(CacheError, match="is damaged: its bytes do not match its name"):
-        inspect(small)
+        describe_manifest(small)
 
 
 def test_a_cache_that_is_gone(small, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep.manifest import diff, diff_samples
-from prep.manifest.describe import Audit
+from prep.manifest.opened import Audit
 from prep.report.terminal.diff import LISTED, REASONS, changes_text
 
 

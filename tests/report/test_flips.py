@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from small_manifest import write_small
 
-from prep.cache import shard_format as layout
+from prep.cache import shard_format
 from prep.cache.reader import Reader
 from prep.cache.shard_check import glance, verify_shard
 from prep.errors import CacheError, ManifestError
-from prep.fs import atomic as files
+from prep.fs import atomic
 from prep.maintenance.documents import check_up
 from prep.maintenance.verify import _damaged_tables, verify
-from prep.manifest import document as manifests
-from prep.manifest.describe import Audit, open_audit
+from prep.manifest.document import read_manifest
+from prep.manifest.opened import Audit, open_audit
 
 SAMPLE = 300
 KINDS = ("manifest.json", "cache/latentry.json", "cache/tables", "cache/commits", "cache/shards")
@@ -44,8 +44,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of damage need not be on the disk here."""
-    monkeypatch.setattr(files, "sync", lambda handle: handle.flush())
-    monkeypatch.setattr(files, "sync_dir", lambda path: None)
+    monkeypatch.setattr(atomic, "sync", lambda handle: handle.flush())
+    monkeypatch.setattr(atomic, "sync_dir", lambda path: None)
 
 
 def every_file(root: Path, kind: str = "") -> list[Path]:
@@ -76,7 +76,7 @@ def flip(path: Path, bit: int) -> None:
 def verdict(root: Path) -> int:
     """The exit code of `prep verify`."""
     try:
-        document = verify(open_audit(manifests.read(root / "manifest.json")), jobs=1)
+        document = verify(open_audit(read_manifest(root / "manifest.json")), jobs=1)
     except (CacheError, ManifestError) as error:
         return error.exit_code
     return 0 if document["ok"] else CacheError.exit_code
@@ -103,7 +103,7 @@ def test_a_sample_of_bits_is_found_by_prep_verify(home: Path) -> None:
 def look(root: Path, kind: str, path: Path, audit: Audit) -> None:
     """Raises `CacheError` or `ManifestError` for what is wrong with a file: the part of verify that reads it."""
     if kind == "manifest.json":
-        manifests.read(root / "manifest.json")
+        read_manifest(root / "manifest.json")
     elif kind == "cache/latentry.json":
         open_audit(audit.manifest)
     elif kind == "cache/tables":
@@ -127,7 +127,7 @@ def shard_of(path: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_bit_is_found(home: Path, kind: str) -> None:
-    tried, audit = 0, open_audit(manifests.read(home / "manifest.json"))
+    tried, audit = 0, open_audit(read_manifest(home / "manifest.json"))
     for path in every_file(home, kind):
         look(home, kind, path, audit)
         for bit in range(8 * path.stat().st_size):
@@ -140,7 +140,7 @@ def test_every_bit_is_found(home: Path, kind: str) -> None:
 
 def arrays(root: Path) -> list[tuple[Audit, dict, Path]]:
     """Each shard with the data file of its array."""
-    audit = open_audit(manifests.read(root / "manifest.json"))
+    audit = open_audit(read_manifest(root / "manifest.json"))
     return [(audit, shard, path) for shard in audit.shards for array in shard["shapes"]
             for path in (audit.cache.shard(shard["digest"]) / array).glob("c.*")]
 
@@ -157,7 +157,7 @@ def read_row(audit: Audit, shard: dict, array: str, row: int) -> None:
 def assert_found_when_read(audit: Audit, shard: dict, path: Path, bit: int) -> None:
     """A bit of a row, when that row is read; a bit of the shard index, when any row is. Verify names the same row."""
     array = path.parent.name
-    size = path.stat().st_size - layout.CRC_BYTES - shard["rows"] * layout.ENTRY_BYTES
+    size = path.stat().st_size - shard_format.CRC_BYTES - shard["rows"] * shard_format.ENTRY_BYTES
     row = bit // 8 // (size // shard["rows"])
     with flipped(path, bit):
         for each in range(shard["rows"]):
@@ -171,7 +171,7 @@ def assert_found_when_read(audit: Audit, shard: dict, path: Path, bit: int) -> N
         assert found.row == (row if row < shard["rows"] else None) and found.array == array
         assert bool(glance(audit.cache, shard["digest"])) == (row >= shard["rows"]), "quick sees indexes, and no rows"
     with suppress(OSError):
-        files.remove(audit.cache.damaged(shard["digest"]))
+        atomic.remove(audit.cache.damaged(shard["digest"]))
 
 
 def test_a_sample_of_bits_is_found_when_its_row_is_read(home: Path) -> None:

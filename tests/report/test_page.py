@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from prep.digest import digest_bytes
-from prep.images import decode as images
+from prep.images.decode import decode_picture, encode_png, read_header
+from prep.images.mask import decode_mask
 from prep.manifest import describe as audit
 from prep.report.pages.bucket_plot import bucket_plot
 from prep.report.pages.gallery import from_sources, no_thumbnail
@@ -89,7 +90,7 @@ def test_crop_and_mask_are_drawn_where_they_are(small):
     # 64x72 scaled, cut at (0, 4) to 64x64
     assert "left:0.000%;top:5.556%;width:100.000%;height:88.889%" in text
     (mask,) = re.findall('src="data:image/png;base64,([^"]*)"', text)
-    pixels = np.asarray(images.decode_mask(base64.b64decode(mask)))
+    pixels = np.asarray(decode_mask(base64.b64decode(mask)))
     assert pixels.tolist() == (np.arange(64, dtype=np.uint8).reshape(8, 8) * 4).tolist()
 
 
@@ -119,29 +120,29 @@ def test_jpeg_and_png_thumbnails(small):
 @pytest.fixture
 def photo(small):
     """The picture of a.png where its source is, and its sample as if it had been made from it."""
-    data = images.encode_png(np.full((144, 128, 3), 200, np.uint8))
+    data = encode_png(np.full((144, 128, 3), 200, np.uint8))
     path = small.manifest.path.parent / "photos" / "a.png"
     path.parent.mkdir()
     path.write_bytes(data)
-    (sample,) = audit.look_up(small, "a.png")["samples"]
+    (sample,) = audit.describe_samples(small, "a.png")["samples"]
     return path, {**sample, "picture": digest_bytes(data)}
 
 
 def test_a_thumbnail_is_the_whole_picture(small, photo):
-    made = images.decode(from_sources(small)(photo[1]), alpha="white")
+    made = decode_picture(from_sources(small)(photo[1]), alpha="white")
     assert made.size == (128, 144)
     assert made.getpixel((5, 5)) == (200, 200, 200)
 
 
 def test_large_pictures_shrink(small, photo):
-    data = images.encode_png(np.zeros((100, 1000, 3), np.uint8))
+    data = encode_png(np.zeros((100, 1000, 3), np.uint8))
     photo[0].write_bytes(data)
     made = from_sources(small)({**photo[1], "picture": digest_bytes(data)})
-    assert images.read_header(made).size == (240, 24)
+    assert read_header(made).size == (240, 24)
 
 
 def test_another_picture_under_the_name_is_not_shown(small, photo):
-    photo[0].write_bytes(images.encode_png(np.zeros((8, 8, 3), np.uint8)))
+    photo[0].write_bytes(encode_png(np.zeros((8, 8, 3), np.uint8)))
     assert from_sources(small)(photo[1]) is None
 
 

@@ -13,16 +13,16 @@ import pytest
 from small_manifest import SQUARE, latent, write_shards
 
 from prep.cache import damage
-from prep.cache.ledger import index as lookup
+from prep.cache.ledger.index import NAME
 from prep.cache.reader import Reader
 from prep.cache.shard_check import verify_shard
 from prep.digest import canonical, seal
 from prep.errors import CacheError
 from prep.maintenance.verify import WRONG_ROW, verify
 from prep.manifest import describe as audit
-from prep.manifest import document as manifests
-from prep.manifest.describe import open_audit
-from prep.report.terminal.tables import verify_tables
+from prep.manifest.document import read_manifest, write_manifest
+from prep.manifest.opened import open_audit
+from prep.report.terminal.manifest import verify_tables
 
 
 def shard_of(audit, field, shape):
@@ -57,7 +57,7 @@ def test_a_damaged_row_is_named_with_its_sample_and_its_cost(small):
     flip(data_of(small, digest, "latent"), 0)
     document = verify(small)
     (first,) = [name for name in ("a.png", "sub/b.png")
-                if audit.look_up(small, name)["samples"][0]["views"][0]["latent"]["row"] == 0]
+                if audit.describe_samples(small, name)["samples"][0]["views"][0]["latent"]["row"] == 0]
     (damaged,) = document["damaged"]
     assert {name: damaged[name] for name in ("shard", "field", "row", "sample", "samples")} == {
         "shard": digest, "field": "latent", "row": 0, "sample": first, "samples": [first]}
@@ -114,8 +114,8 @@ def test_a_damaged_table_is_damage_too(small, table):
 def test_rows_of_another_caption_are_found_though_every_byte_is_sound(small):
     path, document = small.manifest.path, dict(small.manifest.document)
     document["fields"] = {**document["fields"], "text": {**document["fields"]["text"], "context": {"meaning": 2}}}
-    manifests.write(path, document)
-    found = verify(open_audit(manifests.read(path)))
+    write_manifest(path, document)
+    found = verify(open_audit(read_manifest(path)))
     assert {one["what"] for one in found["damaged"]} == {WRONG_ROW}
     assert {one["field"] for one in found["damaged"]} == {"text"}
     assert found["repair"] == {}
@@ -123,8 +123,8 @@ def test_rows_of_another_caption_are_found_though_every_byte_is_sound(small):
 
 def changed(small, **changes):
     """The manifest with other values, sealed anew."""
-    manifests.write(small.manifest.path, {**small.manifest.document, **changes})
-    return open_audit(manifests.read(small.manifest.path))
+    write_manifest(small.manifest.path, {**small.manifest.document, **changes})
+    return open_audit(read_manifest(small.manifest.path))
 
 
 def with_context(small, field, **changes):
@@ -276,7 +276,7 @@ def test_a_row_that_this_manifest_does_not_need_costs_it_nothing(small):
     digest = shard_of(small, "text", [2, 3])
     path = data_of(small, digest, "hidden")
     unused = changed(small, prompts={**small.manifest.document["prompts"], "samples": []})
-    samples = [audit.look_up(unused, name)["samples"][0] for name in ("a.png", "c.png")]
+    samples = [audit.describe_samples(unused, name)["samples"][0] for name in ("a.png", "c.png")]
     rows = {text["row"]["row"] for sample in samples for text in sample["texts"]}
     rows.add(unused.manifest.document["prompts"]["unconditional"]["row"])
     (other,) = set(range(4)) - rows
@@ -326,11 +326,11 @@ def test_short_reads_are_no_damage(small):
 
 
 def test_verify_forgets_the_look_up_when_files_are_not_as_they_seem(small):
-    (small.cache.root / lookup.NAME).write_bytes(b"remembered")
-    assert verify(small)["ok"] and (small.cache.root / lookup.NAME).exists()
+    (small.cache.root / NAME).write_bytes(b"remembered")
+    assert verify(small)["ok"] and (small.cache.root / NAME).exists()
     flip(commit_of(small, "mask")[0], 40)
     verify(small)
-    assert not (small.cache.root / lookup.NAME).exists()
+    assert not (small.cache.root / NAME).exists()
 
 
 def test_two_that_verify_and_readers_at_the_same_time_lose_no_finding(small):

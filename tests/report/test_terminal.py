@@ -6,14 +6,16 @@ import re
 
 import pytest
 
-from prep.arrays import Finding
 from prep.buckets.assign import bucketing
 from prep.buckets.sizes import Rules
 from prep.dataset.preview import Showing, outlook_of
+from prep.findings import Finding
 from prep.formatting import bytes_of, names_of, safe
 from prep.maintenance.verify import verify
 from prep.manifest import describe as audit
-from prep.report.terminal.tables import findings_table, inspect_tables, outlook_tables, sample_text, verify_tables
+from prep.report.terminal.buckets import outlook_tables
+from prep.report.terminal.manifest import inspect_tables, sample_text, verify_tables
+from prep.report.terminal.scan import findings_table
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +89,7 @@ def test_many_findings_are_a_screen_unless_all_are_asked_for():
 
 
 def test_inspect(small):
-    text = inspect_tables(audit.inspect(small))
+    text = inspect_tables(audit.describe_manifest(small))
     assert "hub" not in text
     assert "some/model" in text
     assert "latent  latent  bfloat16  c h w          [4, 8, 8] [4, 8, 12]     3       2" in text
@@ -97,7 +99,7 @@ def test_inspect(small):
 
 
 def test_inspect_of_many_findings_counts_them(small):
-    document = audit.inspect(small)
+    document = audit.describe_manifest(small)
     (one, *_) = document["findings"]
     document["findings"] = [{**one, "path": f"{number}.png"} for number in range(21)]
     *_, sums, _, end = inspect_tables(document).splitlines()
@@ -106,12 +108,12 @@ def test_inspect_of_many_findings_counts_them(small):
 
 
 def test_one_sample(small):
-    text = sample_text(audit.look_up(small, "a.png"))
+    text = sample_text(audit.describe_samples(small, "a.png"))
     assert "scaled to 64x72, cut at (0, 4)" in text
     assert "50.0%" in text
     assert "<script>alert('caption')</script> & \\x1b[31mred" in text
     assert "\x1b" not in text
-    assert "no mask" in sample_text(audit.look_up(small, "c.png"))
+    assert "no mask" in sample_text(audit.describe_samples(small, "c.png"))
 
 
 def test_verify(small):

@@ -15,20 +15,22 @@ import numpy as np
 import pytest
 import torch
 
-from prep.arrays import ArraySpec, Placement, RowRef, Sample, Task, Text, View
-from prep.cache.ledger import ledger
+from prep.arrays import ArraySpec
+from prep.cache.ledger.ledger import write_commit
+from prep.cache.records import RowRef, Task
 from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_bytes, digest_json
+from prep.geometry import Placement
 from prep.keys import text_key, unconditional_key
-from prep.manifest import document as manifests
-from prep.manifest.document import Manifest
-from prep.manifest.samples import build_samples
+from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
+from prep.manifest.samples import Sample, Text, View, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.recipe.prompts import parse_prompts
-from train.check import Asked, Setup, check
+from train.check import check
 from train.config.load import parse
+from train.setup import Asked, Setup
 
 torch.set_num_threads(1)  # quicker for models this small
 
@@ -73,7 +75,7 @@ class Shards:
                 writer.add(key, {array: as_bfloat16(rows[key]) if dtype == "bfloat16" else rows[key]})
             shard = writer.finish()
         task = Task(key=digest_json({"rows": list(keys)}), field=name, rows=keys)
-        ledger.commit(self.cache, task, shard, [], {"host": "test"})
+        write_commit(self.cache, task, shard, [], {"host": "test"})
         self.refs.update({key: RowRef(shard=shard.digest, row=row) for row, key in enumerate(keys)})
         self.facts.append({"digest": shard.digest, "field": name, "rows": shard.rows, "bytes": shard.bytes,
                            "shapes": canonical({array: list(spec.shape)}).decode(),
@@ -153,8 +155,8 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], pai
     fields = {name: {"context": CONTEXT if name == "text" else {}, "arrays": arrays[name], "rows": 1, "shards": 1,
                      "bytes": 1} for name in arrays if masks or name != "mask"}
     document = {
-        "format": manifests.FORMAT, "version": manifests.VERSION, "cache": "cache", "family": "sd15",
-        "model": {"path": manifests.relative_to_manifest(model, root / "m.json")},
+        "format": FORMAT, "version": VERSION, "cache": "cache", "family": "sd15",
+        "model": {"path": relative_to_manifest(model, root / "m.json")},
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.5", "shift_factor": "0.125"},
         "prediction": prediction, "models": {"vae": vae_fingerprint(model), "text": text_fingerprint(model)},
         "fields": fields, "sources": ["photos"], "recipe": None, "options": ["--model", {"path": "model"}],
@@ -171,7 +173,7 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], pai
     }
     if change is not None:
         change(document)
-    return manifests.write(root / "m.json", document)
+    return write_manifest(root / "m.json", document)
 
 
 def roles(samples: Sequence[Sample], size: tuple[int, int] | None) -> dict[str, int]:

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from train.check import Asked, check
+from train.check import check
 from train.config.load import parse
+from train.setup import Asked
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_checking_imports_no_torch(make):
 def test_masked_loss_where_no_sample_has_a_mask(make, faults, monkeypatch):
     made = make()
     assert faults(made, {"loss": {"masked": True}}) == ()
-    monkeypatch.setattr("train.index.Index.masked", 0)
+    monkeypatch.setattr("prep.loader.index.Index.masked", 0)
     (fault,) = faults(made, {"loss": {"masked": True}})
     assert fault.message == f"the settings ask for masked loss, and none of the {len(made.samples)} samples has a mask"
     assert fault.exit_code == 7 and "--no-masked" in fault.hint

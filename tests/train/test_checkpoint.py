@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prep.errors import CacheError, ConfigError
-from prep.fs import atomic as files
+from prep.fs import atomic
 from train.config.load import as_table, parse
 from train.runs import checkpoint
 from train.runs.checkpoint import Part, State
@@ -42,16 +42,16 @@ def test_only_the_newest_are_kept_and_steps_are_ordered_as_numbers(tmp_path):
 @pytest.mark.parametrize("primitive", ["sync", "rename", "sync_dir", "write"])
 def test_a_crash_leaves_the_old_checkpoint_and_no_half_new_one(tmp_path, monkeypatch, primitive):
     old = checkpoint.save(tmp_path, state(1), parts(), keep=0)
-    real, calls = getattr(files, primitive), []
+    real, calls = getattr(atomic, primitive), []
 
     def crash(*args):
         calls.append(args)
         raise OSError("no power")
 
-    monkeypatch.setattr(files, primitive, crash)
+    monkeypatch.setattr(atomic, primitive, crash)
     with pytest.raises(OSError, match="no power"):
         checkpoint.save(tmp_path, state(2), parts(), keep=0)
-    monkeypatch.setattr(files, primitive, real)
+    monkeypatch.setattr(atomic, primitive, real)
     assert calls and checkpoint.found(tmp_path) in ([old], [old, old.with_name("step-000002")])
     for folder in checkpoint.found(tmp_path):
         checkpoint.read_state(folder)
@@ -60,7 +60,7 @@ def test_a_crash_leaves_the_old_checkpoint_and_no_half_new_one(tmp_path, monkeyp
 
 def test_what_a_crash_left_is_swept_away(tmp_path):
     whole = checkpoint.save(tmp_path, state(1), parts(), keep=0)
-    left = files.beside(whole)
+    left = atomic.beside(whole)
     left.mkdir()
     (left / "state.json").write_text("{}")
     assert checkpoint.found(tmp_path) == [whole]
@@ -134,8 +134,8 @@ def test_a_damaged_file_of_a_full_fine_tune_names_the_whole_checkpoint(tmp_path)
 def test_half_written_pictures_and_results_are_swept_away_too(tmp_path):
     (tmp_path / "samples").mkdir()
     for path in (tmp_path / "lora.safetensors", tmp_path / "samples" / "step-000001.png"):
-        files.beside(path).write_bytes(b"half")
-    files.beside(tmp_path / "unet").mkdir()
+        atomic.beside(path).write_bytes(b"half")
+    atomic.beside(tmp_path / "unet").mkdir()
     (tmp_path / "samples" / "step-000000.png").write_bytes(b"whole")
     checkpoint.sweep(tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["step-000000.png"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from prep.errors import ConfigError
-from train.config.load import Config, Lora, as_table, load, option, parse
+from train.config.load import as_table, load_config, option, parse
+from train.config.schema import Config, Lora
 
 
 def test_every_setting_has_a_default():
@@ -17,7 +18,7 @@ def test_every_setting_has_a_default():
 def test_a_file_is_read_and_options_are_above_it(tmp_path):
     path = tmp_path / "train.toml"
     path.write_text('steps = 10\nbatch_size = 8\n[lora]\nrank = 4\ntargets = ["to_q"]\n')
-    config = load(path, {"lora.rank": 2, "optimizer.lr": 1})
+    config = load_config(path, {"lora.rank": 2, "optimizer.lr": 1})
     assert config.lora == Lora(rank=2, targets=("to_q",))
     assert (config.steps, config.batch_size, config.micro_batch) == (10, 8, 8)
     assert config.optimizer.lr == 1.0
@@ -26,9 +27,9 @@ def test_a_file_is_read_and_options_are_above_it(tmp_path):
 def test_an_option_that_counts_the_other_way_replaces_the_file_s(tmp_path):
     path = tmp_path / "train.toml"
     path.write_text("epochs = 3\n")
-    assert load(path, {"steps": 5}).epochs is None
-    assert load(path, {"steps": 5}).steps == 5
-    assert load(path).steps is None
+    assert load_config(path, {"steps": 5}).epochs is None
+    assert load_config(path, {"steps": 5}).steps == 5
+    assert load_config(path).steps is None
 
 
 def test_settings_survive_as_a_table():
@@ -70,14 +71,14 @@ def test_what_is_wrong_is_said(table, message):
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*gone.toml: No such file"):
-        load(tmp_path / "gone.toml")
+        load_config(tmp_path / "gone.toml")
     (tmp_path / "bad.toml").write_text("steps = = 3")
     with pytest.raises(ConfigError, match=r"bad.toml is not TOML: .*line 1"):
-        load(tmp_path / "bad.toml")
+        load_config(tmp_path / "bad.toml")
     for text, says in (("[" * 3000 + "]" * 3000, "maximum recursion"), ("9" * 5000, "Exceeds")):
         (tmp_path / "bad.toml").write_text(f"steps = {text}")
         with pytest.raises(ConfigError, match=f"bad.toml is not TOML: {says}"):
-            load(tmp_path / "bad.toml")
+            load_config(tmp_path / "bad.toml")
 
 
 def test_set_takes_toml_values_and_bare_words():

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from prep.batching.permutation import philox
 from prep.batching.plan import step_plan
+from prep.batching.rng import philox
 from prep.errors import CacheError
 from prep.keys import unconditional_key
-from train import data
-from train.data import Slot, batches
-from train.draws import NO_TEXT, training
-from train.index import open_index
-from train.rows import Rows
+from prep.loader import batches as data
+from prep.loader.batches import Slot, batches
+from prep.loader.draws import NO_TEXT, training
+from prep.loader.index import open_index
+from prep.loader.rows import Rows
 
 CONTEXT = {"meaning": 1, "text": "tiny", "max_length": 8, "layout": "full"}
 

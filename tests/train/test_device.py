@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prep.errors import UsageError
-from train import device
+from prep.loader import device
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 
 from prep.batching.plan import step_plan
-from train import draws
-from train.draws import NO_TEXT, spread, training, validation
-from train.index import open_index
+from prep.loader import draws
+from prep.loader.draws import NO_TEXT, spread, training, validation
+from prep.loader.index import open_index
 
 
 def requests(index, first=0, total=6, *, seed=0, dropout=0.0, batch=4, micro=2):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 
-from train import draws
-from train.data import batches
+from prep.loader import draws
+from prep.loader.batches import batches
+from prep.loader.rows import Rows
 from train.loop import _gather
 from train.objectives.forward import answer, latents_of, share
-from train.rows import Rows
 from train.state import begin
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prep.errors import CacheError
+from prep.loader.index import Index, open_index
 from prep.manifest.consistency import check_places
-from train.index import Index, open_index
 
 
 @pytest.fixture

@@ -14,18 +14,19 @@ from safetensors import safe_open
 
 from prep.errors import CacheError, ConfigError, ModelError
 from train import loop
-from train.check import Asked, check
+from train.check import check
 from train.config.load import parse
 from train.loop import train
-from train.runs import directory as rundir
+from train.runs.directory import claim_run
 from train.runs.log import Log
+from train.setup import Asked
 
 CPU = torch.device("cpu")
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 12}
 
 
 def go(made, setup, run, *, resume=False, watch=lambda event: None):
-    rundir.claim(run, setup, Asked(manifest=made.path), resume=resume)
+    claim_run(run, setup, Asked(manifest=made.path), resume=resume)
     with Log(run / "log.jsonl", watch) as log:
         train(setup, run, CPU, log, resume=resume)
 

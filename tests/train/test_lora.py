@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from prep.errors import CacheError, ConfigError
-from train.config.load import Lora
+from train.config.schema import Lora
 from train.models import lora
 from train.models.denoiser import quiet
 

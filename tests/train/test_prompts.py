@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from train.index import open_index
-from train.rows import Rows
+from prep.loader.index import open_index
+from prep.loader.rows import Rows
 from train.sampling.prompts import cached, current
 
 

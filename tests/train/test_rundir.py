@@ -9,11 +9,12 @@ import shutil
 import pytest
 
 from prep.errors import CacheError, ConfigError, PathError
-from train.check import Asked
 from train.config.load import as_table
 from train.runs import checkpoint
 from train.runs import directory as rundir
 from train.runs.checkpoint import State
+from train.runs.directory import claim_run, lock_run, read_run
+from train.setup import Asked
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def claim(make, setup_of):
 
     def go(folder, *, resume=False, model=None, **settings):
         setup = setup_of(made, **settings)
-        rundir.claim(folder, setup, Asked(manifest=made.path, model=model), resume=resume)
+        claim_run(folder, setup, Asked(manifest=made.path, model=model), resume=resume)
         return setup
 
     return made, go
@@ -32,7 +33,7 @@ def claim(make, setup_of):
 def test_a_claimed_run_is_read_back(claim, tmp_path):
     made, go = claim
     setup = go(tmp_path / "run", steps=3)
-    run = rundir.read(tmp_path / "run")
+    run = read_run(tmp_path / "run")
     assert run.config == setup.config and run.asked.manifest.resolve() == made.path.resolve()
     assert run.asked.model is None and not run.asked.other_encoders
 
@@ -42,16 +43,16 @@ def test_run_and_manifest_move_together(claim, tmp_path_factory):
     go(made.root / "run")
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "all"
     shutil.copytree(made.root, elsewhere)
-    assert rundir.read(elsewhere / "run").asked.manifest.samefile(elsewhere / "m.json")
+    assert read_run(elsewhere / "run").asked.manifest.samefile(elsewhere / "m.json")
 
 
 def test_a_model_of_one_s_own_is_remembered_relative_or_by_its_hub_id(claim, tmp_path, tiny_model):
     _, go = claim
     go(tmp_path / "a", model=str(tiny_model))
     assert not json.loads((tmp_path / "a" / "run.json").read_text())["model"]["path"].startswith("/")
-    assert tiny_model.samefile(rundir.read(tmp_path / "a").asked.model)
+    assert tiny_model.samefile(read_run(tmp_path / "a").asked.model)
     go(tmp_path / "b", model="owner/name")
-    assert rundir.read(tmp_path / "b").asked.model == "owner/name"
+    assert read_run(tmp_path / "b").asked.model == "owner/name"
 
 
 def test_a_run_is_not_begun_twice(claim, tmp_path):
@@ -99,32 +100,32 @@ def test_a_checkpoint_that_does_not_fit_is_told_before_run_json_changes(claim, t
 
 def test_what_is_no_run_is_said(tmp_path):
     with pytest.raises(PathError, match=r"is no run of train: cannot read run.json") as caught:
-        rundir.read(tmp_path)
+        read_run(tmp_path)
     assert "-o" in caught.value.hint
     (tmp_path / "run.json").write_text('{"format": "latentry/run", "version": 2}')
     with pytest.raises(PathError, match="version 2, this program reads 'latentry/run' version 1"):
-        rundir.read(tmp_path)
+        read_run(tmp_path)
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(PathError, match="is no run of train"):
-        rundir.read(tmp_path)
+        read_run(tmp_path)
 
 
 def test_two_programs_never_train_in_one_directory(claim, tmp_path):
     _, go = claim
     setup = go(tmp_path / "run")
-    with rundir.held(tmp_path / "run", setup):
+    with lock_run(tmp_path / "run", setup):
         with pytest.raises(PathError, match=r"another program is training in .*run") as caught, \
-                rundir.held(tmp_path / "run", setup):
+                lock_run(tmp_path / "run", setup):
             pass
         assert caught.value.hint.endswith("name another directory with -o, like run-2")
-    with rundir.held(tmp_path / "run", setup):  # it is free again
+    with lock_run(tmp_path / "run", setup):  # it is free again
         pass
 
 
 def test_a_directory_that_may_not_become_a_run_is_not_made(claim, tmp_path):
     made, go = claim
     setup = go(tmp_path / "run")
-    with pytest.raises(PathError, match="lies inside cache"), rundir.held(made.root / "cache" / "run", setup):
+    with pytest.raises(PathError, match="lies inside cache"), lock_run(made.root / "cache" / "run", setup):
         pass
     assert not (made.root / "cache" / "run").exists()
 
@@ -138,7 +139,7 @@ def test_where_the_disk_has_no_locks_nobody_is_kept_out(claim, tmp_path, monkeyp
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with rundir.held(tmp_path / "run", setup), rundir.held(tmp_path / "run", setup):
+    with lock_run(tmp_path / "run", setup), lock_run(tmp_path / "run", setup):
         pass
 
 
@@ -151,7 +152,7 @@ def test_a_manifest_on_another_drive_is_remembered_as_it_stands(claim, tmp_path,
 
     monkeypatch.setattr(rundir.os.path, "relpath", no_way)
     go(tmp_path / "run")
-    assert rundir.read(tmp_path / "run").asked.manifest == made.path.resolve()
+    assert read_run(tmp_path / "run").asked.manifest == made.path.resolve()
 
 
 def test_a_run_lies_in_no_cache_not_even_another_one(claim, tmp_path):

@@ -8,10 +8,10 @@ import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline
 from PIL import Image
 
-from train.config.load import Sampling
-from train.index import open_index
+from prep.loader.index import open_index
+from prep.loader.rows import Rows
+from train.config.schema import Sampling
 from train.models.denoiser import load, quiet
-from train.rows import Rows
 from train.sampling.grid import grid_png
 from train.sampling.prompts import cached
 from train.sampling.sampler import pictures, usual_size

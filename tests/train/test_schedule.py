@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from train.config.load import Schedule
+from train.config.schema import Schedule
 from train.optim import ema
 from train.optim.schedule import factor
 

@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import load_file
 from second_device import playing
 
-from train import data, validate
-from train.check import Asked
+from prep.loader import batches as data
+from train import validate
 from train.loop import train
 from train.models import denoiser as model
-from train.runs import directory as rundir
+from train.runs.directory import claim_run
 from train.runs.log import Log
 from train.sampling import sampler as sample
+from train.setup import Asked
 
 SETTINGS = {"steps": 3, "batch_size": 4, "micro_batch": 2, "ema": {"decay": 0.5}, "caption_dropout": 0.5,
             "loss": {"masked": True, "min_snr": 5.0}, "validation": {"every": 1, "timesteps": 2},
@@ -31,7 +32,7 @@ def elsewhere(make, setup_of, tmp_path):
 
     def go(**settings):
         setup = setup_of(made, **{**SETTINGS, **LORA, **settings})
-        rundir.claim(tmp_path / "run", setup, Asked(manifest=made.path), resume=True)
+        claim_run(tmp_path / "run", setup, Asked(manifest=made.path), resume=True)
         with playing() as there, Log(tmp_path / "run" / "log.jsonl", lambda event: None) as log:
             train(setup, tmp_path / "run", there, log, resume=True)
         return [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

@@ -185,13 +185,14 @@ def test_help_is_quick_and_loads_nothing_heavy(command):
 
 
 def test_a_run_that_another_program_is_in_is_left_alone(train, make):
-    from train.check import Asked, check
-    from train.config.load import load
-    from train.runs.directory import held
+    from train.check import check
+    from train.config.load import load_config
+    from train.runs.directory import lock_run
+    from train.setup import Asked
 
     made = make()
-    setup = check(Asked(manifest=made.path), load(None, {})).setup
-    with held(made.root / "run", setup):
+    setup = check(Asked(manifest=made.path), load_config(None, {})).setup
+    with lock_run(made.root / "run", setup):
         result = run(train, made)
     assert result.code == 5 and "another program is training in" in result.err
     assert not list((made.root / "run").iterdir())

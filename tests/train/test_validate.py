@@ -6,8 +6,8 @@ import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 
-from prep.batching.permutation import draw_key, philox
-from train.rows import Rows
+from prep.batching.rng import draw_key, philox
+from prep.loader.rows import Rows
 from train.state import begin
 from train.validate import validate
 

@@ -55,5 +55,5 @@ def test_others_may_read_weights_as_the_umask_has_it(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is wanted")
 def test_a_full_disk_is_the_systems_own_error():
     with pytest.raises(OSError, match="No space left") as caught, Path("/dev/full").open("wb", buffering=0) as handle:
-        weights.write(handle, {"x": torch.zeros(100_000)}, {})
+        weights.write_safetensors(handle, {"x": torch.zeros(100_000)}, {})
     assert caught.value.errno == errno.ENOSPC

@@ -1,1 +1,1 @@
-"""cli."""
+"""The commands of train."""

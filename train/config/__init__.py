@@ -1,1 +1,1 @@
-"""config."""
+"""train.toml."""

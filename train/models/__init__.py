@@ -1,1 +1,1 @@
-"""models."""
+"""The denoiser and its adapters."""

@@ -14,10 +14,10 @@ from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
 
 from prep.errors import ModelError, first_line
-from prep.models.fingerprint import read_config
+from prep.loader.device import autocast, compute_dtype, move, place
 from prep.models.loading import refuse_holes
-from train.config.load import Config
-from train.device import autocast, compute_dtype, move, place
+from prep.models.pipeline import read_config
+from train.config.schema import Config
 from train.models import lora
 
 

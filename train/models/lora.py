@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from prep.errors import ConfigError
 from prep.parse import suggest
-from train.config.load import Lora
+from train.config.schema import Lora
 
 _PRESETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("to_q", "to_k", "to_v", "to_out.0"),

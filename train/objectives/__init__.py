@@ -1,1 +1,1 @@
-"""objectives."""
+"""What is predicted and what the loss is."""

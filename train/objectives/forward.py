@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prep.loader.batches import Batch
 from prep.manifest.document import Manifest
-from train.config.load import Loss
-from train.data import Batch
+from train.config.schema import Loss
 from train.models.denoiser import Denoiser, predict
 from train.objectives import loss
 

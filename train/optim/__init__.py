@@ -1,1 +1,1 @@
-"""optim."""
+"""Learning rate and moving average."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from train.config.load import Schedule
+from train.config.schema import Schedule
 
 
 def factor(schedule: Schedule, step: int, total: int) -> float:

@@ -1,1 +1,1 @@
-"""runs."""
+"""What a run keeps on disk and shows."""

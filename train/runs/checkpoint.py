@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from prep.errors import CacheError, ConfigError, first_line
-from prep.fs import atomic as files
-from train.device import move
-from train.runs import safetensors_writer as weights
+from prep.fs import atomic
+from prep.loader.device import move
+from train.runs.safetensors_writer import write_safetensors
 
 FORMAT = "latentry/checkpoint"
 VERSION = 1
@@ -61,46 +61,46 @@ def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
     last = Part(name="state.json", data=json.dumps(body, indent=1).encode() + b"\n")
     write_folder(folder, [*parts, last])
     for old in found(run)[:-keep] if keep else ():
-        files.remove_tree(old)
+        atomic.remove_tree(old)
     return folder
 
 
 def write_folder(folder: Path, parts: Iterable[Part]) -> None:
     """`folder` holds exactly `parts` when this returns, and is on the disk; an older one gives way."""
-    files.make_dirs(folder.parent)
-    staged = files.beside(folder)
+    atomic.make_dirs(folder.parent)
+    staged = atomic.beside(folder)
     staged.mkdir()
     try:
         for part in parts:
             write_part(staged / part.name, part)
         _sync_tree(staged)
-        files.remove_tree(folder)
-        files.rename(staged, folder)
-        files.sync_dir(folder.parent)
+        atomic.remove_tree(folder)
+        atomic.rename(staged, folder)
+        atomic.sync_dir(folder.parent)
     finally:
-        files.remove_tree(staged)
+        atomic.remove_tree(staged)
 
 
 def write_file(path: Path, part: Part) -> None:
     """`path` has the part's content and is on the disk; an older file gives way in one step."""
-    staged = files.beside(path)
+    staged = atomic.beside(path)
     try:
         write_part(staged, part)
-        files.rename(staged, path)
+        atomic.rename(staged, path)
     finally:
-        files.remove(staged)
-    files.sync_dir(path.parent)
+        atomic.remove(staged)
+    atomic.sync_dir(path.parent)
 
 
 def write_part(path: Path, part: Part) -> None:
     """Creates the file and syncs it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if part.tensors is None:
-        files.write_synced(path, part.data)
+        atomic.write_synced(path, part.data)
         return
     with path.open("xb") as handle:
-        weights.write(handle, part.tensors, {"format": "pt", **(part.metadata or {})})
-        files.sync(handle)
+        write_safetensors(handle, part.tensors, {"format": "pt", **(part.metadata or {})})
+        atomic.sync(handle)
 
 
 def found(run: Path) -> list[Path]:
@@ -114,9 +114,9 @@ def sweep(run: Path) -> None:
     for folder in (run, run / "checkpoints", run / "samples"):
         for left in folder.glob(".*.partial"):
             if left.is_dir():
-                files.remove_tree(left)
+                atomic.remove_tree(left)
             else:
-                files.remove(left)
+                atomic.remove(left)
 
 
 def read_state(folder: Path) -> State:
@@ -184,5 +184,5 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
 def _sync_tree(folder: Path) -> None:
     for inner in sorted(folder.rglob("*")):
         if inner.is_dir():
-            files.sync_dir(inner)
-    files.sync_dir(folder)
+            atomic.sync_dir(inner)
+    atomic.sync_dir(folder)

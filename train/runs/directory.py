@@ -21,9 +21,10 @@ from typing import Any
 from prep.errors import ConfigError, PathError
 from prep.fs.atomic import make_dirs, write_whole
 from prep.fs.paths import CACHE_MARK, Place, check_apart, resolve
-from train.check import Asked, Setup
-from train.config.load import Config, as_table, parse
+from train.config.load import as_table, parse
+from train.config.schema import Config
 from train.runs import checkpoint
+from train.setup import Asked, Setup
 
 if sys.platform != "win32":
     import fcntl
@@ -43,7 +44,7 @@ class Run:
 
 
 @contextmanager
-def held(folder: Path, setup: Setup) -> Iterator[None]:
+def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
     """Within it no other program trains in `folder`, which is made when it is not there. A kernel lock, gone with us.
 
     Raises `PathError` when another has it, or `folder` may not become a run. Where the system has no such lock, or not
@@ -67,7 +68,7 @@ def held(folder: Path, setup: Setup) -> Iterator[None]:
         os.close(descriptor)
 
 
-def claim(folder: Path, setup: Setup, asked: Asked, *, resume: bool) -> None:
+def claim_run(folder: Path, setup: Setup, asked: Asked, *, resume: bool) -> None:
     """Makes `folder` the run's directory and writes run.json.
 
     Raises `PathError`; with `resume`, `CacheError` and `ConfigError` where its newest checkpoint does not fit `setup`.
@@ -101,7 +102,7 @@ def _check_place(folder: Path, setup: Setup) -> None:
             raise PathError(f"run {folder} lies in the cache {parent}", hint="name a directory outside with -o")
 
 
-def read(folder: Path) -> Run:
+def read_run(folder: Path) -> Run:
     """The run in `folder`. Raises `PathError` when there is none, `ConfigError` for settings that are not ours."""
     path = folder / "run.json"
     try:

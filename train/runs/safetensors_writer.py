@@ -13,14 +13,14 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from prep.fs import atomic as files
-from train.device import back
+from prep.fs import atomic
+from prep.loader.device import back
 
 _NAMES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _ALIGNED = 8  # the header is filled up with spaces to a multiple of this, so that tensors begin on one
 
 
-def write(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the file; the same values in the same order give the same bytes."""
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
     at = 0
@@ -30,7 +30,7 @@ def write(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str
         at = end
     spelled = json.dumps(header, separators=(",", ":")).encode()
     spelled = spelled.ljust(-(-len(spelled) // _ALIGNED) * _ALIGNED)
-    files.write(handle, len(spelled).to_bytes(8, "little"))
-    files.write(handle, spelled)
+    atomic.write(handle, len(spelled).to_bytes(8, "little"))
+    atomic.write(handle, spelled)
     for value in tensors.values():
-        files.write(handle, back(value).contiguous().reshape(-1).view(torch.uint8).numpy())
+        atomic.write(handle, back(value).contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,1 +1,1 @@
-"""sampling."""
+"""Pictures from prompts."""

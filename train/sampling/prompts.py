@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.arrays import RowRef
-from prep.cache.ledger import ledger as ledgers
+from prep.cache.ledger.ledger import load_ledger
+from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import PathError
 from prep.keys import text_key
+from prep.loader.index import Index
+from prep.manifest.commands import encode_command
 from prep.recipe.prompts import PromptPair, read_prompts
-from train.check import encode_command
-from train.index import Index
 
 WARNINGS = 20  # of single prompts; more are counted
 
@@ -72,7 +72,7 @@ def look_up(index: Index, pairs: Iterable[PromptPair], path: Path, *, quote: boo
     Without `quote` the warnings do not repeat what is in the file: a stranger's manifest may name any, and logs travel.
     """
     context = index.manifest.fields["text"].context
-    ledger = ledgers.load(index.cache)
+    ledger = load_ledger(index.cache)
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
     prompts: list[Prompt] = []
     lacking: list[str] = []

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prep.arrays import Size
-from prep.batching.permutation import draw_key, philox
+from prep.batching.rng import draw_key, philox
 from prep.errors import ModelError, first_line
+from prep.geometry import Size
+from prep.loader.device import back, move, place
+from prep.loader.index import Index
+from prep.loader.rows import Rows
 from prep.models.loading import refuse_holes
-from train.config.load import Sampling
-from train.device import back, move, place
-from train.index import Index
+from train.config.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, predict, quiet, scheduler_config
 from train.objectives.forward import Latents, latents_of
-from train.rows import Rows
 from train.sampling.prompts import Prompt
 
 

@@ -1,1 +1,1 @@
-"""ledger."""
+"""Which rows a cache has, and where."""

@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from prep.cache import shard_format as layout
+from prep.cache import shard_format
 from prep.cache.commits import Commit, as_json, parse_rejects
 from prep.cache.ledger.columns import KEY, Column, Columns, gather, in_order, packed
-from prep.cache.shard_format import Shard
+from prep.cache.records import Shard
 from prep.cache.store import Cache
 from prep.digest import canonical
-from prep.fs import atomic as files
+from prep.fs import atomic
 from prep.fs.stamps import STAMP_BYTES, Tree
 from prep.parse import Unparsed, digest_of, expect, list_of
 
@@ -66,32 +66,32 @@ class Lookup:
     columns: Columns
 
 
-EMPTY = Lookup(commits={}, shards={}, columns=gather([]))
+EMPTY_INDEX = Lookup(commits={}, shards={}, columns=gather([]))
 
 
-def read(cache: Cache) -> Lookup:
+def load_index(cache: Cache) -> Lookup:
     """What was remembered; empty when there is nothing, or nothing sound. (A million rows: 0.05 s.)"""
     try:
         return _parse(_read(cache.root / NAME))
     except (OSError, MemoryError, Unparsed):
-        return EMPTY
+        return EMPTY_INDEX
 
 
-def is_ours(tree: Tree) -> bool:
+def is_known_layout(tree: Tree) -> bool:
     """Whether a shard's paths are like those that we write; others are not remembered."""
     return all(PATH.fullmatch(path) for path in tree)
 
 
-def write(cache: Cache, lookup: Lookup) -> None:
+def save_index(cache: Cache, lookup: Lookup) -> None:
     """Remembers, whole or not at all; where that cannot be written, nothing is remembered."""
     with contextlib.suppress(OSError):
-        files.write_whole(cache.root / NAME, _spell(lookup), staging=cache.staging())
+        atomic.write_whole(cache.root / NAME, _spell(lookup), staging=cache.staging())
 
 
-def drop(cache: Cache) -> None:
+def drop_index(cache: Cache) -> None:
     """Forgets: the next ledger is read from commits and shards. For whoever found that files are not as they seem."""
     with contextlib.suppress(OSError):
-        files.remove(cache.root / NAME)
+        atomic.remove(cache.root / NAME)
 
 
 def _read(path: Path) -> bytes:
@@ -109,7 +109,7 @@ def _size(head: bytes) -> int:
     if (magic, version) != (MAGIC, VERSION):
         raise Unparsed(f"{NAME} is of another version, expected {VERSION}")
     body = commits * COMMIT.itemsize + shards * SHARD.itemsize + rows * ROW_BYTES + words
-    return HEAD.size + int(body) + layout.CRC_BYTES
+    return HEAD.size + int(body) + shard_format.CRC_BYTES
 
 
 def _spell(lookup: Lookup) -> bytes:
@@ -133,13 +133,13 @@ def _spell(lookup: Lookup) -> bytes:
         commits.tobytes(), shards.tobytes(), columns.keys.tobytes(), columns.shard.astype("<i4").tobytes(),
         columns.row.astype("<i4").tobytes(), words,
     ])
-    return body + layout.crc_bytes(body)
+    return body + shard_format.crc_bytes(body)
 
 
 def _parse(data: bytes) -> Lookup:
     _, _, commits, shards, rows, words = HEAD.unpack(data[: HEAD.size])
-    body = np.frombuffer(data, np.uint8)[: -layout.CRC_BYTES]
-    if len(data) != _size(data[: HEAD.size]) or layout.crc_bytes(body) != data[-layout.CRC_BYTES :]:
+    body = np.frombuffer(data, np.uint8)[: -shard_format.CRC_BYTES]
+    if len(data) != _size(data[: HEAD.size]) or shard_format.crc_bytes(body) != data[-shard_format.CRC_BYTES :]:
         raise Unparsed(f"{NAME} does not match its checksum")
     parts, place = [], HEAD.size
     for kind, number in ((COMMIT, commits), (SHARD, shards), (KEY, rows), ("<i4", rows), ("<i4", rows), ("u1", words)):
@@ -175,7 +175,7 @@ def _paths(value: Any, where: str) -> list[str]:
 
 
 def _path(value: Any, where: str) -> str:
-    if not is_ours((expect(value, str, where),)):
+    if not is_known_layout((expect(value, str, where),)):
         raise Unparsed(f"{where} is {value[:80]!r}, expected a path in a shard")
     return str(value)
 
@@ -191,7 +191,7 @@ def _check_columns(columns: Columns, rows: Column) -> None:
 
 
 def _parse_commits(table: Column, document: Mapping[str, Any]) -> dict[str, tuple[bytes, Commit]]:
-    fields = list_of(document.get("fields"), layout.checked_name, "fields")
+    fields = list_of(document.get("fields"), shard_format.checked_name, "fields")
     rejects = {digest_of(task, "rejects"): parse_rejects(found, "rejects")
                for task, found in expect(document.get("rejects"), dict, "rejects").items()}
     tasks = _names(table["task"])

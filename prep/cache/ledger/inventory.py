@@ -9,22 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from prep.cache.commits import Commit, read_commit
 from prep.cache.damage import Damage, recorded
-from prep.cache.ledger import index as lookup
 from prep.cache.ledger.columns import KEY, Column, Columns, gather, merge, select
-from prep.cache.ledger.index import Entry, Lookup
-from prep.cache.shard_format import Shard, parse_group
+from prep.cache.ledger.index import EMPTY_INDEX, Entry, Lookup, is_known_layout, save_index
+from prep.cache.records import Shard
+from prep.cache.shard_format import parse_group
 from prep.cache.shard_header import read_document, read_keys
-from prep.cache.store import Cache
+from prep.cache.store import SUFFIX, Cache
 from prep.errors import CacheError
-from prep.fs.stamps import Stamp, Tree, commit_stamps, file_stamp, list_tree, tree_stamp
+from prep.fs.stamps import Stamp, Tree, _of_file, ctime_is_change, file_stamp, list_tree, tree_stamp
 from prep.fs.untrusted import entries
-from prep.parse import Unparsed
-from prep.rest import ctime_is_change
+from prep.parse import Unparsed, digest_of
 
 WORTH = 64  # commits and shards that changed; reading as many takes 25 ms, as writing the file for 500,000 rows does
 
@@ -77,7 +77,7 @@ def count(cache: Cache, known: Lookup, *, remember: bool) -> Census:
 def sound_rows(cache: Cache, shard: Shard) -> int:
     """How many rows of a shard are to be trusted, looked up now."""
     root = str(cache.shard(shard.digest))
-    return _rows(cache, lookup.EMPTY, shard, recorded(cache, shard.digest), root).count
+    return _rows(cache, EMPTY_INDEX, shard, recorded(cache, shard.digest), root).count
 
 
 def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit]]:
@@ -121,7 +121,7 @@ def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], 
         rows = rows[[row not in bad for row in range(len(keys))]]
         return _Rows(len(rows), None, (keys[rows], rows))
     stamp = _stamp_to_keep(before, _tree_stamp(root, tree))
-    entry = Entry(stamp, len(rows), tree) if stamp is not None and lookup.is_ours(tree) else None
+    entry = Entry(stamp, len(rows), tree) if stamp is not None and is_known_layout(tree) else None
     return _Rows(len(rows), entry, (keys, rows))
 
 
@@ -148,7 +148,7 @@ def _remember(cache: Cache, known: Lookup, commits: Sequence[tuple[bytes | None,
     if len(shards) < len(held):
         numbers = {digest: number for number, digest in enumerate(shards)}
         columns = select(columns, np.array([numbers.get(digest, -1) for digest in held], np.int32))
-    lookup.write(cache, Lookup(commits=entries, shards=shards, columns=columns))
+    save_index(cache, Lookup(commits=entries, shards=shards, columns=columns))
 
 
 def _tree(root: str) -> Tree:
@@ -175,3 +175,17 @@ def _file_stamp(cache: Cache, task: str) -> Stamp | None:
 def _stamp_to_keep(before: Stamp | None, after: Stamp | None) -> bytes | None:
     """The stamp of what was read in between, when it was at rest."""
     return before.digest if before is not None and before == after and before.at_rest() else None
+
+
+def commit_stamps(cache: Cache) -> Iterator[tuple[str, Stamp | None]]:
+    """The tasks that have a commit, sorted, each with its stamp; None when that is no plain file."""
+    suffix = SUFFIX["commits"]
+    for fan in entries(cache.root / "commits"):
+        for entry in entries(Path(fan.path)) if fan.is_dir(follow_symlinks=False) else ():
+            try:
+                task = digest_of(entry.name.removesuffix(suffix), "commits")
+                if entry.name.startswith(fan.name) and entry.name.endswith(suffix):
+                    plain = entry.is_file(follow_symlinks=False)
+                    yield task, _of_file(entry.stat(follow_symlinks=False)) if plain else None
+            except (Unparsed, FileNotFoundError):  # not ours; or gone meanwhile
+                continue

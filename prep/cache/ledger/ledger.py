@@ -11,17 +11,16 @@ from operator import lt
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Reject, RowRef, Task
 from prep.cache.commits import VERSION, as_json, read_commit
-from prep.cache.ledger import index as lookup
 from prep.cache.ledger.columns import Column, Columns, Places, gather, locate, packed
+from prep.cache.ledger.index import EMPTY_INDEX, load_index
 from prep.cache.ledger.inventory import Census, count, is_of_its_field, sound_rows
-from prep.cache.shard_format import Shard
+from prep.cache.records import Reject, RowRef, Shard, Task
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
-from prep.fs import atomic as files
-from prep.fs.untrusted import tree
+from prep.fs import atomic
+from prep.fs.tree import tree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,25 +65,25 @@ class Ledger:
         return locate(columns, wanted, len(self.shards))
 
 
-def empty() -> Ledger:
+def empty_ledger() -> Ledger:
     """The ledger of a cache that is not there yet."""
     return _ledger(Census(commits=(), shards=(), counts=(), columns=gather([])))
 
 
-def load(cache: Cache, *, remember: bool = False) -> Ledger:
+def load_ledger(cache: Cache, *, remember: bool = False) -> Ledger:
     """The ledger of a cache: looks at every commit and shard, and reads those that changed since the look-up file.
 
     With `remember` that file is written anew when it pays.
     """
-    return _ledger(count(cache, lookup.read(cache), remember=remember))
+    return _ledger(count(cache, load_index(cache), remember=remember))
 
 
 def load_plainly(cache: Cache) -> Ledger:
     """The same without the look-up file: reads every commit and the keys of every shard (0.4 ms a shard, warm)."""
-    return _ledger(count(cache, lookup.EMPTY, remember=False))
+    return _ledger(count(cache, EMPTY_INDEX, remember=False))
 
 
-def commit(
+def write_commit(
     cache: Cache, task: Task, shard: Shard | None, rejects: Iterable[Reject], provenance: Mapping[str, Any]
 ) -> bool:
     """Records a finished task, after its shard is in place. False when another process had it finished already.
@@ -93,13 +92,13 @@ def commit(
     """
     document = _document(task.key, task.field, shard, rejects, provenance)
     target = cache.commit(task.key)
-    files.make_dirs(target.parent)
-    if files.write_new(target, document, staging=cache.staging()):
+    atomic.make_dirs(target.parent)
+    if atomic.write_new(target, document, staging=cache.staging()):
         return True
     if is_finished(cache, task.key):
         return False
-    files.make_way(target)
-    files.write_whole(target, document, staging=cache.staging())
+    atomic.make_way(target)
+    atomic.write_whole(target, document, staging=cache.staging())
     return True
 
 
@@ -115,10 +114,10 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
             continue
         left = [reject for reject in found.rejects if reject.key not in keys]
         if found.shard is None and not left:
-            files.remove(cache.commit(task))
+            atomic.remove(cache.commit(task))
         else:
             document = _document(task, found.field, found.shard, left, found.provenance)
-            files.write_whole(cache.commit(task), document, staging=cache.staging())
+            atomic.write_whole(cache.commit(task), document, staging=cache.staging())
 
 
 def is_finished(cache: Cache, task: str) -> bool:
@@ -129,7 +128,7 @@ def is_finished(cache: Cache, task: str) -> bool:
     return found.shard is None or sound_rows(cache, found.shard) == found.shard.rows
 
 
-def disown(cache: Cache, tasks: Iterable[Task]) -> None:
+def remove_foreign_commits(cache: Cache, tasks: Iterable[Task]) -> None:
     """Removes commits of `tasks`, none of whose rows are there, that do not have these rows: somebody else wrote them.
 
     A task's key is the digest of its rows, so no commit of ours is one; it would stand in the way of the task for ever.
@@ -142,7 +141,7 @@ def disown(cache: Cache, tasks: Iterable[Task]) -> None:
         if found.shard is not None:
             keys |= {bytes(key).hex() for key in read_keys(cache, found.shard.digest)}
         if found.field != task.field or not keys.issuperset(task.rows) or not is_of_its_field(cache, found):
-            files.remove(cache.commit(task.key))
+            atomic.remove(cache.commit(task.key))
 
 
 def shard_bytes(root: Path) -> int:

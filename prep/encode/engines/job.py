@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Finding, Size, Task
+from prep.cache.records import Task
 from prep.cache.store import Cache
 from prep.encode.targets import Wants
+from prep.findings import Finding
+from prep.geometry import Size
 from prep.models.fields import Specs
 
-Tick = Callable[[int], object]
 LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
 

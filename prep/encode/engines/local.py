@@ -13,29 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-
-from prep.arrays import Finding, Reject, Task
-from prep.cache.ledger.ledger import commit, is_finished
-from prep.cache.shard_format import Shard
+from prep.cache.ledger.ledger import is_finished, write_commit
+from prep.cache.records import Reject, Shard, Task
 from prep.cache.writer import ShardWriter
-from prep.digest import digest_bytes, digest_json
-from prep.encode.engines.job import Job, Outcome, Tick, provenance
+from prep.digest import digest_json
+from prep.encode.engines.job import Job, Outcome, provenance
+from prep.encode.engines.rows import NOT_FINITE, Made, latent_rows, mask_row, picture_pixels, text_rows
 from prep.encode.targets import PictureWork
 from prep.errors import CacheError
-from prep.fs.blob import code_of, read_blob
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture, NoDecoder
-from prep.masks.methods import fits_scaled
+from prep.findings import Finding
+from prep.progress import Tick
 from prep.runtime import held_back
-
-A = TypeVar("A")
-Row = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
-Made = Row | Reject | Finding  # a row; one that can never be made; one that cannot be made now
-NOT_FINITE = "not-finite"
-TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
 
 def run(job: Job, tick: Tick) -> Outcome:
@@ -81,98 +71,32 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) ->
     if not tasks:
         return
     with held_back():
-        from prep.models.quiet import quiet_libraries  # here: a run with nothing to encode imports no torch
+        from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
 
         quiet_libraries()
         from prep.models.text_encoder import TextEncoder
 
     encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
     for task in _unfinished(job, tasks):
-        _finish(job, task, _text_rows(job, task, encoder), tally, tick, job.device)
-
-
-def _text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
-    for keys in _chunks(task.rows, TEXT_BATCH):
-        works = [job.wants.texts[key] for key in keys]
-        plain = [work for work in works if work.caption is not None]
-        rows = dict(zip((work.key for work in plain), encoder.encode([work.caption for work in plain]) if plain else (),
-                        strict=True))
-        for work in works:
-            row = encoder.unconditional() if work.caption is None else rows[work.key]
-            yield work.key, row if row is not None else _non_finite(work.key, "text row")
+        _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
 
 
 def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally, tick: Tick) -> None:
     if not tasks:
         return
     with held_back():
-        from prep.models.quiet import quiet_libraries  # here: as above
+        from prep.models.loading import quiet_libraries  # here: as above
 
         quiet_libraries()
         from prep.models.vae import VaeEncoder
 
     encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
-    for task, pixels in _ahead(job, tasks, pool, lambda work: _pixels(job, work), job.wants.latents):
-        _finish(job, task, _latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
-
-
-def _latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int) -> Iterator[tuple[str, Made]]:
-    """Rows in key order; the batches' cut depends on the task and the batch size alone."""
-    for chunk in _chunks(pixels, batch_size):
-        good = [(key, image) for key, image in chunk if isinstance(image, np.ndarray)]
-        latents = encoder.encode(np.stack([image for _, image in good])) if good else []
-        made = dict(zip((key for key, _ in good), latents, strict=True))
-        for key, image in chunk:
-            if key not in made:
-                yield key, image
-            else:
-                yield key, {"latent": made[key]} if made[key] is not None else _non_finite(key, "latent")
+    for task, pixels in _ahead(job, tasks, pool, lambda work: picture_pixels(job, work), job.wants.latents):
+        _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
 
 
 def _mask_rows(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor) -> Iterator[tuple[Task, Any]]:
-    return _ahead(job, tasks, pool, lambda work: _mask(job, work), job.wants.masks)
-
-
-def _pixels(job: Job, work: PictureWork) -> np.ndarray[Any, Any] | Reject | Finding:
-    return _from_file(work, lambda data: images.place(images.decode(data, alpha=job.alpha), work.placement))
-
-
-def _mask(job: Job, work: PictureWork) -> Made:
-    read = images.alpha_of if job.origin == "alpha" else images.decode_mask
-
-    def make(data: bytes) -> np.ndarray[Any, Any]:
-        mask = read(data)
-        if not fits_scaled(mask.size, work.placement.scaled):
-            width, height = mask.size
-            raise BadPicture("mask-size-mismatch", f"mask has {width}x{height} pixels, not its picture's shape")
-        return images.place_mask(mask, work.placement, job.specs.family.factor)
-
-    made = _from_file(work, make)
-    return {"mask": made[None]} if isinstance(made, np.ndarray) else made
-
-
-def _from_file(work: PictureWork, make: Callable[[bytes], Any]) -> np.ndarray[Any, Any] | Reject | Finding:
-    """What `make` makes of the file's bytes, which must still be those that the key names."""
-    try:
-        data = read_blob(work.blob)
-        if digest_bytes(data) != work.digest:
-            return Finding(path=work.name, code="changed-meanwhile", severity="error",
-                           detail=f"{work.file} changed while it was being encoded; run the command again")
-        return make(data)  # type: ignore[no-any-return]
-    except OSError as error:
-        return Finding(path=work.name, code=code_of(error), severity="error",
-                       detail=f"{work.file} cannot be read: {error.strerror or error}")
-    except MemoryError:  # no fault of the picture's own: another machine, or the next run, may have enough
-        return Finding(path=work.name, code="too-large", severity="error",
-                       detail=f"{work.file} takes more memory than there is")
-    except NoDecoder as error:  # nor is this
-        return Finding(path=work.name, code=error.code, severity="error", detail=f"{work.file} {error.detail}")
-    except BadPicture as error:
-        return Reject(key=work.key, code=error.code, detail=error.detail)
-
-
-def _non_finite(key: str, what: str) -> Reject:
-    return Reject(key=key, code=NOT_FINITE, detail=f"the {what} has NaN or infinity, also when computed in float32")
+    return _ahead(job, tasks, pool, lambda work: mask_row(job, work), job.wants.masks)
 
 
 def _ahead(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureWork], Any],
@@ -237,15 +161,4 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
         if not known:
             return
         task = replace(task, key=digest_json({"kind": "begun", "task": task.key, "rows": known}))
-    commit(job.cache, task, shard, rejects, provenance(device, time.monotonic() - begun))
-
-
-def _chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:
-    chunk: list[A] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+    write_commit(job.cache, task, shard, rejects, provenance(device, time.monotonic() - begun))

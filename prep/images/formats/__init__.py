@@ -1,1 +1,1 @@
-"""formats."""
+"""Picture formats by their bytes, without decoding."""

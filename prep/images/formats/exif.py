@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from prep.images.formats.sniff import Note
+from prep.images.formats.parts import Note
 
 
 def orientation_of(exif: bytes | None) -> tuple[int, tuple[Note, ...]]:

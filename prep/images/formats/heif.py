@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 from prep.images.formats.isobmff import boxes
-from prep.images.formats.sniff import BadPicture
+from prep.images.formats.parts import BadPicture
 
 _Extents = dict[int, list[tuple[int, int]]]  # item → (start, end) in the file
 _FILE, _IDAT = 0, 1  # what offsets are counted from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prep.images.formats.sniff import BadPicture
+from prep.images.formats.parts import BadPicture
 
 
 def boxes(data: bytes, start: int, stop: int, what: str) -> Iterator[tuple[bytes, int, int]]:

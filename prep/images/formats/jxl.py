@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prep.arrays import Size
+from prep.geometry import Size
 from prep.images.formats.isobmff import boxes
-from prep.images.formats.sniff import BadPicture
+from prep.images.formats.parts import BadPicture
 
 _ALPHA, _SPOT, _BLACK, _CFA = 0, 2, 4, 5  # kinds of extra channels
 _GRAY = 1  # of colour spaces

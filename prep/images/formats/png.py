@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 
-from prep.images.formats.sniff import EOI, SOS, BadPicture, png_chunks, segments
+from prep.images.formats.parts import BadPicture, Note, Parts
+
+_PNG_KEPT = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
+_PROFILE_LIMIT = 1 << 24  # bytes; the largest CMYK profiles in use have about 3 MB
+_TEXT_LIMIT = 1 << 20  # bytes a compressed comment may have; Pillow's own limit too
 
 STEP = 1 << 20  # bytes that are unpacked at a time
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the colour type of a PNG
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-# Between a scan's data and the marker after them it is passed over, unless pixels are lacking: then some come of it.
-_FILL = bytes(range(128))
 
 
 def check_png(body: bytes) -> None:
@@ -41,15 +44,79 @@ def _bytes_of(width: int, height: int, bits: int) -> int:
     return height * (1 + -(-width * bits // 8)) if width > 0 and height > 0 else 0
 
 
-def filled(body: bytes) -> bytes:
-    """A JPEG with a few bytes after the data of each scan: what is decoded is the same if all data were there."""
-    parts, copied, scanning = [], 0, False
-    for marker, start, _ in segments(body):
-        if scanning:
-            parts += [body[copied:start], _FILL]
-            copied = start
-        scanning = marker == SOS
-    if scanning:  # it has no end marker
-        parts += [body[copied:], _FILL, bytes([0xFF, EOI])]
-        copied = len(body)
-    return b"".join([*parts, body[copied:]])
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """(type, start, end) of each whole chunk, length and checksum included."""
+    position = 8
+    while position + 12 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, position)
+        if position + 12 + length > len(data):
+            return
+        yield kind, position, position + 12 + length
+        position += 12 + length
+        if kind == b"IEND":
+            return
+
+
+def unwrap_png(data: bytes) -> Parts:
+    """A PNG of its critical chunks and tRNS; checksums of the others are noted, not fatal."""
+    kept: list[bytes | memoryview] = [data[:8]]
+    view, notes = memoryview(data), []
+    found: dict[bytes, bytes] = {}
+    end = None
+    for kind, start, stop in png_chunks(data):
+        good = zlib.crc32(view[start + 4 : stop - 4]) == int.from_bytes(view[stop - 4 : stop], "big")
+        if not good:
+            notes.append(_png_checksum(kind))
+        if kind in _PNG_KEPT:
+            kept.append(view[start:stop])
+        elif good and kind in (b"eXIf", b"iCCP", b"acTL"):
+            found[kind] = data[start + 8 : stop - 4]
+        elif kind in (b"zTXt", b"iTXt") and _expands(data[start + 8 : stop - 4]):
+            notes.append(("metadata-bomb", f"a compressed comment has more than {_TEXT_LIMIT} bytes; it is ignored"))
+        if kind == b"IHDR" and stop - start == 25:
+            found[kind] = data[start + 8 : stop - 4]
+        end = stop if kind == b"IEND" else None
+    if b"IHDR" not in found or end is None:
+        raise BadPicture("truncated", f"PNG ends before its last chunk, after {len(data)} bytes")
+    if end < len(data):
+        notes.append(("trailing-data", f"{len(data) - end} bytes follow the end of the picture"))
+    profile, frames = _png_profile(found.get(b"iCCP"), notes), found.get(b"acTL", b"")
+    return Parts(format="PNG", body=b"".join(kept), exif=found.get(b"eXIf"), profile=profile, bits=found[b"IHDR"][8],
+                 frames=int.from_bytes(frames[:4], "big") or 1, notes=tuple(dict.fromkeys(notes)))
+
+
+def _png_checksum(kind: bytes) -> Note:
+    name = kind.decode("latin-1")
+    if kind in _PNG_KEPT and kind != b"IDAT":
+        raise BadPicture("bad-checksum", f"checksum of chunk {name} does not match")
+    return "bad-checksum", f"checksum of chunk {name} does not match its data"
+
+
+def _inflate(data: bytes, limit: int) -> bytes | None:
+    """The inflated `data`; None when it is damaged or larger than `limit` bytes."""
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(data, limit)
+    except zlib.error:
+        return None
+    return plain if stream.eof else None
+
+
+def _expands(text: bytes) -> bool:
+    """Does this compressed text chunk hold more than a sane comment?"""
+    start = text.find(b"\x78", text.find(b"\0"))  # 78: the first byte of a zlib stream
+    if len(text) < 1024 or start < 0:
+        return False
+    try:
+        return len(zlib.decompressobj().decompress(text[start:], _TEXT_LIMIT)) >= _TEXT_LIMIT
+    except zlib.error:
+        return False
+
+
+def _png_profile(chunk: bytes | None, notes: list[Note]) -> bytes | None:
+    if chunk is None:
+        return None
+    profile = _inflate(chunk[chunk.find(b"\0") + 2 :], _PROFILE_LIMIT)
+    if profile is None:
+        notes.append(("invalid-profile", "the embedded colour profile cannot be unpacked; taken as sRGB"))
+    return profile

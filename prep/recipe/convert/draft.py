@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prep.captions.options import CaptionChoice
 from prep.formatting import safe
 from prep.parse import Unparsed, brief, expect
-from prep.recipe.schema import CaptionChoice, ImageChoice, MaskFrom, Recipe, Source
+from prep.recipe.schema import ImageChoice, Recipe, Source
 from prep.recipe.write import Remark
+from prep.sources.item import MaskFrom
 
 T = TypeVar("T")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})

@@ -13,11 +13,14 @@ from math import gcd, isqrt
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Role, Size
+from prep.batching.split import Role
+from prep.captions.options import CaptionChoice
 from prep.formatting import size_of
+from prep.geometry import Size
 from prep.parse import Unparsed, brief, expect, list_of
 from prep.recipe.convert.draft import CUTS, FLAT, VIEWS, Asked, Converted, Draft, Layer
-from prep.recipe.schema import CaptionChoice, ImageChoice, MaskFrom, Source
+from prep.recipe.schema import ImageChoice, Source
+from prep.sources.item import MaskFrom
 
 _TRAIN = "a setting of training: train.toml has it as"
 _DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Role
+from prep.batching.split import Role
+from prep.captions.options import CaptionChoice
 from prep.errors import PathError
 from prep.parse import Unparsed, expect, one_of
 from prep.recipe.convert.draft import FLAT, Asked, Converted, Draft, Layer
-from prep.recipe.schema import CaptionChoice, ImageChoice, Source
+from prep.recipe.schema import ImageChoice, Source
 
 _ROLES: Mapping[str, Role] = {"STANDARD": "train", "VALIDATION": "validation", "PRIOR_PREDICTION": "prior"}
 _COLOURS = "colours are never changed: no counterpart"

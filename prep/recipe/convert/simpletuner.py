@@ -12,10 +12,12 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Role
+from prep.batching.split import Role
+from prep.captions.options import CaptionChoice
 from prep.parse import Unparsed, brief, expect, list_of, one_of
 from prep.recipe.convert.draft import CUTS, VIEWS, Asked, Converted, Draft, Layer
-from prep.recipe.schema import CaptionChoice, ImageChoice, MaskFrom, Source
+from prep.recipe.schema import ImageChoice, Source
+from prep.sources.item import MaskFrom
 
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 _CACHE = "caches are looked after by prep: nothing to set"

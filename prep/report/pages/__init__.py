@@ -1,1 +1,1 @@
-"""pages."""
+"""HTML pages."""

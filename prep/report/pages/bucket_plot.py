@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import log2, sqrt
 from typing import Literal
 
-from prep.arrays import Size
+from prep.geometry import Size
 
 SIDE = 460  # of the plot, in user units
 MARGIN = 44

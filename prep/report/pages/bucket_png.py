@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from prep.arrays import Size
+from prep.geometry import Size
 from prep.report.pages.bucket_plot import HALF, WHOLE, Dot, Label, Line, Shape, Square, bucket_shapes
 
 MARK = b"tEXtSoftware\0Latentry"  # by which a plot of ours is known, and may be replaced

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prep.arrays import Size
-from prep.dataset.ingest import picture_places
-from prep.dataset.preview import Outlook, as_json
+from prep.dataset.listing import picture_places
+from prep.dataset.preview import Outlook, preview_as_json
 from prep.formatting import size_of
 from prep.fs.atomic import write_whole
 from prep.fs.paths import Place, check_apart, check_output
+from prep.geometry import Size
 from prep.recipe.schema import Recipe
 from prep.report.pages.bucket_plot import bucket_plot
 from prep.report.pages.bucket_png import MARK, bucket_png
@@ -45,12 +45,12 @@ def write_bucket_files(outlook: Outlook, page: Path | None, plot: Path | None) -
 def _sizes(outlook: Outlook) -> tuple[Mapping[Size, int], Mapping[Size, int]]:
     """How many pictures have a size, and how many are in a bucket."""
     sizes = Counter({one.index: one.size for one in outlook.bucketing.pictures}.values())
-    return sizes, {(one["size"][0], one["size"][1]): one["pictures"] for one in as_json(outlook)["buckets"]}
+    return sizes, {(one["size"][0], one["size"][1]): one["pictures"] for one in preview_as_json(outlook)["buckets"]}
 
 
 def bucket_page(outlook: Outlook) -> str:
     """The page of an outlook."""
-    document = as_json(outlook)
+    document = preview_as_json(outlook)
     return framed("Buckets", sections([
         ("Sizes and buckets", bucket_plot(*_sizes(outlook)) or "<p>none</p>"),
         ("Buckets", _buckets(document)),

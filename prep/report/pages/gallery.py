@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import Placement
 from prep.cache.reader import Reader
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.formatting import safe, size_of
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture
-from prep.manifest.describe import Audit, describe
+from prep.geometry import Placement
+from prep.images.decode import decode_picture, encode_png, scale_and_crop
+from prep.images.formats.parts import BadPicture
+from prep.manifest.describe import describe
+from prep.manifest.opened import Audit
 
 SIDE = 240  # pixels of a thumbnail's longer side
 HEIGHT = 320  # pixels of a card's picture, at most
@@ -75,13 +76,13 @@ def _read(path: Path) -> bytes | None:
 
 def _shrunk(data: bytes) -> bytes | None:
     try:
-        picture = images.decode(data, alpha="white")
+        picture = decode_picture(data, alpha="white")
     except BadPicture:
         return None
     longer = max(picture.size)
     width, height = (max(1, side * min(SIDE, longer) // longer) for side in picture.size)
     whole = Placement(scaled=(width, height), crop=(0, 0), bucket=(width, height))
-    return images.encode_png(images.place(picture, whole))
+    return encode_png(scale_and_crop(picture, whole))
 
 
 def _masks(reader: Reader, sample: Mapping[str, Any]) -> list[bytes | None]:
@@ -96,7 +97,7 @@ def _mask(reader: Reader, place: Mapping[str, Any]) -> bytes | None:
         reader.read_into(row, place["shard"], "mask", place["row"])
     except CacheError:
         return None
-    return images.encode_png(row.reshape(spec.shape[-2:]))
+    return encode_png(row.reshape(spec.shape[-2:]))
 
 
 def _card(sample: Mapping[str, Any], picture: bytes | None, masks: list[bytes | None]) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import Size
 from prep.formatting import bytes_of, size_of
 from prep.fs.atomic import write_whole
 from prep.fs.paths import Place
-from prep.manifest.describe import Audit, inspect
+from prep.geometry import Size
+from prep.manifest.describe import describe_manifest
+from prep.manifest.opened import Audit
 from prep.report.pages.bucket_plot import bucket_plot
 from prep.report.pages.frame import check_page_file, framed, table
 from prep.report.pages.frame import sections as as_sections
@@ -45,7 +46,7 @@ def check_page(audit: Audit, path: Path) -> None:
 
 def page(audit: Audit, *, cards: int, thumbnail: Thumbnail) -> str:
     """The page: what the manifest holds, sizes against buckets, a gallery, findings."""
-    document = inspect(audit)
+    document = describe_manifest(audit)
     sections = [
         ("Fields", _fields(document)),
         ("Buckets", f"{_buckets(audit, document)}\n{_plot(audit)}"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -16,28 +15,20 @@ from urllib.parse import quote
 
 import numpy as np
 
-from prep.arrays import Item, Placement, Size
 from prep.formatting import safe, size_of
 from prep.fs.atomic import write_whole
 from prep.fs.blob import read_blob
-from prep.images import decode as images
-from prep.images.formats.sniff import BadPicture
+from prep.geometry import Placement, Size
+from prep.images.decode import Pixels, decode_picture, encode_png, scale_and_crop
+from prep.images.formats.parts import BadPicture
 from prep.masks.pixels import read_mask, scaled
+from prep.masks.run import Entry
 from prep.report.pages.frame import check_page_file, framed
 
 CARDS = 100  # to a page: about 10 MB
 SIDE = 240  # pixels of a thumbnail's longer side
 SHADE = (208, 32, 48)  # of what does not train: a red that skin and skies have not
 SHADED = 0.65  # part of the shade in it
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A picture and where its mask would be."""
-
-    item: Item
-    name: str  # for people
-    mask: Path
 
 
 def write_sheets(path: Path, entries: Sequence[Entry], *, jobs: int, tick: Callable[[int], object]) -> tuple[Path, ...]:
@@ -63,7 +54,7 @@ def write_sheets(path: Path, entries: Sequence[Entry], *, jobs: int, tick: Calla
     return tuple(paths)
 
 
-def overlaid(picture: images.Pixels, mask: images.Pixels) -> images.Pixels:
+def overlaid(picture: Pixels, mask: Pixels) -> Pixels:
     """uint8 [H, W, 3]: `picture`, shaded where `mask` (uint8 [H, W], 255 trains) leaves it out."""
     left_out_HW1 = SHADED * (1 - mask.astype(np.float32)[..., None] / 255)
     mixed_HW3 = picture * (1 - left_out_HW1) + np.array(SHADE, np.float32) * left_out_HW1
@@ -73,18 +64,18 @@ def overlaid(picture: images.Pixels, mask: images.Pixels) -> images.Pixels:
 def _card(entry: Entry) -> str:
     name = f"<b><bdi>{escape(safe(entry.name))}</bdi></b>"
     try:
-        picture = images.decode(read_blob(entry.item.picture), alpha="white")
+        picture = decode_picture(read_blob(entry.item.picture), alpha="white")
         mask = read_mask(entry.mask.read_bytes(), picture.size) if entry.mask.is_file() else None
     except (OSError, BadPicture) as error:
         why = f'<span class="error">{escape(safe(str(error)))}</span>'
         return f"<figure><figcaption>{name}{why}</figcaption></figure>\n"
     size = _thumbnail(picture.size)
-    small = images.place(picture, Placement(scaled=size, crop=(0, 0), bucket=size))
+    small = scale_and_crop(picture, Placement(scaled=size, crop=(0, 0), bucket=size))
     facts = "no mask: all of it trains"
     if mask is not None:
         facts = f"{mask.mean() / 255:.0%} trains"
         small = overlaid(small, scaled(mask, size))
-    data = base64.b64encode(images.encode_png(small)).decode("ascii")
+    data = base64.b64encode(encode_png(small)).decode("ascii")
     return (f'<figure><img alt="" width="{size[0]}" height="{size[1]}" src="data:image/png;base64,{data}">'
             f'<figcaption>{name}<div class="facts">{size_of(picture.size)}, {facts}</div></figcaption></figure>\n')
 

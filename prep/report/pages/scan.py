@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from prep.arrays import Finding
-from prep.findings import CODES
+from prep.findings import CODES, Finding
+from prep.fs.atomic import write_whole
 from prep.report.pages.frame import framed, sections, table, words
-from prep.report.terminal.tables import sums_by_code
+from prep.report.terminal.scan import sums_by_code
+from prep.scan.run import Previews
 from prep.scan.scanner import Report
 
 CARDS = 120  # pictures shown
@@ -22,6 +24,11 @@ def preview_names(findings: Sequence[Finding]) -> list[str]:
     for one in findings:
         worst[one.path] = min(worst.get(one.path, 3), _WORST[one.severity])
     return sorted(worst, key=lambda path: (worst[path], path))[:CARDS]
+
+
+def write_scan_page(path: Path, report: Report, previews: Previews) -> None:
+    """Writes the page to `path`, whole or not at all. Raises `OSError`."""
+    write_whole(path, scan_page(report, previews(preview_names(report.findings))).encode())
 
 
 def scan_page(report: Report, previews: Mapping[str, bytes]) -> str:

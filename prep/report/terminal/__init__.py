@@ -1,1 +1,1 @@
-"""terminal."""
+"""Tables for terminals."""

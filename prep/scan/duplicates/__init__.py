@@ -1,1 +1,1 @@
-"""duplicates."""
+"""Which pictures are copies of others."""

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from prep.arrays import Blob, Finding
+from prep.findings import Finding, finding
+from prep.fs.blob import Blob
 from prep.scan.duplicates.correlation import LIMIT, Near
 from prep.scan.duplicates.identity import Identity
 from prep.scan.duplicates.signature import LIMIT as MOST
-from prep.scan.examine import finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from prep.arrays import Size
 from prep.digest import digest_bytes
+from prep.geometry import Size
 from prep.scan.duplicates.correlation import LONG, SIDE, Gray, Thumb
 from prep.scan.duplicates.signature import signature_of
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prep.batching.permutation import draw_key, philox
 from prep.batching.plan import MicroBatch, StepPlan
-from train.index import Column, Index
+from prep.batching.rng import draw_key, philox
+from prep.loader.index import Column, Index
 
 NO_TEXT = -1  # the unconditional row
 _VALIDATION_SEED = 0  # fixed: validation noise and timesteps never follow the run's seed

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import RowRef
+from prep.cache.records import RowRef
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
-from prep.manifest import consistency as contents
+from prep.manifest.consistency import check_places, read_samples, read_shards, row_shapes, text_shapes
 from prep.manifest.document import Manifest
 from prep.manifest.samples import ROLES, SampleColumns
 from prep.manifest.shards import ShardFacts
@@ -86,12 +86,12 @@ class Index:
 
     def shape(self, field: str, bucket: int) -> dict[str, tuple[int, ...]]:
         """The shape that every row of `field` has, by array; `bucket` decides it for latents and masks."""
-        return contents.row_shapes(self.manifest, self.shards, field, bucket)
+        return row_shapes(self.manifest, self.shards, field, bucket)
 
     @cached_property
     def text_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of a text row by array, as the first text shard has them; empty without one."""
-        return contents.text_shapes(self.shards)
+        return text_shapes(self.shards)
 
 
 def open_index(manifest: Manifest) -> Index:
@@ -100,6 +100,6 @@ def open_index(manifest: Manifest) -> Index:
         raise CacheError(f"{manifest.path} names the cache {manifest.cache_root}, which does not exist",
                          hint="move a manifest together with its cache, or run prep encode again")
     cache = open_cache(manifest.cache_root, create=False)
-    shards, samples = contents.read_shards(cache, manifest), contents.read_samples(cache, manifest)
-    contents.check_places(manifest, shards, samples)
+    shards, samples = read_shards(cache, manifest), read_samples(cache, manifest)
+    check_places(manifest, shards, samples)
     return Index(manifest=manifest, cache=cache, samples=samples, shards=shards)

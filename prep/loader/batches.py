@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prep.batching.permutation import philox
+from prep.batching.rng import philox
 from prep.cache.reader import Targets
 from prep.errors import CacheError
 from prep.formatting import safe
-from train.check import mend_command
-from train.device import move, record_copies
-from train.draws import Request, Shot
-from train.rows import DTYPES, Rows, split
+from prep.loader.device import move, record_copies
+from prep.loader.draws import Request, Shot
+from prep.loader.rows import DTYPES, Rows, split
+from prep.manifest.commands import mend_command
 
 SLOTS = 4  # batches that may be ready or in use at a time
 AHEAD = 4  # batches whose rows the kernel is told of before they are read

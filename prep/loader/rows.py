@@ -11,11 +11,11 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from prep.arrays import RowRef
 from prep.cache.reader import Reader, Targets
+from prep.cache.records import RowRef
 from prep.errors import CacheError
-from train.draws import NO_TEXT, Request, Shot
-from train.index import Index
+from prep.loader.draws import NO_TEXT, Request, Shot
+from prep.loader.index import Index
 
 DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8,

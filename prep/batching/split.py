@@ -1,0 +1,52 @@
+"""Roles of samples, and which pictures are held out for validation: those whose salted digests rank lowest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Literal
+
+from prep.digest import HOLE, around, digest_spelled, string
+from prep.errors import ConfigError
+
+Role = Literal["train", "validation", "prior"]
+MEANING = 1  # raised when the same key would give another draw
+
+
+def is_validation(picture: str, fraction: Fraction | float | str, salt: str = "latentry") -> bool:
+    """Whether the picture with this digest is for validation: it depends on nothing else in the data set."""
+    return _rank(picture, salt) < _share(fraction) * 2**256
+
+
+def choose_validation(
+    pictures: Iterable[str], fraction: Fraction | float | str, salt: str = "latentry"
+) -> tuple[frozenset[str], str | None]:
+    """The pictures (by digest) for validation, and a notice where the fraction alone would have chosen none."""
+    ranks, share = _ranks(set(pictures), salt), _share(fraction)
+    below = share.numerator * 2**256
+    chosen = frozenset(picture for picture, rank in ranks.items() if rank * share.denominator < below)
+    if chosen or not share or len(ranks) < 2:
+        return chosen, None
+    notice = f"validation.fraction {fraction} of {len(ranks)} pictures chose none, so one was taken"
+    return frozenset([min(ranks, key=lambda picture: ranks[picture])]), notice
+
+
+def _rank(picture: str, salt: str) -> int:
+    """A number below 2²⁵⁶, spread evenly."""
+    return _ranks([picture], salt)[picture]
+
+
+def _ranks(pictures: Iterable[str], salt: str) -> dict[str, int]:
+    first, last = around({"kind": "validation", "meaning": MEANING, "salt": salt, "picture": HOLE})
+    return {picture: int(digest_spelled(f"{first}{string(picture)}{last}"), 16) for picture in pictures}
+
+
+def _share(fraction: Fraction | float | str) -> Fraction:
+    """The exact fraction as written: 0.05 is 1/20, not the nearest binary number. Raises `ConfigError`."""
+    try:
+        share = Fraction(str(fraction))
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if not 0 <= share < 1:
+        raise ConfigError(f"validation.fraction is {fraction}, expected a number from 0 up to, but not including, 1")
+    return share

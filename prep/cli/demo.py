@@ -1,0 +1,20 @@
+"""`prep demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep.cli.console import put
+
+
+def demo(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty directory", show_default=False)],
+) -> None:
+    """Write a small drawn dataset, a tiny trained model and recipes, so that everything runs with no download."""
+    from prep.demo import write_demo
+
+    write_demo(directory)
+    put(f"wrote pictures, prompts and recipes to {directory}, and a tiny model to {directory / 'model'}")

@@ -1,0 +1,35 @@
+"""`prep verify`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from prep.cli import options as opt
+from prep.cli.console import progress, put, put_json
+from prep.errors import CacheError
+
+
+def verify(
+    manifest: opt.ManifestArg,
+    quick: Annotated[bool, typer.Option("--quick", help="sizes, documents and indexes; no rows")] = False,
+    jobs: Annotated[int, typer.Option(help="threads that read and digest", min=1)] = opt.JOBS,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
+    from prep.maintenance.verify import verify as verify_all
+    from prep.manifest.document import read_manifest
+    from prep.manifest.opened import open_audit
+    from prep.report.terminal.manifest import verify_tables
+
+    opened = open_audit(read_manifest(manifest))
+    size = sum(field.bytes for field in opened.manifest.fields.values())
+    with progress("verifying", size, unit="bytes", shown=not quiet) as tick:
+        document = verify_all(opened, quick=quick, jobs=jobs, tick=tick)
+    if as_json:
+        put_json(document)
+    else:
+        put(verify_tables(document))
+    if not document["ok"]:
+        raise typer.Exit(CacheError.exit_code)

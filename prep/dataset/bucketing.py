@@ -1,0 +1,68 @@
+"""A recipe's bucket rules, and every picture in its bucket with its views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+from prep.buckets.assign import Bucketing, bucketing
+from prep.buckets.sizes import STEP, Rules, buckets_of
+from prep.buckets.views import Framing, views_of
+from prep.dataset.ingest import Survey, Surveyed
+from prep.dataset.listing import label
+from prep.errors import ConfigError, ModelError
+from prep.models.family import FAMILIES, Family
+from prep.models.pipeline import infer_family
+from prep.parse import size_of
+from prep.recipe.schema import ModelChoice, Recipe
+
+
+def framed(result: Bucketing, items: Sequence[Surveyed], framing: Framing) -> Bucketing:
+    """`result`, which is that of `items`, with the views that `framing` asks for."""
+    if framing.plain:
+        return result
+    pictures = tuple(replace(one, views=views_of(one.placement, items[one.index].picture, framing,
+                                                 items[one.index].focus)) for one in result.pictures)
+    return replace(result, pictures=pictures)
+
+
+def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
+    """Bucket and views of each surveyed item, in the survey's order."""
+    image = recipe.image
+    framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
+    result = bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), *rules_of(recipe))
+    return framed(result, surveyed.items, framing)
+
+
+def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
+    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for those that give no buckets."""
+    image, family = recipe.image, family_of(recipe.model)
+    factor, step = (8, STEP) if family is None else (family.factor, family.step)  # 8: which all have
+    step = image.step or step
+    if step % factor:
+        raise ConfigError(f"image.step is {step}, expected a multiple of {factor}, the pixels of a latent cell")
+    rules = Rules(
+        resolution=image.resolutions[0], kind=image.buckets, step=step,  # type: ignore[arg-type]  # parsed
+        shortest=image.shortest, longest=image.longest, min_side=image.min_side,
+        upscale=image.upscale if isinstance(image.upscale, str) else Fraction(str(image.upscale)),  # type: ignore[arg-type]
+        min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
+    for one in (found := tuple(replace(rules, resolution=one) for one in image.resolutions)):
+        buckets_of(one)
+    return found
+
+
+def family_of(model: ModelChoice) -> Family | None:
+    """The facts of the family that is named, or else of the model in a directory; `None` where neither says it.
+
+    A family that is not known is none: buckets can be looked at without one, and who needs it says so.
+    """
+    if model.family:
+        return FAMILIES[model.family]
+    if not model.path or not Path(model.path).is_dir():
+        return None
+    try:
+        return FAMILIES[infer_family(Path(model.path))]
+    except ModelError:
+        return None

@@ -1,0 +1,71 @@
+"""A recipe and a model resolved to what every key is made of, and to the rows that are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prep.buckets.assign import Bucketing
+from prep.dataset.bucketing import buckets_for, rules_of
+from prep.dataset.ingest import Survey, survey
+from prep.encode.targets import Contexts, Wants, wants_of
+from prep.fs.memo import Facts
+from prep.images.decode import POLICY
+from prep.keys import latent_context, mask_context, text_context
+from prep.models.family import FAMILIES
+from prep.models.fields import Specs
+from prep.models.fingerprint import digest_file, text_fingerprint, vae_fingerprint
+from prep.models.pipeline import infer_family, prediction_of, text_width
+from prep.progress import Known, Tick
+from prep.recipe.prompts import PromptPair
+from prep.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """A recipe, understood down to the keys."""
+
+    recipe: Recipe
+    model: Path
+    family: str
+    specs: Specs
+    prediction: str  # what the denoiser predicts
+    contexts: Contexts
+    survey: Survey
+    bucketing: Bucketing
+    wants: Wants
+
+
+def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair], *, jobs: int,
+         tick: Tick, total: Known | None = None) -> Wanted:
+    """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
+    family = recipe.model.family or infer_family(model)
+    specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
+    prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
+    recipe = replace(recipe, model=replace(recipe.model, family=family))
+    rules_of(recipe)  # what is wrong with them is said before all pictures are read
+    surveyed = survey(recipe, facts, jobs=jobs, tick=tick, total=total)
+    buckets = buckets_for(recipe, surveyed)
+    wants = wants_of(recipe, surveyed, buckets, contexts, prompts)
+    return Wanted(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction, contexts=contexts,
+                  survey=surveyed, bucketing=buckets, wants=wants)
+
+
+def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Contexts:
+    """The key contexts of a recipe. Raises `ModelError`."""
+    compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
+
+    def file_digest(path: Path) -> str:
+        return str(facts.by_stamp(path, "file", lambda: {"digest": digest_file(path)})["digest"])
+
+    mask = None
+    if recipe.mask_origin != "none":
+        mask = mask_context(image=POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
+    return Contexts(
+        latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior="mean",
+                              compute=compute, stored=stored),
+        mask=mask,
+        text=text_context(text=text_fingerprint(model, file_digest), max_length=specs.family.max_length,
+                          layout=specs.family.text_layout, compute=compute, stored=stored),
+    )

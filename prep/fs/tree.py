@@ -1,0 +1,60 @@
+"""Small directory trees, listed and digested: the name of a shard is the digest of its sorted listing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prep.digest import digest_json, digest_parts
+from prep.fs.untrusted import NotPlain, is_link, open_plain, require_kind
+
+LEVELS = 2  # directories of a shard, one in the other: its own, and that of an array
+MOST_FILES = 1024  # of a shard; ours have two for each array, and one
+
+
+def listing_digest(listing: list[dict[str, Any]]) -> str:
+    """The digest of a tree: SHA-256 of the canonical JSON of its files (path, size, sha256), sorted by path."""
+    return digest_json(sorted(listing, key=lambda entry: str(entry["path"])))
+
+
+def tree_digest(root: Path) -> str:
+    """The digest of a directory as it lies on disk; every byte is read (1.3 to 1.8 GB/s where the CPU has SHA-NI).
+
+    Raises `OSError`; of its kind `NotPlain` where there is a link, a pipe or the like.
+    """
+    return listing_digest([{"path": name, "size": size, "sha256": file_digest(root / name)}
+                           for name, size in tree(root)])
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, read in blocks of 1 MiB."""
+    with os.fdopen(open_plain(path), "rb") as handle:
+        return digest_parts(iter(lambda: handle.read(1 << 20), b""))
+
+
+def tree(root: Path) -> Iterator[tuple[str, int]]:
+    """POSIX path and size of every file of a shard, in no order.
+
+    Raises `OSError`; of its kind `NotPlain` for links and the like, and for trees that no shard has.
+    """
+    require_kind(root, root.lstat(), directory=True)
+    for number, found in enumerate(_below(root, "", LEVELS)):
+        if number == MOST_FILES:
+            raise NotPlain(root, f"has more than {MOST_FILES} files, expected a shard")
+        yield found
+
+
+def _below(root: Path, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
+    with os.scandir(root) as found:
+        for entry in found:
+            status, path = entry.stat(follow_symlinks=False), root / entry.name
+            if stat.S_ISDIR(status.st_mode) and not is_link(status):
+                if levels == 1:
+                    raise NotPlain(path, "is a directory deeper than any of a shard")
+                yield from _below(path, f"{prefix}{entry.name}/", levels - 1)
+            else:
+                require_kind(path, status, directory=False)
+                yield prefix + entry.name, status.st_size

@@ -1,0 +1,80 @@
+"""JPEG by its segments: what is dropped before decoding, and where its data end."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+
+from prep.images.formats.parts import BadPicture, Note, Parts
+
+# Between a scan's data and the marker after them it is passed over, unless pixels are lacking: then some come of it.
+_FILL = bytes(range(128))
+_SOI, EOI, SOS, _APP0, _APP1, _APP2, _APP14, _COM = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE
+# D0-D7 restart inside a scan, FF 00 is a stuffed FF. One literal first: `re` then searches eight times as fast.
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
+_ICC, _EXIF = b"ICC_PROFILE\0", b"Exif\0\0"
+
+
+def filled(body: bytes) -> bytes:
+    """A JPEG with a few bytes after the data of each scan: what is decoded is the same if all data were there."""
+    parts, copied, scanning = [], 0, False
+    for marker, start, _ in segments(body):
+        if scanning:
+            parts += [body[copied:start], _FILL]
+            copied = start
+        scanning = marker == SOS
+    if scanning:  # it has no end marker
+        parts += [body[copied:], _FILL, bytes([0xFF, EOI])]
+        copied = len(body)
+    return b"".join([*parts, body[copied:]])
+
+
+def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(marker, start, end) of each segment after SOI, the marker's own bytes included; EOI comes last, if at all."""
+    position = 2
+    while found := _MARKER.search(data, position):
+        marker, start = found[1][0], found.end() - 2
+        if marker == EOI:
+            yield marker, start, start + 2
+            return
+        if start + 4 > len(data):
+            return
+        length = struct.unpack_from(">H", data, start + 2)[0]
+        position = start + 2 + max(length, 2)
+        yield marker, start, min(position, len(data))
+
+
+def unwrap_jpeg(data: bytes) -> Parts:
+    """A JPEG without APP1-13 and comments; the Adobe segment stays, it decides the colours."""
+    kept: list[bytes] = [data[:2]]
+    chunks: dict[int, bytes] = {}
+    exif: bytes | None = None
+    copied, end, scans, bits = 2, None, 0, 8
+    for marker, start, stop in segments(data):
+        payload = data[start + 4 : stop] if _APP1 <= marker <= _APP2 else b""
+        if payload.startswith(_EXIF) and exif is None:
+            exif = payload[len(_EXIF) :]
+        elif payload.startswith(_ICC) and len(payload) > 14:
+            chunks[payload[12]] = payload[14:]
+        if _APP0 < marker < _APP14 or marker == 0xEF or marker == _COM:
+            kept.append(data[copied:start])
+            copied = stop
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and stop > start + 4:
+            bits = data[start + 4]
+        scans += marker == SOS
+        end = stop if marker == EOI else None
+    if not scans:
+        raise BadPicture("truncated", f"JPEG ends inside its header, after {len(data)} bytes")
+    kept.append(data[copied:end])
+    profile = b"".join(chunks[number] for number in sorted(chunks)) or None
+    return Parts(format="JPEG", body=b"".join(kept), exif=exif, profile=profile, frames=1, bits=bits,
+                 notes=_jpeg_ending(len(data), end))
+
+
+def _jpeg_ending(length: int, end: int | None) -> tuple[Note, ...]:
+    if end is None:
+        return (("missing-eoi", "the end-of-image marker is missing; the file may have been cut off"),)
+    if end < length:
+        return (("trailing-data", f"{length - end} bytes follow the end of the picture"),)
+    return ()

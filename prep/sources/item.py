@@ -1,0 +1,25 @@
+"""What every source yields: pictures with their captions and masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from prep.fs.blob import Blob
+
+MaskFrom = Literal["none", "sidecar", "alpha"] | Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One picture with its caption and mask, as a source yields it; nothing is decoded yet."""
+
+    name: str  # POSIX path below the source's root; unique within its source
+    source: int  # index into the recipe's sources
+    picture: Blob
+    caption: Blob | None
+    mask: Blob | None
+    caption_format: Literal["text", "json"] = "text"
+    captions: tuple[str, ...] = ()  # from a table, where there is no caption file
+    metadata: Blob | None = None  # a JSON file beside its caption: looked at by a scan, never used

@@ -1,0 +1,43 @@
+"""`train sample`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep.cli.console import put, say
+from prep.runtime import held_back
+from train.cli import options as opt
+
+
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
+    prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="the PNG to write")] = Path("grid.png"),
+    checkpoint: Annotated[str | None, typer.Option(help="like step-000500 (default: the newest)")] = None,
+    base: Annotated[bool, typer.Option("--base", help="the model as it was before training")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="before and after, side by side")] = False,
+    manifest: Annotated[Path | None, typer.Option(help="where the manifest is now (default: where it was)")] = None,
+    model: opt.ModelOpt = None,
+    steps: Annotated[int | None, typer.Option(help="of the sampler", min=1, max=1000)] = None,
+    guidance: Annotated[float | None, typer.Option(help="1: none", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="of the noise each picture begins with", min=0)] = None,
+    device: opt.Device = "auto", download: opt.Download = False, quiet: opt.Quiet = False,
+) -> None:
+    """Make pictures with a run's newest checkpoint (its moving average, where there is one)."""
+    from prep.cli.console import progress
+
+    with held_back():
+        from prep.loader.device import choose
+        from train.sample import Wanted, show
+
+    wanted = Wanted(folder=folder, prompts=prompts, checkpoint=checkpoint, manifest=manifest, model=model, steps=steps,
+                    guidance=guidance, seed=seed, download=download,
+                    which=("before", "after") if compare else ("before",) if base else ("after",))
+    with progress("sampling", None, shown=not quiet):
+        shown = show(wanted, choose(device), output)
+    for warning in shown.warnings:
+        say(f"warning: {warning}")
+    put(str(output))

@@ -1,0 +1,50 @@
+"""What a run is asked for, and what was made of it: the request, the set-up, and the report of its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prep.batching.plan import StepPlan
+from prep.errors import Problem
+from prep.loader.index import Index
+from prep.manifest.document import Manifest
+from train.config.schema import Config
+
+PATIENCE = 30.0  # seconds that prep gc may take to leave the cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the command line asks for, beside the settings."""
+
+    manifest: Path
+    model: str | None = None  # None: the manifest's
+    download: bool = False
+    other_encoders: bool = False  # train a model whose VAE or text encoder did not make the cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """A run that may begin."""
+
+    config: Config
+    manifest: Manifest
+    index: Index
+    plan: StepPlan
+    steps: int  # in all
+    model: Path
+    prediction: str
+    others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """All that was found; a setup when there is no fault."""
+
+    faults: tuple[Problem, ...]
+    setup: Setup | None
+    plan: StepPlan | None
+    left_out: tuple[str, ...]  # names of samples that the first epoch does not show
+    repeated: tuple[str, ...]  # names of samples that it shows again to fill up
