@@ -49,7 +49,7 @@ def around(document: Mapping[str, Any]) -> list[str]:
     """The canonical spelling of `document`, cut at its `HOLE`s, in the order of their keys.
 
     With the canonical spelling of a value in each hole it is that of the document with those values: so what many
-    documents share is spelled once. (`string`, `integers`; `tests/test_keys.py` compares.)
+    documents share is spelled once. (`string`, `integers`; `tests/vocabulary/test_keys.py` compares.)
     """
     return canonical(document).decode().split(string(HOLE))
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
 from pictures import draw, draw_mask
+
+pytest_plugins = ("small_cache", "small_manifest", "real_manifest")  # fixtures that several packages share
 
 # Before any library reads them: tests never reach the network, and tiny models are quicker on few threads.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# As in a terminal, also where the tests run in the background of a shell, which ignores Ctrl-C for them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is timed: how long something takes is for the benchmarks, and machines are busy.
 settings.register_profile("latentry", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -106,20 +109,3 @@ def photos(tmp_path: Path) -> Path:
         if number in (0, 2, 5):
             draw_mask(root / f"{number}-masklabel.png", size)
     return root
-
-
-@pytest.fixture
-def writers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """`writers(room)`: the writers of small manifests that tests/report and tests/train have in their conftest.py."""
-
-    def go(room):
-        name = f"{room}_conftest"
-        folder = Path(__file__).parent / room
-        monkeypatch.syspath_prepend(folder)  # for what it imports from beside it
-        spec = importlib.util.spec_from_file_location(name, folder / "conftest.py")
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)  # where dataclasses look for their module
-        spec.loader.exec_module(module)
-        return module
-
-    return go

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_loader.py [--steps 300] [--rounds 9] [--directory DIR] [--write] [--quick]
 
-The real thing: a manifest made by the real writers, its index, step plan, and `train.data.batches`: reading, CRC-32C,
+The real thing: a manifest made by the real writers, its index, step plan, and `prep.loader.batches`: reading, CRC-32C,
 masks, timesteps and float32 noise from keys. A step is 5 ms in which this thread sleeps, as it does while a GPU works.
 `wait` is the time in `next(batches)`, for each step, without the first four, which find the ring empty. `flat out` is
 the loop without a step: what the loader could feed. Last, how much of its speed plain Python in this thread keeps
@@ -11,7 +11,6 @@ while the loader runs flat out beside it. Target: 1 % of the step.
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import sys
 import tempfile
@@ -19,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from results import emit, parser_of, table
 
@@ -40,11 +38,9 @@ KINDS = {  # pixels, tokens, width of the text, micro-batch
 
 def made(root: Path, side: int, tokens: int, width: int, count: int) -> Index:
     """An index of `count` samples with masks, written as the tests write theirs."""
-    spec = importlib.util.spec_from_file_location("making", Path(__file__).parent.parent / "train" / "conftest.py")
-    assert spec and spec.loader
-    making: Any = importlib.util.module_from_spec(spec)
-    sys.modules["making"] = making
-    spec.loader.exec_module(making)
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
+    import real_manifest as making
+
     making.BUCKETS, making.TOKENS, making.WIDTH = ((side, side),), tokens, width
     root.mkdir()
     build_random(root / "model")

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_scale.py [--samples 1000000] [--rounds 3] [--directory DIR] [--quick] [--write]
 
-The data set is made first (tests/synthetic.py: 9,000 shards of 250 tiny rows; two minutes). Every stage is a process
-of its own, each round anew; seconds are of the work alone, after imports. Peak is the process's resident memory at its
+The data set is made first (tests/support/synthetic.py: 9,000 shards of 250 tiny rows; two minutes). Every stage is a
+process of its own, each round anew; seconds are of the work alone, after imports. Peak is the process's resident memory at its
 highest, imports and mapped files included; private is what the work left that no other process shares. Cold: the
 kernel was told to forget these files' pages; it keeps directories and inodes.
 """
@@ -222,7 +222,7 @@ def main() -> None:
     if options.stage:
         one_stage(options.stage, options.directory)
         return
-    sys.path.append(str(Path(__file__).parent.parent))
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
     from synthetic import Scale, build
 
     with tempfile.TemporaryDirectory() as scratch:

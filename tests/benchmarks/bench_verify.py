@@ -131,7 +131,7 @@ def cpu_seconds() -> float:
 
 def manifest_table(root: Path, samples: int, jobs: int) -> str:
     """Seconds of all of `prep verify` for rows of a few bytes."""
-    sys.path.insert(0, str(Path(__file__).parent.parent))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
     from synthetic import Scale, build
 
     path = build(root, Scale(samples=samples)).path

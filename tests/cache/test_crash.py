@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import Crashed, Disk, sound, state
 
 from prep.arrays import ArraySpec
 from prep.cache import plans
@@ -19,42 +20,12 @@ from prep.cache import shard_check as verify
 from prep.cache.ledger.ledger import is_finished, load_ledger, write_commit
 from prep.cache.records import Task
 from prep.cache.store import Cache, clear_staging, open_cache
-from prep.fs import atomic
 from prep.maintenance import repair
 from prep.manifest import tables
 
 SPEC = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
 WANTED = "ef" * 32
 Put = Callable[..., Any]
-
-
-class Crashed(BaseException):
-    """The process is dead."""
-
-
-class Disk:
-    """Counts the changes of the disk and stops at one of them; torn writes leave half of their bytes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left = 1 << 30
-        self.seen: list[tuple[str, str]] = []
-        for name in atomic.PRIMITIVES:
-            monkeypatch.setattr(atomic, name, self._wrapped(name, getattr(atomic, name)))
-
-    def _wrapped(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def step(first: Any, *rest: Any, **options: Any) -> Any:
-            if self.left == 0:
-                if name == "write":
-                    first.write(bytes(rest[0])[: len(bytes(rest[0])) // 2])
-                    first.flush()
-                self.left = -1
-            if self.left < 0:
-                raise Crashed
-            self.left -= 1
-            self.seen.append((name, str(first if isinstance(first, Path) else first.name)))
-            return plain(first, *rest, **options)
-
-        return step
 
 
 def job(root: Path, draw: Any, put: Put) -> Cache:
@@ -68,23 +39,6 @@ def job(root: Path, draw: Any, put: Put) -> Cache:
     tables.write_table(cache, tables.build_findings([]))
     plans.remove_plan(cache, WANTED)
     return cache
-
-
-def state(root: Path) -> dict[str, bytes]:
-    """Every file but staging's leftovers."""
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file() and path.relative_to(root).parts[0] != "tmp"
-    }
-
-
-def sound(cache: Cache) -> None:
-    """Whatever has a name is whole, at any time."""
-    for digest in cache.shards():
-        assert verify.verify_shard(cache, digest) == []
-    for task in cache.names("commits"):
-        assert is_finished(cache, task)
 
 
 def count(disk: Disk, work: Callable[[], Any]) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
 
 import pyarrow as pa  # noqa: E402
 from mutations import mutate_bytes, mutate_json, mutate_table  # noqa: E402

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
 
 import onlookers  # noqa: E402
 import seeds  # noqa: E402

@@ -1,7 +1,7 @@
 """A decoded picture → what copies of it are known by: a sample of its pixels, and two small gray thumbnails.
 
 Neither looks at every pixel: every n-th of every n-th row is a tenth of the work of averaging all, and moves the score
-of a near-duplicate by less than 0.01 (`tests/test_scan_real.py` has the real pairs).
+of a near-duplicate by less than 0.01 (`tests/scan/test_real.py` has the real pairs).
 """
 
 from __future__ import annotations

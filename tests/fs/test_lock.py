@@ -1,0 +1,148 @@
+"""The lock of a cache: users together, or one alone; gone with its holder. Both ways: flock, and Windows' bytes."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import bytelocks
+import pytest
+
+from prep.cache.store import Cache
+from prep.errors import CacheError
+from prep.fs import lock
+from prep.fs.lock import hold
+
+WAYS = [
+    "flock",
+    pytest.param("bytes", marks=pytest.mark.skipif(not bytelocks.POSSIBLE, reason="needs the locks of open files")),
+]
+HOLD = (
+    "import sys, time\nfrom pathlib import Path\nfrom prep.fs import lock\nfrom prep.cache.store import Cache\n"
+    "if sys.argv[2] == 'bytes':\n    import bytelocks\n    lock.way = bytelocks.way\n"
+    "with lock.hold(Cache(root=Path(sys.argv[1])).root, alone=sys.argv[3] == 'alone'):\n"
+    "    print('held', flush=True)\n    time.sleep(60)\n"
+)
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "bytes":
+        monkeypatch.setattr(lock, "way", bytelocks.way)
+    return str(request.param)
+
+
+def holder(cache: Cache, way: str, how: str) -> subprocess.Popen[bytes]:
+    """Another process that has the lock, and keeps it for a minute."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(cache.root), way, how], stdout=subprocess.PIPE,
+                               cwd=Path(__file__).parents[1] / "support")
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    return process
+
+
+def refused(cache: Cache, alone: bool) -> CacheError:
+    with pytest.raises(CacheError) as caught, hold(cache.root, alone=alone):
+        pass
+    return caught.value
+
+
+def test_users_go_together(cache: Cache, way: str) -> None:
+    with hold(cache.root, alone=False), hold(cache.root, alone=False), hold(cache.root, alone=False):
+        pass
+    with hold(cache.root, alone=True):
+        pass
+
+
+def test_nobody_is_alone_beside_a_user(cache: Cache, way: str) -> None:
+    with hold(cache.root, alone=False):
+        found = refused(cache, alone=True)
+    assert found.message == f"{cache.root} is used by another program, expected to have it"
+    assert found.hint == "wait for it to end, and try again"
+    with hold(cache.root, alone=True):
+        pass
+
+
+def test_nobody_uses_it_beside_one_alone(cache: Cache, way: str) -> None:
+    with hold(cache.root, alone=True):
+        assert "is being cleaned by another program" in refused(cache, alone=False).message
+        assert "is used by another program" in refused(cache, alone=True).message
+    with hold(cache.root, alone=False):
+        pass
+
+
+@pytest.mark.parametrize("how", ["alone", "shared"])
+def test_the_lock_is_gone_with_a_killed_process(cache: Cache, way: str, how: str) -> None:
+    with holder(cache, way, how) as process:
+        if how == "shared":
+            with hold(cache.root, alone=False):  # beside another process
+                pass
+        refused(cache, alone=how == "shared")
+        process.kill()
+    with hold(cache.root, alone=True):
+        pass
+
+
+def test_whoever_is_patient_waits(cache: Cache, way: str) -> None:
+    holding = threading.Event()
+
+    def clean() -> None:
+        with hold(cache.root, alone=True):
+            holding.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=clean)
+    thread.start()
+    holding.wait()
+    with hold(cache.root, alone=False, patience=20):
+        thread.join()
+
+
+def test_more_users_than_slots_are_told(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not bytelocks.POSSIBLE:
+        pytest.skip("needs the locks of open files")
+    monkeypatch.setattr(lock, "way", bytelocks.way)
+    monkeypatch.setattr(lock, "SLOTS", 2)
+    with hold(cache.root, alone=False), hold(cache.root, alone=False):
+        refused(cache, alone=False)
+
+
+def failing(number: int) -> Any:
+    def way(handle: Any, alone: bool) -> None:
+        raise OSError(number, "no")
+
+    return way
+
+
+def test_a_disk_without_locks_lets_users_in_and_nobody_be_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "way", failing(errno.ENOLCK))
+    with hold(cache.root, alone=False):
+        pass
+    found = refused(cache, alone=True)
+    assert found.message.endswith("is on a disk without locks, so nothing can say whether others use it")
+    monkeypatch.setattr(lock, "way", failing(errno.EIO))
+    with pytest.raises(OSError, match="no"), hold(cache.root, alone=False):
+        pass
+
+
+def test_a_cache_that_cannot_be_written_is_read_all_the_same(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Path.open
+
+    def read_only(path: Path, mode: str = "r", *rest: Any) -> Any:
+        if mode == "ab":
+            raise OSError(errno.EROFS, "read-only")
+        return plain(path, mode, *rest)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    with hold(cache.root, alone=False):  # there is no lock file to lock
+        assert not (cache.root / "lock").exists()
+    with pytest.raises(OSError, match="read-only"), hold(cache.root, alone=True):
+        pass
+    (cache.root / "lock").touch()
+    with hold(cache.root, alone=False):
+        monkeypatch.undo()
+        refused(cache, alone=True)

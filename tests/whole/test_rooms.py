@@ -1,0 +1,294 @@
+"""The architecture as tests: packages by concept, imports that point down, one room per library, light imports."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+           for package in ("prep", "train") for path in sorted((ROOT / package).rglob("*.py"))}
+NAMES = set(MODULES.values())
+
+# The root of prep is closed: these words, the library's face, and packages. A word imports only other words.
+VOCABULARY = {"errors", "findings", "geometry", "arrays", "digest", "keys", "parse", "formatting", "progress",
+              "runtime"}
+
+# A package imports from lower lines only, and from no other of its own line.
+FLOORS = (
+    VOCABULARY,
+    {"fs", "images", "captions", "buckets", "batching", "models", "demo"},
+    {"cache", "sources"},
+    {"manifest", "recipe"},
+    {"dataset", "maintenance", "export", "loader"},
+    {"scan", "masks", "encode"},
+    {"report", "api"},
+    {"cli"},
+)
+
+ANY = tuple(name for floor in FLOORS for name in sorted(floor))
+# Finer than the floors; the vocabulary is allowed to all.
+MAY_IMPORT = {
+    "fs": (), "images": (), "captions": (), "buckets": (), "batching": (), "models": (), "demo": (),
+    "cache": ("fs",), "sources": ("fs", "captions"),
+    "manifest": ("fs", "cache", "batching", "models"),
+    "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models"),
+    "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe"),
+    "maintenance": ("fs", "cache", "manifest"), "export": ("fs", "cache", "manifest"),
+    "loader": ("fs", "cache", "manifest", "batching", "models"),
+    "scan": ("fs", "images", "captions", "sources", "models", "recipe", "dataset"),
+    "masks": ("fs", "images", "sources", "models", "recipe", "dataset"),
+    "encode": ("fs", "images", "buckets", "batching", "models", "cache", "manifest", "recipe", "dataset",
+               "maintenance"),
+    "report": ("fs", "images", "sources", "buckets", "cache", "manifest", "recipe", "dataset", "scan", "masks"),
+    "api": ("dataset", "encode", "maintenance", "manifest", "masks", "scan", "export", "loader"),
+    "cli": ANY,
+}
+
+TRAIN_FLOORS = (
+    {"config"},
+    {"models", "optim", "parallel"},
+    {"objectives", "setup"},
+    {"check", "runs", "sampling", "validate"},
+    {"state"},
+    {"loop", "sample"},
+    {"cli"},
+)
+
+# What `train` may take from `prep`, beside the vocabulary.
+TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.paths", "prep.cache.*",
+               "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.console", "prep.models.family",
+               "prep.models.families.*", "prep.models.pipeline", "prep.models.fingerprint", "prep.models.hub",
+               "prep.models.loading"} | {f"prep.{word}" for word in VOCABULARY}
+
+# Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
+# scripts: they stand apart (prep.demo.*).
+LIBRARIES = {
+    "PIL": {"prep.images.*", "prep.scan.duplicates.identity", "prep.masks.pixels", "prep.report.pages.bucket_png",
+            "train.sampling.grid", "prep.demo.*"},
+    "pillow_heif": {"prep.images.plugins"}, "pillow_jxl": {"prep.images.plugins"},
+    "zarr": {"prep.cache.zarr_view"}, "awscrt": {"prep.cache.shard_format"}, "google_crc32c": set(),
+    "sqlite3": {"prep.fs.memo", "prep.scan.memo"},
+    "pyarrow": {"prep.cache.arrow", "prep.cache.plans", "prep.manifest.*", "prep.sources.tables"},
+    "diffusers": {"prep.models.*", "train.models.*", "train.sampling.sampler", "prep.demo.*"},
+    "transformers": {"prep.models.*", "prep.masks.segmentation", "prep.demo.*"},
+    "huggingface_hub": {"prep.models.hub"}, "rembg": {"prep.masks.rembg"}, "peft": {"train.models.lora"},
+    "safetensors": {"train.runs.checkpoint", "train.models.lora", "prep.demo.*"},
+    "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
+    "typer": {"prep.cli.*", "train.cli.*"},
+    "rich": {"prep.cli.console", "prep.report.terminal.*", "train.runs.watch"},
+    "webdataset": {"prep.sources.tars"}, "braceexpand": {"prep.sources.walk"},
+}
+
+# Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
+# POSIX has.
+LAZY = {
+    "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.encode.run", "prep.encode.engines.local", "prep.models.hub",
+    "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
+    "prep.sources.tars", "prep.sources.tables", "prep.scan.worker", "prep.scan.run",
+}
+
+HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",
+         "pillow_heif", "pillow_jxl")
+MOST_MODULES = 14  # of a folder; the commands may have one each
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every module that a file imports when it runs, and whether it does so inside a function."""
+    tree = ast.parse(path.read_text())
+    inside = {id(node) for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for node in ast.walk(outer)}
+    for_types = [one for one in ast.walk(tree) if isinstance(one, ast.If) and "TYPE_CHECKING" in ast.unparse(one.test)]
+    typing_only = {id(node) for outer in for_types for node in ast.walk(outer)}
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield (full if full in NAMES else node.module), id(node) in inside
+
+
+def edges(top: str) -> Iterator[tuple[str, str]]:
+    """Imports between modules of `top`, as module and module."""
+    for path, module in MODULES.items():
+        for name, _ in imports(path):
+            if {module.partition(".")[0], name.partition(".")[0]} == {top} and name in NAMES:
+                yield module, name
+
+
+def room(module: str) -> str:
+    """The package, or the module at the root, that a module of prep or train belongs to; "" for the root itself."""
+    return (*module.split("."), "")[1]
+
+
+def allowed(module: str, rooms: set[str]) -> bool:
+    return module in rooms or any(name.endswith(".*") and module.startswith(name[:-1]) for name in rooms)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=MODULES.values())
+def test_each_library_has_its_room(path):
+    for name, _ in imports(path):
+        rooms = LIBRARIES.get(name.partition(".")[0])
+        assert rooms is None or allowed(MODULES[path], rooms), f"{MODULES[path]} imports {name}, expected in {rooms}"
+
+
+def test_the_root_of_prep_is_closed():
+    there = {path.stem for path in (ROOT / "prep").glob("*.py")} - {"__init__", "__main__", "api"}
+    assert there == VOCABULARY
+    packages = {path.parent.name for path in (ROOT / "prep").glob("*/__init__.py")}
+    assert packages <= {name for floor in FLOORS for name in floor}
+
+
+def test_packages_of_prep_import_down():
+    height = {name: number for number, floor in enumerate(FLOORS) for name in floor}
+    for module, name in edges("prep"):
+        ours, theirs = room(module), room(name)
+        if ours in ("", "__main__") or theirs in ("", ours):
+            continue
+        if ours in VOCABULARY:
+            assert theirs in VOCABULARY, f"{module} imports {name}"
+            continue
+        assert theirs in VOCABULARY or theirs in MAY_IMPORT[ours], f"{module} imports {name}"
+        assert height[theirs] < height[ours], f"{module} imports {name}, which is no lower"
+
+
+def test_the_table_of_imports_agrees_with_the_floors():
+    height = {name: number for number, floor in enumerate(FLOORS) for name in floor}
+    assert set(MAY_IMPORT) == set(ANY) - VOCABULARY
+    for package, others in MAY_IMPORT.items():
+        assert all(height[other] < height[package] for other in others if package != "cli"), package
+
+
+def test_packages_of_train_import_down():
+    height = {name: number for number, floor in enumerate(TRAIN_FLOORS) for name in floor}
+    for module, name in edges("train"):
+        ours, theirs = room(module), room(name)
+        if ours not in ("", "__main__", theirs) and theirs:
+            assert height[theirs] < height[ours], f"{module} imports {name}, which is no lower"
+
+
+def test_train_takes_from_prep_only_what_is_light():
+    for path, module in MODULES.items():
+        for name, _ in imports(path):
+            if module.startswith("train") and name.startswith("prep"):
+                assert allowed(name, TRAIN_TAKES), f"{module} imports {name}"
+            assert not (module.startswith("prep") and name.startswith("train")), f"{module} imports {name}"
+
+
+def test_engines_are_imported_late():
+    for path, module in MODULES.items():
+        for name, inside in imports(path):
+            if name.startswith("prep.encode.engines.") and not module.startswith("prep.encode.engines"):
+                assert inside or name == "prep.encode.engines.job", f"{module} imports {name} at once"
+
+
+def test_formats_are_read_as_bytes():
+    for path, module in MODULES.items():
+        if module.startswith("prep.images.formats"):
+            assert not {name.partition(".")[0] for name, _ in imports(path)} & {"PIL", "numpy"}, module
+
+
+def test_no_module_is_in_a_circle():
+    """Counting imports inside functions, too."""
+    below: dict[str, set[str]] = {module: set() for module in NAMES}
+    for top in ("prep", "train"):
+        for module, name in edges(top):
+            if module != name:
+                below[module].add(name)
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, f"circle: {' -> '.join((*above, module))}"
+        if module not in done:
+            for name in sorted(below[module]):
+                visit(name, (*above, module))
+            done.add(module)
+
+    for module in sorted(below):
+        visit(module, ())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=MODULES.values())
+def test_imports_inside_functions_have_a_reason(path):
+    late = [name for name, inside in imports(path) if inside]
+    assert not late or allowed(MODULES[path], LAZY), f"{MODULES[path]} imports {late} inside functions"
+
+
+def test_no_folder_is_crowded():
+    for folder in sorted({path.parent for path in MODULES}):
+        modules = [path for path in folder.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+        assert len(modules) <= MOST_MODULES or folder.name == "cli", f"{folder} has {len(modules)} modules"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=MODULES.values())
+def test_functions_are_small(path):
+    commands = "cli" in path.parts  # with an option a line
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            lines = (node.end_lineno or 0) - (node.body[0].lineno if commands else node.lineno) + 1
+            assert lines <= 40, f"{MODULES[path]}.{node.name} has {lines} lines, expected 40 at most"
+
+
+def test_no_module_is_called_inspect():
+    """`inspect.py` in a package breaks dataclasses when a file of it is run as a script."""
+    assert not [path for path in MODULES if path.name == "inspect.py"]
+
+
+# ---- what an import loads --------------------------------------------------------------------------------------------
+
+
+def loaded_by(code: str) -> set[str]:
+    """The heavy libraries that a fresh interpreter has loaded after `code`."""
+    script = f"{code}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(ast.literal_eval(done.stdout.strip().splitlines()[-1]))
+
+
+@pytest.mark.parametrize("code", ["import prep, train", "import prep.cli.main", "import train.cli.main",
+                                  "import prep.recipe.load",
+                                  "from prep.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass"])
+def test_what_help_waits_for_is_light(code):
+    assert loaded_by(code) == set()
+
+
+def test_the_test_of_light_imports_sees_heavy_ones():
+    assert loaded_by("import prep.images.decode") >= {"PIL", "numpy"}
+
+
+def test_reading_needs_neither_torch_nor_zarr():
+    code = "import prep.cache.reader, prep.manifest.document, prep.batching.plan, prep.encode.run"
+    assert not loaded_by(code) & {"torch", "zarr", "diffusers", "transformers"}
+
+
+def test_the_wheel_holds_every_package(tmp_path):
+    """Builds one and imports every module from it: tests that run from the tree do not see what a wheel lacks."""
+    source = tmp_path / "source"
+    for name in ("prep", "train"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "from setuptools.build_meta import build_wheel; import sys; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "wheel")
+    code = ("import importlib, sys; sys.path[:0] = [sys.argv[1]]\n"
+            "for name in sys.argv[2:]: importlib.import_module(name)\n"
+            "import prep, train; print(prep.__file__, train.__file__)")
+    done = subprocess.run([sys.executable, "-P", "-c", code, tmp_path / "wheel", *sorted(NAMES)], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "wheel" / name / "__init__.py") for name in ("prep", "train")]
+    there = {path.relative_to(tmp_path / "wheel") for path in (tmp_path / "wheel").rglob("*") if path.is_file()}
+    data = {path.relative_to(ROOT) for name in ("prep", "train") for path in (ROOT / name).rglob("*")
+            if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert data and data <= there
