@@ -3,8 +3,8 @@
     python tests/benchmarks/bench_scale.py [--samples 1000000] [--rounds 3] [--directory DIR] [--quick] [--write]
 
 The data set is made first (tests/support/synthetic.py: 9,000 shards of 250 tiny rows; two minutes). Every stage is a
-process of its own, each round anew; seconds are of the work alone, after imports. Peak is the process's resident memory at its
-highest, imports and mapped files included; private is what the work left that no other process shares. Cold: the
+process of its own, each round anew; seconds are of the work alone, after imports. Peak is the process's resident memory at
+its highest, imports and mapped files included; private is what the work left that no other process shares. Cold: the
 kernel was told to forget these files' pages; it keeps directories and inodes.
 """
 
