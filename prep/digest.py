@@ -45,7 +45,7 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "self": digest_json(body)}
 
 
-def around(document: Mapping[str, Any]) -> list[str]:
+def json_template(document: Mapping[str, Any]) -> list[str]:
     """The canonical spelling of `document`, cut at its `HOLE`s, in the order of their keys.
 
     With the canonical spelling of a value in each hole it is that of the document with those values: so what many

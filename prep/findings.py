@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from prep.formatting import safe
+from prep.formatting import printable
 from prep.parse import Unparsed, brief, expect, suggest
 
 Severity = Literal["error", "warning", "info"]
@@ -129,7 +129,7 @@ class Finding:
 
 def rejected_line(found: Finding) -> str:
     """What is said of a picture that is left out."""
-    return f"rejected: {safe(found.path)}: {found.code}: {safe(found.detail)}"
+    return f"rejected: {printable(found.path)}: {found.code}: {printable(found.detail)}"
 
 
 def rejected_lines(found: Sequence[Finding]) -> list[str]:
@@ -142,7 +142,7 @@ def rejected_lines(found: Sequence[Finding]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScanChoice:
+class ScanOptions:
     """Which findings a scan tells; decides no row."""
 
     ignore: tuple[str, ...] = ()  # codes of findings that are not told
@@ -154,7 +154,7 @@ def finding(path: str, code: str, detail: str, *, fatal: bool = False) -> Findin
     return Finding(path=path, code=code, severity="error" if fatal else CODES[code][0], detail=detail)
 
 
-def code_of(value: Any, where: str) -> str:
+def parse_code(value: Any, where: str) -> str:
     """`value` when it is the code of a finding. Raises `Unparsed`."""
     code = expect(value, str, where)
     if code not in CODES:
@@ -162,8 +162,8 @@ def code_of(value: Any, where: str) -> str:
     return code
 
 
-def judged(findings: Iterable[Finding], choice: ScanChoice, *, select: Collection[str] = (),
-           ignore: Collection[str] = ()) -> tuple[Finding, ...]:
+def apply_policy(findings: Iterable[Finding], choice: ScanOptions, *, select: Collection[str] = (),
+                 ignore: Collection[str] = ()) -> tuple[Finding, ...]:
     """The findings that are told, as severe as `choice` says; `select` (none: all) stands above what it ignores."""
     severity: dict[str, Any] = dict(choice.severity)
     left_out = {*ignore, *(code for code in choice.ignore if code not in select)}

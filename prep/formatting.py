@@ -6,18 +6,18 @@ import os
 from collections.abc import Sequence
 
 
-def safe(text: str) -> str:
+def printable(text: str) -> str:
     """`text` with everything that is not plainly printable (escape sequences, bidi marks, newlines) spelled out."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode()
                    for one in text)
 
 
-def size_of(size: Sequence[int]) -> str:
+def format_size(size: Sequence[int]) -> str:
     """512x768, width first."""
     return f"{size[0]}x{size[1]}"
 
 
-def bytes_of(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Bytes with a unit: 1.5 MiB."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << power:
@@ -25,12 +25,12 @@ def bytes_of(count: int) -> str:
     return f"{count} bytes"
 
 
-def names_of(names: Sequence[str], limit: int) -> str:
+def join_names(names: Sequence[str], limit: int) -> str:
     """The first `limit` names, spelled out, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(safe(name) for name in names[:limit]) + more
+    return ", ".join(printable(name) for name in names[:limit]) + more
 
 
-def printable(name: str) -> str:
+def printable_name(name: str) -> str:
     """`name` as valid Unicode: bytes that are not UTF-8 become `\\xNN`."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")

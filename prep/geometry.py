@@ -23,7 +23,7 @@ def nearest(size: Size, buckets: Sequence[Size]) -> Size:
     return best
 
 
-def place(size: Size, bucket: Size) -> Placement:
+def cover(size: Size, bucket: Size) -> Placement:
     """Scale `size` just enough to cover `bucket`, rounding half up; crop in the centre, rounding the offset down."""
     (width, height), (wide, high) = size, bucket
     if wide * height >= high * width:  # the width decides, and height × wide / width is at least high

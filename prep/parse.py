@@ -57,7 +57,7 @@ def colour_of(text: str, where: str = "colour", *, also: tuple[str, ...] = ()) -
     return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
-def size_of(text: str, where: str) -> tuple[int, int]:
+def parse_size(text: str, where: str) -> tuple[int, int]:
     """(width, height) of `1024x768`."""
     parts = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
     if not parts:

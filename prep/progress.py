@@ -11,7 +11,7 @@ Total = int | Callable[[], int | None] | None  # asked again whenever a bar move
 Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]  # title, total, unit
 
 
-class Known:
+class DeferredTotal:
     """A total that is set when it is known."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Known:
         return self.count
 
 
-class CountedApart(Known):
+class BackgroundTotal(DeferredTotal):
     """A total that a thread of its own finds out, begun when a bar asks for it: nobody else pays for it.
 
     What goes wrong in `count` is left to whoever does the work, and meets it, too.

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """A Ctrl-C in here has its effect at the end: what was the handler is called then, once."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):  # ignored, or not ours
@@ -28,7 +28,7 @@ def held_back() -> Iterator[None]:
 
 
 @contextmanager
-def at_rest() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """The collector does nothing inside; after that it is as it was."""
     was = gc.isenabled()
     gc.disable()
@@ -40,7 +40,7 @@ def at_rest() -> Iterator[None]:
 
 
 @contextmanager
-def at_work() -> Iterator[None]:
+def gc_enabled() -> Iterator[None]:
     """Inside `at_rest`: the collector works, on what is made from here on (encoders do make cycles)."""
     gc.freeze()
     gc.enable()

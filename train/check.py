@@ -11,18 +11,18 @@ from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
 from prep.errors import CacheError, ModelError, Problem
 from prep.loader.index import Index, open_index
-from prep.manifest.commands import encode_command, mend_command
+from prep.manifest.commands import encode_command, repair_command
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, read_config, weight_files
 from train.config.schema import Config
-from train.setup import Asked, Report, Setup
+from train.setup import CheckReport, RunRequest, Setup
 
 FAMILIES = ("sd15",)  # that this trainer knows how to feed
 
 
-def check(asked: Asked, config: Config) -> Report:
+def check(asked: RunRequest, config: Config) -> CheckReport:
     """Checks manifest, fields, shards, step plan, model and its encoders; each is looked at although another failed."""
     faults: list[Problem] = []
     manifest: Manifest | None = None
@@ -33,7 +33,7 @@ def check(asked: Asked, config: Config) -> Report:
     with _Noting(faults):
         manifest = read_manifest(asked.manifest)
     if manifest is None:
-        return Report(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
+        return CheckReport(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
     with _Noting(faults):
         _check_fields(manifest, config)
     with _Noting(faults):
@@ -58,7 +58,7 @@ def check(asked: Asked, config: Config) -> Report:
                       steps=config.steps or (config.epochs or 0) * plan.steps_per_epoch,
                       prediction=_prediction(config, manifest))
     left_out, repeated = _uneven(index, plan)
-    return Report(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated)
+    return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated)
 
 
 class _Noting:
@@ -106,7 +106,7 @@ def check_shards(index: Index) -> None:
     try:
         Reader(index.cache.root).open_all((shard.digest, array) for shard in index.shards for array in shard.shapes)
     except CacheError as error:
-        raise CacheError(error.message, hint=mend_command(index.manifest)) from None
+        raise CacheError(error.message, hint=repair_command(index.manifest)) from None
 
 
 def _plan(index: Index, config: Config) -> StepPlan:

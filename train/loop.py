@@ -21,13 +21,13 @@ from torch import Tensor
 
 from prep.batching.rng import draw_key
 from prep.errors import CacheError, ConfigError, Problem, first_line
-from prep.fs.atomic import make_dirs, write_whole
+from prep.fs.atomic import make_dirs, write_atomic
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
-from prep.loader.device import move
+from prep.loader.device import to_device
 from prep.loader.rows import Rows
 from train.config.load import as_table
-from train.objectives.forward import answer, latents_of, share
+from train.objectives.forward import forward, latents_of, loss_sums
 from train.optim import ema
 from train.runs import checkpoint
 from train.runs.checkpoint import State
@@ -36,7 +36,7 @@ from train.sampling.grid import grid_png
 from train.sampling.prompts import current
 from train.sampling.sampler import pictures
 from train.setup import Setup
-from train.state import Trainee, begin, parts, restore, result, update
+from train.state import TrainState, apply_gradients, checkpoint_files, create_state, restore, result_files
 from train.validate import validate
 
 
@@ -45,34 +45,34 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, *, resume: bo
 
     On Ctrl-C (or SIGTERM) the step is finished, a checkpoint kept, and `KeyboardInterrupt` raised.
     """
-    trainee, rows = begin(setup, device), Rows(setup.index)
-    first = _go_on(trainee, setup, run) if resume else 0
+    trainee, rows = create_state(setup, device), Rows(setup.index)
+    first = _resume(trainee, setup, run) if resume else 0
     log.rewind(first)
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(device),
         parameters=sum(value.numel() for value in trainee.denoiser.parameters.values()))
     if first == 0:
-        _look(trainee, rows, setup, run, log, 0)
-    _go_through(trainee, rows, setup, run, log, first)
-    _finish(trainee, setup, run, max(first, setup.steps))
+        _evaluate(trainee, rows, setup, run, log, 0)
+    _run_steps(trainee, rows, setup, run, log, first)
+    _write_result(trainee, setup, run, max(first, setup.steps))
     log("end", max(first, setup.steps), result=_result(setup))
 
 
-def _go_through(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, first: int) -> None:
+def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, first: int) -> None:
     """The steps from `first` on, with what is due after each: the checkpoint before anything that may fail."""
     done = kept = first
     with _stopping() as stop, closing(_steps(trainee, rows, setup, log, first)) as steps:
         try:
             for done in steps:
                 if stop.is_set() or done == setup.steps or _due(setup.config.checkpoint.every, done):
-                    _keep(trainee, setup, run, log, done)
+                    _save(trainee, setup, run, log, done)
                     kept = done
                 if stop.is_set() and done < setup.steps:
                     log("stopped", done)
                     raise KeyboardInterrupt
-                _look(trainee, rows, setup, run, log, done)
+                _evaluate(trainee, rows, setup, run, log, done)
         except CacheError:  # a damaged row must not cost the steps since the last checkpoint
             if done > kept:
-                _keep(trainee, setup, run, log, done)
+                _save(trainee, setup, run, log, done)
             raise
 
 
@@ -86,7 +86,7 @@ class _Gathered:
     waited: float  # seconds for data
 
 
-def _steps(trainee: Trainee, rows: Rows, setup: Setup, log: Log, first: int) -> Generator[int]:
+def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, first: int) -> Generator[int]:
     """Makes one optimizer step after another; yields how many are done."""
     config, timesteps = setup.config, trainee.denoiser.timesteps
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
@@ -98,7 +98,7 @@ def _steps(trainee: Trainee, rows: Rows, setup: Setup, log: Log, first: int) -> 
             _seed(config.seed, step)
             gathered = _gather(trainee, setup, feed)
             loss = float(gathered.error) / max(float(gathered.weight), 1e-12)
-            norm, rate = update(trainee, setup, step, gathered.weight)
+            norm, rate = apply_gradients(trainee, setup, step, gathered.weight)
             seconds = time.perf_counter() - begun
             log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=gathered.samples, seconds=seconds,
                 wait=gathered.waited, samples_per_second=gathered.samples / seconds)
@@ -106,16 +106,16 @@ def _steps(trainee: Trainee, rows: Rows, setup: Setup, log: Log, first: int) -> 
             yield step + 1
 
 
-def _gather(trainee: Trainee, setup: Setup, feed: Iterator[Batch]) -> _Gathered:
+def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch]) -> _Gathered:
     """Forward and backward of every micro-batch of one step."""
     denoiser, settings, latents = trainee.denoiser, setup.config.loss, latents_of(setup.manifest)
-    error = move(torch.zeros(()), denoiser.device)
+    error = to_device(torch.zeros(()), denoiser.device)
     weight, samples, waited, last = torch.zeros_like(error), 0, 0.0, False
     while not last:
         asked = time.perf_counter()
         batch = next(feed)
         waited += time.perf_counter() - asked
-        sums = share(answer(denoiser, batch.to(denoiser.device), latents, settings), settings)
+        sums = loss_sums(forward(denoiser, batch.to(denoiser.device), latents, settings), settings)
         sums.error.backward()  # type: ignore[no-untyped-call]
         error, weight = error + sums.error.detach(), weight + sums.weight
         samples, last = samples + len(batch.shots), batch.last
@@ -133,7 +133,7 @@ def _check_finite(loss: float, norm: float, step: int) -> None:
                           hint="a smaller optimizer.lr, in another RUN (-o); --resume would come to this step again")
 
 
-def _look(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
+def _evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
     """Validates and samples when it is time, with the moving average where there is one."""
     config = setup.config
     with ema.swapped_in(trainee.shadow, trainee.denoiser.parameters):
@@ -146,7 +146,7 @@ def _look(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, step:
             _sample(trainee, rows, setup, run, log, step)
 
 
-def _sample(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
+def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
     """Pictures of the prompts as they are now; whatever is wrong with them is a warning, and training goes on."""
     try:
         found = current(rows.index)
@@ -158,22 +158,22 @@ def _sample(trainee: Trainee, rows: Rows, setup: Setup, run: Path, log: Log, ste
         path = run / "samples" / f"step-{step:06d}.png"
         make_dirs(path.parent)
         labels = [prompt.prompt for prompt in found.prompts]
-        write_whole(path, grid_png(made, labels, math.ceil(math.sqrt(len(made)))))
+        write_atomic(path, grid_png(made, labels, math.ceil(math.sqrt(len(made)))))
     except (Problem, OSError, torch.OutOfMemoryError) as problem:
         log("warning", step, text=f"no sample pictures: {first_line(problem)}")
         return
     log("sample", step, picture=path.relative_to(run).as_posix())
 
 
-def _keep(trainee: Trainee, setup: Setup, run: Path, log: Log, step: int) -> None:
+def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, step: int) -> None:
     state = State(step=step, manifest=setup.manifest.digest, config=as_table(setup.config))
-    folder = checkpoint.save(run, state, parts(trainee, setup, step), setup.config.checkpoint.keep)
+    folder = checkpoint.save(run, state, checkpoint_files(trainee, setup, step), setup.config.checkpoint.keep)
     log("checkpoint", step, folder=folder.relative_to(run).as_posix())
 
 
-def _go_on(trainee: Trainee, setup: Setup, run: Path) -> int:
+def _resume(trainee: TrainState, setup: Setup, run: Path) -> int:
     """Restores the newest whole checkpoint, which `rundir.claim` has compared, and returns its step; 0 without one."""
-    folders = checkpoint.found(run)
+    folders = checkpoint.list_checkpoints(run)
     if not folders:
         return 0
     state = checkpoint.read_state(folders[-1])
@@ -181,13 +181,13 @@ def _go_on(trainee: Trainee, setup: Setup, run: Path) -> int:
     return state.step
 
 
-def _finish(trainee: Trainee, setup: Setup, run: Path, step: int) -> None:
+def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int) -> None:
     """Writes what the run is for: RUN/lora.safetensors, or RUN/unet/ as diffusers has it."""
     if setup.config.method == "lora":
-        for part in result(trainee, setup, step, _result(setup)):
+        for part in result_files(trainee, setup, step, _result(setup)):
             checkpoint.write_file(run / part.name, part)
     else:
-        whole = result(trainee, setup, step, "diffusion_pytorch_model.safetensors")
+        whole = result_files(trainee, setup, step, "diffusion_pytorch_model.safetensors")
         checkpoint.write_folder(run / _result(setup), whole)
 
 

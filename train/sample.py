@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from prep.errors import CacheError, PathError
-from prep.fs.atomic import make_dirs, write_whole
-from prep.fs.paths import Place, check_apart, check_output
+from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
 from prep.recipe.prompts import read_prompts
@@ -31,7 +31,7 @@ Which = Literal["before", "after"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class SampleRequest:
     """What to show; `None` takes the run's own."""
 
     folder: Path
@@ -54,7 +54,7 @@ class Shown:
     pictures: tuple[np.ndarray, ...]  # in the order of the grid
 
 
-def show(wanted: Wanted, device: torch.device, out: Path) -> Shown:
+def show(wanted: SampleRequest, device: torch.device, out: Path) -> Shown:
     """Writes the grid to `out`: a row a prompt, before and after in columns. Raises what `train check` would find."""
     run = read_run(wanted.folder)
     setup = _setup(run, wanted)
@@ -77,21 +77,21 @@ def show(wanted: Wanted, device: torch.device, out: Path) -> Shown:
     heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
     labels = [head + prompt.prompt for prompt in found.prompts for head in heads]
     wide = len(columns) if len(columns) > 1 else math.ceil(math.sqrt(len(cells)))
-    write_whole(out, grid_png(cells, labels, wide))
+    write_atomic(out, grid_png(cells, labels, wide))
     return Shown(warnings=found.warnings, pictures=tuple(cells))
 
 
 def _check_output(out: Path, setup: Setup) -> None:
     """Raises `PathError` before any work is done, unless the grid can be written there and replaces at most a PNG."""
-    others = [Place(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
-    for other in (Place(role="cache", path=setup.manifest.cache_root), *others):
+    others = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
+    for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *others):
         if other.path.exists():
-            check_apart([Place(role="grid", path=out), other])
+            check_disjoint([NamedPath(role="grid", path=out), other])
     make_dirs(out.absolute().parent)
-    check_output(out, "PNG picture", lambda start: start.startswith(b"\x89PNG"))
+    check_replaceable(out, "PNG picture", lambda start: start.startswith(b"\x89PNG"))
 
 
-def _setup(run: Run, wanted: Wanted) -> Setup:
+def _setup(run: Run, wanted: SampleRequest) -> Setup:
     asked = replace(run.asked, download=wanted.download, model=wanted.model or run.asked.model,
                     manifest=wanted.manifest or run.asked.manifest)
     report = check(asked, run.config)
@@ -100,8 +100,8 @@ def _setup(run: Run, wanted: Wanted) -> Setup:
     return report.setup
 
 
-def _checkpoint(wanted: Wanted) -> Path:
-    folders = checkpoint.found(wanted.folder)
+def _checkpoint(wanted: SampleRequest) -> Path:
+    folders = checkpoint.list_checkpoints(wanted.folder)
     names = [folder.name for folder in folders]
     if wanted.checkpoint is None and folders:
         return folders[-1]
@@ -112,7 +112,7 @@ def _checkpoint(wanted: Wanted) -> Path:
                     hint="--base shows the model as it was before training")
 
 
-def _prompts(wanted: Wanted, setup: Setup) -> Found:
+def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
     if wanted.prompts is None:
         found = current(setup.index)
     else:

@@ -16,7 +16,7 @@ PATIENCE = 30.0  # seconds that prep gc may take to leave the cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class RunRequest:
     """What the command line asks for, beside the settings."""
 
     manifest: Path
@@ -40,7 +40,7 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class CheckReport:
     """All that was found; a setup when there is no fault."""
 
     faults: tuple[Problem, ...]

@@ -11,22 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prep.loader.device import move
+from prep.loader.device import to_device
 from train.config.load import as_table
 from train.models import lora
 from train.models.denoiser import Denoiser, load
 from train.optim import ema, schedule
 from train.optim.ema import Shadow
-from train.runs.checkpoint import Part, put_back, read_tensors
+from train.runs.checkpoint import Part, copy_into, read_tensors
 from train.setup import Setup
 
 WEIGHTS = {"lora": "lora.safetensors", "full": "unet/diffusion_pytorch_model.safetensors"}
 
-AVERAGED = {"latentry.weights": "moving average"}  # in the metadata of a file that has it instead of the last weights
+EMA_METADATA = {"latentry.weights": "moving average"}  # of a file that has it instead of the last weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trainee:
+class TrainState:
     """A denoiser in training. The record is frozen, its tensors are not."""
 
     denoiser: Denoiser
@@ -34,17 +34,17 @@ class Trainee:
     shadow: Shadow | None  # None: no moving average
 
 
-def begin(setup: Setup, device: torch.device) -> Trainee:
+def create_state(setup: Setup, device: torch.device) -> TrainState:
     """A trainee at step 0."""
     config, chosen = setup.config, setup.config.optimizer
     denoiser = load(setup.model, config, setup.prediction, device)
     optimizer = torch.optim.AdamW(denoiser.parameters.values(), lr=chosen.lr, betas=chosen.betas, eps=chosen.eps,
                                   weight_decay=chosen.weight_decay)
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
-    return Trainee(denoiser=denoiser, optimizer=optimizer, shadow=shadow)
+    return TrainState(denoiser=denoiser, optimizer=optimizer, shadow=shadow)
 
 
-def update(trainee: Trainee, setup: Setup, step: int, weight: Tensor) -> tuple[float, float]:
+def apply_gradients(trainee: TrainState, setup: Setup, step: int, weight: Tensor) -> tuple[float, float]:
     """Ends step `step` (from 0): the gradients, sums so far, are divided by `weight`, clipped and followed.
 
     Returns the gradient's norm before clipping, and the learning rate.
@@ -66,7 +66,7 @@ def update(trainee: Trainee, setup: Setup, step: int, weight: Tensor) -> tuple[f
     return float(norm), rate
 
 
-def parts(trainee: Trainee, setup: Setup, step: int) -> Iterator[Part]:
+def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
     """The files of a checkpoint."""
     parameters = trainee.denoiser.parameters
     told = metadata(setup, step, parameters)
@@ -78,7 +78,7 @@ def parts(trainee: Trainee, setup: Setup, step: int) -> Iterator[Part]:
         averaged = dict(trainee.shadow)
         if setup.config.method == "lora":
             averaged = lora.pack(trainee.shadow, setup.config.lora)
-        yield Part(name="ema.safetensors", tensors=averaged, metadata={**told, **AVERAGED})
+        yield Part(name="ema.safetensors", tensors=averaged, metadata={**told, **EMA_METADATA})
 
 
 def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup, told: Mapping[str, str],
@@ -93,7 +93,7 @@ def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup,
     yield Part(name=str(Path(name).with_name("config.json")), data=json.dumps(config, indent=2).encode() + b"\n")
 
 
-def restore(trainee: Trainee, setup: Setup, folder: Path) -> None:
+def restore(trainee: TrainState, setup: Setup, folder: Path) -> None:
     """Puts a checkpoint's values back, bit by bit. Raises `CacheError`."""
     parameters = trainee.denoiser.parameters
     put_weights(parameters, setup, folder / WEIGHTS[setup.config.method])
@@ -102,7 +102,7 @@ def restore(trainee: Trainee, setup: Setup, folder: Path) -> None:
     for name, parameter in parameters.items():
         kept = {key.partition("/")[0]: value for key, value in moments.items() if key.partition("/")[2] == name}
         trainee.optimizer.state[parameter] = {
-            kind: value if kind == "step" else move(value, parameter.device) for kind, value in kept.items()}
+            kind: value if kind == "step" else to_device(value, parameter.device) for kind, value in kept.items()}
     if trainee.shadow is not None:
         put_weights(trainee.shadow, setup, folder / "ema.safetensors")
 
@@ -112,7 +112,7 @@ def put_weights(targets: Mapping[str, Tensor], setup: Setup, path: Path) -> None
     values = read_tensors(path)
     if setup.config.method == "lora":
         values = lora.unpack(values, targets, setup.config.lora)
-    put_back(targets, values, path)
+    copy_into(targets, values, path)
 
 
 def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str]:
@@ -127,9 +127,9 @@ def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str
     return facts
 
 
-def result(trainee: Trainee, setup: Setup, step: int, name: str) -> Iterator[Part]:
+def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Iterator[Part]:
     """What the run hands out: the moving average when there is one (its metadata say so), else the weights."""
     parameters = trainee.denoiser.parameters
-    told = {**metadata(setup, step, parameters), **({} if trainee.shadow is None else AVERAGED)}
+    told = {**metadata(setup, step, parameters), **({} if trainee.shadow is None else EMA_METADATA)}
     source: Mapping[str, Tensor] = parameters if trainee.shadow is None else trainee.shadow
     yield from weight_parts(trainee.denoiser, source, setup, told, name)

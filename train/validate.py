@@ -8,11 +8,11 @@ import torch
 
 from prep.loader import draws
 from prep.loader.batches import batches
-from prep.loader.device import back
+from prep.loader.device import to_host
 from prep.loader.rows import Rows
 from train.models.denoiser import Denoiser, evaluating
 from train.objectives import loss
-from train.objectives.forward import answer, latents_of
+from train.objectives.forward import forward, latents_of
 from train.setup import Setup
 
 
@@ -40,9 +40,9 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, requests, masked=config.loss.masked, pinned=denoiser.device.type == "cuda") as feed):
         for batch in feed:
-            given = answer(denoiser, batch.to(denoiser.device), latents, config.loss)
+            given = forward(denoiser, batch.to(denoiser.device), latents, config.loss)
             each = loss.per_sample(given.predicted_BChw, given.target_BChw, given.weight_B1hw)
-            for shot, value in zip(batch.shots, back(each).tolist(), strict=True):
+            for shot, value in zip(batch.shots, to_host(each).tolist(), strict=True):
                 sums[shot.timestep] += value
                 counts[shot.timestep] += 1
     samples = counts[wanted[0]]

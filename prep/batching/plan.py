@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prep.batching.permutation import permute, permute_each
 from prep.batching.rng import plan_key
 from prep.errors import ConfigError, EmptyPlanError
-from prep.formatting import names_of
+from prep.formatting import join_names
 from prep.geometry import Size
 
 Underfill = Literal["drop", "partial", "repeat"]
@@ -191,7 +191,7 @@ def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = 
         raise EmptyPlanError("there is no training sample, expected at least 1",
                              hint="see why with: prep scan SOURCE, or lower validation.fraction")
     buckets = [f"{width}x{height}: {count}" for (width, height), count in zip(sizes, plan.counts, strict=True) if count]
-    who = f" ({names_of(names, 10)})" if names else ""
+    who = f" ({join_names(names, 10)})" if names else ""
     raise EmptyPlanError(
         f"underfill '{plan.underfill}' leaves out all {sum(plan.counts)} samples{who}, expected at least one step of "
         f"batch_size {plan.batch_size} in micro-batches of {plan.micro_batch}; samples by bucket: {', '.join(buckets)}",

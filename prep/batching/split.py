@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Literal
 
-from prep.digest import HOLE, around, digest_spelled, string
+from prep.digest import HOLE, digest_spelled, json_template, string
 from prep.errors import ConfigError
 
 Role = Literal["train", "validation", "prior"]
@@ -37,7 +37,7 @@ def _rank(picture: str, salt: str) -> int:
 
 
 def _ranks(pictures: Iterable[str], salt: str) -> dict[str, int]:
-    first, last = around({"kind": "validation", "meaning": MEANING, "salt": salt, "picture": HOLE})
+    first, last = json_template({"kind": "validation", "meaning": MEANING, "salt": salt, "picture": HOLE})
     return {picture: int(digest_spelled(f"{first}{string(picture)}{last}"), 16) for picture in pictures}
 
 

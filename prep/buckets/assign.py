@@ -15,13 +15,13 @@ from fractions import Fraction
 
 from prep.buckets.sizes import Rules, buckets_of
 from prep.findings import Finding
-from prep.geometry import Placement, Size, crop_loss, enlarges, nearest, place
+from prep.geometry import Placement, Size, cover, crop_loss, enlarges, nearest
 
-Crowd = tuple[int, Size]  # how many pictures, and the shortest width and height among them
+Group = tuple[int, Size]  # how many pictures, and the shortest width and height among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bucketed:
+class Assignment:
     """One picture and where it went."""
 
     index: int  # place in the input
@@ -64,17 +64,17 @@ class Merge:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bucketing:
+class Assignments:
     """Where every picture goes; `findings` has those that go nowhere, and buckets that stayed too small."""
 
     rules: tuple[Rules, ...]  # one for each resolution
     buckets: tuple[Size, ...]  # those with pictures, sorted
-    pictures: tuple[Bucketed, ...]  # in the order given; at several resolutions, one after the other
+    pictures: tuple[Assignment, ...]  # in the order given; at several resolutions, one after the other
     findings: tuple[Finding, ...]
     merges: tuple[Merge, ...]
 
 
-def bucketing(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Rules) -> Bucketing:
+def assign_buckets(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Rules) -> Assignments:
     """Bucket and placement of every (name, size), once for each of the rules; but twice in one bucket is once.
 
     So a picture that is too small for a second resolution has no second sample that is the same as its first.
@@ -88,27 +88,27 @@ def bucketing(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Rules) 
         for each, (placements, _) in zip(every, runs, strict=True):
             if size in placements:
                 found.setdefault(placements[size], each.resolution)
-        placed += [Bucketed(index=index, name=name, size=size, resolution=resolution, views=(placement,))
+        placed += [Assignment(index=index, name=name, size=size, resolution=resolution, views=(placement,))
                    for placement, resolution in found.items()]
         if not found:
             findings.append(_too_small(name, size, rules))
     used = tuple(sorted({one.placement.bucket for one in placed}))
-    return Bucketing(rules=every, buckets=used, pictures=tuple(placed),
-                     findings=(*findings, *_still_small(placed, rules)),
-                     merges=tuple(merge for _, merges in runs for merge in merges))
+    return Assignments(rules=every, buckets=used, pictures=tuple(placed),
+                       findings=(*findings, *_still_small(placed, rules)),
+                       merges=tuple(merge for _, merges in runs for merge in merges))
 
 
 def _placed(sizes: Sequence[Size], rules: Rules) -> tuple[dict[Size, Placement], tuple[Merge, ...]]:
     """Where pictures of these sizes go, and the merges on the way; a size that no bucket takes is not in it."""
     buckets = buckets_of(rules)
     homes = {size: assign(size, buckets, rules) for size in set(sizes)}
-    members: dict[Size, Crowd] = {}
+    members: dict[Size, Group] = {}
     for size in sizes:
         home = homes[size]
         if home is not None:
             members[home] = _crowd(members.get(home, (0, size)), (1, size))
     moves, merges = merge_small(members, rules)
-    return {size: place(size, moves.get(home, home)) for size, home in homes.items() if home is not None}, (
+    return {size: cover(size, moves.get(home, home)) for size, home in homes.items() if home is not None}, (
         _priced(merges, Counter((homes[size], size) for size in sizes)) if merges else ())
 
 
@@ -121,7 +121,7 @@ def _priced(merges: Iterable[Merge], members: Mapping[tuple[Size | None, Size], 
     found = []
     for merge in merges:
         moved = inside.pop(merge.bucket)
-        before, after = (sum(count * crop_loss(place(size, bucket)) for size, count in moved.items()) / merge.pictures
+        before, after = (sum(count * crop_loss(cover(size, bucket)) for size, count in moved.items()) / merge.pictures
                          for bucket in (merge.bucket, merge.into))
         found.append(replace(merge, before=before, after=after))
         inside[merge.into] += moved
@@ -156,7 +156,7 @@ def own_bucket(size: Size, rules: Rules, reach: Size) -> Size | None:
     return nearest(size, inside) if inside else None
 
 
-def merge_small(members: dict[Size, Crowd], rules: Rules) -> tuple[dict[Size, Size], tuple[Merge, ...]]:
+def merge_small(members: dict[Size, Group], rules: Rules) -> tuple[dict[Size, Size], tuple[Merge, ...]]:
     """Moves (bucket to final bucket) and merges that leave as few buckets as can be below `rules.min_bucket`.
 
     The bucket with the fewest pictures goes first, into the nearest in aspect ratio that none of its pictures is too
@@ -180,7 +180,7 @@ def merge_small(members: dict[Size, Crowd], rules: Rules) -> tuple[dict[Size, Si
     return moves, tuple(merges)
 
 
-def _crowd(one: Crowd, other: Crowd) -> Crowd:
+def _crowd(one: Group, other: Group) -> Group:
     return one[0] + other[0], (min(one[1][0], other[1][0]), min(one[1][1], other[1][1]))
 
 
@@ -195,7 +195,7 @@ def _too_small(name: str, size: Size, rules: Rules) -> Finding:
     return Finding(path=name, code="too-small", severity="error", detail=detail)
 
 
-def _still_small(placed: Sequence[Bucketed], rules: Rules) -> list[Finding]:
+def _still_small(placed: Sequence[Assignment], rules: Rules) -> list[Finding]:
     """One finding per picture in a bucket that `min_bucket` wanted merged and that nothing could take."""
     counts: dict[Size, int] = {}
     for one in placed:

@@ -16,20 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prep.buckets.assign import Crowd, assign, merge_small
+from prep.buckets.assign import Group, assign, merge_small
 from prep.buckets.sizes import Kind, Rules, buckets_of
 from prep.errors import ConfigError
-from prep.geometry import Size, crop_loss, place
+from prep.geometry import Size, cover, crop_loss
 
 KINDS: tuple[Kind, ...] = ("step", "ratio", "sdxl-40", "single")
 STEPS = (16, 32, 64)  # multiples of the recipe's step, or the family's, are tried
-LEASTS = (1, 2, 4, 8, 16)  # of `min_bucket`
+MIN_BUCKETS = (1, 2, 4, 8, 16)  # of `min_bucket`
 BATCHES = (1, 2, 4, 8, 16, 32)
-NEAR = 1.0  # percent
+TOLERANCE = 1.0  # percent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class Suggestion:
     """One set of buckets with one batch size, and what is lost with it; in percent."""
 
     kind: Kind
@@ -53,7 +53,7 @@ class Choice:
                 "empty": round(self.empty, 2), "score": round(self.score, 2)}
 
 
-def options_of(choice: Mapping[str, Any]) -> str:
+def as_command_options(choice: Mapping[str, Any]) -> str:
     """A choice, as `as_json` has it, as one types it."""
     return (f"--buckets {choice['buckets']} --step {choice['step']} --min-bucket {choice['min_bucket']} "
             f"--batch-size {choice['batch_size']}")
@@ -62,7 +62,7 @@ def options_of(choice: Mapping[str, Any]) -> str:
 Sizes = Mapping[Size, tuple[int, int]]  # how many pictures are of a size, and how often an epoch shows one of them
 
 
-def advise(sizes: Sizes, rules: Sequence[Rules]) -> list[Choice]:
+def suggest_buckets(sizes: Sizes, rules: Sequence[Rules]) -> list[Suggestion]:
     """The best choice, then the best of each batch size; nothing where no choice uses any picture.
 
     Of `rules`, one for each resolution, all is kept that is not tried; their step, and multiples of it, are.
@@ -72,10 +72,10 @@ def advise(sizes: Sizes, rules: Sequence[Rules]) -> list[Choice]:
     if not best:
         return []
     least = min(one.score for one in best)
-    return [max((one for one in best if one.score <= least + NEAR), key=lambda one: one.batch_size), *best]
+    return [max((one for one in best if one.score <= least + TOLERANCE), key=lambda one: one.batch_size), *best]
 
 
-def _order(one: Choice) -> tuple[float, int, int, int]:
+def _order(one: Suggestion) -> tuple[float, int, int, int]:
     """Of equals the fewer buckets, then the larger step, then the less merging."""
     return round(one.score, 6), one.buckets, -one.step, one.min_bucket
 
@@ -92,11 +92,11 @@ def _candidates(rules: Sequence[Rules]) -> Iterator[tuple[Rules, ...]]:
             yield tried
 
 
-def _choices(sizes: Sizes, rules: Sequence[Rules]) -> Iterator[Choice]:
+def _choices(sizes: Sizes, rules: Sequence[Rules]) -> Iterator[Suggestion]:
     """What each `min_bucket` and batch size lose with these buckets."""
     homes = [{size: assign(size, buckets_of(one), one) for size in sizes} for one in rules]
     members = [_members(sizes, each) for each in homes]
-    for least in LEASTS:
+    for least in MIN_BUCKETS:
         moves = [merge_small(inside, replace(one, min_bucket=least))[0]
                  for one, inside in zip(rules, members, strict=True)]
         counts, cut, unused = Counter[Size](), 0.0, 0
@@ -105,17 +105,18 @@ def _choices(sizes: Sizes, rules: Sequence[Rules]) -> Iterator[Choice]:
             unused += 0 if ends else pictures
             for bucket in ends:
                 counts[bucket] += count
-                cut += count * crop_loss(place(size, bucket))
+                cut += count * crop_loss(cover(size, bucket))
         used, whole = sum(counts.values()), sum(pictures for pictures, _ in sizes.values())
         for batch in BATCHES if used else ():
             places = sum(-(-count // batch) * batch for count in counts.values())
-            yield Choice(kind=rules[0].kind, step=rules[0].step, min_bucket=least, batch_size=batch, crop=cut / used,
-                         buckets=sum(map(bool, counts.values())), unused=100 * unused / whole,
-                         empty=100 * (places - used) / places)
+            yield Suggestion(kind=rules[0].kind, step=rules[0].step, min_bucket=least, batch_size=batch,
+                             crop=cut / used,
+                             buckets=sum(map(bool, counts.values())), unused=100 * unused / whole,
+                             empty=100 * (places - used) / places)
 
 
-def _members(sizes: Sizes, homes: Mapping[Size, Size | None]) -> dict[Size, Crowd]:
-    found: dict[Size, Crowd] = {}
+def _members(sizes: Sizes, homes: Mapping[Size, Size | None]) -> dict[Size, Group]:
+    found: dict[Size, Group] = {}
     for size, (count, _) in sizes.items():
         home = homes[size]
         if home is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from prep.digest import HOLE, around, digest_spelled, integers, string
+from prep.digest import HOLE, digest_spelled, integers, json_template, string
 from prep.geometry import ONE, Focus, Placement
 
 Crop = Literal["centre", "random", "focus"]
@@ -18,7 +18,7 @@ CROPS: tuple[Crop, ...] = ("centre", "random", "focus")
 FLIPS: tuple[Flip, ...] = ("none", "both", "always")
 MEANING = 1  # raised when the same picture, bucket and view would get another random crop
 _MIRRORED = {"none": (False,), "both": (False, True), "always": (True,)}
-_DRAW = around({"kind": "crop", "meaning": MEANING, "bucket": HOLE, "picture": HOLE, "view": HOLE})
+_DRAW = json_template({"kind": "crop", "meaning": MEANING, "bucket": HOLE, "picture": HOLE, "view": HOLE})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from prep.cache import shard_format
 from prep.cache.records import Reject, Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.fs.untrusted import NotPlain, read_plain
+from prep.fs.untrusted import NotRegularFile, read_regular
 from prep.parse import Unparsed, brief, count, digest_of, expect, list_of, sealed_json, within
 
 VERSION = 1
@@ -32,14 +32,14 @@ def read_commit(cache: Cache, task: str) -> Commit | None:
     """The commit of a task, or None when it has none or a damaged one. Raises `CacheError` for another version."""
     try:
         return checked_commit(cache, task)
-    except (FileNotFoundError, NotPlain, Unparsed):
+    except (FileNotFoundError, NotRegularFile, Unparsed):
         return None
 
 
 def checked_commit(cache: Cache, task: str) -> Commit:
     """The commit of a task; what is wrong with it is told. Raises `Unparsed`, `OSError`, `CacheError` for a version."""
     path = cache.commit(task)
-    document = sealed_json(read_plain(path, MOST), "commit")
+    document = sealed_json(read_regular(path, MOST), "commit")
     if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):
         raise CacheError(f"{path} is {brief(document.get('format'))} version {brief(document.get('version'))}, "
                          f"expected 'latentry/commit' version {VERSION}")

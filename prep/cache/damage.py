@@ -14,8 +14,8 @@ from prep.cache.shard_format import MAX_ROWS
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.fs import atomic
-from prep.fs.lock import Release, way
-from prep.fs.untrusted import NotPlain, check_dir, read_plain
+from prep.fs.lock import Release, try_lock
+from prep.fs.untrusted import NotRegularFile, check_dir, read_regular
 from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json
 
 MOST = 1 << 28  # bytes of a record: every row of the largest shard
@@ -70,17 +70,17 @@ def record_if_writable(cache: Cache, found: Iterable[Damage]) -> None:
 def recorded(cache: Cache, shard: str) -> tuple[Damage, ...]:
     """What is remembered of a shard. A record that is itself damaged counts against the whole shard."""
     try:
-        return _parse(read_plain(cache.damaged(shard), MOST), shard)
+        return _parse(read_regular(cache.damaged(shard), MOST), shard)
     except FileNotFoundError:
         return ()
-    except (Unparsed, NotPlain) as error:
+    except (Unparsed, NotRegularFile) as error:
         return (Damage(shard=shard, field=None, array=None, row=None, what=str(error)),)
 
 
 def record_fault(cache: Cache, shard: str) -> str:
     """What is wrong with the record of a shard itself; empty when it is sound, or there is none."""
     try:
-        _parse(read_plain(cache.damaged(shard), MOST), shard)
+        _parse(read_regular(cache.damaged(shard), MOST), shard)
     except FileNotFoundError:
         return ""
     except (Unparsed, OSError) as error:
@@ -101,8 +101,8 @@ def forget(cache: Cache, shard: str) -> None:
 def _write(cache: Cache, shard: str, damages: Iterable[Damage]) -> None:
     rows = sorted((_as_json(damage) for damage in damages), key=canonical)
     document = {"format": "latentry/damage", "version": 1, "shard": shard, "damages": rows}
-    atomic.make_way(cache.damaged(shard))
-    atomic.write_whole(cache.damaged(shard), canonical(seal(document)), staging=cache.staging())
+    atomic.remove_directory_in_way(cache.damaged(shard))
+    atomic.write_atomic(cache.damaged(shard), canonical(seal(document)), staging=cache.staging())
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def _in_turn(cache: Cache) -> Iterator[None]:
 def _take(handle: Any, deadline: float) -> Release:
     while True:
         with contextlib.suppress(OSError):  # held by another, or a disk without locks
-            release = way(handle, True)
+            release = try_lock(handle, True)
             if release is not None:
                 return release
         if time.monotonic() >= deadline:

@@ -18,7 +18,7 @@ from prep.cache.records import Task
 from prep.cache.shard_format import checked_name
 from prep.cache.store import Cache
 from prep.fs import atomic
-from prep.fs.untrusted import NotPlain, read_plain
+from prep.fs.untrusted import NotRegularFile, read_regular
 from prep.parse import Unparsed, brief
 
 DIGEST = pa.binary(32)
@@ -31,12 +31,12 @@ def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, 
     """The plan to follow for the keys digested as `wanted`: the one already stored, or else `tasks`."""
     target = cache.plan(wanted)
     atomic.make_dirs(target.parent)
-    if atomic.write_new(target, _encode(tasks), staging=cache.staging()):
+    if atomic.create_exclusive(target, _encode(tasks), staging=cache.staging()):
         return tuple(tasks)
     stored = read_plan(cache, wanted)
     if stored is None:
-        atomic.make_way(target)
-        atomic.write_whole(target, _encode(tasks), staging=cache.staging())
+        atomic.remove_directory_in_way(target)
+        atomic.write_atomic(target, _encode(tasks), staging=cache.staging())
         return tuple(tasks)
     return stored
 
@@ -44,14 +44,14 @@ def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, 
 def read_plan(cache: Cache, wanted: str) -> tuple[Task, ...] | None:
     """The stored plan, or None when there is none or a damaged one; whose rows it has is for the caller to look at."""
     try:
-        data = read_plain(cache.plan(wanted), MOST)
+        data = read_regular(cache.plan(wanted), MOST)
         body, trailer = memoryview(data)[:-TRAILER], data[-TRAILER:]
         if hashlib.sha256(body).digest() != trailer:
             return None
         if check_stream(body) != len(body):
             raise Unparsed("something follows its end")
         return tuple(_task(row) for row in parse_table(body, SCHEMA).to_pylist())
-    except (FileNotFoundError, NotPlain, Unparsed):
+    except (FileNotFoundError, NotRegularFile, Unparsed):
         return None
 
 

@@ -30,8 +30,8 @@ from prep.cache.records import RowRef
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, read_on
-from prep.fs.untrusted import open_plain
+from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, read_rest
+from prep.fs.untrusted import open_regular
 from prep.parse import Unparsed
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -48,7 +48,7 @@ class OpenArray:
         self.rows = rows
         self.stride = shard_format.row_stride(spec)
         self.row_bytes = spec.row_bytes
-        self.descriptor = open_plain(path)
+        self.descriptor = open_regular(path)
 
     def __del__(self) -> None:
         descriptor = getattr(self, "descriptor", None)
@@ -142,7 +142,7 @@ class Reader:
             try:
                 got = read_at(descriptor, (target, checksum), row * stride)
                 if got != stride:
-                    got = read_on(read_at, descriptor, (target, checksum), row * stride, got)
+                    got = read_rest(read_at, descriptor, (target, checksum), row * stride, got)
             except OSError as error:
                 what = f"cannot be read: {error}"
                 raise self._damaged(shard, opened.spec.name, row, what, remember=is_lost(error)) from error

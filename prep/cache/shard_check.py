@@ -18,9 +18,9 @@ from prep.cache.shard_header import Header, check_index, fault, read_array_heade
 from prep.cache.store import Cache
 from prep.digest import digest_parts
 from prep.errors import CacheError
-from prep.fs.pread import READ_AT, SEQUENTIAL, ReadAt, read_on
+from prep.fs.pread import READ_AT, SEQUENTIAL, ReadAt, read_rest
 from prep.fs.tree import listing_digest, tree
-from prep.fs.untrusted import NotPlain, entries, open_plain
+from prep.fs.untrusted import NotRegularFile, entries, open_regular
 from prep.parse import Unparsed
 from prep.progress import Tick
 
@@ -40,42 +40,44 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
     try:
         root = cache.shard(digest)
     except CacheError as error:  # something else is in the place of its directory
-        return [whole(digest, error.message)]
+        return [whole_shard(digest, error.message)]
     try:
         root.lstat()
         sound = not _is_swollen(root) and _tree_digest(root, tick, read_at) == digest
         found = [] if sound else locate(cache, digest, read_at)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(root):
-            return [whole(digest, NOT_THERE)]
-        if may_pass(error) or isinstance(error, FileNotFoundError):  # a file that goes while we look: gc, or a repair
-            return [replace(whole(digest, f"cannot be read: {error}"), passing=True)]
+            return [whole_shard(digest, NOT_THERE)]
+        if is_transient(error) or isinstance(error,
+                                             FileNotFoundError):  # a file that goes while we look: gc, or a repair
+            return [replace(whole_shard(digest, f"cannot be read: {error}"), passing=True)]
         found = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
     with contextlib.suppress(OSError):
         damage.replace(cache, digest, found)
     return found
 
 
-def glance(cache: Cache, digest: str) -> list[Damage]:
+def quick_check(cache: Cache, digest: str) -> list[Damage]:
     """What is damaged in a shard as far as its documents, keys, shard indexes and sizes say; no row is read."""
     try:
         root = cache.shard(digest)
     except CacheError as error:
-        return [whole(digest, error.message)]
+        return [whole_shard(digest, error.message)]
     try:
         header = read_header(cache, digest)
         for spec in header.arrays:
             read_array_header(root, spec.name)
             check_index(root / shard_format.data_path(spec), spec, header.rows)
     except (CacheError, OSError, Unparsed) as error:
-        found = whole(digest, str(error) if root.is_dir() else NOT_THERE)
-        return [replace(found, passing=may_pass(error) or may_pass(error.__context__))]
+        found = whole_shard(digest, str(error) if root.is_dir() else NOT_THERE)
+        return [replace(found, passing=is_transient(error) or is_transient(error.__context__))]
     return []
 
 
-def may_pass(error: BaseException | None) -> bool:
+def is_transient(error: BaseException | None) -> bool:
     """Whether the system did not let us read, and did not say that there is nothing sound to be read."""
-    return isinstance(error, OSError) and not isinstance(error, NotPlain | FileNotFoundError) and not is_lost(error)
+    return isinstance(error, OSError) and not isinstance(error,
+                                                         NotRegularFile | FileNotFoundError) and not is_lost(error)
 
 
 def locate(cache: Cache, digest: str, read_at: ReadAt = READ_AT, *, otherwise: str = NOT_PLACED) -> list[Damage]:
@@ -90,9 +92,9 @@ def locate(cache: Cache, digest: str, read_at: ReadAt = READ_AT, *, otherwise: s
                 found.append(Damage(shard=digest, field=header.field, array=array, row=row, what=what))
             found += _index_damage(digest, root, header, spec)
     except CacheError as error:
-        return [whole(digest, error.message)]
+        return [whole_shard(digest, error.message)]
     except OSError as error:
-        return [whole(digest, fault(root, digest, array, error).message)]
+        return [whole_shard(digest, fault(root, digest, array, error).message)]
     return found or [Damage(shard=digest, field=header.field, array=None, row=None, what=otherwise)]
 
 
@@ -107,17 +109,17 @@ def _index_damage(digest: str, root: Path, header: Header, spec: ArraySpec) -> l
 
 def bad_rows(root: Path, header: Header, spec: ArraySpec, read_at: ReadAt = READ_AT) -> Iterator[tuple[int, str]]:
     """The rows of an array that cannot be read or do not match their checksums, and what is wrong with each."""
-    return ((row, what) for row, (_, what) in enumerate(rows_of(root, header, spec, read_at)) if what)
+    return ((row, what) for row, (_, what) in enumerate(read_rows(root, header, spec, read_at)) if what)
 
 
-def rows_of(
+def read_rows(
     root: Path, header: Header, spec: ArraySpec, read_at: ReadAt = READ_AT
 ) -> Iterator[tuple[np.ndarray[Any, np.dtype[np.uint8]], str]]:
     """Each row of an array in a buffer that the next row overwrites, and what is wrong with it, or "".
 
     Raises `OSError` when its file cannot be opened.
     """
-    descriptor = open_plain(root / shard_format.data_path(spec))
+    descriptor = open_regular(root / shard_format.data_path(spec))
     stride = shard_format.row_stride(spec)
     row_bytes, stored = np.empty(spec.row_bytes, np.uint8), np.empty(1, "<u4")
     buffers = [row_bytes.data, stored.view(np.uint8).data]
@@ -125,7 +127,7 @@ def rows_of(
         for row in range(header.rows):
             what = ""
             try:
-                got = read_on(read_at, descriptor, buffers, row * stride, 0)
+                got = read_rest(read_at, descriptor, buffers, row * stride, 0)
                 if got != stride:
                     what = f"ends after {got} of {stride} bytes"
                 elif shard_format.crc32c(row_bytes) != stored[0]:
@@ -137,7 +139,7 @@ def rows_of(
         os.close(descriptor)
 
 
-def whole(digest: str, what: str) -> Damage:
+def whole_shard(digest: str, what: str) -> Damage:
     """Damage of a whole shard."""
     return Damage(shard=digest, field=None, array=None, row=None, what=what)
 
@@ -164,7 +166,7 @@ def _tree_digest(root: Path, tick: Tick, read_at: ReadAt) -> str:
 
 
 def _file_digest(path: Path, size: int, tick: Tick, read_at: ReadAt) -> str:
-    descriptor = open_plain(path)
+    descriptor = open_regular(path)
     try:
         SEQUENTIAL(descriptor)
         return digest_parts(_blocks(descriptor, min(size + 1, BLOCK), tick, read_at))

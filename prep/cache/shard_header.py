@@ -16,7 +16,7 @@ from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.fs.untrusted import check_dir, entries, open_plain, read_plain, size_plain
+from prep.fs.untrusted import check_dir, entries, open_regular, read_regular, size_regular
 from prep.parse import Unparsed
 
 HINT = "prep verify MANIFEST names every damaged row; prep encode, as it was first run, makes them again"
@@ -55,9 +55,9 @@ def read_header(cache: Cache, shard: str) -> Header:
 def read_document(path: Path) -> bytes:
     """A `zarr.json`, refused when it is larger than any of ours. Raises `Unparsed`, `OSError`."""
     check_dir(path.parent)
-    if size_plain(path) > shard_format.MAX_DOCUMENT:
+    if size_regular(path) > shard_format.MAX_DOCUMENT:
         raise Unparsed(f"{path.name} has more than {shard_format.MAX_DOCUMENT} bytes, expected a document of ours")
-    return read_plain(path, shard_format.MAX_DOCUMENT)
+    return read_regular(path, shard_format.MAX_DOCUMENT)
 
 
 def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
@@ -68,7 +68,7 @@ def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
     spec, rows = shard_format.parse_array(read_document(root / array / "zarr.json"), array, f"{array}/zarr.json")
     key = array == shard_format.KEY
     wanted = rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES if key else shard_format.data_bytes(spec, rows)
-    size = size_plain(root / shard_format.data_path(spec))
+    size = size_regular(root / shard_format.data_path(spec))
     if size != wanted:
         raise Unparsed(f"{shard_format.data_path(spec)} has {size} bytes, expected {wanted} for {rows} rows")
     return spec, rows
@@ -76,7 +76,7 @@ def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
 
 def check_index(path: Path, spec: ArraySpec, rows: int) -> None:
     """Raises `Unparsed` unless the shard index is that of N rows, one after another. Raises `OSError`."""
-    with os.fdopen(open_plain(path), "rb") as handle:
+    with os.fdopen(open_regular(path), "rb") as handle:
         handle.seek(rows * shard_format.row_stride(spec))
         if not all(handle.read(len(part)) == part for part in shard_format.index_parts(spec, rows)) or handle.read(1):
             raise Unparsed(f"{shard_format.data_path(spec)} has a damaged shard index")
@@ -87,7 +87,7 @@ def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     root = cache.shard(shard)
     try:
         _, rows = read_array_header(root, shard_format.KEY)
-        data = read_plain(root / shard_format.KEY_PATH, rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES)
+        data = read_regular(root / shard_format.KEY_PATH, rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES)
     except (OSError, Unparsed) as error:
         raise fault(root, shard, shard_format.KEY, error) from None
     body = data[: -shard_format.CRC_BYTES]

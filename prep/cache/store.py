@@ -19,11 +19,11 @@ from pathlib import Path
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
+from prep.fs.paths import MARKER
 from prep.fs.tree import file_digest, tree_digest
-from prep.fs.untrusted import entries, read_plain, require_dirs, require_plain
+from prep.fs.untrusted import check_cache_root, check_directories, entries, read_regular
 from prep.parse import Unparsed, brief, digest_of, sealed_json
 
-MARKER = "latentry.json"
 MARKER_BYTES = 1 << 16  # at most
 VERSION = 1
 Kind = str  # one of SUFFIX
@@ -46,14 +46,14 @@ class Cache:
         """
         name = _checked(digest)
         path = self.root / "shards" / name[:2] / name
-        require_dirs(path.parent.parent, path.parent, path)
+        check_directories(path.parent.parent, path.parent, path)
         return path
 
     def file(self, kind: Kind, digest: str) -> Path:
         """The file of a table, commit, plan or damage record."""
         name = _checked(digest)
         path = self.root / kind / name[:2] / name if kind in FANNED else self.root / kind / name
-        require_dirs(*((path.parents[1], path.parent) if kind in FANNED else (path.parent,)))
+        check_directories(*((path.parents[1], path.parent) if kind in FANNED else (path.parent,)))
         return path.with_name(name + SUFFIX[kind])
 
     def table(self, digest: str) -> Path:
@@ -118,12 +118,12 @@ def open_cache(path: Path, *, create: bool) -> Cache:
         raise PathError(f"{path} is a file, expected a cache directory")
     if not marker.exists():
         _create(path, create)
-    require_plain(path)
+    check_cache_root(path)
     _check_marker(marker)
     return Cache(root=path)
 
 
-def check_vacant(path: Path) -> None:
+def check_can_create(path: Path) -> None:
     """Raises `PathError` unless `path` is a cache already, or could become one: absent, or an empty directory."""
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
@@ -131,7 +131,7 @@ def check_vacant(path: Path) -> None:
         raise PathError(f"{path} is not empty and not a cache: it has no {MARKER}",
                         hint="name a new or empty directory with --cache")
     if (path / MARKER).exists():
-        require_plain(path)
+        check_cache_root(path)
 
 
 def _is_litter(name: str) -> bool:
@@ -181,8 +181,8 @@ def publish_table(cache: Cache, data: atomic.Buffer) -> str:
     if _is_whole(target, digest, file_digest):
         atomic.sync_dir(target.parent)  # its writer may have died before it did
     else:
-        atomic.make_way(target)
-        atomic.write_whole(target, data, read_only=True, staging=cache.staging())
+        atomic.remove_directory_in_way(target)
+        atomic.write_atomic(target, data, read_only=True, staging=cache.staging())
     return digest
 
 
@@ -194,7 +194,7 @@ def retire_shard(cache: Cache, digest: str) -> None:
     atomic.remove_tree(cache.damaged(digest))
 
 
-def settle(cache: Cache) -> None:
+def sync_recent_directories(cache: Cache) -> None:
     """Every name that appeared lately is on the disk when this returns, also where its writer died before it was.
 
     Without it a run could build on what a killed one did, and a power cut take that away from under it.
@@ -216,17 +216,17 @@ def clear_staging(cache: Cache) -> None:
 def _create(path: Path, create: bool) -> None:
     if not create:
         raise CacheError(f"{path} is not a cache: it has no {MARKER}", hint="prep encode SOURCE --cache DIR makes one")
-    check_vacant(path)
+    check_can_create(path)
     marker = canonical(seal({"format": "latentry/cache", "version": VERSION}))
     while not (path / MARKER).exists():
         with contextlib.suppress(FileNotFoundError):  # whoever was quicker has emptied tmp/ since: no lock is held yet
-            atomic.write_whole(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
+            atomic.write_atomic(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
     atomic.sync_dir(path.absolute().parent)  # also after another's making of it: that may have died before its own
 
 
 def _check_marker(marker: Path) -> None:
     try:
-        document = sealed_json(read_plain(marker, MARKER_BYTES), str(marker))
+        document = sealed_json(read_regular(marker, MARKER_BYTES), str(marker))
     except (OSError, Unparsed) as error:
         raise CacheError(f"{marker} cannot be read: {error}") from None
     form, version = document.get("format"), document.get("version")

@@ -11,7 +11,7 @@ CAPTION_LINES = ("all", "first", "join")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CaptionChoice:
+class CaptionOptions:
     """What a picture's captions become: see `prep.captions.variants`."""
 
     missing: str = "stop"  # what happens to a picture without a caption
@@ -30,7 +30,7 @@ class CaptionChoice:
     suffix: str = ""
 
 
-def check_caption(caption: CaptionChoice, where: str) -> None:
+def check_caption(caption: CaptionOptions, where: str) -> None:
     one_of(caption.missing, MISSING_CAPTION, f"{where}.missing")
     one_of(caption.lines, CAPTION_LINES, f"{where}.lines")
     within(caption.variants, 1, 1024, f"{where}.variants")

@@ -17,7 +17,7 @@ HALF = re.compile("[\ud800-\udfff]")  # of a character: JSON can spell it, no en
 MANY_WORDS = 512  # no text encoder of ours takes more tokens than this, and a word is at least one
 _LISTS, _STRINGS = ("captions", "texts"), ("caption", "text", "prompt")  # keys of a JSON caption, by who comes first
 
-Note = tuple[str, str]  # (code of codes.CODES, what was seen)
+CaptionNote = tuple[str, str]  # (code of codes.CODES, what was seen)
 Format = Literal["text", "json"]
 
 
@@ -35,7 +35,7 @@ def read_caption(data: bytes, form: Format = "text") -> tuple[str, ...]:
     return examine_caption(data, form)[0]
 
 
-def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...], tuple[Note, ...]]:
+def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...], tuple[CaptionNote, ...]]:
     """(captions, notes on how they are written). UTF-8 with or without mark, UTF-16 with one. Raises `BadCaption`."""
     text, notes = _decoded(data)
     found, said = judge_captions(text.splitlines() if form == "text" else _in_json(text))
@@ -45,7 +45,7 @@ def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...]
     return found, (*notes, *said)
 
 
-def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[CaptionNote, ...]]:
     """(captions, each on one line, and notes) of texts from a file or a table; no empty ones. Raises `BadCaption`."""
     lines = []
     for text in texts:
@@ -56,7 +56,7 @@ def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Note, .
             raise BadCaption("caption-encoding", f"caption has {len(halves)} halves of characters, expected whole ones")
         lines.append(" ".join(text.split()))
     found = tuple(line for line in lines if line)
-    notes: tuple[Note, ...] = ()
+    notes: tuple[CaptionNote, ...] = ()
     if len(found) > 1:
         notes += (("caption-multiline", f"{len(found)} lines, each a caption"),)
     words = max((len(line.split()) for line in found), default=0)
@@ -102,7 +102,7 @@ def _string(value: Any, key: str) -> str:
     return value
 
 
-def _decoded(data: bytes) -> tuple[str, tuple[Note, ...]]:
+def _decoded(data: bytes) -> tuple[str, tuple[CaptionNote, ...]]:
     for mark, encoding in _UTF16:
         if data.startswith(mark):
             return _strictly(data[len(mark) :], encoding), (("caption-utf16", "caption is UTF-16, expected UTF-8"),)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.digest import canonical
 
 MEANING = 1  # raised when the same line would give other variants
@@ -23,7 +23,7 @@ _OPEN, _CLOSE = "\x01", "\x02"  # for {{ and }}, which are braces in a caption w
 TRIGGER = "[trigger]"  # where in a caption the trigger word goes
 
 
-def variants_of(lines: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str, float], ...]:
+def variants_of(lines: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str, float], ...]:
     """(caption, weight) for each distinct variant of a sample's `lines`, in the order they come; weights sum to 1.
 
     Every line has the same weight, and `choice.variants` is shared among them, each having at least one.
@@ -42,7 +42,7 @@ def has_wildcards(line: str) -> bool:
     return len(_parts(line)) > 1
 
 
-def _of_line(line: str, choice: CaptionChoice, most: int) -> list[str]:
+def _of_line(line: str, choice: CaptionOptions, most: int) -> list[str]:
     """At least one caption, at most `most`."""
     parts = _parts(line) if choice.wildcards else [[line]]
     wholes = 1
@@ -66,7 +66,7 @@ def _parts(line: str) -> list[list[str]]:
     return [piece.split("|") if place % 2 else [piece] for place, piece in enumerate(plain)]
 
 
-def _ordered(text: str, choice: CaptionChoice, stream: Iterator[int] | None) -> str:
+def _ordered(text: str, choice: CaptionOptions, stream: Iterator[int] | None) -> str:
     """The caption with its free tags shuffled and thinned by `stream`; as it is where that is None."""
     head, free, tail = _tags(text, choice)
     if stream is None:
@@ -80,7 +80,7 @@ def _ordered(text: str, choice: CaptionChoice, stream: Iterator[int] | None) -> 
     return _joined([*head, *left, *tail], choice)
 
 
-def _tags(text: str, choice: CaptionChoice) -> tuple[list[str], list[str], list[str]]:
+def _tags(text: str, choice: CaptionOptions) -> tuple[list[str], list[str], list[str]]:
     """(tags that stay at the start, tags that chance may move, tags that stay at the end)."""
     if choice.keep_separator and choice.keep_separator in text:
         first, _, rest = text.partition(choice.keep_separator)
@@ -90,15 +90,15 @@ def _tags(text: str, choice: CaptionChoice) -> tuple[list[str], list[str], list[
     return tags[: choice.keep_tokens], tags[choice.keep_tokens :], []
 
 
-def _split(text: str, choice: CaptionChoice) -> list[str]:
+def _split(text: str, choice: CaptionOptions) -> list[str]:
     return [tag for part in text.split(choice.separator) if (tag := " ".join(part.split()))]
 
 
-def _joined(tags: Sequence[str], choice: CaptionChoice) -> str:
+def _joined(tags: Sequence[str], choice: CaptionOptions) -> str:
     return f"{choice.separator.strip()} ".join(tags) if choice.separator.strip() else choice.separator.join(tags)
 
 
-def _dressed(caption: str, choice: CaptionChoice) -> str:
+def _dressed(caption: str, choice: CaptionOptions) -> str:
     """The caption with trigger word, prefix and suffix; an empty one stays empty."""
     if choice.together:
         caption = _joined([part.strip() for part in caption.split(choice.together)], choice)
@@ -124,12 +124,12 @@ def _numbers(line: str, number: int) -> Iterator[int]:
         block += 1
 
 
-def captions_of(found: Sequence[str], choice: CaptionChoice) -> tuple[tuple[str, float], ...]:
+def captions_of(found: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str, float], ...]:
     """What a picture's captions become, with their weights; nothing where there are none."""
     return variants_of(_lines(found, choice), choice)
 
 
-def _lines(found: Sequence[str], choice: CaptionChoice) -> Sequence[str]:
+def _lines(found: Sequence[str], choice: CaptionOptions) -> Sequence[str]:
     """The lines of a caption file that count, as the recipe says."""
     if choice.lines == "join":
         return [" ".join(found)] if found else []

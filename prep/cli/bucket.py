@@ -34,33 +34,33 @@ def bucket(
 ) -> None:
     """Show buckets and step plan: scale, crop loss, and by name each picture that is left out or repeated."""
     from prep.batching.plan import require_steps
-    from prep.buckets.suggest import advise
+    from prep.buckets.suggest import suggest_buckets
     from prep.dataset.bucketing import buckets_for, rules_of
-    from prep.dataset.ingest import survey
-    from prep.dataset.preview import heavy, outlook_of, preview_as_json, showings_of, sizes_of
+    from prep.dataset.ingest import ingest
+    from prep.dataset.preview import flag_extremes, preview_as_json, preview_epoch, sizes_of, train_samples
     from prep.findings import rejected_lines
-    from prep.fs.memo import Facts
-    from prep.progress import Known
+    from prep.fs.memo import Memo
+    from prep.progress import DeferredTotal
     from prep.report.pages.buckets import check_bucket_files, write_bucket_files
     from prep.report.terminal.buckets import outlook_tables, suggestion_table
 
     quiet_pillow()
-    recipe = opt.unstopped(opt.recipe_from_options(
+    recipe = opt.without_caption_stop(opt.recipe_from_options(
         source, resolution=resolution, step=step, buckets=buckets, sizes=sizes, min_bucket=min_bucket, upscale=upscale,
         crop=crop, views=views, flip=flip, mask=mask, validation=validation))
     check_bucket_files(recipe, html, png)
     rules_of(recipe)  # what is wrong with them is said before all pictures are read
-    total = Known()
+    total = DeferredTotal()
     with progress("reading", total, unit="pictures", shown=not quiet) as tick:
-        surveyed = survey(recipe, Facts(None), jobs=jobs, tick=tick, total=total)
-    bucketing = heavy(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
-    view = outlook_of(bucketing, showings_of(recipe, surveyed.items, bucketing), batch_size=batch_size,
-                      micro_batch=micro_batch, seed=seed, world=world,
-                      underfill=underfill)  # type: ignore[arg-type]  # checked there
+        surveyed = ingest(recipe, Memo(None), jobs=jobs, tick=tick, total=total)
+    bucketing = flag_extremes(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
+    view = preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,
+                         micro_batch=micro_batch, seed=seed, world=world,
+                         underfill=underfill)  # type: ignore[arg-type]  # checked there
     write_bucket_files(view, html, png)
     rejected = [one for one in surveyed.findings if one.severity == "error"]
-    suggestions = [one.as_json() for one in advise(sizes_of(recipe, surveyed.items),
-                                                   rules_of(recipe))] if suggest else []
+    suggestions = [one.as_json() for one in suggest_buckets(sizes_of(recipe, surveyed.items),
+                                                            rules_of(recipe))] if suggest else []
     if as_json:
         more = {"suggestions": suggestions} if suggest else {}
         put_json({**preview_as_json(view), "rejected": [one.as_json() for one in rejected], **more})

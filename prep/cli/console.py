@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, from_system
-from prep.formatting import bytes_of, safe
+from prep.formatting import format_bytes, printable
 from prep.fs.paths import in_cache
 from prep.progress import Total
 
@@ -80,9 +80,9 @@ def say(text: str) -> None:
 
 def say_problem(problem: Problem) -> None:
     """`error: …` and, when there is one, `hint: …` on stderr."""
-    say(f"error: {safe(problem.message)}")  # one line each, whatever names are in them
+    say(f"error: {printable(problem.message)}")  # one line each, whatever names are in them
     if problem.hint:
-        say(f"hint: {safe(problem.hint)}")
+        say(f"hint: {printable(problem.hint)}")
 
 
 def put(text: str) -> None:
@@ -92,7 +92,7 @@ def put(text: str) -> None:
 
 def harmless(text: str) -> str:
     """`text` with control characters spelled out, but for newlines and tabs."""
-    return "\n".join("\t".join(safe(cell) for cell in line.split("\t")) for line in text.split("\n"))
+    return "\n".join("\t".join(printable(cell) for cell in line.split("\t")) for line in text.split("\n"))
 
 
 def put_json(document: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Ticker:
             self._start()
         if self._bar is not None:
             rate = self._done / (time.monotonic() - self._begun)
-            spelled = bytes_of(int(rate)) if self.unit == "bytes" else f"{rate:.1f} {self.unit}"
+            spelled = format_bytes(int(rate)) if self.unit == "bytes" else f"{rate:.1f} {self.unit}"
             self._bar.update(self._task, completed=self._done, total=self.total, rate=f"{spelled}/s")
 
     @property

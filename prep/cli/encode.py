@@ -37,7 +37,7 @@ def encode(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Encode masks, latents and text into CACHE and write the manifest; what is there already is not computed again."""
-    from prep.encode.run import Encoding, encode_all
+    from prep.encode.run import EncodeCall, run_encode
 
     quiet_pillow()
     recipe = opt.recipe_from_options(
@@ -45,7 +45,7 @@ def encode(
         crop=crop, views=views, flip=flip, alpha=alpha, missing_caption=missing_caption, mask=mask,
         validation=validation, model=model, dtype=dtype, compute=compute, prompts=prompts)
     begun = time.monotonic()
-    report = encode_all(Encoding(
+    report = run_encode(EncodeCall(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
         download=download, dry_run=dry_run,

@@ -22,11 +22,12 @@ def gc(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Remove from CACHE what no kept manifest names. Shows what would be removed, unless --yes."""
-    from prep.maintenance.gc import clean
+    from prep.maintenance.gc import collect_garbage
 
     guard = opt.seconds_of(older_than, "--older-than")
-    done = clean(cache, [*keep, *(more or ())] if keep else [], guard=guard, asked=older_than, dry_run=not yes,
-                 progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    done = collect_garbage(cache, [*keep, *(more or ())] if keep else [], guard=guard, asked=older_than,
+                           dry_run=not yes,
+                           progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
     if as_json:
         put_json(done.as_json())
     else:

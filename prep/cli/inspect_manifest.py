@@ -20,10 +20,10 @@ def inspect(
     """Show what a manifest holds: fields, dtypes, shapes, buckets, sizes, models, rejects."""
     from prep.manifest.describe import describe_manifest, describe_samples
     from prep.manifest.document import read_manifest
-    from prep.manifest.opened import open_audit
+    from prep.manifest.opened import open_manifest
     from prep.report.terminal.manifest import inspect_tables, sample_text
 
-    opened = open_audit(read_manifest(manifest))
+    opened = open_manifest(read_manifest(manifest))
     if html is not None:
         from prep.images.decode import quiet_pillow
         from prep.report.pages.manifest import check_page, write_page

@@ -44,19 +44,19 @@ def mask(
 ) -> None:
     """Write mask pictures into a directory of their own, to look at, edit, and encode with --mask DIR."""
     from prep.dataset.listing import picture_places
-    from prep.masks.methods import MaskChoice
-    from prep.masks.run import Masking, mask_all
+    from prep.masks.methods import MaskOptions
+    from prep.masks.run import MaskCall, run_mask
     from prep.report.pages.frame import check_page_file
 
     quiet_pillow()
-    choice = MaskChoice(method=method, colour=colour, tolerance=tolerance,  # type: ignore[arg-type]  # checked there
-                        threshold=threshold, invert=invert, smooth=smooth, expand=expand, prompts=tuple(prompt or ()),
-                        labels=tuple(label or ()), combine=combine,  # type: ignore[arg-type]  # as above
-                        naming=naming, force=force)  # type: ignore[arg-type]  # as above
+    choice = MaskOptions(method=method, colour=colour, tolerance=tolerance,  # type: ignore[arg-type]  # checked there
+                         threshold=threshold, invert=invert, smooth=smooth, expand=expand, prompts=tuple(prompt or ()),
+                         labels=tuple(label or ()), combine=combine,  # type: ignore[arg-type]  # as above
+                         naming=naming, force=force)  # type: ignore[arg-type]  # as above
     recipe = opt.recipe_from_options(source, mask=own)
     if html is not None:
         check_page_file(html, picture_places(recipe))
-    masked = mask_all(Masking(
+    masked = run_mask(MaskCall(
         recipe=recipe, choice=choice, output=output, model=model or "",
         show=None if html is None else partial(_write_pages, html, jobs, not quiet),
         device=device, batch_size=batch_size, jobs=jobs, download=download,

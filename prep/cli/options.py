@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.errors import UsageError
 from prep.recipe.load import load_recipe, resolutions
 from prep.recipe.schema import Recipe
@@ -65,14 +65,14 @@ def _upscale(text: str | None) -> str | float | None:
     return float(text) if text is not None and re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else text
 
 
-def unstopped(recipe: Recipe) -> Recipe:
+def without_caption_stop(recipe: Recipe) -> Recipe:
     """The recipe for a look ahead: a missing caption stops nothing, and is not yet a reason to leave a picture out."""
     sources = tuple(source if source.caption is None else replace(source, caption=_unstopped(source.caption))
                     for source in recipe.sources)
     return replace(recipe, caption=_unstopped(recipe.caption), sources=sources)
 
 
-def _unstopped(caption: CaptionChoice) -> CaptionChoice:
+def _unstopped(caption: CaptionOptions) -> CaptionOptions:
     return replace(caption, missing="empty") if caption.missing == "stop" else caption
 
 

@@ -33,14 +33,14 @@ def scan(
     from prep.report.pages.frame import check_page_file
     from prep.report.pages.scan import write_scan_page
     from prep.report.terminal.scan import findings_table
-    from prep.scan.run import Scanning, scan_all
+    from prep.scan.run import ScanCall, run_scan
     from prep.scan.scanner import as_json as document
 
     quiet_pillow()
     recipe = opt.recipe_from_options(source, mask="sidecar" if mask is None and source.suffix != ".toml" else mask)
     if write_report is not None:
         check_page_file(write_report, picture_places(recipe))
-    report = scan_all(Scanning(
+    report = run_scan(ScanCall(
         recipe=recipe, jobs=jobs, model=model, select=select or (), ignore=ignore or (), rehash=rehash,
         show=None if write_report is None else partial(write_scan_page, write_report),
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))

@@ -20,10 +20,10 @@ def verify(
     """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
     from prep.maintenance.verify import verify as verify_all
     from prep.manifest.document import read_manifest
-    from prep.manifest.opened import open_audit
+    from prep.manifest.opened import open_manifest
     from prep.report.terminal.manifest import verify_tables
 
-    opened = open_audit(read_manifest(manifest))
+    opened = open_manifest(read_manifest(manifest))
     size = sum(field.bytes for field in opened.manifest.fields.values())
     with progress("verifying", size, unit="bytes", shown=not quiet) as tick:
         document = verify_all(opened, quick=quick, jobs=jobs, tick=tick)

@@ -7,19 +7,19 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-from prep.buckets.assign import Bucketing, bucketing
+from prep.buckets.assign import Assignments, assign_buckets
 from prep.buckets.sizes import STEP, Rules, buckets_of
 from prep.buckets.views import Framing, views_of
-from prep.dataset.ingest import Survey, Surveyed
+from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.listing import label
 from prep.errors import ConfigError, ModelError
 from prep.models.family import FAMILIES, Family
 from prep.models.pipeline import infer_family
-from prep.parse import size_of
-from prep.recipe.schema import ModelChoice, Recipe
+from prep.parse import parse_size
+from prep.recipe.schema import ModelOptions, Recipe
 
 
-def framed(result: Bucketing, items: Sequence[Surveyed], framing: Framing) -> Bucketing:
+def with_views(result: Assignments, items: Sequence[KnownItem], framing: Framing) -> Assignments:
     """`result`, which is that of `items`, with the views that `framing` asks for."""
     if framing.plain:
         return result
@@ -28,12 +28,12 @@ def framed(result: Bucketing, items: Sequence[Surveyed], framing: Framing) -> Bu
     return replace(result, pictures=pictures)
 
 
-def buckets_for(recipe: Recipe, surveyed: Survey) -> Bucketing:
+def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
     """Bucket and views of each surveyed item, in the survey's order."""
     image = recipe.image
     framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
-    result = bucketing(((label(recipe, item.item), item.size) for item in surveyed.items), *rules_of(recipe))
-    return framed(result, surveyed.items, framing)
+    result = assign_buckets(((label(recipe, item.item), item.size) for item in surveyed.items), *rules_of(recipe))
+    return with_views(result, surveyed.items, framing)
 
 
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
@@ -47,13 +47,13 @@ def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
         resolution=image.resolutions[0], kind=image.buckets, step=step,  # type: ignore[arg-type]  # parsed
         shortest=image.shortest, longest=image.longest, min_side=image.min_side,
         upscale=image.upscale if isinstance(image.upscale, str) else Fraction(str(image.upscale)),  # type: ignore[arg-type]
-        min_bucket=image.min_bucket, sizes=tuple(size_of(size, "image.sizes") for size in image.sizes))
+        min_bucket=image.min_bucket, sizes=tuple(parse_size(size, "image.sizes") for size in image.sizes))
     for one in (found := tuple(replace(rules, resolution=one) for one in image.resolutions)):
         buckets_of(one)
     return found
 
 
-def family_of(model: ModelChoice) -> Family | None:
+def family_of(model: ModelOptions) -> Family | None:
     """The facts of the family that is named, or else of the model in a directory; `None` where neither says it.
 
     A family that is not known is none: buckets can be looked at without one, and who needs it says so.

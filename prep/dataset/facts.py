@@ -52,14 +52,14 @@ def _caption_facts(data: bytes, form: Format) -> Fact:
         return {"code": error.code, "detail": error.detail}
 
 
-def names() -> dict[str, str]:
+def fact_kinds() -> dict[str, str]:
     """What each kind of fact is remembered as: those that take a decoder change with the decoders that are here."""
     mark = digest_strings([decoders()])[:8]
-    return {kind: kind if kind in _PLAIN else f"{kind} {mark}" for kind in MAKE}
+    return {kind: kind if kind in _PLAIN else f"{kind} {mark}" for kind in READERS}
 
 
 _PLAIN = {"caption", "caption-json", "file"}  # no decoder has a say in these
-MAKE: Mapping[str, Callable[[bytes], Fact]] = {  # by kind of fact
+READERS: Mapping[str, Callable[[bytes], Fact]] = {  # by kind of fact
     "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
     "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
     "mask": lambda data: {"digest": digest_bytes(data), "focus": focus_in(data, "mask")},

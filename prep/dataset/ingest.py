@@ -11,18 +11,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of, variants_of
-from prep.dataset.facts import MAKE, names
-from prep.dataset.listing import label, walk_all
+from prep.dataset.facts import READERS, fact_kinds
+from prep.dataset.listing import label, walk_recipe
 from prep.errors import ConfigError
 from prep.findings import Finding
-from prep.formatting import names_of, printable, size_of
-from prep.fs.blob import Blob, code_of
-from prep.fs.memo import Fact, Facts
+from prep.formatting import format_size, join_names, printable_name
+from prep.fs.blob import Blob, error_code
+from prep.fs.memo import Fact, Memo
 from prep.geometry import Focus, Size
 from prep.images.formats.parts import NoDecoder
-from prep.progress import Known, Tick
+from prep.progress import DeferredTotal, Tick
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 
@@ -30,51 +30,51 @@ Ask = Callable[[Blob, str], Fact | None]  # what is asked about, kind of fact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Survey:
+class Ingested:
     """All of a recipe's usable items in walking order, and what is to be said of the others."""
 
-    items: tuple[Surveyed, ...]
+    items: tuple[KnownItem, ...]
     findings: tuple[Finding, ...]
 
 
-def survey(recipe: Recipe, facts: Facts, *, jobs: int, tick: Tick = lambda _: None,
-           total: Known | None = None) -> Survey:
+def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: None,
+           total: DeferredTotal | None = None) -> Ingested:
     """The survey of a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
-    found = list(walk_all(recipe, rehash=not facts.trust))
+    found = list(walk_recipe(recipe, rehash=not facts.trust))
     findings = [one for one in found if isinstance(one, Finding)]
     walked = [one for one in found if isinstance(one, Item)]
     if total is not None:
         total.count = len(walked)
-    items: list[Surveyed] = []
+    items: list[KnownItem] = []
     stopped: list[str] = []
     for item, result in zip(walked, _surveyed(walked, recipe, facts, jobs), strict=True):
         tick(1)
-        if isinstance(result, Surveyed):
+        if isinstance(result, KnownItem):
             items.append(result)
         elif result.code == "missing-caption" and recipe.caption_of(item.source).missing == "stop":
             stopped.append(result.path)
         else:
             findings.append(result)
     if stopped:
-        _stop(stopped)
-    return Survey(items=tuple(items), findings=tuple(findings))
+        _raise_missing(stopped)
+    return Ingested(items=tuple(items), findings=tuple(findings))
 
 
-def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) -> Iterator[Surveyed | Finding]:
+def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Memo, jobs: int) -> Iterator[KnownItem | Finding]:
     """Items in order; those with a file that must be read, on threads, which are no gain for the others."""
-    waiting: deque[Surveyed | Finding | Future[Surveyed | Finding]] = deque()
-    called = names()
+    waiting: deque[KnownItem | Finding | Future[KnownItem | Finding]] = deque()
+    called = fact_kinds()
 
     def recall(blob: Blob, kind: str) -> Fact | None:
         return facts.recall(blob, called[kind])
 
     def read(blob: Blob, kind: str) -> Fact | None:
-        return facts.of(blob, called[kind], MAKE[kind])
+        return facts.of(blob, called[kind], READERS[kind])
 
     pool = ThreadPoolExecutor(jobs)
     try:
         for item in items:
-            known = _survey_item(item, recipe, recall)
+            known = _ingest_item(item, recipe, recall)
             waiting.append(pool.submit(_read_item, item, recipe, read) if known is None else known)
             while waiting and (not isinstance(one := waiting[0], Future) or one.done()):
                 waiting.popleft()
@@ -85,16 +85,16 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Facts, jobs: int) ->
         pool.shutdown(cancel_futures=True)
 
 
-def _read_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding:
+def _read_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding:
     try:
-        result = _survey_item(item, recipe, ask)
+        result = _ingest_item(item, recipe, ask)
     except MemoryError:  # no fault of the files' own: another machine, or the next run, may have enough
         return _reject(recipe, item, "too-large", "its files take more memory than there is")
     assert result is not None, "whatever is not remembered is read"
     return result
 
 
-def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | None:
+def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | None:
     """The item, understood, or the reason why it cannot be used; `None` where `ask` does not know one of its files."""
     what: tuple[str, Blob | None] = "", None  # that is being read, where it is not the picture
     mask: Fact | None = None
@@ -119,19 +119,19 @@ def _survey_item(item: Item, recipe: Recipe, ask: Ask) -> Surveyed | Finding | N
         if item.mask is not None and (mask := _ask_mask(item.mask, recipe, ask)) is None:
             return None
         if mask and mask.get("size") not in (None, [header["width"], header["height"]]):
-            return _reject(recipe, item, "mask-size-mismatch", f'mask has {size_of(mask["size"])} pixels, '
+            return _reject(recipe, item, "mask-size-mismatch", f'mask has {format_size(mask["size"])} pixels, '
                            f'expected {header["width"]}x{header["height"]}, since [mask] resize is "reject"')
     except NoDecoder as error:
         return _reject(recipe, item, error.code, f"{_its(*what)}{error.detail}")
     except OSError as error:
-        return _reject(recipe, item, code_of(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
+        return _reject(recipe, item, error_code(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
     choice = recipe.caption_of(item.source)
     texts = captions_of(words["captions"], choice) or _without_caption(item, choice)
     if texts is None:
         return _reject(recipe, item, "missing-caption", "has no caption, or an empty one")
-    return Surveyed(item=item, picture=header["digest"], size=(header["width"], header["height"]),
-                    has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
-                    focus=_focus(mask or header))
+    return KnownItem(item=item, picture=header["digest"], size=(header["width"], header["height"]),
+                     has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
+                     focus=_focus(mask or header))
 
 
 def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
@@ -149,18 +149,18 @@ def _focus(fact: Fact) -> Focus | None:
 
 def _its(what: str, blob: Blob | None) -> str:
     """Which of an item's files is meant; the picture needs no word."""
-    return "" if blob is None else f"its {what} {printable(blob.name)} "
+    return "" if blob is None else f"its {what} {printable_name(blob.name)} "
 
 
-def _without_caption(item: Item, choice: CaptionChoice) -> tuple[tuple[str, float], ...] | None:
+def _without_caption(item: Item, choice: CaptionOptions) -> tuple[tuple[str, float], ...] | None:
     """What the recipe's policy says for a missing or empty caption; `None` where it takes none."""
     if choice.missing in ("stop", "reject"):
         return None
-    words = {"empty": "", "constant": choice.constant, "filename": spoken_name(item.name)}[choice.missing]
+    words = {"empty": "", "constant": choice.constant, "filename": caption_from_name(item.name)}[choice.missing]
     return variants_of([words], choice)
 
 
-def spoken_name(name: str) -> str:
+def caption_from_name(name: str) -> str:
     """A file name as a caption: the stem, `_` and `-` as spaces."""
     return " ".join(PurePosixPath(name).stem.replace("_", " ").replace("-", " ").split())
 
@@ -169,13 +169,13 @@ def _reject(recipe: Recipe, item: Item, code: str, detail: str) -> Finding:
     return Finding(path=label(recipe, item), code=code, severity="error", detail=detail)
 
 
-def _stop(names: list[str]) -> None:
-    raise ConfigError(f"pictures without a caption ({len(names)}): {names_of(names, 8)}",
+def _raise_missing(names: list[str]) -> None:
+    raise ConfigError(f"pictures without a caption ({len(names)}): {join_names(names, 8)}",
                       hint="write the captions, or choose --missing-caption reject, empty, filename or constant")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surveyed:
+class KnownItem:
     """An item whose bytes were digested and whose header was read: all that keys and buckets need."""
 
     item: Item

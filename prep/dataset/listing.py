@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prep.findings import Finding
-from prep.fs.paths import Place
+from prep.fs.paths import NamedPath
 from prep.recipe.schema import Recipe
 from prep.sources.globs import chosen_by
 from prep.sources.item import Item
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from prep.manifest.samples import Sample
 
 
-def picture_places(recipe: Recipe) -> list[Place]:
+def picture_places(recipe: Recipe) -> list[NamedPath]:
     """Where the recipe's pictures lie, each place once. Raises `PathError`."""
     paths = (path for source in recipe.sources for path in places_of(source.path))
-    return [Place(role="pictures", path=path) for path in dict.fromkeys(paths)]
+    return [NamedPath(role="pictures", path=path) for path in dict.fromkeys(paths)]
 
 
-def walk_all(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
+def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
     """Everything in a recipe's sources; paths of findings are labels; `rehash` lists tars again. Raises `PathError`."""
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
     for number, source in enumerate(recipe.sources):
@@ -58,7 +58,7 @@ def why_empty(path: Path, left: int) -> str:
 
 def walk_labelled(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
     """The same, and items have their labels for names: for reports, which look nothing up by name."""
-    for one in walk_all(recipe, rehash=rehash):
+    for one in walk_recipe(recipe, rehash=rehash):
         yield replace(one, name=label(recipe, one)) if isinstance(one, Item) else one
 
 

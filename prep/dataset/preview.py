@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from prep.batching.plan import Indices, StepPlan, Underfill, step_plan
-from prep.buckets.assign import Bucketed, Bucketing
+from prep.buckets.assign import Assignment, Assignments
 from prep.buckets.suggest import Sizes
-from prep.dataset.ingest import Surveyed
+from prep.dataset.ingest import KnownItem
 from prep.dataset.listing import label
-from prep.dataset.samples import roles_of, seats_of
+from prep.dataset.samples import placed_items, roles_of
 from prep.findings import Finding
 from prep.geometry import Size
 from prep.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Showing:
+class TrainSample:
     """A sample that training shows `repeats` times an epoch."""
 
     id: str
@@ -35,11 +35,11 @@ class Showing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class EpochPreview:
     """A bucketing and the step plan over its training samples."""
 
-    bucketing: Bucketing
-    showings: tuple[tuple[Showing, ...], ...]  # by bucket of `bucketing`, sorted by id as `train` counts them
+    bucketing: Assignments
+    showings: tuple[tuple[TrainSample, ...], ...]  # by bucket of `bucketing`, sorted by id as `train` counts them
     plan: StepPlan
     world: int  # ranks
 
@@ -67,15 +67,15 @@ class Outlook:
         return sorted(found)
 
 
-def showings_of(recipe: Recipe, items: Sequence[Surveyed], bucketing: Bucketing) -> tuple[Showing, ...]:
+def train_samples(recipe: Recipe, items: Sequence[KnownItem], bucketing: Assignments) -> tuple[TrainSample, ...]:
     """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
-    seats = seats_of(items, roles_of(recipe, items)[0], bucketing)
-    return tuple(Showing(id=seat.id, name=label(recipe, seat.item.item), bucket=seat.bucket,
-                         repeats=recipe.sources[seat.item.item.source].repeats, views=len(seat.views))
+    seats = placed_items(items, roles_of(recipe, items)[0], bucketing)
+    return tuple(TrainSample(id=seat.id, name=label(recipe, seat.item.item), bucket=seat.bucket,
+                             repeats=recipe.sources[seat.item.item.source].repeats, views=len(seat.views))
                  for seat in seats if seat.role != "validation")  # fmt: skip
 
 
-def heavy(bucketing: Bucketing, *, crop: float | None, upscale: float | None) -> Bucketing:
+def flag_extremes(bucketing: Assignments, *, crop: float | None, upscale: float | None) -> Assignments:
     """`bucketing` with a finding for each picture cut by more than `crop` percent or enlarged over `upscale` times.
 
     `None`: no such limit.
@@ -92,30 +92,30 @@ def heavy(bucketing: Bucketing, *, crop: float | None, upscale: float | None) ->
     return replace(bucketing, findings=tuple(found))
 
 
-def outlook_of(
-    bucketing: Bucketing,
-    showings: Iterable[Showing],
+def preview_epoch(
+    bucketing: Assignments,
+    showings: Iterable[TrainSample],
     *,
     batch_size: int,
     micro_batch: int | None = None,
     underfill: Underfill = "partial",
     seed: int = 0,
     world: int = 1,
-) -> Outlook:
+) -> EpochPreview:
     """The outlook of training on `showings`. Raises `ConfigError` for sizes that make no steps."""
-    by_bucket: dict[Size, list[Showing]] = defaultdict(list)
+    by_bucket: dict[Size, list[TrainSample]] = defaultdict(list)
     for showing in showings:
         by_bucket[showing.bucket].append(showing)
     members = tuple(tuple(sorted(by_bucket[bucket], key=lambda one: one.id)) for bucket in bucketing.buckets)
     counts = [sum(member.repeats for member in inside) for inside in members]
     plan = step_plan(counts, seed=seed, batch_size=batch_size, micro_batch=micro_batch, underfill=underfill)
-    return Outlook(bucketing=bucketing, showings=members, plan=plan, world=world)
+    return EpochPreview(bucketing=bucketing, showings=members, plan=plan, world=world)
 
 
-def preview_as_json(outlook: Outlook) -> dict[str, Any]:
+def preview_as_json(outlook: EpochPreview) -> dict[str, Any]:
     """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
     plan, bucketing = outlook.plan, outlook.bucketing
-    inside: dict[Size, list[Bucketed]] = defaultdict(list)
+    inside: dict[Size, list[Assignment]] = defaultdict(list)
     counts = Counter(one.resolution for one in bucketing.pictures)
     for one in bucketing.pictures:
         inside[one.placement.bucket].append(one)
@@ -141,14 +141,14 @@ def preview_as_json(outlook: Outlook) -> dict[str, Any]:
     }
 
 
-def _summary(inside: Sequence[Bucketed]) -> dict[str, Any]:
+def _summary(inside: Sequence[Assignment]) -> dict[str, Any]:
     losses, scales = [one.crop_loss for one in inside], [one.scale for one in inside]
     return {"pictures": len(inside), "upscaled": sum(one.upscaled for one in inside),
             "scale": [round(min(scales), 4), round(max(scales), 4)],
             "crop_loss": {"mean": round(sum(losses) / len(losses), 2), "worst": round(max(losses), 2)}}
 
 
-def _picture(one: Bucketed) -> dict[str, Any]:
+def _picture(one: Assignment) -> dict[str, Any]:
     return {"name": one.name, "size": list(one.size), "resolution": one.resolution,
             "bucket": list(one.placement.bucket),
             "scaled": list(one.placement.scaled), "crop": list(one.placement.crop),
@@ -156,7 +156,7 @@ def _picture(one: Bucketed) -> dict[str, Any]:
             "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}
 
 
-def sizes_of(recipe: Recipe, items: Sequence[Surveyed]) -> Sizes:
+def sizes_of(recipe: Recipe, items: Sequence[KnownItem]) -> Sizes:
     """The sizes of a recipe's pictures."""
     found: dict[Size, tuple[int, int]] = {}
     for item, role in zip(items, roles_of(recipe, items)[0], strict=True):

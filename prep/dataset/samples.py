@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prep.batching.split import Role, choose_validation
-from prep.buckets.assign import Bucketing
-from prep.dataset.ingest import Surveyed
+from prep.buckets.assign import Assignments
+from prep.dataset.ingest import KnownItem
 from prep.geometry import Placement, Size
 from prep.keys import sample_id
 from prep.recipe.schema import Recipe
 
 
-def roles_of(recipe: Recipe, items: Sequence[Surveyed]) -> tuple[list[Role], tuple[str, ...]]:
+def roles_of(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[list[Role], tuple[str, ...]]:
     """The role of each item, by its source and by its picture's digest; and what the user should know of it."""
     given: list[Role] = [recipe.sources[item.item.source].role for item in items]
     train = [item.picture for item, role in zip(items, given, strict=True) if role == "train"]
@@ -27,11 +27,11 @@ def roles_of(recipe: Recipe, items: Sequence[Surveyed]) -> tuple[list[Role], tup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class PlacedItem:
     """A surveyed item in its bucket: a sample but for its rows."""
 
     id: str
-    item: Surveyed
+    item: KnownItem
     role: Role
     views: tuple[Placement, ...]
 
@@ -41,7 +41,7 @@ class Seat:
         return self.views[0].bucket
 
 
-def seats_of(items: Sequence[Surveyed], roles: Sequence[Role], bucketing: Bucketing) -> Iterator[Seat]:
+def placed_items(items: Sequence[KnownItem], roles: Sequence[Role], bucketing: Assignments) -> Iterator[PlacedItem]:
     """The seats of a bucketing of `items` with these `roles`, in the order of source and name.
 
     A validation sample has its first view only, since no other is looked at.
@@ -51,9 +51,9 @@ def seats_of(items: Sequence[Surveyed], roles: Sequence[Role], bucketing: Bucket
         item, role = items[placed.index], roles[placed.index]
         same = (item.picture, placed.placement.bucket)
         views = placed.views[:1] if role == "validation" else placed.views
-        yield Seat(id=sample_id(*same, copies[same]), item=item, role=role, views=views)
+        yield PlacedItem(id=sample_id(*same, copies[same]), item=item, role=role, views=views)
         copies[same] += 1
 
 
-def _order(item: Surveyed) -> tuple[int, str]:
+def _order(item: KnownItem) -> tuple[int, str]:
     return item.item.source, item.item.name

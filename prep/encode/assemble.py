@@ -15,12 +15,12 @@ from prep.cache.store import Cache
 from prep.dataset.listing import label
 from prep.digest import canonical, digest_bytes
 from prep.encode.mask_coverage import coverage
-from prep.encode.plan import Planned
-from prep.encode.resolve import Wanted
-from prep.encode.targets import Prompt
+from prep.encode.plan import EncodePlan
+from prep.encode.resolve import ResolvedRecipe
+from prep.encode.targets import PromptTarget
 from prep.errors import CacheError, PathError
 from prep.findings import Finding
-from prep.fs.memo import Facts
+from prep.fs.memo import Memo
 from prep.geometry import Size
 from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
 from prep.manifest.samples import Sample, build_samples
@@ -29,8 +29,9 @@ from prep.models.pipeline import read_config
 from prep.parse import colour_of
 
 
-def seal(wanted: Wanted, cache: Cache, path: Path, *, frame: Mapping[str, Any], prompt_bytes: bytes | None,
-         facts: Facts, transient: Sequence[Finding] = (), found: Planned | None = None) -> Manifest:
+def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame: Mapping[str, Any],
+                      prompt_bytes: bytes | None,
+                      facts: Memo, transient: Sequence[Finding] = (), found: EncodePlan | None = None) -> Manifest:
     """Writes the manifest at `path` from its `frame` and what the cache holds now. Raises `CacheError`.
 
     A sample with a rejected row is left out, with a finding; `transient` are findings of this run alone. `found` is the
@@ -65,7 +66,7 @@ def seal(wanted: Wanted, cache: Cache, path: Path, *, frame: Mapping[str, Any], 
     return write_manifest(path, document)
 
 
-def _split(wanted: Wanted, ledger: Ledger, refs: Mapping[str, RowRef],
+def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
            transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
     """Samples all of whose rows are there, and why the others are not."""
     if len(refs) == wanted.wants.rows:
@@ -98,7 +99,7 @@ def keys_of(sample: Sample) -> list[str]:
     return [*(view.latent for view in sample.views), *masks, *(text.key for text in sample.texts)]
 
 
-def _prompts(wanted: Wanted, refs: Mapping[str, RowRef]) -> tuple[list[Prompt], list[Finding]]:
+def _prompts(wanted: ResolvedRecipe, refs: Mapping[str, RowRef]) -> tuple[list[PromptTarget], list[Finding]]:
     kept = [prompt for prompt in wanted.wants.prompts if prompt.positive_key in refs and prompt.negative_key in refs]
     lost = [Finding(path=prompt.prompt, code="prompt-not-encoded", severity="warning",
                     detail="this sample prompt has no text row, so no picture is made for it")
@@ -106,7 +107,7 @@ def _prompts(wanted: Wanted, refs: Mapping[str, RowRef]) -> tuple[list[Prompt], 
     return kept, lost
 
 
-def _used(wanted: Wanted, samples: Iterable[Sample], prompts: Iterable[Prompt],
+def _used(wanted: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],
           refs: Mapping[str, RowRef]) -> Mapping[str, RowRef]:
     """The rows that samples and prompts have; where no wanted one is lacking, those are all of them."""
     if len(refs) == wanted.wants.rows:
@@ -116,7 +117,7 @@ def _used(wanted: Wanted, samples: Iterable[Sample], prompts: Iterable[Prompt],
     return {key: refs[key] for key in keys | {wanted.wants.unconditional}}
 
 
-def _shard_table(ledger: Ledger, used: set[str], wanted: Wanted, reader: Reader) -> tuple[dict[str, int], Any]:
+def _shard_table(ledger: Ledger, used: set[str], wanted: ResolvedRecipe, reader: Reader) -> tuple[dict[str, int], Any]:
     """Number of each used shard in the table, and the table."""
     rows = [_shard_row(shard, field, wanted, reader)
             for shard, field in zip(ledger.shards, ledger.fields, strict=True) if shard.digest in used]
@@ -124,14 +125,14 @@ def _shard_table(ledger: Ledger, used: set[str], wanted: Wanted, reader: Reader)
     return {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}, table
 
 
-def _shard_row(shard: Shard, field: str, wanted: Wanted, reader: Reader) -> dict[str, Any]:
+def _shard_row(shard: Shard, field: str, wanted: ResolvedRecipe, reader: Reader) -> dict[str, Any]:
     specs = [reader.array_info(shard.digest, name)[0] for name in wanted.specs.arrays(field)]
     return {"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
             "shapes": canonical({spec.name: list(spec.shape) for spec in specs}).decode(),
             "dtypes": canonical({spec.name: spec.dtype for spec in specs}).decode()}
 
 
-def frame_of(wanted: Wanted, cache: Path, path: Path) -> dict[str, Any]:
+def fixed_fields(wanted: ResolvedRecipe, cache: Path, path: Path) -> dict[str, Any]:
     """The parts of the document that do not depend on rows, so that what is wrong with them shows before any is made.
 
     Raises `PathError`, `ModelError`.
@@ -154,7 +155,7 @@ def frame_of(wanted: Wanted, cache: Path, path: Path) -> dict[str, Any]:
     }
 
 
-def _model(wanted: Wanted, path: Path) -> dict[str, str]:
+def _model(wanted: ResolvedRecipe, path: Path) -> dict[str, str]:
     if not Path(wanted.recipe.model.path).is_dir():
         return {"hub": wanted.recipe.model.path}
     return {"path": _place("model", Path(wanted.recipe.model.path), path)}
@@ -177,7 +178,7 @@ def _decimal(value: Any, otherwise: str) -> str:
     return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else otherwise
 
 
-def _fields(wanted: Wanted, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
+def _fields(wanted: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
     sizes = {shard.digest: shard.bytes for shard in ledger.shards}
     found: dict[str, Any] = {}
     works = wanted.wants.works()
@@ -200,7 +201,7 @@ def _roles(counts: Counter[Role]) -> dict[str, int]:
     return {"train": counts["train"], "validation": counts["validation"], "prior": counts["prior"]}
 
 
-def _prompt_document(wanted: Wanted, path: Path, data: bytes | None, prompts: Iterable[Prompt],
+def _prompt_document(wanted: ResolvedRecipe, path: Path, data: bytes | None, prompts: Iterable[PromptTarget],
                      refs: Mapping[str, RowRef], numbers: Mapping[str, int]) -> dict[str, Any]:
     def row(key: str) -> dict[str, int]:
         return {"shard": numbers[refs[key].shard], "row": refs[key].row}

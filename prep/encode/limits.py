@@ -14,8 +14,8 @@ from typing import Any
 from prep.batching.split import Role
 from prep.cache.shard_format import MAX_ROWS
 from prep.digest import canonical
-from prep.encode.resolve import Wanted
-from prep.encode.targets import Prompt
+from prep.encode.resolve import ResolvedRecipe
+from prep.encode.targets import PromptTarget
 from prep.errors import ConfigError
 from prep.manifest.document import LIMIT, relative_to_manifest
 from prep.manifest.schema import check_document
@@ -32,7 +32,7 @@ _HINTS = {
 }
 
 
-def check_ceiling(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> None:
+def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> None:
     """Raises `ConfigError` when the manifest at `path` may become too large, or not one that a reader accepts.
 
     `frame` is what `prep.encode.assemble.frame_of` knows of it.
@@ -52,7 +52,7 @@ def check_ceiling(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> None:
                       hint=_HINTS.get(worst, "shorter paths and fewer options make it smaller"))
 
 
-def _largest(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """A document no shorter than that of `prep.encode.assemble`: nothing rejected, unknown numbers at their largest."""
     counts = Counter((one.bucket, one.role) for one in wanted.wants.samples)
     sizes = sorted({bucket for bucket, _ in counts})
@@ -70,5 +70,5 @@ def _largest(wanted: Wanted, frame: Mapping[str, Any], path: Path) -> dict[str, 
     }
 
 
-def _prompt(prompt: Prompt) -> dict[str, Any]:
+def _prompt(prompt: PromptTarget) -> dict[str, Any]:
     return {"prompt": prompt.prompt, "negative": prompt.negative, "positive": _ROW, "negative_row": _ROW}

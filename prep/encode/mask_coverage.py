@@ -9,7 +9,7 @@ import numpy as np
 
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef
-from prep.fs.memo import Facts
+from prep.fs.memo import Memo
 from prep.manifest.samples import Sample
 
 KIND = "coverage"  # of a shard: its rows' means as float64, little-endian; NaN: not read yet
@@ -18,7 +18,7 @@ ROWS = 64  # read at once
 Means = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def coverage(reader: Reader, facts: Facts, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
+def coverage(reader: Reader, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
     """Mean of each sample's mask, 0 to 1, by its id; samples without one are not in it. Raises `CacheError`.
 
     A shard's digest says what its bytes are, so what was read of them once need not be read again.
@@ -31,7 +31,7 @@ def coverage(reader: Reader, facts: Facts, samples: Iterable[Sample], refs: Mapp
     return {sample: float(means[place.shard][place.row]) for sample, place in places.items()}
 
 
-def _means(reader: Reader, facts: Facts, shard: str, wanted: Sequence[int]) -> Means:
+def _means(reader: Reader, facts: Memo, shard: str, wanted: Sequence[int]) -> Means:
     """The means of a shard's rows, at least of those wanted."""
     means = _remembered(facts, shard, wanted[-1])
     lacking = wanted if means is None else [row for row in wanted if np.isnan(means[row])]
@@ -48,7 +48,7 @@ def _means(reader: Reader, facts: Facts, shard: str, wanted: Sequence[int]) -> M
     return means
 
 
-def _remembered(facts: Facts, shard: str, last: int) -> Means | None:
+def _remembered(facts: Memo, shard: str, last: int) -> Means | None:
     noted = facts.recall_bytes(KIND, shard)
     if noted is None or len(noted) % 8 or len(noted) <= 8 * last:
         return None

@@ -15,9 +15,9 @@ from pathlib import Path
 from prep.cache.ledger.ledger import Ledger, empty_ledger, forget_rejects, load_ledger, remove_foreign_commits
 from prep.cache.plans import read_plan, remove_plan, write_plan
 from prep.cache.records import RowRef, Task
-from prep.cache.store import Cache, settle
+from prep.cache.store import Cache, sync_recent_directories
 from prep.digest import digest_json, digest_strings
-from prep.encode.resolve import Wanted
+from prep.encode.resolve import ResolvedRecipe
 from prep.fs import atomic
 
 SHARD_BYTES = 256 << 20
@@ -25,7 +25,7 @@ TASK_ROWS = 256  # at most: what an interruption costs, some seconds on a GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
+class EncodePlan:
     """What is there and what is to be done."""
 
     ledger: Ledger
@@ -37,31 +37,31 @@ class Planned:
     digest: str  # of all wanted keys: the plan's name
 
 
-def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
-         retry: bool = False) -> Planned:
+def plan(wanted: ResolvedRecipe, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
+         retry: bool = False) -> EncodePlan:
     """The tasks to be run; with `store`, those of the stored plan where there is one; without a cache, all.
 
     With `retry` also those of rows that were rejected before; with `store` too, that is forgotten.
     """
     if cache is None or not store:
-        return _look(wanted, cache, shard_bytes, remember=False, retry=retry)
+        return _compare_with_ledger(wanted, cache, shard_bytes, remember=False, retry=retry)
     if retry:
         forget_rejects(cache, frozenset(wanted.wants.keys()))
-    planned = _look(wanted, cache, shard_bytes)
+    planned = _compare_with_ledger(wanted, cache, shard_bytes)
     stored = read_plan(cache, planned.digest)
     if stored is not None:
-        settle(cache)  # whoever was at it may be dead
+        sync_recent_directories(cache)  # whoever was at it may be dead
     elif planned.tasks:
         stored = write_plan(cache, planned.digest, planned.tasks)
         # Whoever was at the same may have ended, and taken the plan away, after the first look.
-        planned = _look(wanted, cache, shard_bytes)
-    tasks = _followed(tuple(_ours(wanted, stored or ())), planned.tasks)
+        planned = _compare_with_ledger(wanted, cache, shard_bytes)
+    tasks = _follow_stored(tuple(_valid_tasks(wanted, stored or ())), planned.tasks)
     remove_foreign_commits(cache, tasks)
     return replace(planned, tasks=tasks)
 
 
-def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
-          retry: bool = False) -> Planned:
+def _compare_with_ledger(wanted: ResolvedRecipe, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
+                         retry: bool = False) -> EncodePlan:
     """What is there now, and tasks of what is not; with `retry`, of what was rejected, too."""
     ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
     keys = wanted.wants.keys()
@@ -71,7 +71,7 @@ def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bo
     missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
                for field, names in by_field.items()}
     tasks = _tasks(wanted, missing, shard_bytes)
-    return Planned(
+    return EncodePlan(
         ledger=ledger, refs=there, tasks=tuple(tasks), digest=digest,
         missing={field: len(names) for field, names in missing.items()},
         reused={field: sum(key in there for key in names) for field, names in by_field.items()},
@@ -79,14 +79,14 @@ def _look(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bo
     )
 
 
-def finish(cache: Cache, planned: Planned, manifest: Path) -> None:
+def drop_plan(cache: Cache, planned: EncodePlan, manifest: Path) -> None:
     """The manifest is sealed, and on the disk also where a run that was killed had put it there: the plan goes."""
     if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be one that only can be read
         atomic.sync_dir(manifest.parent)
         remove_plan(cache, planned.digest)
 
 
-def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
+def _tasks(wanted: ResolvedRecipe, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
     """Tasks of one field and one shape, their rows sorted by key, in a fixed order."""
     tasks: list[Task] = []
     for field, names in missing.items():
@@ -99,7 +99,7 @@ def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> l
     return tasks
 
 
-def _ours(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
+def _valid_tasks(wanted: ResolvedRecipe, stored: Iterable[Task]) -> Iterator[Task]:
     """The tasks of a stored plan that a plan of these wants can have: rows of one field and shape, none of them twice.
 
     Whoever else has written to the cache, no row is made as another's.
@@ -113,14 +113,14 @@ def _ours(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
             yield _task(task.field, task.rows)
 
 
-def _followed(stored: Sequence[Task], tasks: Sequence[Task]) -> tuple[Task, ...]:
+def _follow_stored(stored: Sequence[Task], tasks: Sequence[Task]) -> tuple[Task, ...]:
     """`tasks`, cut as in the stored plan; rows that it has not were there when it was made, and are lost since."""
     missing = {key for task in tasks for key in task.rows}
     planned = {key for task in stored for key in task.rows}
-    return (*_left_over(stored, missing), *_left_over(tasks, missing - planned))
+    return (*_remaining(stored, missing), *_remaining(tasks, missing - planned))
 
 
-def _left_over(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:
+def _remaining(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:
     """What of `tasks` is still to be made: whole tasks as they were cut, and the rest of others.
 
     A task is begun only where some of its rows could not be made at the time, a file that could not be read, say.
@@ -139,5 +139,5 @@ def _cut(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
     return (keys[start:start + most] for start in range(0, len(keys), most))
 
 
-def _row_bytes(wanted: Wanted, field: str, key: str) -> int:
+def _row_bytes(wanted: ResolvedRecipe, field: str, key: str) -> int:
     return wanted.specs.row_bytes(field, wanted.wants.bucket_of(field, key))

@@ -6,53 +6,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prep.buckets.assign import Bucketing
+from prep.buckets.assign import Assignments
 from prep.dataset.bucketing import buckets_for, rules_of
-from prep.dataset.ingest import Survey, survey
-from prep.encode.targets import Contexts, Wants, wants_of
-from prep.fs.memo import Facts
+from prep.dataset.ingest import Ingested, ingest
+from prep.encode.targets import Contexts, Targets, targets_of
+from prep.fs.memo import Memo
 from prep.images.decode import POLICY
 from prep.keys import latent_context, mask_context, text_context
 from prep.models.family import FAMILIES
-from prep.models.fields import Specs
+from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import digest_file, text_fingerprint, vae_fingerprint
 from prep.models.pipeline import infer_family, prediction_of, text_width
-from prep.progress import Known, Tick
+from prep.progress import DeferredTotal, Tick
 from prep.recipe.prompts import PromptPair
 from prep.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class ResolvedRecipe:
     """A recipe, understood down to the keys."""
 
     recipe: Recipe
     model: Path
     family: str
-    specs: Specs
+    specs: FieldSpecs
     prediction: str  # what the denoiser predicts
     contexts: Contexts
-    survey: Survey
-    bucketing: Bucketing
-    wants: Wants
+    survey: Ingested
+    bucketing: Assignments
+    wants: Targets
 
 
-def want(recipe: Recipe, model: Path, facts: Facts, prompts: Sequence[PromptPair], *, jobs: int,
-         tick: Tick, total: Known | None = None) -> Wanted:
+def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[PromptPair], *, jobs: int,
+                   tick: Tick, total: DeferredTotal | None = None) -> ResolvedRecipe:
     """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
     family = recipe.model.family or infer_family(model)
-    specs = Specs(family=FAMILIES[family], dtype=recipe.model.dtype, text_width=text_width(model))  # type: ignore[arg-type]
+    specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
+                       text_width=text_width(model))
     prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     rules_of(recipe)  # what is wrong with them is said before all pictures are read
-    surveyed = survey(recipe, facts, jobs=jobs, tick=tick, total=total)
+    surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
     buckets = buckets_for(recipe, surveyed)
-    wants = wants_of(recipe, surveyed, buckets, contexts, prompts)
-    return Wanted(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction, contexts=contexts,
-                  survey=surveyed, bucketing=buckets, wants=wants)
+    wants = targets_of(recipe, surveyed, buckets, contexts, prompts)
+    return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
+                          contexts=contexts,
+                          survey=surveyed, bucketing=buckets, wants=wants)
 
 
-def contexts_of(recipe: Recipe, model: Path, specs: Specs, facts: Facts) -> Contexts:
+def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, facts: Memo) -> Contexts:
     """The key contexts of a recipe. Raises `ModelError`."""
     compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
 

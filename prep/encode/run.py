@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prep.cache.store import MARKER, Cache, check_vacant, clear_staging, open_cache
+from prep.cache.store import Cache, check_can_create, clear_staging, open_cache
 from prep.dataset.listing import picture_places
-from prep.encode.assemble import frame_of, seal
+from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome
-from prep.encode.limits import check_ceiling
-from prep.encode.plan import Planned, finish, plan
-from prep.encode.resolve import Wanted, want
+from prep.encode.limits import check_manifest_size
+from prep.encode.plan import EncodePlan, drop_plan, plan
+from prep.encode.resolve import ResolvedRecipe, resolve_recipe
 from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
 from prep.findings import Finding, rejected_lines
-from prep.formatting import names_of, safe
-from prep.fs.lock import hold
-from prep.fs.memo import Facts
-from prep.fs.paths import Place, check_apart, check_output, resolve
-from prep.maintenance.repair import adopt, damaged_shards, mend, salvage, suspects
+from prep.formatting import join_names, printable
+from prep.fs.lock import lock_directory
+from prep.fs.memo import Memo
+from prep.fs.paths import MARKER, NamedPath, check_disjoint, check_replaceable, resolve
+from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
 from prep.manifest.document import Manifest, looks_like_manifest
-from prep.manifest.opened import findings_of, open_audit
+from prep.manifest.opened import findings_of, open_manifest
 from prep.models.hub import locate
-from prep.progress import Known, Progress
+from prep.progress import DeferredTotal, Progress
 from prep.recipe.prompts import PromptPair, read_prompts
 from prep.recipe.schema import Recipe
-from prep.runtime import at_rest, at_work
+from prep.runtime import gc_disabled, gc_enabled
 
 FACTS = "facts.sqlite"  # in the cache; disposable
 PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
@@ -36,7 +36,7 @@ PROMPT_BYTES = 1 << 18  # they stand in the manifest, which stays below 1 MiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Encoding:
+class EncodeCall:
     """A call of `prep encode`."""
 
     recipe: Recipe
@@ -55,7 +55,7 @@ class Encoding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class EncodeReport:
     """What came of it; `encoded` is what would be when `dry_run`."""
 
     manifest: Path
@@ -85,35 +85,35 @@ class Report:
         if not self.dry_run:
             roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
             masks = "" if self.masked is None else f", {self.masked} with a mask,"
-            lines.append(f"{safe(str(self.manifest))}: {roles} samples{masks} in {seconds:.1f} s")
+            lines.append(f"{printable(str(self.manifest))}: {roles} samples{masks} in {seconds:.1f} s")
         return "\n".join(lines)
 
 
-@at_rest()
-def encode_all(call: Encoding) -> Report:
+@gc_disabled()
+def run_encode(call: EncodeCall) -> EncodeReport:
     """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
     output = resolve(call.output)  # a link is followed once, for the file and for the paths in it
     check_places(call.recipe, call.cache, output)
-    check_vacant(call.cache)
+    check_can_create(call.cache)
     model = _model(call)
     prompt_bytes, prompts = _prompts(call.recipe)
-    facts = Facts(call.cache / FACTS, trust=not call.rehash)
-    total = Known()
+    facts = Memo(call.cache / FACTS, trust=not call.rehash)
+    total = DeferredTotal()
     with call.progress("reading", total, "pictures") as tick:
-        wanted = want(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
-    frame = frame_of(wanted, call.cache, output)
+        wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
+    frame = fixed_fields(wanted, call.cache, output)
     _require_samples(call, wanted)
-    check_ceiling(wanted, frame, output)
+    check_manifest_size(wanted, frame, output)
     if call.dry_run:
-        return _dry(call, wanted)
+        return _dry_run(call, wanted)
     cache = open_cache(call.cache, create=True)
     facts.save()
-    _tidy(cache)
+    _clean_staging(cache)
     with _planned(call, wanted, cache) as planned:
         outcome = _run(call, wanted, planned, cache, model)
-        sealed = seal(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
-                      transient=outcome.transient, found=None if planned.tasks else planned)
-        finish(cache, planned, output)
+        sealed = assemble_manifest(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
+                                   transient=outcome.transient, found=None if planned.tasks else planned)
+        drop_plan(cache, planned, output)
         report = _report(call, wanted, planned, outcome, sealed)  # reads the tables, which gc must not take meanwhile
     facts.save()
     return report
@@ -122,18 +122,18 @@ def encode_all(call: Encoding) -> Report:
 def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
     """Raises `PathError` when sources, masks, cache and manifest are not apart; before anything is written."""
     places = picture_places(recipe)
-    places += [Place(role="masks", path=folder) for folder in recipe.mask_folders]
-    written = [Place(role="cache", path=cache), Place(role="manifest", path=output)]
-    check_apart([*places, *written])
+    places += [NamedPath(role="masks", path=folder) for folder in recipe.mask_folders]
+    written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
+    check_disjoint([*places, *written])
     named = {"recipe": recipe.file, "prompts": recipe.prompts, "model": Path(recipe.model.path or "-")}
     for role, path in named.items():
         if path is not None and path.exists():
             for target in written:
-                check_apart([Place(role=role, path=path), target])
-    check_output(output, "manifest", looks_like_manifest)
+                check_disjoint([NamedPath(role=role, path=path), target])
+    check_replaceable(output, "manifest", looks_like_manifest)
 
 
-def _require_samples(call: Encoding, wanted: Wanted) -> None:
+def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
     if not wanted.wants.samples:
         named = ", ".join(str(source.path) for source in call.recipe.sources)
         errors = _errors(wanted.wants.findings)
@@ -148,47 +148,47 @@ def _require_samples(call: Encoding, wanted: Wanted) -> None:
                           "--mask none encodes without")
 
 
-def _tidy(cache: Cache) -> None:
+def _clean_staging(cache: Cache) -> None:
     """Rubbish goes, and shards of which damage is remembered are mended; left for later while others use the cache."""
     rubbish = any((cache.root / "tmp").glob("*"))
     damaged = damaged_shards(cache)
     if not rubbish and not damaged:
         return
-    with suppress(CacheError), hold(cache.root, alone=True):
+    with suppress(CacheError), lock_directory(cache.root, alone=True):
         clear_staging(cache)
         for shard in damaged:
             salvage(cache, shard)
 
 
 @contextmanager
-def _planned(call: Encoding, wanted: Wanted, cache: Cache) -> Iterator[Planned]:
+def _planned(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> Iterator[EncodePlan]:
     """The plan, and the cache's lock while it is carried out: shared with other encoders; gc holds it alone.
 
     Commits that do not count are looked into first, which takes the lock alone for a moment; where others use the
     cache, that is left for later, and their rows are made again.
     """
-    with hold(cache.root, alone=False, patience=PATIENCE):
+    with lock_directory(cache.root, alone=False, patience=PATIENCE):
         planned = _plan(call, wanted, cache)
-        ill = suspects(cache, planned.ledger)
+        ill = incomplete_commits(cache, planned.ledger)
         if not ill:
             yield planned
             return
-    with suppress(CacheError), hold(cache.root, alone=True):
-        mend(cache, ill)
-    with hold(cache.root, alone=False, patience=PATIENCE):
+    with suppress(CacheError), lock_directory(cache.root, alone=True):
+        repair_commits(cache, ill)
+    with lock_directory(cache.root, alone=False, patience=PATIENCE):
         yield _plan(call, wanted, cache)
 
 
-def _plan(call: Encoding, wanted: Wanted, cache: Cache) -> Planned:
+def _plan(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> EncodePlan:
     """What is to be made, when sound shards that only lack a commit have got one."""
     planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
     missing = {key for task in planned.tasks for key in task.rows}
-    if missing and adopt(cache, planned.ledger, missing):
+    if missing and adopt_orphans(cache, planned.ledger, missing):
         return plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
     return planned
 
 
-def _model(call: Encoding) -> Path:
+def _model(call: EncodeCall) -> Path:
     if not call.recipe.model.path:
         raise ModelError("no model is named, so nothing says which encoders make the rows",
                          hint="--model MODEL, or path in [model] of the recipe")
@@ -205,7 +205,7 @@ def _prompts(recipe: Recipe) -> tuple[bytes | None, list[PromptPair]]:
     return data, prompts
 
 
-def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: Path) -> Outcome:
+def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache, model: Path) -> Outcome:
     if not planned.tasks:
         return Outcome(encoded={}, transient=())
     from prep.encode.engines.local import run  # here: a run with nothing to do loads no engine and no torch
@@ -216,33 +216,34 @@ def _run(call: Encoding, wanted: Wanted, planned: Planned, cache: Cache, model: 
               compute=call.recipe.model.compute or call.recipe.model.dtype, device=call.device,
               batch_size=call.batch_size, jobs=call.jobs,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
-    with call.progress("encoding", rows, "rows") as tick, at_work():
+    with call.progress("encoding", rows, "rows") as tick, gc_enabled():
         return run(job, tick)
 
 
-def _dry(call: Encoding, wanted: Wanted) -> Report:
+def _dry_run(call: EncodeCall, wanted: ResolvedRecipe) -> EncodeReport:
     cache = open_cache(call.cache, create=False) if (call.cache / MARKER).exists() else None
     planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
-    return Report(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
-                  rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
+    return EncodeReport(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
+                        rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
 
 
-def _report(call: Encoding, wanted: Wanted, planned: Planned, outcome: Outcome, sealed: Manifest) -> Report:
+def _report(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome,
+            sealed: Manifest) -> EncodeReport:
     encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
     masked, black = _masked(call, sealed)
-    return Report(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
-                  rejected=_errors(findings_of(sealed)), notices=(*wanted.wants.notices, *black),
-                  samples=sealed.document["samples"], dry_run=False, masked=masked)
+    return EncodeReport(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
+                        rejected=_errors(findings_of(sealed)), notices=(*wanted.wants.notices, *black),
+                        samples=sealed.document["samples"], dry_run=False, masked=masked)
 
 
-def _masked(call: Encoding, sealed: Manifest) -> tuple[int | None, list[str]]:
+def _masked(call: EncodeCall, sealed: Manifest) -> tuple[int | None, list[str]]:
     """How many of the manifest's samples have a mask, and a notice where masks are black everywhere."""
     if call.recipe.mask_origin == "none":
         return None, []
-    samples = open_audit(sealed).samples
+    samples = open_manifest(sealed).samples
     black = [samples.name(int(number)) for number in (samples.coverage == 0).nonzero()[0]]
     return samples.masked, [f"{len(black)} masks are black everywhere, so that nothing of these would train with "
-                            f"masked loss: {names_of(black, 8)}"] if black else []
+                            f"masked loss: {join_names(black, 8)}"] if black else []
 
 
 def _errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

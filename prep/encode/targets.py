@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prep.buckets.assign import Bucketing
-from prep.dataset.ingest import Survey, Surveyed
+from prep.buckets.assign import Assignments
+from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.listing import label
-from prep.dataset.samples import Seat, roles_of, seats_of
+from prep.dataset.samples import PlacedItem, placed_items, roles_of
 from prep.findings import Finding
-from prep.formatting import printable
+from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.geometry import Placement, Size
 from prep.keys import LatentKeys, MaskKeys, TextKeys
@@ -25,7 +25,7 @@ from prep.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PictureWork:
+class PictureTarget:
     """A latent or mask row to be made from a file."""
 
     key: str
@@ -37,7 +37,7 @@ class PictureWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextWork:
+class TextTarget:
     """A text row to be made; `None` is the unconditional one."""
 
     key: str
@@ -45,7 +45,7 @@ class TextWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
+class PromptTarget:
     """A sample prompt and the keys of its two rows."""
 
     prompt: str
@@ -69,15 +69,15 @@ class Contexts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wants:
+class Targets:
     """Everything the manifest will need."""
 
     samples: tuple[Sample, ...]
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[PromptTarget, ...]
     unconditional: str  # key
-    latents: Mapping[str, PictureWork]
-    masks: Mapping[str, PictureWork]
-    texts: Mapping[str, TextWork]
+    latents: Mapping[str, PictureTarget]
+    masks: Mapping[str, PictureTarget]
+    texts: Mapping[str, TextTarget]
     findings: tuple[Finding, ...]
     notices: tuple[str, ...] = field(default=())
 
@@ -86,7 +86,7 @@ class Wants:
         works = {"latent": self.latents, "mask": self.masks}.get(field, {})
         return works[key].placement.bucket if key in works else None
 
-    def works(self) -> dict[str, Mapping[str, PictureWork] | Mapping[str, TextWork]]:
+    def works(self) -> dict[str, Mapping[str, PictureTarget] | Mapping[str, TextTarget]]:
         """What makes each field's rows, by key."""
         return {"latent": self.latents, "mask": self.masks, "text": self.texts}
 
@@ -104,15 +104,15 @@ class Wants:
         return sorted([*self.latents, *self.masks, *self.texts])
 
 
-def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Contexts,
-             prompts: Sequence[PromptPair]) -> Wants:
+def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, contexts: Contexts,
+               prompts: Sequence[PromptPair]) -> Targets:
     """The wants of a recipe whose items went into `bucketing` in the survey's order."""
     roles, notices = roles_of(recipe, survey.items)
     keys = _Keys.of(recipe, contexts)
     samples: list[Sample] = []
-    latents: dict[str, PictureWork] = {}
-    masks: dict[str, PictureWork] = {}
-    for seat in seats_of(survey.items, roles, bucketing):
+    latents: dict[str, PictureTarget] = {}
+    masks: dict[str, PictureTarget] = {}
+    for seat in placed_items(survey.items, roles, bucketing):
         name = label(recipe, seat.item.item)
         masked = recipe.mask_of(seat.item.item.source) != "none"
         views: list[View] = []
@@ -125,9 +125,9 @@ def wants_of(recipe: Recipe, survey: Survey, bucketing: Bucketing, contexts: Con
             views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key))
         samples.append(_sample(seat, recipe, tuple(views), keys.text))
     rows = tuple(_prompt(prompt, negative, keys.text) for prompt, negative in prompts)
-    return Wants(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
-                 masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
-                 findings=(*survey.findings, *bucketing.findings), notices=notices)
+    return Targets(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
+                   masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
+                   findings=(*survey.findings, *bucketing.findings), notices=notices)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,13 +148,13 @@ class _Keys:
                    alpha=None if alpha == "reject" else colour_of(alpha))
 
 
-def _latent_work(item: Surveyed, placement: Placement, name: str, keys: _Keys) -> PictureWork:
+def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget:
     key = keys.latent.key(item.picture, placement, keys.alpha if item.has_alpha else None)
-    return PictureWork(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
-                       placement=placement)
+    return PictureTarget(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
+                         placement=placement)
 
 
-def _mask_work(item: Surveyed, placement: Placement, name: str, keys: _Keys) -> PictureWork | None:
+def _mask_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget | None:
     """The mask's work; `None` for a picture without one, which reads as all ones."""
     if keys.mask is None:
         return None
@@ -166,12 +166,12 @@ def _mask_work(item: Surveyed, placement: Placement, name: str, keys: _Keys) -> 
         return None
     else:
         blob, digest = item.item.mask, item.mask
-        file = f"{name}: its mask {printable(blob.name)}"
-    return PictureWork(key=keys.mask.key(digest, placement), name=name, file=file, blob=blob, digest=digest,
-                       placement=placement)
+        file = f"{name}: its mask {printable_name(blob.name)}"
+    return PictureTarget(key=keys.mask.key(digest, placement), name=name, file=file, blob=blob, digest=digest,
+                         placement=placement)
 
 
-def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], keys: TextKeys) -> Sample:
+def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: TextKeys) -> Sample:
     item = seat.item
     source = recipe.sources[item.item.source]
     texts = tuple(Text(caption=caption, weight=weight, key=keys.key(caption)) for caption, weight in item.captions)
@@ -180,14 +180,15 @@ def _sample(seat: Seat, recipe: Recipe, views: tuple[View, ...], keys: TextKeys)
                   weight=source.weight)
 
 
-def _prompt(prompt: str, negative: str | None, keys: TextKeys) -> Prompt:
+def _prompt(prompt: str, negative: str | None, keys: TextKeys) -> PromptTarget:
     negative_key = keys.unconditional if negative is None else keys.key(negative)
-    return Prompt(prompt=prompt, negative=negative, positive_key=keys.key(prompt), negative_key=negative_key)
+    return PromptTarget(prompt=prompt, negative=negative, positive_key=keys.key(prompt), negative_key=negative_key)
 
 
-def _text_works(samples: Iterable[Sample], prompts: Iterable[Prompt], unconditional: str) -> dict[str, TextWork]:
+def _text_works(samples: Iterable[Sample], prompts: Iterable[PromptTarget], unconditional: str) -> dict[str,
+                                                                                                        TextTarget]:
     captions = {text.key: text.caption for sample in samples for text in sample.texts}
     captions |= {prompt.positive_key: prompt.prompt for prompt in prompts}
     captions |= {prompt.negative_key: prompt.negative for prompt in prompts if prompt.negative is not None}
-    works = {key: TextWork(key=key, caption=caption) for key, caption in captions.items()}
-    return {**works, unconditional: TextWork(key=unconditional, caption=None)}
+    works = {key: TextTarget(key=key, caption=caption) for key, caption in captions.items()}
+    return {**works, unconditional: TextTarget(key=unconditional, caption=None)}

@@ -121,13 +121,13 @@ def remove_tree(path: Path) -> None:
     remove_dir(path)
 
 
-def make_way(path: Path) -> None:
+def remove_directory_in_way(path: Path) -> None:
     """No directory is where a file is to be when this returns. Only for what is ours: all in it goes."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
 
 
-def beside(path: Path, staging: Path | None = None) -> Path:
+def temporary_name(path: Path, staging: Path | None = None) -> Path:
     """A fresh hidden name in the directory of `path`, or in `staging`; the umask decides its mode, unlike mkstemp's.
 
     The file's own name is not in it: that may be as long as names can be.
@@ -142,18 +142,18 @@ def write_synced(path: Path, data: Buffer) -> None:
         sync(handle)
 
 
-def write_whole(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None) -> None:
+def write_atomic(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None) -> None:
     """`path` has `data`, on the disk. Whoever looks meanwhile, or after a crash, sees all of the old or the new.
 
     What a crash leaves lies in `staging`, where that is on the same file system and can be written; else, and without
     it, beside `path`.
     """
     try:
-        _write_whole(path, data, read_only, beside(path, staging))
+        _write_whole(path, data, read_only, temporary_name(path, staging))
     except OSError as error:
         if staging is None or error.errno not in NO_STAGING:
             raise
-        _write_whole(path, data, read_only, beside(path))
+        _write_whole(path, data, read_only, temporary_name(path))
     sync_dir(path.parent)
 
 
@@ -167,11 +167,11 @@ def _write_whole(path: Path, data: Buffer, read_only: bool, staged: Path) -> Non
         _forget(staged)
 
 
-def write_new(path: Path, data: Buffer, *, staging: Path | None = None) -> bool:
+def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None) -> bool:
     """True when this call created `path` with `data`; False, and nothing written, when it was there already."""
     if path.exists():
         return False
-    staged = beside(path, staging)
+    staged = temporary_name(path, staging)
     try:
         write_synced(staged, data)
         link(staged, path)

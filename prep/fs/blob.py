@@ -19,7 +19,7 @@ class NotRegular(OSError):
     """A blob is in no file, but in a pipe or a device, which may never end."""
 
 
-def code_of(error: OSError) -> str:
+def error_code(error: OSError) -> str:
     """The finding's code for a file that could not be read; one of codes.CODES."""
     if isinstance(error, NotRegular):
         return "special-file"

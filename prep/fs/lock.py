@@ -29,7 +29,7 @@ LockBytes = Callable[[int, int, int, bool], bool]  # (descriptor, first byte, by
 
 
 @contextmanager
-def hold(root: Path, *, alone: bool, patience: float = 0) -> Iterator[None]:
+def lock_directory(root: Path, *, alone: bool, patience: float = 0) -> Iterator[None]:
     """Holds the cache's lock, shared with others who use it or alone; waits for it for `patience` seconds.
 
     Raises `CacheError` when somebody else is in the way. In a cache that cannot be written and has no lock file yet,
@@ -72,7 +72,7 @@ def _wait(root: Path, handle: BinaryIO, alone: bool, deadline: float) -> Release
 def _take(root: Path, handle: BinaryIO, alone: bool) -> Release | None:
     """What lets go of the lock that was taken, or None when others have it."""
     try:
-        return way(handle, alone)
+        return try_lock(handle, alone)
     except OSError as error:
         if error.errno in BUSY:
             return None
@@ -84,7 +84,7 @@ def _take(root: Path, handle: BinaryIO, alone: bool) -> Release | None:
     return lambda: None
 
 
-def by_bytes(handle: BinaryIO, alone: bool, lock: LockBytes) -> Release | None:
+def try_byte_lock(handle: BinaryIO, alone: bool, lock: LockBytes) -> Release | None:
     """Takes one free byte, or all when `alone`; None when there is none. `lock` is the system's."""
     mine = os.getpid() % SLOTS  # so that those who share seldom ask for the same
     tries = [(0, SLOTS)] if alone else [((mine + step) % SLOTS, 1) for step in range(SLOTS)]
@@ -105,14 +105,14 @@ if sys.platform == "win32":
             return False
         return True
 
-    def way(handle: BinaryIO, alone: bool) -> Release | None:
+    def try_lock(handle: BinaryIO, alone: bool) -> Release | None:
         """Takes the lock and returns what lets go of it; None, or `OSError`, when others have it."""
-        return by_bytes(handle, alone, _lock_bytes)
+        return try_byte_lock(handle, alone, _lock_bytes)
 
 else:
     import fcntl
 
-    def way(handle: BinaryIO, alone: bool) -> Release | None:
+    def try_lock(handle: BinaryIO, alone: bool) -> Release | None:
         """Takes the lock and returns what lets go of it; None, or `OSError`, when others have it."""
         fcntl.flock(handle, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         return lambda: None  # it goes with the open file

@@ -22,7 +22,7 @@ from typing import Any
 from zlib import crc32
 
 from prep.fs.blob import Blob, read_blob
-from prep.fs.stamps import REST_NS, ctime_is_change, stamp_of
+from prep.fs.stamps import SETTLE_NS, blob_stamp, ctime_is_reliable
 
 VERSION = 3  # of the table and of what its values mean; any other is thrown away
 WAIT = 1.0  # seconds for another process that has the table locked
@@ -40,12 +40,12 @@ _PARSE = json.JSONDecoder().raw_decode  # what `json.loads` does at last, in a t
 Fact = dict[str, Any]
 
 
-class Facts:
+class Memo:
     """Remembered facts; thread-safe. `save` writes the new ones; an unreadable or unwritable file is no fault."""
 
     def __init__(self, path: Path | None, *, trust: bool = True) -> None:
         self._path = path
-        self.trust = trust and ctime_is_change()  # whether anything is taken from memory
+        self.trust = trust and ctime_is_reliable()  # whether anything is taken from memory
         self._known: dict[bytes, bytes] = _load(path) if path is not None and self.trust else {}
         self._new: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Facts:
 
     def recall(self, blob: Blob, kind: str) -> Fact | None:
         """What is remembered of `blob`, which is not read; `None`: nothing that can be trusted. Raises `OSError`."""
-        return self._recall(kind, stamp_of(blob)[0])
+        return self._recall(kind, blob_stamp(blob)[0])
 
     def recall_bytes(self, kind: str, digest: str) -> bytes | None:
         """What was noted of the thing that has this digest."""
@@ -76,7 +76,7 @@ class Facts:
         if self._path is None or not self._new or not self.trust:
             return
         for _ in range(2):  # again where the table was damaged and is gone now
-            with guarded(self._path):
+            with disposable(self._path):
                 with closing(connect(self._path)) as connection, connection:
                     _prepare(connection)
                     connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", self._new.items())
@@ -87,14 +87,14 @@ class Facts:
 
     def _ask(self, blob: Blob, kind: str, make: Callable[[], Fact]) -> Fact:
         begun = time.time_ns()
-        before, changed = stamp_of(blob)
+        before, changed = blob_stamp(blob)
         known = self._recall(kind, before)
         if known is not None:
             return known
         value = make()
         with self._lock:
             self.read += 1
-        if stamp_of(blob)[0] == before and begun - changed > REST_NS:
+        if blob_stamp(blob)[0] == before and begun - changed > SETTLE_NS:
             self._note(kind, before, json.dumps(value).encode())
         return value
 
@@ -116,7 +116,7 @@ class Facts:
 
 def _load(path: Path) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
-    with guarded(path):
+    with disposable(path):
         if not path.is_file():
             return {}
         _check_head(path)
@@ -174,7 +174,7 @@ def _damaged(what: str) -> sqlite3.DatabaseError:
 
 
 @contextmanager
-def guarded(path: Path) -> Iterator[None]:
+def disposable(path: Path) -> Iterator[None]:
     """Nothing that is wrong with the table is an error: nothing is lost, the files are read again next time.
 
     A table that is damaged is removed; one that is locked, or that lies where nothing can be read, is not.

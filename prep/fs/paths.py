@@ -15,11 +15,11 @@ from pathlib import Path
 
 from prep.errors import PathError
 
-CACHE_MARK = "latentry.json"
+MARKER = "latentry.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class NamedPath:
     """A path and what it is for, as messages name it."""
 
     role: str  # "pictures", "masks", "cache", "manifest", "output"
@@ -30,7 +30,7 @@ class Place:
 def in_cache(path: str | Path) -> bool:
     """Whether a path is a cache, or lies in one, there or not. Raises nothing."""
     try:
-        return any((above / CACHE_MARK).is_file() for above in (Path(path).absolute(), *Path(path).absolute().parents))
+        return any((above / MARKER).is_file() for above in (Path(path).absolute(), *Path(path).absolute().parents))
     except (OSError, ValueError):
         return False
 
@@ -51,7 +51,7 @@ def user_cache() -> Path | None:
     return root / "latentry"
 
 
-def check_apart(places: Iterable[Place]) -> None:
+def check_disjoint(places: Iterable[NamedPath]) -> None:
     """Raises `PathError` with both paths when one place is another, or lies inside it; of several, for the first pair.
 
     Only pairs that share a name or an inode are looked at: a thousand tars are half a million pairs.
@@ -121,12 +121,12 @@ def check_not_cache(path: Path) -> None:
     """Raises `PathError` when `path` is a cache, or lies inside one: a cache is never read as pictures."""
     at = resolve(path)
     for folder in (at, *at.parents):
-        if (folder / CACHE_MARK).is_file() and (folder / "shards").is_dir():
+        if (folder / MARKER).is_file() and (folder / "shards").is_dir():
             raise PathError(f"source {path} is or lies in the cache {folder}, which holds no pictures",
                             hint="name the directory with the original pictures")
 
 
-def check_output(path: Path, what: str, ours: Callable[[bytes], bool]) -> None:
+def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> None:
     """Raises `PathError` unless `path` can be written and holds nothing, or what `ours` says is a file of this kind.
 
     `ours` is given the first kilobyte of a file that is there; `what` names the kind, as in "manifest".
@@ -145,13 +145,13 @@ def check_output(path: Path, what: str, ours: Callable[[bytes], bool]) -> None:
                                 hint="choose another file name")
 
 
-def _check_inside(inner: Place, at: Path, outer: Place, there: Path) -> None:
+def _check_inside(inner: NamedPath, at: Path, outer: NamedPath, there: Path) -> None:
     if inner.role not in outer.may_hold and is_inside(at, there):
         raise PathError(f"{inner.role} {_show(inner, at)} lies inside {outer.role} {_show(outer, there)}",
                         hint=f"choose a path for the {inner.role} outside {there}")
 
 
-def _show(place: Place, resolved: Path) -> str:
+def _show(place: NamedPath, resolved: Path) -> str:
     """The path as it was given, and where it leads when that is another."""
     given = Path.cwd() / place.path
     return f"'{place.path}'" if given == resolved else f"'{place.path}' (that is {resolved})"

@@ -18,7 +18,7 @@ from prep.fs.blob import Blob
 from prep.fs.tree import MOST_FILES
 
 STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns
-REST_NS = 2_000_000_000
+SETTLE_NS = 2_000_000_000
 
 STAMP_BYTES = 32
 Tree = tuple[str, ...]  # paths in a shard with a slash before them, and one behind those of directories
@@ -35,10 +35,10 @@ class Stamp:
 
     def at_rest(self) -> bool:
         """Whether nothing in it changed just now."""
-        return time.time_ns() - self.newest > REST_NS
+        return time.time_ns() - self.newest > SETTLE_NS
 
 
-def file_stamp(path: Path) -> Stamp:
+def path_stamp(path: Path) -> Stamp:
     """The stamp of a plain file. Raises `OSError`."""
     return _of_file(path.lstat())
 
@@ -92,7 +92,7 @@ def _packed(status: os.stat_result) -> bytes:
     return _ENTRY.pack(status.st_ino & word, status.st_size, status.st_mtime_ns & word, status.st_ctime_ns & word)
 
 
-def stamp_of(blob: Blob) -> tuple[bytes, int]:
+def blob_stamp(blob: Blob) -> tuple[bytes, int]:
     """What changes with the blob's file, and when that was last (ns); two ranges of a file have two stamps."""
     stat = os.stat(blob.file)  # noqa: PTH116  (a Path of each file would take twice the time)
     whole = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
@@ -105,7 +105,7 @@ def stamp_of(blob: Blob) -> tuple[bytes, int]:
     return stamp, max(stat.st_mtime_ns, stat.st_ctime_ns)
 
 
-def ctime_is_change() -> bool:
+def ctime_is_reliable() -> bool:
     """Whether ctime is the time of the last change here, and not that of creation: then a file could be replaced by
     one with the same stamp, and only what is named by its content may be trusted by stamp."""
     return os.name != "nt"

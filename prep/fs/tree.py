@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.digest import digest_json, digest_parts
-from prep.fs.untrusted import NotPlain, is_link, open_plain, require_kind
+from prep.fs.untrusted import NotRegularFile, is_link, open_regular, require_kind
 
 LEVELS = 2  # directories of a shard, one in the other: its own, and that of an array
 MOST_FILES = 1024  # of a shard; ours have two for each array, and one
@@ -31,7 +31,7 @@ def tree_digest(root: Path) -> str:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, read in blocks of 1 MiB."""
-    with os.fdopen(open_plain(path), "rb") as handle:
+    with os.fdopen(open_regular(path), "rb") as handle:
         return digest_parts(iter(lambda: handle.read(1 << 20), b""))
 
 
@@ -43,7 +43,7 @@ def tree(root: Path) -> Iterator[tuple[str, int]]:
     require_kind(root, root.lstat(), directory=True)
     for number, found in enumerate(_below(root, "", LEVELS)):
         if number == MOST_FILES:
-            raise NotPlain(root, f"has more than {MOST_FILES} files, expected a shard")
+            raise NotRegularFile(root, f"has more than {MOST_FILES} files, expected a shard")
         yield found
 
 
@@ -53,7 +53,7 @@ def _below(root: Path, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
             status, path = entry.stat(follow_symlinks=False), root / entry.name
             if stat.S_ISDIR(status.st_mode) and not is_link(status):
                 if levels == 1:
-                    raise NotPlain(path, "is a directory deeper than any of a shard")
+                    raise NotRegularFile(path, "is a directory deeper than any of a shard")
                 yield from _below(path, f"{prefix}{entry.name}/", levels - 1)
             else:
                 require_kind(path, status, directory=False)

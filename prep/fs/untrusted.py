@@ -20,7 +20,7 @@ OUT = "a cache has no links; where it is to lie elsewhere, name that directory, 
 NAME_SURROGATE = 0x20000000  # a bit of Windows' reparse tags: links and junctions have it
 
 
-class NotPlain(OSError):
+class NotRegularFile(OSError):
     """Something is not a plain file or directory, or larger than it can be; said as other errors of the system are."""
 
     def __init__(self, path: Path, what: str) -> None:
@@ -30,7 +30,7 @@ class NotPlain(OSError):
         return f"{Path(self.filename).name} {self.strerror}"
 
 
-def open_plain(path: Path) -> int:
+def open_regular(path: Path) -> int:
     """A descriptor to read the file from. Raises `OSError`; of its kind `NotPlain` for anything but a plain file."""
     require_kind(path, path.lstat(), directory=False)
     descriptor = os.open(path, PLAIN)
@@ -42,22 +42,22 @@ def open_plain(path: Path) -> int:
     return descriptor
 
 
-def read_plain(path: Path, most: int) -> bytes:
+def read_regular(path: Path, most: int) -> bytes:
     """The bytes of a plain file of at most `most` bytes. Raises `OSError`; of its kind `NotPlain` for another."""
-    with os.fdopen(open_plain(path), "rb", buffering=0) as handle:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as handle:
         size = os.fstat(handle.fileno()).st_size
         if size > most:
-            raise NotPlain(path, f"has {size} bytes, expected at most {most}")
+            raise NotRegularFile(path, f"has {size} bytes, expected at most {most}")
         parts, left = [], size + 1  # one more than there are: a file that grew is noticed
         while left and (part := handle.read(left)):
             parts.append(part)
             left -= len(part)
     if not left:
-        raise NotPlain(path, f"grew beyond {size} bytes while it was read")
+        raise NotRegularFile(path, f"grew beyond {size} bytes while it was read")
     return b"".join(parts)
 
 
-def size_plain(path: Path) -> int:
+def size_regular(path: Path) -> int:
     """The size of a plain file. Raises `OSError`; of its kind `NotPlain` for anything else."""
     status = path.lstat()
     require_kind(path, status, directory=False)
@@ -73,7 +73,7 @@ def check_dir(path: Path) -> None:
     require_kind(path, status, directory=True)
 
 
-def require_plain(root: Path) -> None:
+def check_cache_root(root: Path) -> None:
     """Raises `CacheError` when something in a cache's own directory is neither a plain file nor a directory."""
     try:
         with os.scandir(root) as found:
@@ -83,16 +83,16 @@ def require_plain(root: Path) -> None:
                 except FileNotFoundError:  # gone since, as another encoder's journal of what it knows of files
                     continue
                 require_kind(root / entry.name, status, directory=stat.S_ISDIR(status.st_mode))
-    except NotPlain as error:
+    except NotRegularFile as error:
         raise CacheError(f"{root}: {error}", hint=OUT) from None
 
 
-def require_dirs(*paths: Path) -> None:
+def check_directories(*paths: Path) -> None:
     """Raises `CacheError` when one of the directories on the way to something in a cache is something else."""
     try:
         for path in paths:
             check_dir(path)
-    except NotPlain as error:
+    except NotRegularFile as error:
         raise CacheError(f"{error.filename}: {error}", hint=OUT) from None
 
 
@@ -114,9 +114,9 @@ def is_link(status: os.stat_result) -> bool:
 def require_kind(path: Path, status: os.stat_result, *, directory: bool) -> None:
     wanted = "a directory" if directory else "a plain file"
     if is_link(status):
-        raise NotPlain(path, f"is a link, expected {wanted}: nothing in a cache leads out of it")
+        raise NotRegularFile(path, f"is a link, expected {wanted}: nothing in a cache leads out of it")
     if directory != stat.S_ISDIR(status.st_mode) or not (directory or stat.S_ISREG(status.st_mode)):
-        raise NotPlain(path, f"is {_kind(status.st_mode)}, expected {wanted}")
+        raise NotRegularFile(path, f"is {_kind(status.st_mode)}, expected {wanted}")
 
 
 def _kind(mode: int) -> str:

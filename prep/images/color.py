@@ -18,7 +18,7 @@ _SPACES = {"RGB": ("RGB",), "L": ("GRAY", "RGB"), "CMYK": ("CMYK",)}  # gray is 
 _KEY_SCALE = {2: 85, 4: 17}  # Pillow stretches small gray depths to 0-255, but not their transparent value
 
 
-def split(picture: Image.Image, bits: int) -> tuple[Image.Image, Image.Image | None]:
+def split_alpha(picture: Image.Image, bits: int) -> tuple[Image.Image, Image.Image | None]:
     """(colour in mode RGB, L or CMYK; alpha in mode L or None). `bits`: depth per channel as stored."""
     mode = picture.mode
     if mode in ("RGBa", "La"):
@@ -29,7 +29,7 @@ def split(picture: Image.Image, bits: int) -> tuple[Image.Image, Image.Image | N
         return picture.getchannel("L"), picture.getchannel("A")
     if mode in ("P", "PA"):
         if picture.has_transparency_data:
-            return split(picture.convert("RGBA"), bits)
+            return split_alpha(picture.convert("RGBA"), bits)
         return picture.convert("RGB"), None
     alpha = _key_alpha(picture, bits)
     if mode in ("RGB", "L", "CMYK"):

@@ -39,8 +39,8 @@ import numpy as np
 from PIL import Image
 
 from prep.geometry import Placement, Size
-from prep.images.color import split, to_srgb
-from prep.images.header import Header, blaming, loaded, open_picture, profile_of
+from prep.images.color import split_alpha, to_srgb
+from prep.images.header import Header, as_bad_picture, load_checked, open_picture, profile_of
 from prep.parse import colour_of
 
 POLICY: dict[str, str | int] = {"meaning": 1, "orientation": "exif", "colour": "srgb relative-colorimetric bpc",
@@ -75,7 +75,7 @@ def decode_picture(data: bytes, *, alpha: str) -> Image.Image:
 def decode_layers(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
     """(header, picture, transparency or `None`) of one decoding: what `read_header`, `decode` and `alpha_of` say."""
     colour, transparency, profile, header = load_layers(data)
-    with blaming("corrupt-data"):
+    with as_bad_picture("corrupt-data"):
         pixels = to_srgb(colour, profile)
     if transparency is not None:
         canvas = Image.new("RGB", pixels.size, colour_of(alpha))
@@ -114,9 +114,9 @@ def crop(scaled: Image.Image, placement: Placement) -> Pixels:
 def load_layers(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
     """(colours, transparency, profile, header), decoded as they are stored."""
     picture, parts, header = open_picture(data)
-    with blaming("corrupt-data"):
-        header = loaded(picture, parts, header)
-        return *split(picture, header.bits), profile_of(picture, parts), header
+    with as_bad_picture("corrupt-data"):
+        header = load_checked(picture, parts, header)
+        return *split_alpha(picture, header.bits), profile_of(picture, parts), header
 
 
 def upright(picture: Image.Image, header: Header) -> Image.Image:

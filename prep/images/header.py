@@ -20,9 +20,9 @@ from PIL.WebPImagePlugin import WebPImageFile
 from prep.geometry import Size
 from prep.images.color import judge
 from prep.images.formats.exif import checked_orientation, orientation_of
-from prep.images.formats.jpeg import filled
+from prep.images.formats.jpeg import pad_scans
 from prep.images.formats.parts import BadPicture, Note, Parts
-from prep.images.formats.png import check_png
+from prep.images.formats.png import check_complete
 from prep.images.formats.sniff import unwrap
 from prep.images.plugins import Extra, HeicFile, JxlFile
 
@@ -56,7 +56,7 @@ class Header:
 def open_picture(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
     """(the picture, not yet loaded; its parts; its header). Raises `BadPicture`."""
     parts = unwrap(data)
-    with blaming("unreadable"):
+    with as_bad_picture("unreadable"):
         picture = OPENERS[parts.format](io.BytesIO(parts.body))
         return picture, parts, _header(picture, parts)
 
@@ -83,7 +83,7 @@ def profile_of(picture: Image.Image, parts: Parts) -> bytes | None:
     return parts.profile or picture.info.get("icc_profile") or None
 
 
-def loaded(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> Header:
+def load_checked(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> Header:
     """`picture` is decoded, and `header` has what is known only now: a profile that lay in the compressed data."""
     known = profile_of(picture, parts)
     if isinstance(picture, TiffImageFile):
@@ -97,15 +97,15 @@ def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
     """Raises for a decoded PNG or JPEG whose data ended before it did (see `prep.images.formats.png`)."""
     last = {picture.height - 1, picture.height - 1 - picture.height % 2}  # interlaced, the last of the odd rows
     if parts.format == "PNG" and not all(y > 0 and _row(picture, y).strip(b"\0") for y in last):
-        check_png(parts.body)
-    if parts.format == "JPEG" and all(abs(one - 128) <= _NEARLY for one in _corner(picture)):
-        again = OPENERS["JPEG"](io.BytesIO(filled(parts.body)))
+        check_complete(parts.body)
+    if parts.format == "JPEG" and all(abs(one - 128) <= _NEARLY for one in _last_block(picture)):
+        again = OPENERS["JPEG"](io.BytesIO(pad_scans(parts.body)))
         again.load()
         if again.tobytes() != picture.tobytes():
             raise BadPicture("truncated", "JPEG data end before the picture does; what they lack would be gray")
 
 
-def _corner(picture: ImageFile.ImageFile) -> bytes:
+def _last_block(picture: ImageFile.ImageFile) -> bytes:
     """The last pixels of a JPEG, as many of its last block as nothing beside the block shows in.
 
     That is a column and a row less than can be seen, where libjpeg blends colours; of progressive pictures, which it
@@ -177,7 +177,7 @@ def _pages(data: bytes) -> int:
 
 
 @contextmanager
-def blaming(code: str) -> Iterator[None]:
+def as_bad_picture(code: str) -> Iterator[None]:
     """Makes a `BadPicture` of whatever Pillow raises: on hostile bytes that can be anything."""
     try:
         yield

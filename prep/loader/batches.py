@@ -26,11 +26,11 @@ from torch import Tensor
 from prep.batching.rng import philox
 from prep.cache.reader import Targets
 from prep.errors import CacheError
-from prep.formatting import safe
-from prep.loader.device import move, record_copies
-from prep.loader.draws import Request, Shot
+from prep.formatting import printable
+from prep.loader.device import record_copies, to_device
+from prep.loader.draws import BatchRequest, Draw
 from prep.loader.rows import DTYPES, Rows, split
-from prep.manifest.commands import mend_command
+from prep.manifest.commands import repair_command
 
 SLOTS = 4  # batches that may be ready or in use at a time
 AHEAD = 4  # batches whose rows the kernel is told of before they are read
@@ -79,23 +79,23 @@ class Batch:
     noise_BChw: Tensor  # float32
     timestep_B: Tensor  # int64
     weight_B: Tensor  # float32
-    shots: tuple[Shot, ...]
+    shots: tuple[Draw, ...]
     last: bool  # of its step
     slot: Slot
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`; training and validation both take it from here."""
         there = replace(
-            self, latent_BChw=move(self.latent_BChw, device), text_BLD=move(self.text_BLD, device),
-            mask_B1hw=None if self.mask_B1hw is None else move(self.mask_B1hw, device),
-            noise_BChw=move(self.noise_BChw, device), timestep_B=move(self.timestep_B, device),
-            weight_B=move(self.weight_B, device),
+            self, latent_BChw=to_device(self.latent_BChw, device), text_BLD=to_device(self.text_BLD, device),
+            mask_B1hw=None if self.mask_B1hw is None else to_device(self.mask_B1hw, device),
+            noise_BChw=to_device(self.noise_BChw, device), timestep_B=to_device(self.timestep_B, device),
+            weight_B=to_device(self.weight_B, device),
         )  # fmt: skip
         self.slot.copied = record_copies(device)
         return there
 
 
-def read(rows: Rows, request: Request, slot: Slot, drawers: ThreadPoolExecutor, *, masked: bool) -> Batch:
+def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecutor, *, masked: bool) -> Batch:
     """The batch of a request in the buffers of `slot`. Raises `CacheError` with the samples' names."""
     count, shots, fields = len(request.shots), request.shots, rows.index.manifest.fields
 
@@ -111,8 +111,8 @@ def read(rows: Rows, request: Request, slot: Slot, drawers: ThreadPoolExecutor, 
         _fill(rows, shots, latent, text, mask, slot)
     except CacheError as error:
         bad = [shot for shot in shots if _is_bad(rows, shot, latent, text, mask)]
-        names = ", ".join(sorted({f"'{safe(rows.index.samples.name(shot.sample))}'" for shot in bad or shots}))
-        raise CacheError(f"{error.message} (needed for {names})", hint=mend_command(rows.index.manifest)) from None
+        names = ", ".join(sorted({f"'{printable(rows.index.samples.name(shot.sample))}'" for shot in bad or shots}))
+        raise CacheError(f"{error.message} (needed for {names})", hint=repair_command(rows.index.manifest)) from None
     timestep = slot.take("timestep", (count,), torch.int64)
     timestep.numpy()[:] = [shot.timestep for shot in shots]
     weight = slot.take("weight", (count,), torch.float32)
@@ -123,7 +123,7 @@ def read(rows: Rows, request: Request, slot: Slot, drawers: ThreadPoolExecutor, 
                  weight_B=weight, shots=shots, last=request.last, slot=slot)
 
 
-def _draw_noise(noise_BChw: Tensor, shots: Sequence[Shot], drawers: ThreadPoolExecutor) -> list[Future[None]]:
+def _draw_noise(noise_BChw: Tensor, shots: Sequence[Draw], drawers: ThreadPoolExecutor) -> list[Future[None]]:
     """Starts to draw each shot's noise from its own key: what is drawn does not depend on who draws it.
 
     Drawing is what a batch takes longest (12 ns a number, and reading 0.2), and NumPy lets other threads run meanwhile.
@@ -137,7 +137,7 @@ def _draw_noise(noise_BChw: Tensor, shots: Sequence[Shot], drawers: ThreadPoolEx
 
 
 @contextmanager
-def batches(rows: Rows, requests: Iterator[Request], *, masked: bool, pinned: bool) -> Iterator[Iterator[Batch]]:
+def batches(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, pinned: bool) -> Iterator[Iterator[Batch]]:
     """Batches of `requests` in their order, made ahead by a thread that ends with the block.
 
     What goes wrong in the thread is raised where the batch was to come.
@@ -164,7 +164,7 @@ class _Ring:
             self.free.put(Slot(pinned))
 
 
-def _work(rows: Rows, requests: Iterator[Request], ring: _Ring, masked: bool) -> None:
+def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: bool) -> None:
     try:
         with ThreadPoolExecutor(DRAWERS, "noise") as drawers:
             for request in _advised(rows, requests, masked):
@@ -179,9 +179,9 @@ def _work(rows: Rows, requests: Iterator[Request], ring: _Ring, masked: bool) ->
         ring.ready.put(error)
 
 
-def _advised(rows: Rows, requests: Iterator[Request], masked: bool) -> Iterator[Request]:
+def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iterator[BatchRequest]:
     """The requests, each told to the kernel `AHEAD` of its turn."""
-    waiting: deque[Request] = deque()
+    waiting: deque[BatchRequest] = deque()
     for request in requests:
         rows.advise(request, masked)
         waiting.append(request)
@@ -198,7 +198,7 @@ def _hand_out(ring: _Ring) -> Iterator[Batch]:
         ring.free.put(given.slot)
 
 
-def _fill(rows: Rows, shots: Sequence[Shot], latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None,
+def _fill(rows: Rows, shots: Sequence[Draw], latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None,
           slot: Slot | None) -> None:
     """Rows of all fields; masks are 255 where there are none. `slot` is whose tensors these are, if they are one's."""
     latents, texts = [rows.latent_ref(shot) for shot in shots], [rows.text_ref(shot) for shot in shots]
@@ -210,7 +210,7 @@ def _fill(rows: Rows, shots: Sequence[Shot], latent_BChw: Tensor, text_BLD: Tens
         rows.fill(mask_B1hw, "mask", "mask", masks, None if slot is None else slot.targets("mask"))
 
 
-def _is_bad(rows: Rows, shot: Shot, latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None) -> bool:
+def _is_bad(rows: Rows, shot: Draw, latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None) -> bool:
     """Whether this shot's rows cannot be read; the first place of the buffers is overwritten."""
     try:
         _fill(rows, [shot], latent_BChw[:1], text_BLD[:1], None if mask_B1hw is None else mask_B1hw[:1], None)

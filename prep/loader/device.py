@@ -30,7 +30,7 @@ def choose(name: str | None) -> torch.device:
     return device
 
 
-def move(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`; from pinned memory to CUDA without waiting."""
     return tensor.to(device, non_blocking=device.type == "cuda" and tensor.is_pinned())
 
@@ -44,12 +44,12 @@ def record_copies(device: torch.device) -> torch.cuda.Event | None:
     return event
 
 
-def place(model: M, device: torch.device, dtype: torch.dtype | None = None) -> M:
+def module_to_device(model: M, device: torch.device, dtype: torch.dtype | None = None) -> M:
     """`model` itself, its weights on `device` (and of `dtype`)."""
     return model.to(device=device, dtype=dtype)
 
 
-def back(tensor: Tensor) -> Tensor:
+def to_host(tensor: Tensor) -> Tensor:
     """`tensor` in host memory, to be written to a file."""
     return tensor.detach().to("cpu")
 

@@ -20,7 +20,7 @@ _VALIDATION_SEED = 0  # fixed: validation noise and timesteps never follow the r
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shot:
+class Draw:
     """One showing of one sample."""
 
     sample: int
@@ -32,31 +32,31 @@ class Shot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class BatchRequest:
     """One micro-batch to be read and drawn."""
 
     bucket: int
-    shots: tuple[Shot, ...]
+    shots: tuple[Draw, ...]
     last: bool  # of its step
 
 
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float,
-             timesteps: int) -> Iterator[Request]:
+             timesteps: int) -> Iterator[BatchRequest]:
     """The micro-batches of steps `first` to `total`, in order."""
     for step in range(first, total):
         parts = plan.at(step)
         epoch = step // plan.steps_per_epoch
         for number, part in enumerate(parts):
             shots = tuple(_shots(index, part, plan.seed, epoch, dropout, timesteps))
-            yield Request(bucket=part.bucket, shots=shots, last=number == len(parts) - 1)
+            yield BatchRequest(bucket=part.bucket, shots=shots, last=number == len(parts) - 1)
 
 
-def validation(index: Index, micro_batch: int, *, count: int, timesteps: int) -> Iterator[Request]:
+def validation(index: Index, micro_batch: int, *, count: int, timesteps: int) -> Iterator[BatchRequest]:
     """Every validation sample at `count` fixed timesteps, first view and first text, in micro-batches."""
     for bucket, members in enumerate(index.validation):
         shots = [_fixed(index, int(sample), at) for sample in members for at in spread(count, timesteps)]
         for start in range(0, len(shots), micro_batch):
-            yield Request(bucket=bucket, shots=tuple(shots[start : start + micro_batch]), last=True)
+            yield BatchRequest(bucket=bucket, shots=tuple(shots[start : start + micro_batch]), last=True)
 
 
 def spread(count: int, timesteps: int) -> list[int]:
@@ -64,14 +64,14 @@ def spread(count: int, timesteps: int) -> list[int]:
     return [(2 * number + 1) * timesteps // (2 * count) for number in range(count)]
 
 
-def _shots(index: Index, part: MicroBatch, seed: int, epoch: int, dropout: float, timesteps: int) -> Iterator[Shot]:
+def _shots(index: Index, part: MicroBatch, seed: int, epoch: int, dropout: float, timesteps: int) -> Iterator[Draw]:
     for occurrence, turn in zip(part.occurrences.tolist(), part.turns.tolist(), strict=True):
         sample, repeat = index.showing(part.bucket, occurrence)
         showing = repeat + turn * int(index.samples.repeats[sample])
         yield _shot(index, sample, (seed, epoch, index.samples.ids[sample].tobytes(), showing), dropout, timesteps)
 
 
-def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: float, timesteps: int) -> Shot:
+def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: float, timesteps: int) -> Draw:
     def draw(purpose: str) -> np.random.Generator:
         return philox(draw_key(*key, purpose))
 
@@ -81,14 +81,14 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
     text = texts[0] if len(texts) == 1 else texts[_weighted(samples.texts["weight"][texts.start : texts.stop],
                                                             draw("text").random())]
     dropped = dropout > 0 and draw("dropout").random() < dropout
-    return Shot(sample=sample, view=view, text=NO_TEXT if dropped else text,
+    return Draw(sample=sample, view=view, text=NO_TEXT if dropped else text,
                 timestep=int(draw("timestep").integers(timesteps)), noise=draw_key(*key, "noise"),
                 weight=float(samples.weight[sample]))
 
 
-def _fixed(index: Index, sample: int, timestep: int) -> Shot:
+def _fixed(index: Index, sample: int, timestep: int) -> Draw:
     key = draw_key(_VALIDATION_SEED, 0, index.samples.ids[sample].tobytes(), timestep, "validation")
-    return Shot(sample=sample, view=int(index.samples.view_offsets[sample]), noise=key, timestep=timestep,
+    return Draw(sample=sample, view=int(index.samples.view_offsets[sample]), noise=key, timestep=timestep,
                 text=int(index.samples.text_offsets[sample]), weight=1.0)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from prep.cache.reader import Reader, Targets
 from prep.cache.records import RowRef
 from prep.errors import CacheError
-from prep.loader.draws import NO_TEXT, Request, Shot
+from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -30,18 +30,18 @@ class Rows:
         self.reader = Reader(index.manifest.cache_root)
         self._unconditional = index.manifest.document["prompts"]["unconditional"]
 
-    def latent_ref(self, shot: Shot) -> RowRef:
+    def latent_ref(self, shot: Draw) -> RowRef:
         """Where a shot's latent is."""
         views = self.index.samples.views
         return self.index.ref(int(views["latent_shard"][shot.view]), int(views["latent_row"][shot.view]))
 
-    def mask_ref(self, shot: Shot) -> RowRef | None:
+    def mask_ref(self, shot: Draw) -> RowRef | None:
         """Where a shot's mask is; `None`: all ones."""
         views = self.index.samples.views
         shard = int(views["mask_shard"][shot.view])
         return None if shard < 0 else self.index.ref(shard, int(views["mask_row"][shot.view]))
 
-    def text_ref(self, shot: Shot) -> RowRef:
+    def text_ref(self, shot: Draw) -> RowRef:
         """Where a shot's text is."""
         if shot.text == NO_TEXT:
             return self.index.ref(self._unconditional["shard"], self._unconditional["row"])
@@ -74,7 +74,7 @@ class Rows:
         self.fill(out, "text", "hidden", refs)
         return out
 
-    def advise(self, request: Request, masked: bool) -> None:
+    def advise(self, request: BatchRequest, masked: bool) -> None:
         """Tells the kernel which rows come soon; what is missing or damaged is told when it is read."""
         with suppress(CacheError):
             self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])

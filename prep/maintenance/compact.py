@@ -10,9 +10,9 @@ from typing import Any
 from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.records import Reject
 from prep.cache.store import Cache, open_cache
-from prep.formatting import bytes_of
-from prep.fs.lock import hold
-from prep.maintenance.join import Lost, Part, doubted, join, parts_of, rejects_by_shard
+from prep.formatting import format_bytes
+from prep.fs.lock import lock_directory
+from prep.maintenance.join import LostRow, Part, join, plan_joins, rejects_by_shard, unverifiable
 from prep.progress import Progress, Tick
 
 PATIENCE = 30.0  # seconds that gc may take to leave the cache
@@ -29,11 +29,11 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compacted:
+class CompactReport:
     """What `prep compact` did."""
 
     fields: Mapping[str, Tally]
-    lost: tuple[Lost, ...]
+    lost: tuple[LostRow, ...]
     dry_run: bool
 
     def as_json(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Compacted:
         document = self.as_json()
         verb = "would join" if self.dry_run else "joined"
         lines = [f"{name}: {verb} {one['joined']} shards into {one['into']} ({one['rows']} rows, "
-                 f"{bytes_of(one['bytes'])})" for name, one in document["fields"].items()]
+                 f"{format_bytes(one['bytes'])})" for name, one in document["fields"].items()]
         lines += [f"damaged, and left out: {one['field']} row {one['row']} of shard {one['shard'][:12]}"
                   for one in document["damaged"]]
         if document["damaged"]:
@@ -63,7 +63,7 @@ class Compacted:
         return "\n".join(lines)
 
 
-def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) -> Compacted:
+def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) -> CompactReport:
     """Joins the small shards of the cache at `path`; what an interruption left undone is done the next time.
 
     Raises `CacheError`, `PathError`.
@@ -71,27 +71,27 @@ def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) 
     cache = open_cache(path, create=False)
     if dry_run:
         ledger = load_ledger(cache)
-        parts = parts_of(cache, ledger, shard_bytes=shard_bytes)
-        return Compacted(fields=_expected(parts), lost=(), dry_run=True)
-    with hold(cache.root, alone=False, patience=PATIENCE):
+        parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
+        return CompactReport(fields=_expected(parts), lost=(), dry_run=True)
+    with lock_directory(cache.root, alone=False, patience=PATIENCE):
         ledger = load_ledger(cache)
-        parts = parts_of(cache, ledger, shard_bytes=shard_bytes)
+        parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
         with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:
             return _run(cache, ledger, parts, tick)
 
 
-def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], tick: Tick) -> Compacted:
+def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], tick: Tick) -> CompactReport:
     rejects = rejects_by_shard(cache) if parts else {}
-    shunned = doubted(cache, parts)
+    shunned = unverifiable(cache, parts)
     fields: dict[str, Tally] = {}
-    lost: list[Lost] = []
+    lost: list[LostRow] = []
     for part in parts:
         said: list[Reject] = [one for source in part.sources for one in rejects.pop(source, ())]  # once is enough
         shard, missing = join(cache, ledger, part, said, tick, shunned)
         lost += missing
         if shard is not None:
             _add(fields, part, rows=shard.rows, size=shard.bytes)
-    return Compacted(fields=fields, lost=tuple(lost), dry_run=False)
+    return CompactReport(fields=fields, lost=tuple(lost), dry_run=False)
 
 
 def _expected(parts: Sequence[Part]) -> dict[str, Tally]:

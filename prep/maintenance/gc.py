@@ -10,8 +10,8 @@ from typing import Any
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError, UsageError
-from prep.formatting import bytes_of
-from prep.fs.lock import hold
+from prep.formatting import format_bytes
+from prep.fs.lock import lock_directory
 from prep.maintenance import sweep
 from prep.maintenance.sweep import KINDS, Needed, Sweep
 from prep.manifest.document import read_manifest
@@ -22,7 +22,7 @@ MEND = "prep encode, as it was first run, mends it; then clean up"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cleaned:
+class GcReport:
     """What `prep gc` found, and removed when it was not a dry run."""
 
     sweep: Sweep
@@ -43,17 +43,17 @@ class Cleaned:
         """A few lines for people."""
         document = self.as_json()
         verb = "would remove" if self.dry_run else "removed"
-        lines = [f"{verb} {_count(count, kind)}: {bytes_of(self.sweep.sizes[kind])}"
+        lines = [f"{verb} {_count(count, kind)}: {format_bytes(self.sweep.sizes[kind])}"
                  for kind, count in document["removed"].items() if count]
         kept = document["kept"]
         lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} stay "
-                     f"({bytes_of(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
+                     f"({format_bytes(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
         if self.sweep.guarded:
             lines.append(f"of these, {self.sweep.guarded} shards, commits, tables and plans stay only because they are "
                          f"younger than {self.guard}")
         if not any(document["removed"].values()):
             return "\n".join(["nothing to remove", *lines])
-        total = bytes_of(document["bytes"])
+        total = format_bytes(document["bytes"])
         return "\n".join([*lines, f"{total} would be freed; nothing was removed: --yes does it" if self.dry_run
                           else f"{total} freed"])
 
@@ -67,7 +67,8 @@ def _count(count: int, kind: str) -> str:
     return f"{count} {WORDS[kind][count != 1]}"
 
 
-def clean(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool, progress: Progress) -> Cleaned:
+def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
+                    progress: Progress) -> GcReport:
     """Removes from the cache at `path` what no manifest of `keep` needs and is older than `guard` seconds.
 
     Everything is looked at before anything is removed, and nothing is removed when a kept manifest or its cache is not
@@ -78,13 +79,13 @@ def clean(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run
                          hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
     cache = open_cache(path, create=False)
     if dry_run:
-        found = sweep.look(cache, _needed(cache, keep), guard=guard)
+        found = sweep.find_garbage(cache, _needed(cache, keep), guard=guard)
     else:
-        with hold(cache.root, alone=True):
-            found = sweep.look(cache, _needed(cache, keep), guard=guard)
+        with lock_directory(cache.root, alone=True):
+            found = sweep.find_garbage(cache, _needed(cache, keep), guard=guard)
             with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
                 sweep.remove(cache, found, tick)
-    return Cleaned(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run)
+    return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run)
 
 
 def _needed(cache: Cache, keep: Sequence[Path]) -> Needed:

@@ -50,7 +50,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
+class LostRow:
     """A row that is damaged wherever it is."""
 
     field: str
@@ -58,7 +58,7 @@ class Lost:
     places: tuple[tuple[str, int], ...]  # (shard, row)
 
 
-def parts_of(cache: Cache, ledger: Ledger, *, shard_bytes: int) -> list[Part]:
+def plan_joins(cache: Cache, ledger: Ledger, *, shard_bytes: int) -> list[Part]:
     """What there is to join, by field, shapes and key. Shards whose header cannot be read are left alone."""
     headers = _small(cache, ledger, shard_bytes)
     groups: dict[tuple[str, tuple[ArraySpec, ...]], list[int]] = {}
@@ -75,7 +75,7 @@ def parts_of(cache: Cache, ledger: Ledger, *, shard_bytes: int) -> list[Part]:
     return parts
 
 
-def doubted(cache: Cache, parts: Iterable[Part]) -> frozenset[str]:
+def unverifiable(cache: Cache, parts: Iterable[Part]) -> frozenset[str]:
     """The sources whose bytes are not those that their names say, in a way that no checksum places.
 
     Each row may have its checksum, and be another shard's; copied, it would be believed for ever. Damage is remembered.
@@ -85,7 +85,7 @@ def doubted(cache: Cache, parts: Iterable[Part]) -> frozenset[str]:
 
 
 def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
-         shunned: Collection[str] = ()) -> tuple[Shard | None, list[Lost]]:
+         shunned: Collection[str] = ()) -> tuple[Shard | None, list[LostRow]]:
     """Writes the shard of a part and its commit, with `rejects` in it; each row's checksum is compared on the way.
 
     A row that is damaged in one shard, or that a shunned one has, is taken from another that has it; one damaged
@@ -93,7 +93,7 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
     each row.
     """
     kept: list[str] = []
-    lost: list[Lost] = []
+    lost: list[LostRow] = []
     reader = Reader(cache.root)
     values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in part.arrays}
     with ShardWriter(cache, part.field, part.arrays) as writer:
@@ -102,7 +102,7 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
                 writer.add(key, {name: value.data for name, value in values.items()})
                 kept.append(key)
             else:
-                lost.append(Lost(field=part.field, key=key, places=places))
+                lost.append(LostRow(field=part.field, key=key, places=places))
             tick(1)
         shard = writer.finish() if kept else None
     reader.close()

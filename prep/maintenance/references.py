@@ -13,7 +13,7 @@ import numpy as np
 
 from prep.geometry import Placement
 from prep.keys import LatentKeys, MaskKeys, TextKeys
-from prep.manifest.opened import Audit
+from prep.manifest.opened import OpenedManifest
 from prep.parse import RGB
 
 Column = np.ndarray[Any, Any]
@@ -22,7 +22,7 @@ UNKNOWN: tuple[str, ...] = ()  # of a mask that came from a file, whose digest s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
+class Reference:
     """A row that somebody needs: by which use, and the keys that the row may have (none: not known)."""
 
     row: int
@@ -30,10 +30,10 @@ class Need:
     keys: tuple[str, ...]
 
 
-class Uses:
+class References:
     """All uses of rows by samples, prompts and the manifest itself, by shard."""
 
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: OpenedManifest) -> None:
         self._samples = audit.samples
         self._prompts = tuple(_prompts(audit.manifest.document["prompts"]))
         self._keys, self._buckets = _Keys(audit), audit.manifest.buckets
@@ -66,13 +66,13 @@ class Uses:
         places = range(first, past) if row is None else first + np.flatnonzero(self._rows[first:past] == row)
         return sorted({self.who(int(at)) for at in places})
 
-    def needs(self, shard: int) -> Iterator[Need]:
+    def needs(self, shard: int) -> Iterator[Reference]:
         """Every use of a shard's rows, by row."""
         first, past = self._span(shard)
         columns = (self._rows[first:past], self._kinds[first:past], self._numbers[first:past],
                    self._owners(slice(first, past)))
         for use, (row, kind, number, owner) in enumerate(zip(*(one.tolist() for one in columns), strict=True), first):
-            yield Need(row=row, use=use, keys=self._keys_of(kind, number, owner))
+            yield Reference(row=row, use=use, keys=self._keys_of(kind, number, owner))
 
     def who(self, use: int) -> str:
         """Who makes a use of a row: a sample's name, or what the manifest itself needs it for."""
@@ -129,7 +129,7 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
 class _Keys:
     """The keys that rows may have, from the contexts and the colour in a manifest."""
 
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: OpenedManifest) -> None:
         fields, latents = audit.manifest.fields, audit.manifest.document["latents"]
         contexts = {name: field.context for name, field in fields.items()}
         self._latents = LatentKeys(contexts["latent"]) if "latent" in contexts and "alpha" in latents else None

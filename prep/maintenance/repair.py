@@ -15,7 +15,7 @@ from prep.cache.damage import forget
 from prep.cache.ledger.columns import KEY, Column, packed
 from prep.cache.ledger.ledger import Ledger, write_commit
 from prep.cache.records import Shard, Task
-from prep.cache.shard_check import bad_rows, may_pass, rows_of, verify_shard
+from prep.cache.shard_check import bad_rows, is_transient, read_rows, verify_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.cache.store import Cache, retire_shard
 from prep.cache.writer import ShardWriter
@@ -30,12 +30,12 @@ def damaged_shards(cache: Cache) -> list[str]:
     return list(cache.names("damaged"))
 
 
-def suspects(cache: Cache, ledger: Ledger) -> list[str]:
+def incomplete_commits(cache: Cache, ledger: Ledger) -> list[str]:
     """The tasks whose commit is there and does not count: damaged, or its shard is missing, torn or damaged."""
     return [task for task in cache.names("commits") if not ledger.has_commit(task)]
 
 
-def mend(cache: Cache, tasks: Iterable[str]) -> None:
+def repair_commits(cache: Cache, tasks: Iterable[str]) -> None:
     """Looks into suspects: what their shards still have is kept, commits that say nothing go.
 
     Only for whoever is alone with the cache.
@@ -58,7 +58,7 @@ def _mend_shard(cache: Cache, found: Commit, shard: Shard) -> None:
         atomic.remove_tree(cache.commit(found.task))
 
 
-def adopt(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
+def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
     """Commits for shards that no sound commit names and that hold wanted rows: those rows need not be made again.
 
     Such a shard is what a damaged commit leaves, or a crash before the commit. Its digest is verified first.
@@ -114,7 +114,7 @@ def salvage(cache: Cache, digest: str) -> Shard | None:
     try:
         header, bad = _looked_at(cache, digest)
     except (CacheError, OSError) as error:
-        if may_pass(error) or may_pass(error.__context__):
+        if is_transient(error) or is_transient(error.__context__):
             return None
         new = None
     else:
@@ -161,7 +161,7 @@ def _rebuilt_digest(root: Path, header: Header) -> str:
 
 def _data_of(root: Path, header: Header, spec: ArraySpec) -> Iterator[Any]:
     """The bytes of an array's data file as they should be."""
-    for row, _ in rows_of(root, header, spec):
+    for row, _ in read_rows(root, header, spec):
         yield row.data
         yield shard_format.crc_bytes(row)
     yield shard_format.index(spec, header.rows)
@@ -171,7 +171,7 @@ def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
     """Puts files with new shard indexes in the place of the old ones, each in one step."""
     for spec in header.arrays:
         path = root / shard_format.data_path(spec)
-        staged = atomic.beside(path, cache.staging())
+        staged = atomic.temporary_name(path, cache.staging())
         with atomic.create(staged) as handle:
             for part in _data_of(root, header, spec):
                 atomic.write(handle, part)
@@ -185,7 +185,7 @@ def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> 
     """A shard of the rows that are not bad, with its commit; None when there are no such rows."""
     root, kept = cache.shard(digest), []
     with ShardWriter(cache, header.field, header.arrays) as writer:
-        sources = [rows_of(root, header, spec) for spec in header.arrays]
+        sources = [read_rows(root, header, spec) for spec in header.arrays]
         for number, (key, *rows) in enumerate(zip(header.keys, *sources, strict=True)):
             if number in bad or any(what for _, what in rows):
                 continue

@@ -63,7 +63,7 @@ class _Look:
     young: dict[str, set[str]] = field(default_factory=dict)
 
 
-def look(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
+def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
     """What nobody needs; whatever was written less than `guard` seconds ago counts as needed.
 
     Raises `CacheError` for a commit of another version, whose meaning is not known here.

@@ -16,13 +16,13 @@ from typing import Any
 from prep.cache.damage import Damage, is_lost, recorded
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger, shard_bytes
-from prep.cache.shard_check import NOT_THERE, glance, verify_shard, whole
+from prep.cache.shard_check import NOT_THERE, quick_check, verify_shard, whole_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.errors import CacheError
-from prep.fs.lock import hold
+from prep.fs.lock import lock_directory
 from prep.maintenance.documents import check_up, notes_on_damage_records
-from prep.maintenance.references import Uses
-from prep.manifest.opened import Audit
+from prep.maintenance.references import References
+from prep.manifest.opened import OpenedManifest
 from prep.progress import Tick
 
 WRONG_ROW = "its key is not the one of this sample: the manifest's tables and its shards do not belong together"
@@ -31,7 +31,7 @@ PATIENCE = 30.0  # seconds that gc may take
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class ShardResult:
     """What was found in one shard."""
 
     number: int
@@ -44,23 +44,23 @@ class Look:
         return any(one.array is None and not one.passing for one in self.damaged)
 
 
-def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lambda _: None) -> dict[str, Any]:
+def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: Tick = lambda _: None) -> dict[str, Any]:
     """The document of `prep verify --json`; calls `tick` with the bytes of shards as they are dealt with.
 
     `quick` looks at sizes, documents, keys and shard indexes instead of rows, and repeats the damage remembered by
     readers. Damage is data here: nothing is raised for it. `repair` is None where a table is lost that would say which
     rows are needed. Raises `CacheError` while gc cleans the cache.
     """
-    with hold(audit.cache.root, alone=False, patience=PATIENCE):
+    with lock_directory(audit.cache.root, alone=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
         broken = {one["field"] for one in damaged}
-        uses = None if broken & {"samples table", "shards table"} else Uses(audit)
+        uses = None if broken & {"samples table", "shards table"} else References(audit)
         told = "shards table" not in broken
         shards = audit.shards if told else []
         counted, notes = _one_at_a_time(tick), notes_on_damage_records(audit.cache)  # before any of them goes
         with ThreadPoolExecutor(jobs, "verify") as pool:
             try:
-                work = [pool.submit(_look, audit, uses, number, quick, counted) for number in range(len(shards))]
+                work = [pool.submit(_check_shard, audit, uses, number, quick, counted) for number in range(len(shards))]
                 mine = {shard["digest"]: shard for shard in shards} if told else None
                 checkup = check_up(audit.cache, mine)  # while they read
                 looks = [one.result() for one in work]
@@ -81,7 +81,7 @@ def verify(audit: Audit, *, quick: bool = False, jobs: int = 2, tick: Tick = lam
             "repair": None if cost is None else {field: rows for field, rows in sorted(cost.items()) if rows}}
 
 
-def _damaged_tables(audit: Audit) -> list[dict[str, Any]]:
+def _damaged_tables(audit: OpenedManifest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name in ("samples", "shards", "findings"):
         try:
@@ -107,7 +107,7 @@ def _one_at_a_time(tick: Tick) -> Tick:
     return locked
 
 
-def _look(audit: Audit, uses: Uses | None, number: int, quick: bool, tick: Tick) -> Look:
+def _check_shard(audit: OpenedManifest, uses: References | None, number: int, quick: bool, tick: Tick) -> ShardResult:
     shard = audit.shards[number]
     digest = shard["digest"]
     if quick:
@@ -116,29 +116,29 @@ def _look(audit: Audit, uses: Uses | None, number: int, quick: bool, tick: Tick)
     else:
         found = verify_shard(audit.cache, digest, tick=tick)
     if found:
-        return Look(number=number, damaged=found)
+        return ShardResult(number=number, damaged=found)
     try:
         header = read_header(audit.cache, digest)
     except CacheError as error:  # it was sound a moment ago
-        return Look(number=number, damaged=[whole(digest, error.message)])
+        return ShardResult(number=number, damaged=[whole_shard(digest, error.message)])
     if (what := _contradiction(shard, header)) is not None:
-        return Look(number=number, damaged=[whole(digest, what)])
-    return Look(number=number, wrong=None if quick or uses is None else _wrong_rows(header, number, uses))
+        return ShardResult(number=number, damaged=[whole_shard(digest, what)])
+    return ShardResult(number=number, wrong=None if quick or uses is None else _wrong_rows(header, number, uses))
 
 
-def _quick(audit: Audit, shard: Mapping[str, Any]) -> list[Damage]:
+def _quick(audit: OpenedManifest, shard: Mapping[str, Any]) -> list[Damage]:
     digest = shard["digest"]
     try:
         size = shard_bytes(audit.cache.shard(digest))
     except CacheError as error:  # something else is in the place of its directory
-        return [whole(digest, error.message)]
+        return [whole_shard(digest, error.message)]
     except OSError as error:
         if isinstance(error, FileNotFoundError):
-            return [whole(digest, NOT_THERE)]
-        return [replace(whole(digest, f"cannot be read: {error}"), passing=not is_lost(error))]
+            return [whole_shard(digest, NOT_THERE)]
+        return [replace(whole_shard(digest, f"cannot be read: {error}"), passing=not is_lost(error))]
     if size != shard["bytes"]:
-        return [whole(digest, f"has {size} bytes, expected {shard['bytes']}")]
-    return [*glance(audit.cache, digest), *recorded(audit.cache, digest)]
+        return [whole_shard(digest, f"has {size} bytes, expected {shard['bytes']}")]
+    return [*quick_check(audit.cache, digest), *recorded(audit.cache, digest)]
 
 
 def _contradiction(shard: Mapping[str, Any], header: Header) -> str | None:
@@ -152,7 +152,7 @@ def _contradiction(shard: Mapping[str, Any], header: Header) -> str | None:
     return None
 
 
-def _wrong_rows(header: Header, number: int, uses: Uses) -> dict[int, list[str]]:
+def _wrong_rows(header: Header, number: int, uses: References) -> dict[int, list[str]]:
     """Rows of a sound shard that are not what their samples need."""
     wrong: dict[int, set[str]] = {}
     stored = [bytes(key).hex() for key in header.keys]
@@ -163,7 +163,7 @@ def _wrong_rows(header: Header, number: int, uses: Uses) -> dict[int, list[str]]
     return {row: sorted(who) for row, who in sorted(wrong.items())}
 
 
-def _entries(shard: Mapping[str, Any], look: Look, uses: Uses | None) -> list[dict[str, Any]]:
+def _entries(shard: Mapping[str, Any], look: ShardResult, uses: References | None) -> list[dict[str, Any]]:
     """What was found in a shard with the samples that need it; `row` null: the whole shard, or its shard index."""
     found = []
     for one in look.damaged:
@@ -175,7 +175,7 @@ def _entries(shard: Mapping[str, Any], look: Look, uses: Uses | None) -> list[di
              "samples": who, "what": what} for row, who, what in found]
 
 
-def _cost(audit: Audit, uses: Uses | None, looks: Iterable[Look]) -> Counter[str]:
+def _cost(audit: OpenedManifest, uses: References | None, looks: Iterable[ShardResult]) -> Counter[str]:
     """Rows that this manifest needs and that have to be encoded again, by field: no other shard has them.
 
     The key of a mask from a file is not known where its shard does not say; then it counts.
@@ -193,7 +193,7 @@ def _cost(audit: Audit, uses: Uses | None, looks: Iterable[Look]) -> Counter[str
     return cost
 
 
-def _lost(audit: Audit, uses: Uses, look: Look) -> dict[int, tuple[str, ...]]:
+def _lost(audit: OpenedManifest, uses: References, look: ShardResult) -> dict[int, tuple[str, ...]]:
     """The needed rows of a damaged shard that are lost, and the keys that each may have had."""
     gone = {one.row for one in look.damaged if one.row is not None}
     rows = [row for row in uses.rows(look.number) if look.lost or row in gone]

@@ -19,7 +19,7 @@ def encode_command(manifest: Manifest, options: str = "") -> str:
             f"-o {_here(manifest.path)}")
 
 
-def mend_command(manifest: Manifest) -> str:
+def repair_command(manifest: Manifest) -> str:
     """What to do about damage: who says all of it, and who mends it."""
     return (f"prep verify {_here(manifest.path)} names all that is damaged, and this makes only that again: "
             f"{encode_command(manifest)}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.formatting import safe
+from prep.formatting import printable
 from prep.manifest.document import Manifest
 from prep.manifest.samples import ROLES, SampleColumns, open_samples
 from prep.manifest.shards import ShardFacts, parse_shards
@@ -44,8 +44,9 @@ def read_findings(cache: Cache, manifest: Manifest) -> list[dict[str, str]]:
     rows: list[dict[str, str]] = read_table(cache, manifest.document["tables"]["findings"], FINDINGS).to_pylist()
     for row in rows:
         if row["severity"] not in SEVERITIES:
-            raise CacheError(f"the finding table has the severity '{safe(row['severity'][:80])}', expected one of: "
-                             f"{', '.join(SEVERITIES)}", hint=HINT)
+            seen = printable(row["severity"][:80])
+            raise CacheError(f"the finding table has the severity '{seen}', expected one of: {', '.join(SEVERITIES)}",
+                             hint=HINT)
     return rows
 
 
@@ -181,7 +182,7 @@ class _Places:
                                  "where there is no text row", hint=HINT)
 
     def _name(self, sample: np.int64) -> str:
-        return safe(self.samples.name(int(sample))[:200])
+        return printable(self.samples.name(int(sample))[:200])
 
     def _dtypes(self, field: str) -> dict[str, str]:
         described = self.manifest.fields.get(field)

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from prep.cache.reader import Reader
 from prep.errors import CacheError, UsageError
-from prep.formatting import safe
-from prep.manifest.opened import Audit
+from prep.formatting import printable
+from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import SampleColumns
 from prep.parse import suggest
 
@@ -21,7 +21,7 @@ _LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
 SUGGEST_AMONG = 20_000  # names; looking for a near one among more takes seconds
 
 
-def describe_manifest(audit: Audit) -> dict[str, Any]:
+def describe_manifest(audit: OpenedManifest) -> dict[str, Any]:
     """The document of `prep inspect --json`. Raises `CacheError` when a table is missing or damaged."""
     document = audit.manifest.document
     return {
@@ -40,7 +40,7 @@ def describe_manifest(audit: Audit) -> dict[str, Any]:
     }
 
 
-def describe_samples(audit: Audit, name: str) -> dict[str, Any]:
+def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:
     """Everything about the samples called `name` (as they are, with their source, or by file name), and its findings.
 
     Raises `UsageError` when there is none, `CacheError` when a table is damaged.
@@ -56,15 +56,15 @@ def describe_samples(audit: Audit, name: str) -> dict[str, Any]:
     labels = {name, *(f"source[{source}]/{name}" for source in range(len(audit.manifest.sources)))}
     findings = [one for one in audit.findings if one["path"] in labels]
     if not numbers and not findings:
-        near = safe(suggest(name, column.to_pylist())) if len(column) <= SUGGEST_AMONG else ""
-        raise UsageError(f"manifest has no sample '{safe(name)}', expected one of its {len(column)} names{near}",
+        near = printable(suggest(name, column.to_pylist())) if len(column) <= SUGGEST_AMONG else ""
+        raise UsageError(f"manifest has no sample '{printable(name)}', expected one of its {len(column)} names{near}",
                          hint="prep inspect MANIFEST --json lists the pictures that were rejected")
     keys = Keys(audit)
     return {"format": "latentry/sample", "version": 1, "findings": findings,
             "samples": [describe(audit, number, keys) for number in numbers]}
 
 
-def describe(audit: Audit, number: int, keys: Keys | None = None) -> dict[str, Any]:
+def describe(audit: OpenedManifest, number: int, keys: Keys | None = None) -> dict[str, Any]:
     """One sample as a document: sizes, views and texts with the places of their rows (and their keys)."""
     row = audit.samples.table.slice(number, 1).to_pylist()[0]
     bucket = audit.manifest.buckets[row["bucket"]]
@@ -89,7 +89,7 @@ def describe(audit: Audit, number: int, keys: Keys | None = None) -> dict[str, A
 class Keys:
     """The keys of shards' rows, read once a shard."""
 
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: OpenedManifest) -> None:
         self._reader = Reader(audit.cache.root)
         self._known: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -103,7 +103,7 @@ class Keys:
             return None
 
 
-def _field(audit: Audit, name: str) -> dict[str, Any]:
+def _field(audit: OpenedManifest, name: str) -> dict[str, Any]:
     field = audit.manifest.fields[name]
     mine = [shard["shapes"] for shard in audit.shards if shard["field"] == name]
     shapes = {array: sorted({tuple(one[array]) for one in mine if array in one}) for array in field.arrays}
@@ -118,7 +118,7 @@ def _masks(samples: SampleColumns) -> dict[str, Any]:
     return {"samples": samples.masked, "coverage": None if mean is None else round(mean, 4)}
 
 
-def _place(audit: Audit, shard: int, row: int, keys: Keys | None) -> Mapping[str, Any] | None:
+def _place(audit: OpenedManifest, shard: int, row: int, keys: Keys | None) -> Mapping[str, Any] | None:
     """Where a row is; `None` for none."""
     if shard < 0:
         return None

@@ -17,7 +17,7 @@ from prep.digest import canonical
 from prep.errors import CacheError
 from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
-from prep.manifest.opened import Audit, open_audit
+from prep.manifest.opened import OpenedManifest, open_manifest
 
 T = TypeVar("T")
 ROLES = ("train", "validation", "prior")
@@ -39,11 +39,11 @@ WORDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class DiffSide:
     """A manifest, and its cache where that can be read."""
 
     manifest: Manifest
-    audit: Audit
+    audit: OpenedManifest
 
     @cached_property
     def keys(self) -> Mapping[str, Column]:
@@ -99,8 +99,8 @@ def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
             "same": None if same and notes and not identical else same}
 
 
-def _opened(manifest: Manifest, notes: list[str]) -> Opened | None:
-    return _noted(lambda: Opened(manifest=manifest, audit=open_audit(manifest)), notes)
+def _opened(manifest: Manifest, notes: list[str]) -> DiffSide | None:
+    return _noted(lambda: DiffSide(manifest=manifest, audit=open_manifest(manifest)), notes)
 
 
 def _noted(work: Callable[[], T], notes: list[str]) -> T | None:
@@ -180,7 +180,7 @@ def _words(field: str, change: Mapping[str, Any]) -> str:
         a=change["a"], b=change["b"], name=entry.removeprefix("image."))
 
 
-def _rows(a: Opened, b: Opened) -> dict[str, dict[str, int]]:
+def _rows(a: DiffSide, b: DiffSide) -> dict[str, dict[str, int]]:
     """Rows by key: how many both use, and how many only one of them. Raises `CacheError`."""
     found = {}
     for field in a.keys:
@@ -191,9 +191,9 @@ def _rows(a: Opened, b: Opened) -> dict[str, dict[str, int]]:
     return found
 
 
-def _samples(a: Opened, b: Opened, *, keys: bool) -> dict[str, Any]:
+def _samples(a: DiffSide, b: DiffSide, *, keys: bool) -> dict[str, Any]:
     """`keys`: whether they could be read; then another key is another mask or caption, where both are made alike."""
-    def known(side: Opened, field: str) -> Column | None:
+    def known(side: DiffSide, field: str) -> Column | None:
         contexts = [one.manifest.fields[field].context for one in (a, b) if field in one.manifest.fields]
         return side.keys[field] if keys and len(contexts) == 2 and contexts[0] == contexts[1] else None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
-from prep.fs.atomic import write_whole
+from prep.fs.atomic import write_atomic
 from prep.geometry import Size
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed, brief
@@ -110,7 +110,7 @@ def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
         raise ManifestError(f"the manifest would have {len(data)} bytes, expected at most {LIMIT}")
     staging = manifest.cache_root / "tmp"
     if not path.is_file() or path.read_bytes() != data:
-        write_whole(path, data, staging=staging if staging.is_dir() else None)
+        write_atomic(path, data, staging=staging if staging.is_dir() else None)
     return manifest
 
 

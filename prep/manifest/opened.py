@@ -23,7 +23,7 @@ def findings_of(manifest: Manifest) -> tuple[Finding, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class OpenedManifest:
     """A manifest and its cache; tables are read, and their digests checked, when first asked for."""
 
     manifest: Manifest
@@ -57,6 +57,6 @@ class Audit:
         return read_findings(self.cache, self.manifest)
 
 
-def open_audit(manifest: Manifest) -> Audit:
+def open_manifest(manifest: Manifest) -> OpenedManifest:
     """The audit of a manifest. Raises `CacheError` when its cache is not where it says."""
-    return Audit(manifest=manifest, cache=open_cache(manifest.cache_root, create=False))
+    return OpenedManifest(manifest=manifest, cache=open_cache(manifest.cache_root, create=False))

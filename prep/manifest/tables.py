@@ -21,7 +21,7 @@ from prep.cache.store import Cache, publish_table
 from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.tree import file_digest
-from prep.fs.untrusted import open_plain, size_plain
+from prep.fs.untrusted import open_regular, size_regular
 from prep.parse import Unparsed
 
 BATCH_ROWS = 1 << 16
@@ -77,7 +77,7 @@ def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = Tr
     """
     path = cache.table(digest)
     try:
-        if (size := size_plain(path)) > MOST:
+        if (size := size_regular(path)) > MOST:
             raise Unparsed(f"it has {size} bytes, expected at most {MOST}")
         if check and file_digest(path) != digest:
             raise CacheError(f"table {digest} is damaged: its bytes do not match its name", hint=HINT)
@@ -90,7 +90,7 @@ def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = Tr
 
 def _mapped(path: Path) -> memoryview:
     """A file's bytes, mapped; the map goes with the last who uses it."""
-    descriptor = open_plain(path)
+    descriptor = open_regular(path)
     try:
         if not os.fstat(descriptor).st_size:
             raise Unparsed("it is empty")

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.formatting import safe
+from prep.formatting import printable
 from prep.fs.paths import is_inside, resolve, same_place
-from prep.masks.methods import METHODS, Made, MaskChoice, check_choice, mask_path
-from prep.masks.picture import Model, Outcome, Ready, begin, end, no_room, write_white
+from prep.masks.methods import METHODS, Made, MaskOptions, check_options, mask_path
+from prep.masks.picture import Model, Outcome, Ready, finish_picture, no_room, start_picture, write_white
 from prep.progress import Tick
 from prep.sources.item import Item
 
 
-def make_masks(items: Iterable[Item], choice: MaskChoice, *, out: Path, load: Callable[[], Model] | None = None,
+def make_masks(items: Iterable[Item], choice: MaskOptions, *, out: Path, load: Callable[[], Model] | None = None,
                jobs: int = 2, batch_size: int = 4, tick: Tick = lambda _: None) -> Made:
     """Writes the masks of `items` below `out`, the only place it writes to.
 
@@ -31,7 +31,7 @@ def make_masks(items: Iterable[Item], choice: MaskChoice, *, out: Path, load: Ca
     needs the model. Raises `UsageError` for a choice that makes no mask, `PathError` where `out` cannot be written, or
     where a link in it leads elsewhere.
     """
-    check_choice(choice)
+    check_options(choice)
     model: Model | None = None
     left = [(item, out / mask_path(item.name, choice.naming)) for item in items]
     _check_below({target.parent for _, target in left}, out)
@@ -55,7 +55,7 @@ def make_masks(items: Iterable[Item], choice: MaskChoice, *, out: Path, load: Ca
     return _made([(item, _told_apart(item, outcome, out, choice)) for item, outcome in outcomes])
 
 
-def _told_apart(item: Item, outcome: Outcome, out: Path, choice: MaskChoice) -> Outcome:
+def _told_apart(item: Item, outcome: Outcome, out: Path, choice: MaskOptions) -> Outcome:
     """A picture in a subdirectory that needs no mask gets one all the same, where one of its name lies directly in
     `out`: `prep encode` would take that for its own, since masks may lie flat.
     """
@@ -90,11 +90,11 @@ def _check_below(folders: Iterable[Path], out: Path) -> None:
     for folder in sorted(folders):
         at = resolve(folder)
         if not same_place(at, top) and not is_inside(at, top):
-            raise PathError(f"{safe(str(folder))} leads to {safe(str(at))}, expected a directory below "
-                            f"{safe(str(top))}", hint="remove the link, or choose another directory: -o DIR")
+            raise PathError(f"{printable(str(folder))} leads to {printable(str(at))}, expected a directory below "
+                            f"{printable(str(top))}", hint="remove the link, or choose another directory: -o DIR")
 
 
-def _known(item: Item, target: Path, choice: MaskChoice) -> Outcome | None:
+def _known(item: Item, target: Path, choice: MaskOptions) -> Outcome | None:
     """What is known without reading anything: the file is there, or can never be."""
     try:
         return "kept" if target.exists() and not choice.force and choice.combine is None else None
@@ -102,14 +102,14 @@ def _known(item: Item, target: Path, choice: MaskChoice) -> Outcome | None:
         return no_room(item, target, error)
 
 
-def _needs_model(item: Item, choice: MaskChoice) -> bool:
+def _needs_model(item: Item, choice: MaskOptions) -> bool:
     return METHODS[choice.method].model and (item.mask is None or choice.combine is not None)
 
 
 # ---- threads and batches ---------------------------------------------------------------------------------------------
 
 
-def _run(todo: Sequence[tuple[Item, Path]], choice: MaskChoice, model: Model | None, jobs: int, batch_size: int,
+def _run(todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | None, jobs: int, batch_size: int,
          tick: Tick) -> list[tuple[Item, Path, Outcome]]:
     """The outcomes in order. After Ctrl-C, or an error, what the model has done is still written; nothing begins."""
     outcomes: dict[int, Outcome] = {}
@@ -126,7 +126,7 @@ def _run(todo: Sequence[tuple[Item, Path]], choice: MaskChoice, model: Model | N
     def flush() -> None:
         assert model is not None, f"{choice.method} needs a model"
         maps = model.maps([ready.input for _, ready in batch])
-        ending.extend((number, pool.submit(end, ready, gray, choice))
+        ending.extend((number, pool.submit(finish_picture, ready, gray, choice))
                       for (number, ready), gray in zip(batch, maps, strict=True))
         batch.clear()
         settle(2 * batch_size)
@@ -146,13 +146,13 @@ def _run(todo: Sequence[tuple[Item, Path]], choice: MaskChoice, model: Model | N
     return [(item, target, outcomes[number]) for number, (item, target) in enumerate(todo)]
 
 
-def _ahead(pool: ThreadPoolExecutor, todo: Sequence[tuple[Item, Path]], choice: MaskChoice, model: Model | None,
+def _ahead(pool: ThreadPoolExecutor, todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | None,
            window: int) -> Generator[tuple[int, Outcome | Ready], None, None]:
     """Each item's beginning in order, at most `window` of them ahead; those not yet begun never are, once closed."""
     waiting: deque[Future[Outcome | Ready]] = deque()
     try:
         for number, (item, target) in enumerate(todo):
-            waiting.append(pool.submit(begin, item, target, choice, model))
+            waiting.append(pool.submit(start_picture, item, target, choice, model))
             if len(waiting) == window:
                 yield number - window + 1, waiting.popleft().result()
         for number in range(len(todo) - len(waiting), len(todo)):

@@ -47,7 +47,7 @@ MOST_SMOOTH, MOST_EXPAND = 256, 1024  # pixels; more than any outline is off
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MaskChoice:
+class MaskOptions:
     """How masks are made. The order: map, smooth, cut at the threshold, invert, expand, combine."""
 
     method: Method
@@ -87,7 +87,7 @@ def mask_path(name: str, naming: Naming = "onetrainer") -> PurePosixPath:
     return path.with_name(f"{path.stem}{NAMING[naming]}")
 
 
-def check_choice(choice: MaskChoice) -> None:
+def check_options(choice: MaskOptions) -> None:
     """Raises `UsageError` for what makes no mask."""
     _check_words(choice)
     try:
@@ -101,7 +101,7 @@ def check_choice(choice: MaskChoice) -> None:
         raise UsageError(str(error), hint=hint) from None
 
 
-def _check_words(choice: MaskChoice) -> None:
+def _check_words(choice: MaskOptions) -> None:
     """Raises `UsageError` for a word that is none of those known, and for words for another method."""
     method: str = choice.method
     for option, value, known in (("--with", method, METHODS), ("--combine", choice.combine or "add", COMBINE),

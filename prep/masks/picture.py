@@ -14,14 +14,14 @@ import numpy as np
 
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.formatting import safe
-from prep.fs.atomic import write_whole
-from prep.fs.blob import code_of, read_blob
+from prep.formatting import printable
+from prep.fs.atomic import write_atomic
+from prep.fs.blob import error_code, read_blob
 from prep.geometry import Size
 from prep.images.decode import Pixels, decode_picture, encode_png, read_header
 from prep.images.formats.parts import BadPicture
-from prep.masks.methods import METHODS, MaskChoice
-from prep.masks.pixels import combined, finished, plain_map, read_mask, scaled
+from prep.masks.methods import METHODS, MaskOptions
+from prep.masks.pixels import combined, finish_map, plain_map, read_mask, scaled
 from prep.sources.item import Item
 
 Outcome = Literal["written", "black", "kept", "skipped"] | Finding
@@ -48,7 +48,7 @@ class Ready:
     input: Any  # the model's
 
 
-def begin(item: Item, target: Path, choice: MaskChoice, model: Model | None) -> Outcome | Ready:
+def start_picture(item: Item, target: Path, choice: MaskOptions, model: Model | None) -> Outcome | Ready:
     """The whole mask, or what the model needs for it."""
     try:
         if item.mask is not None and choice.combine is None:
@@ -63,7 +63,7 @@ def begin(item: Item, target: Path, choice: MaskChoice, model: Model | None) -> 
         return Ready(item=item, target=target, size=picture.size, base=_base(item, target, picture.size, choice),
                      input=model.prepare(np.asarray(picture)))
     except OSError as error:
-        return Finding(path=item.name, code=code_of(error), severity="error",
+        return Finding(path=item.name, code=error_code(error), severity="error",
                        detail=f"cannot be read: {error.strerror or error}")
     except BadPicture as error:
         return Finding(path=item.name, code=error.code, severity="error", detail=error.detail)
@@ -71,7 +71,7 @@ def begin(item: Item, target: Path, choice: MaskChoice, model: Model | None) -> 
         return Finding(path=item.name, code="too-large", severity="error", detail="takes more memory than there is")
 
 
-def _base(item: Item, target: Path, size: Size, choice: MaskChoice) -> Pixels | None:
+def _base(item: Item, target: Path, size: Size, choice: MaskOptions) -> Pixels | None:
     """The mask to combine with: the file that is there, else the item's own. Raises `OSError`, `BadPicture`."""
     if choice.combine in (None, "replace"):
         return None
@@ -80,13 +80,13 @@ def _base(item: Item, target: Path, size: Size, choice: MaskChoice) -> Pixels | 
     return None if item.mask is None else read_mask(read_blob(item.mask), size)
 
 
-def end(ready: Ready, gray: Pixels, choice: MaskChoice) -> Outcome:
+def finish_picture(ready: Ready, gray: Pixels, choice: MaskOptions) -> Outcome:
     """Writes the mask of the model's map."""
     return _finish(ready.item, ready.target, scaled(gray, ready.size), ready.base, choice)
 
 
-def _finish(item: Item, target: Path, gray: Pixels, base: Pixels | None, choice: MaskChoice) -> Outcome:
-    mask = finished(gray, choice)
+def _finish(item: Item, target: Path, gray: Pixels, base: Pixels | None, choice: MaskOptions) -> Outcome:
+    mask = finish_map(gray, choice)
     return _write(item, target, combined(mask, base, choice.combine) if choice.combine else mask)
 
 
@@ -96,7 +96,7 @@ def _write(item: Item, target: Path, mask: Pixels, *, white: bool = False) -> Ou
         if mask.min() == 255 and not white and not target.exists():
             return "skipped"
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, encode_png(np.ascontiguousarray(mask)))
+        write_atomic(target, encode_png(np.ascontiguousarray(mask)))
     except OSError as error:
         return no_room(item, target, error)
     return "written" if mask.max() else "black"
@@ -114,7 +114,7 @@ def write_white(item: Item, target: Path) -> Outcome:
 def no_room(item: Item, target: Path, error: OSError) -> Finding:
     """The finding for a name that the file system of `target` does not take. Raises `PathError` for another error."""
     if error.errno != errno.ENAMETOOLONG:
-        raise PathError(f"cannot write mask {safe(str(target))}: {error.strerror or error}",
+        raise PathError(f"cannot write mask {printable(str(target))}: {error.strerror or error}",
                         hint="choose another directory: -o DIR") from None
     return Finding(path=item.name, code="name-too-long", severity="error",
                    detail="the name or path of its mask would be longer than the file system allows")

@@ -14,7 +14,7 @@ from prep.geometry import Size, fits
 from prep.images.decode import Pixels, decode_picture
 from prep.images.formats.parts import BadPicture
 from prep.images.mask import alpha_of, decode_mask
-from prep.masks.methods import Combine, MaskChoice
+from prep.masks.methods import Combine, MaskOptions
 from prep.parse import colour_of
 
 
@@ -35,7 +35,7 @@ def luma_map(data: bytes) -> Pixels:
     return np.asarray(decode_picture(data, alpha="white").convert("L"))
 
 
-def plain_map(data: bytes, choice: MaskChoice) -> Pixels:
+def plain_map(data: bytes, choice: MaskOptions) -> Pixels:
     """The map of a method that needs no model. Raises `BadPicture`."""
     if choice.method == "alpha":
         return alpha_map(data)
@@ -52,7 +52,7 @@ def scaled(gray: Pixels, size: Size) -> Pixels:
     return np.asarray(Image.fromarray(gray).resize(size, Image.Resampling.BILINEAR))
 
 
-def finished(gray: Pixels, choice: MaskChoice) -> Pixels:
+def finish_map(gray: Pixels, choice: MaskOptions) -> Pixels:
     """The mask of a map: smoothed, cut, inverted and expanded as `choice` says."""
     if choice.smooth:
         gray = np.asarray(Image.fromarray(gray).filter(ImageFilter.GaussianBlur(choice.smooth)))
@@ -60,10 +60,10 @@ def finished(gray: Pixels, choice: MaskChoice) -> Pixels:
         gray = np.where(gray >= choice.cut * 255, np.uint8(255), np.uint8(0))
     if choice.invert:
         gray = 255 - gray
-    return grown(gray, choice.expand)
+    return dilate(gray, choice.expand)
 
 
-def grown(gray: Pixels, pixels: int) -> Pixels:
+def dilate(gray: Pixels, pixels: int) -> Pixels:
     """The greatest value of the square of 2·`pixels`+1 around each pixel; of a negative number, the least.
 
     One axis after the other, in steps that double what they have seen: 16 passes of numpy for 100 pixels.

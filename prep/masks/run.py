@@ -8,18 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prep.dataset.listing import label, picture_places, walk_all
+from prep.dataset.listing import label, picture_places, walk_recipe
 from prep.errors import ConfigError, PathError, UsageError
 from prep.findings import rejected_lines
-from prep.formatting import names_of, safe
-from prep.fs.paths import Place, check_apart, check_not_cache
+from prep.formatting import join_names, printable
+from prep.fs.paths import NamedPath, check_disjoint, check_not_cache
 from prep.masks.generate import make_masks
-from prep.masks.methods import METHODS, Made, MaskChoice, check_choice, mask_path
+from prep.masks.methods import METHODS, Made, MaskOptions, check_options, mask_path
 from prep.masks.picture import Model
 from prep.models.hub import SINGLE, locate
 from prep.progress import Progress
 from prep.recipe.schema import Recipe
-from prep.runtime import held_back
+from prep.runtime import defer_interrupts
 from prep.sources.item import Item
 
 CLIPSEG = "CIDAS/clipseg-rd64-refined"  # the published weights of the paper, by its authors
@@ -39,11 +39,11 @@ Show = Callable[[Sequence[Entry]], tuple[Path, ...]]  # writes pages; returns th
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Masking:
+class MaskCall:
     """A call of `prep mask`."""
 
     recipe: Recipe
-    choice: MaskChoice
+    choice: MaskOptions
     output: Path
     show: Show | None  # makes pages that show the masks
     model: str  # a directory, or a Hub id; of rembg, one of its names; "": the method's own
@@ -55,7 +55,7 @@ class Masking:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Masked:
+class MaskReport:
     """What came of it."""
 
     made: Made
@@ -72,20 +72,20 @@ class Masked:
         """A few lines for people."""
         made = self.made
         kept = " and kept (--force: made anew)" if made.kept else ""
-        lines = [f"{safe(str(self.output))}: {made.written} masks written, {made.kept} there already{kept}, "
+        lines = [f"{printable(str(self.output))}: {made.written} masks written, {made.kept} there already{kept}, "
                  f"{made.skipped} pictures need none (all white)"]
         if made.black:
-            lines.append(f"black everywhere, so that nothing of them would train: {names_of(made.black, 8)}")
-        lines += [f"to look at: {safe(str(one))}" for one in self.pages]
+            lines.append(f"black everywhere, so that nothing of them would train: {join_names(made.black, 8)}")
+        lines += [f"to look at: {printable(str(one))}" for one in self.pages]
         return "\n".join([*lines, *rejected_lines(made.findings)])
 
 
-def mask_all(call: Masking) -> Masked:
+def run_mask(call: MaskCall) -> MaskReport:
     """Masks of every picture of the recipe, below its output. Raises `UsageError`, `ConfigError`, `PathError`,
     `ModelError`.
     """
     choice = call.choice
-    check_choice(choice)
+    check_options(choice)
     if call.model and not METHODS[choice.method].model:
         raise UsageError(f"--model is for methods with a model, and masks are made with {choice.method}")
     if choice.method == "segment" and not call.model:
@@ -95,25 +95,26 @@ def mask_all(call: Masking) -> Masked:
         raise UsageError("--mask is 'alpha', expected none, sidecar or a directory",
                          hint="--with alpha makes masks of the pictures' transparency")
     _check_places(call)
-    items = [one for one in walk_all(call.recipe) if isinstance(one, Item)]
+    items = [one for one in walk_recipe(call.recipe) if isinstance(one, Item)]
     _check_names(call.recipe, items, choice)
     with call.progress("masking", len(items), "pictures") as tick:
         made = make_masks(items, choice, out=call.output, load=partial(_load, call), jobs=call.jobs,
                           batch_size=call.batch_size, tick=tick)
-    return Masked(made=made, output=call.output, pages=() if call.show is None else call.show(_entries(call, items)))
+    return MaskReport(made=made, output=call.output,
+                      pages=() if call.show is None else call.show(_entries(call, items)))
 
 
-def _check_places(call: Masking) -> None:
+def _check_places(call: MaskCall) -> None:
     """Raises `PathError` unless pictures, masks and pages are apart; before anything is written."""
     places = picture_places(call.recipe)
     for pictures in places:
-        check_apart([pictures, Place(role="output", path=call.output)])
+        check_disjoint([pictures, NamedPath(role="output", path=call.output)])
     check_not_cache(call.output)
     if call.output.exists() and not call.output.is_dir():
         raise PathError(f"{call.output} is a file, expected a directory for masks")
 
 
-def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskChoice) -> None:
+def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskOptions) -> None:
     """Raises `ConfigError` where pictures of two sources would have one mask: `prep encode` looks it up by name."""
     if len(recipe.sources) == 1:
         return
@@ -126,15 +127,15 @@ def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskChoice) -> N
                               hint="run prep mask for each source, and name its directory as mask of that [[source]]")
 
 
-def _load(call: Masking) -> Model:
+def _load(call: MaskCall) -> Model:
     choice, model = call.choice, call.model
     if choice.method == "rembg":
-        with held_back():
+        with defer_interrupts():
             from prep.masks.rembg import Matting  # here: an extra
 
         return Matting(model or REMBG, download=call.download)
     folder = locate(model or CLIPSEG, download=call.download, parts=SINGLE)
-    with held_back():
+    with defer_interrupts():
         from prep.masks import segmentation  # here: most masks need no torch
 
     if choice.method == "clipseg":
@@ -142,6 +143,6 @@ def _load(call: Masking) -> Model:
     return segmentation.segment(folder, labels=choice.labels, device=call.device)
 
 
-def _entries(call: Masking, items: Sequence[Item]) -> list[Entry]:
+def _entries(call: MaskCall, items: Sequence[Item]) -> list[Entry]:
     return [Entry(item=item, name=label(call.recipe, item), mask=call.output / mask_path(item.name, call.choice.naming))
             for item in items]

@@ -19,7 +19,7 @@ DIMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Specs:
+class FieldSpecs:
     """Everything that shapes depend on, beside the bucket."""
 
     family: Family

@@ -9,29 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
-from prep.formatting import safe, size_of
+from prep.formatting import format_size, printable
 from prep.fs.atomic import remove, rename, sync_dir, write_synced
-from prep.fs.paths import check_not_cache, check_output
+from prep.fs.paths import check_not_cache, check_replaceable
 from prep.progress import Tick
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import Converted
 from prep.recipe.load import load_recipe
-from prep.recipe.overview import Seen, look
+from prep.recipe.overview import SourceOverview, overview_of
 from prep.recipe.schema import Recipe
 from prep.recipe.suggest import suggest
-from prep.recipe.write import Remark, recipe_text
+from prep.recipe.write import Comment, render_recipe
 
 FORMAT, VERSION = "latentry/init", 1
 _KEYS = ("[[source]]", "[source]", "source =")  # one of these is in every recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class InitReport:
     """A recipe that was written, and what it was made of."""
 
     output: Path
     recipe: Recipe
-    seen: Seen | None = None
+    seen: SourceOverview | None = None
     converted: Converted | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Written:
         """A line for people."""
         image, count = self.recipe.image, len(self.recipe.sources)
         sides = ", ".join(map(str, image.resolutions))
-        return (f"{safe(str(self.output))}: {count} source{'s' if count > 1 else ''}, resolution {sides}, "
+        return (f"{printable(str(self.output))}: {count} source{'s' if count > 1 else ''}, resolution {sides}, "
                 f"buckets {image.buckets}")
 
     @property
@@ -59,7 +59,7 @@ class Written:
         if self.seen is not None and self.seen.opened.unreadable:
             opened = self.seen.opened
             return [f"note: {opened.unreadable} of {opened.count} files cannot be read as pictures; prep scan "
-                    f"{safe(str(self.output))} says why of each"]
+                    f"{printable(str(self.output))} says why of each"]
         if self.converted is None:
             return []
         grouped: dict[tuple[str, str], list[str]] = {}
@@ -89,7 +89,7 @@ def check_target(output: Path, force: bool) -> None:
     check_not_cache(output)
     if output.exists() and not force:
         raise PathError(f"recipe {output} exists, and is not replaced", hint="choose another -o, or add --force")
-    check_output(output, "recipe", lambda _: not output.exists() or _is_recipe(output))
+    check_replaceable(output, "recipe", lambda _: not output.exists() or _is_recipe(output))
 
 
 def _is_recipe(path: Path) -> bool:
@@ -98,34 +98,34 @@ def _is_recipe(path: Path) -> bool:
     return any(line.strip().startswith(_KEYS) for line in head.splitlines())
 
 
-def init_from_source(source: Path, output: Path, *, model: str | None, jobs: int, tick: Tick) -> Written:
+def init_from_source(source: Path, output: Path, *, model: str | None, jobs: int, tick: Tick) -> InitReport:
     """Looks at `source` and writes the recipe for it. Raises `PathError`, `ModelError`."""
-    seen = look(source, jobs=jobs, tick=tick)
+    seen = overview_of(source, jobs=jobs, tick=tick)
     found = suggest(replace(seen, path=source.absolute(), table=None if seen.table is None else seen.table.absolute()),
                     model=_placed(model or ""), given=str(source), name=output.name)
     write_recipe(found.recipe, output, remarks=found.remarks, shown=found.shown)
-    return Written(output=output, recipe=found.recipe, seen=seen)
+    return InitReport(output=output, recipe=found.recipe, seen=seen)
 
 
 def _placed(model: str) -> str:
     return str(Path(model).absolute()) if model and Path(model).is_dir() else model
 
 
-def init_from_file(other: Path, output: Path) -> Written:
+def init_from_file(other: Path, output: Path) -> InitReport:
     """Converts another tool's file. Raises `PathError`, `ConfigError`."""
     converted = convert(other)
-    top = Remark(at="", text=f"Written by prep init --from {other} ({converted.tool}). What has no counterpart here, "
-                 "or another meaning, is said where it would stand.")
+    top = Comment(at="", text=f"Written by prep init --from {other} ({converted.tool}). What has no counterpart here, "
+                  "or another meaning, is said where it would stand.")
     try:
         write_recipe(converted.recipe, output, remarks=[top, *converted.remarks], shown=("image.resolution",))
     except ConfigError as error:
         raise ConfigError(f"what {other} says makes no recipe: {error.message}", hint=error.hint) from None
-    return Written(output=output, recipe=converted.recipe, converted=converted)
+    return InitReport(output=output, recipe=converted.recipe, converted=converted)
 
 
-def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Remark], shown: Collection[str]) -> None:
+def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Comment], shown: Collection[str]) -> None:
     """Writes `output`, all of it or nothing, when it reads back as `recipe`. Raises `ConfigError`, `PathError`."""
-    text = recipe_text(recipe, base=output.absolute().parent, remarks=remarks, shown=shown)
+    text = render_recipe(recipe, base=output.absolute().parent, remarks=remarks, shown=shown)
     staged = output.absolute().with_name(f".{secrets.token_hex(8)}.toml")  # only what ends like one is read as a recipe
     try:
         write_synced(staged, text.encode())
@@ -140,7 +140,7 @@ def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Remark], sho
     sync_dir(output.absolute().parent)
 
 
-def _seen_json(seen: Seen) -> dict[str, Any]:
+def _seen_json(seen: SourceOverview) -> dict[str, Any]:
     opened = seen.opened
     sizes = sorted(opened.sizes, key=lambda size: size[0] * size[1])
     middle = {"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {}
@@ -149,6 +149,6 @@ def _seen_json(seen: Seen) -> dict[str, Any]:
             "folders": [{"name": one.name, "repeats": one.repeats, "class": one.words, "pictures": one.pictures}
                         for one in seen.folders],
             "opened": opened.count, "unreadable": opened.unreadable, "alpha": opened.alpha,
-            "sizes": {name: size_of(size) for name, size in middle.items()},
+            "sizes": {name: format_size(size) for name, size in middle.items()},
             "empty_captions": opened.empty, "several_lines": opened.several, "wildcards": opened.wildcards,
             "tags": opened.tags}

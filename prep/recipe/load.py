@@ -11,12 +11,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
-from prep.findings import SEVERITIES, ScanChoice, code_of
+from prep.findings import SEVERITIES, ScanOptions, parse_code
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
-from prep.recipe.schema import MASK_RESIZE, ImageChoice, ModelChoice, Recipe, Source
-from prep.recipe.validate import checked, upscale
+from prep.recipe.schema import MASK_RESIZE, ImageOptions, ModelOptions, Recipe, Source
+from prep.recipe.validate import upscale, validate_recipe
 from prep.sources.item import MaskFrom
 from prep.sources.walk import HINT, is_tars, tars_of
 
@@ -32,7 +32,7 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
     given = {name: value for name, value in choices.items() if value is not None}
     try:
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
-        return checked(replace(_override(recipe, given), options=_options(recipe, given)))
+        return validate_recipe(replace(_override(recipe, given), options=_options(recipe, given)))
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
         raise ConfigError(f"{where}{error}") from None
@@ -57,7 +57,7 @@ def _read(path: Path) -> Recipe:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     known_keys(table, ("model", "image", "caption", "mask", "scan", "source", "validation", "prompts"), "the recipe")
-    caption = _record(CaptionChoice, table, "caption")
+    caption = _record(CaptionOptions, table, "caption")
     sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
     if not sources:
         raise Unparsed("the recipe has no [[source]], expected at least one with a path")
@@ -66,8 +66,8 @@ def _read(path: Path) -> Recipe:
     prompts = _section(table, "prompts", ("file",)).get("file")
     return Recipe(
         sources=tuple(sources),
-        model=_model(_record(ModelChoice, table, "model"), path.parent),
-        image=_record(ImageChoice, table, "image"),
+        model=_model(_record(ModelOptions, table, "model"), path.parent),
+        image=_record(ImageOptions, table, "image"),
         caption=caption,
         mask=_mask(expect(masks.get("from", "none"), str, "mask.from"), path.parent),
         mask_resize=one_of(masks.get("resize", "allow"), MASK_RESIZE, "mask.resize"),
@@ -78,7 +78,7 @@ def _read(path: Path) -> Recipe:
     )
 
 
-def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Source:
+def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Source:
     table = expect(value, dict, where)
     if "path" not in table:
         raise Unparsed(f"{where} has no 'path'")
@@ -92,7 +92,8 @@ def _source(value: Any, where: str, base: Path, caption: CaptionChoice) -> Sourc
         include=_globs(table, "include", where), exclude=_globs(table, "exclude", where),
         table=None if captions is None else _path(captions, f"{where}.table", base),
         mask=None if mask is None else _mask(expect(mask, str, f"{where}.mask"), base),
-        caption=None if own is None else _record(CaptionChoice, {f"{where}.caption": own}, f"{where}.caption", caption),
+        caption=None if own is None
+        else _record(CaptionOptions, {f"{where}.caption": own}, f"{where}.caption", caption),
         **{name: read(table[name], f"{where}.{name}") for name, read in plain.items() if name in table},
     )
 
@@ -153,7 +154,7 @@ _READ: Mapping[str, Callable[[Any, str], Any]] = {
 }
 
 
-def _model(model: ModelChoice, base: Path) -> ModelChoice:
+def _model(model: ModelOptions, base: Path) -> ModelOptions:
     """A path that exists beside the recipe is one; anything else may be a Hub id."""
     local = base / model.path
     return replace(model, path=str(local)) if model.path and local.exists() else model
@@ -208,12 +209,12 @@ def _at(recipe: Recipe, name: str) -> Any:
     return getattr(getattr(recipe, section), key) if key else getattr(recipe, section)
 
 
-def scan_choice(value: Any) -> ScanChoice:
+def scan_choice(value: Any) -> ScanOptions:
     """What a recipe's [scan] says. Raises `Unparsed`."""
     table = expect(value, dict, "[scan]")
     known_keys(table, ("ignore", "severity"), "[scan]")
     severity = expect(table.get("severity", {}), dict, "scan.severity")
-    return ScanChoice(
-        ignore=tuple(list_of(table.get("ignore", []), code_of, "scan.ignore")),
-        severity=tuple((code_of(code, "scan.severity"), one_of(kind, SEVERITIES, f"scan.severity.{code}"))
+    return ScanOptions(
+        ignore=tuple(list_of(table.get("ignore", []), parse_code, "scan.ignore")),
+        severity=tuple((parse_code(code, "scan.severity"), one_of(kind, SEVERITIES, f"scan.severity.{code}"))
                        for code, kind in severity.items()))

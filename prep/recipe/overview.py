@@ -38,7 +38,7 @@ TAGS, WORDS = 4, 4  # so many parts between commas, of so few words each, are ta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Folder:
+class RepeatFolder:
     """A directory in the source that kohya's tools would read: its repeats and class stand in its name."""
 
     name: str
@@ -48,7 +48,7 @@ class Folder:
 
 
 @dataclass(kw_only=True, slots=True)
-class Opened:
+class SampledFiles:
     """What was read in some of the files."""
 
     count: int = 0
@@ -64,7 +64,7 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class SourceOverview:
     """What is in a source."""
 
     path: Path
@@ -74,13 +74,13 @@ class Seen:
     masks: int  # pictures that have one
     mask_folder: Path | None  # a directory of them beside the source
     spoken: int  # pictures without a caption whose name has words
-    folders: tuple[Folder, ...]
+    folders: tuple[RepeatFolder, ...]
     outside: int  # pictures in none of `folders`
     table: Path | None  # of captions, to be named in the recipe
-    opened: Opened
+    opened: SampledFiles
 
 
-def look(path: Path, *, jobs: int, tick: Tick = lambda _: None) -> Seen:
+def overview_of(path: Path, *, jobs: int, tick: Tick = lambda _: None) -> SourceOverview:
     """What is in the source at `path`, a directory or tars. Raises `PathError`."""
     items = [one for one in walk_source(path, source=0, masks="sidecar") if isinstance(one, Item)]
     table = None if is_tars(path) or not any(_bare(one) for one in items) else _table_of(path, items)
@@ -96,11 +96,12 @@ def look(path: Path, *, jobs: int, tick: Tick = lambda _: None) -> Seen:
     masked, beside = sum(one.mask is not None for one in items), None
     if not masked and not folders:
         masked, beside = _masks_beside(path, items)
-    return Seen(path=path, pictures=len(items), captions=dict(Counter(_kind(one) for one in items if not _bare(one))),
-                missing=len(bare), masks=masked, mask_folder=beside,
-                spoken=sum(_speaks(one.name) for one in bare), folders=folders,
-                outside=len(items) - sum(one.pictures for one in folders), table=table,
-                opened=_open(items, jobs, tick))
+    return SourceOverview(path=path, pictures=len(items),
+                          captions=dict(Counter(_kind(one) for one in items if not _bare(one))),
+                          missing=len(bare), masks=masked, mask_folder=beside,
+                          spoken=sum(_speaks(one.name) for one in bare), folders=folders,
+                          outside=len(items) - sum(one.pictures for one in folders), table=table,
+                          opened=_open(items, jobs, tick))
 
 
 def _bare(item: Item) -> bool:
@@ -116,12 +117,12 @@ def _speaks(name: str) -> bool:
     return len(re.findall(r"[^\W\d_]{3,}", stem_of(name.rpartition("/")[2]))) >= 2
 
 
-def _folders(items: Iterable[Item]) -> Iterator[Folder]:
+def _folders(items: Iterable[Item]) -> Iterator[RepeatFolder]:
     """Directories directly in the source that are called N_class, in the order of their names."""
     found = Counter(one.name.partition("/")[0] for one in items if "/" in one.name)
     for name, pictures in found.items():
         if match := _REPEATED.fullmatch(name):
-            yield Folder(name=name, repeats=int(match[1]), words=match[2], pictures=pictures)
+            yield RepeatFolder(name=name, repeats=int(match[1]), words=match[2], pictures=pictures)
 
 
 def _masks_beside(path: Path, items: Sequence[Item]) -> tuple[int, Path | None]:
@@ -160,10 +161,10 @@ def _table_of(root: Path, items: Sequence[Item]) -> Path | None:
 # ---- what is in the files --------------------------------------------------------------------------------------------
 
 
-def _open(items: Sequence[Item], jobs: int, tick: Tick) -> Opened:
+def _open(items: Sequence[Item], jobs: int, tick: Tick) -> SampledFiles:
     """Reads headers and captions of at most `MOST_OPENED` items, evenly spread."""
     every = -(-len(items) // MOST_OPENED)
-    opened = Opened()
+    opened = SampledFiles()
     pool = ThreadPoolExecutor(jobs)
     try:
         for item, header, lines in pool.map(_read, items[::every]):
@@ -193,7 +194,7 @@ def _read(item: Item) -> tuple[Item, Header | None, tuple[str, ...]]:
     return item, header, lines
 
 
-def _count(lines: Sequence[str], opened: Opened) -> None:
+def _count(lines: Sequence[str], opened: SampledFiles) -> None:
     text = "\n".join(lines)
     opened.empty += not lines
     opened.several += len(lines) > 1

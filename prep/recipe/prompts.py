@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prep.errors import PathError
-from prep.fs.untrusted import read_plain
+from prep.fs.untrusted import read_regular
 
 MOST = 1 << 24  # bytes; prep encode takes fewer
 PromptPair = tuple[str, str | None]  # a prompt and its negative; None: none given
@@ -18,7 +18,7 @@ def read_prompts(path: Path) -> tuple[bytes, list[PromptPair]]:
     Raises `PathError` where it cannot be read, is no file of a few pages (a manifest may name anything), or not UTF-8.
     """
     try:
-        data = read_plain(path.resolve(), MOST)
+        data = read_regular(path.resolve(), MOST)
         return data, list(parse_prompts(data.decode("utf-8-sig")))
     except OSError as error:
         raise PathError(f"cannot read prompt file {path}: {error.strerror or error}",

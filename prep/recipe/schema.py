@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from prep.batching.split import Role
-from prep.captions.options import CaptionChoice
-from prep.findings import ScanChoice
+from prep.captions.options import CaptionOptions
+from prep.findings import ScanOptions
 from prep.sources.item import MaskFrom
 
 MASK_RESIZE = ("allow", "reject")
@@ -17,7 +17,7 @@ STORED_DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelChoice:
+class ModelOptions:
     """Whose encoders make the rows, and in which numbers."""
 
     path: str = ""  # a diffusers directory, or a Hub id; "" where none is needed (bucket, masks)
@@ -27,7 +27,7 @@ class ModelChoice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageChoice:
+class ImageOptions:
     """How pictures get into buckets."""
 
     resolution: int | tuple[int, ...] = 512  # pixels; the target area is its square; several: a sample at each
@@ -66,7 +66,7 @@ class Source:
     exclude: tuple[str, ...] = ()  # globs of names below the source
     table: Path | None = None  # of captions: kohya's JSON, JSON lines, CSV, Parquet
     mask: MaskFrom | None = None  # None: the recipe's
-    caption: CaptionChoice | None = None  # None: the recipe's
+    caption: CaptionOptions | None = None  # None: the recipe's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,12 +74,12 @@ class Recipe:
     """A whole recipe; complete, whatever the file left out."""
 
     sources: tuple[Source, ...]
-    model: ModelChoice = field(default_factory=ModelChoice)
-    image: ImageChoice = field(default_factory=ImageChoice)
-    caption: CaptionChoice = field(default_factory=CaptionChoice)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    image: ImageOptions = field(default_factory=ImageOptions)
+    caption: CaptionOptions = field(default_factory=CaptionOptions)
     mask: MaskFrom = "none"  # or a directory of masks
     mask_resize: str = "allow"  # of a mask file of another size than its picture; another shape is never used
-    scan: ScanChoice = field(default_factory=ScanChoice)
+    scan: ScanOptions = field(default_factory=ScanOptions)
     validation: float = 0.0  # fraction of the pictures
     prompts: Path | None = None
     file: Path | None = None  # where it was read from
@@ -102,6 +102,6 @@ class Recipe:
         masks = (self.mask_of(number) for number in range(len(self.sources)))
         return tuple(dict.fromkeys(mask for mask in masks if isinstance(mask, Path)))
 
-    def caption_of(self, source: int) -> CaptionChoice:
+    def caption_of(self, source: int) -> CaptionOptions:
         """What a source's captions become."""
         return self.sources[source].caption or self.caption

@@ -9,15 +9,15 @@ from math import isqrt
 from pathlib import Path
 
 from prep.buckets.sizes import STEP
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.errors import ModelError
-from prep.formatting import size_of
+from prep.formatting import format_size
 from prep.models.family import FAMILIES, Family
 from prep.models.pipeline import infer_family
 from prep.parse import Unparsed, hub_id
-from prep.recipe.overview import Folder, Opened, Seen
-from prep.recipe.schema import ImageChoice, ModelChoice, Recipe, Source
-from prep.recipe.write import Remark
+from prep.recipe.overview import RepeatFolder, SampledFiles, SourceOverview
+from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
+from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom
 
 RESOLUTIONS = (64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)  # that are suggested
@@ -32,11 +32,11 @@ class Suggestion:
     """A recipe with the comments that explain it."""
 
     recipe: Recipe
-    remarks: tuple[Remark, ...]
+    remarks: tuple[Comment, ...]
     shown: tuple[str, ...]
 
 
-def suggest(seen: Seen, *, model: str = "", given: str = "", name: str = "dataset.toml") -> Suggestion:
+def suggest(seen: SourceOverview, *, model: str = "", given: str = "", name: str = "dataset.toml") -> Suggestion:
     """The recipe for what was `seen`, and for the encoders of `model`, a directory or a Hub id; "" where none is named.
 
     `given` is the source as the user called it, `name` the recipe's own. Raises `ModelError` for a directory that holds
@@ -49,15 +49,15 @@ def suggest(seen: Seen, *, model: str = "", given: str = "", name: str = "datase
     mask: MaskFrom = seen.mask_folder or ("sidecar" if seen.masks else "none")
     fraction = next((fraction for most, fraction in _FRACTIONS if seen.pictures < most), 0.01)
     recipe = Recipe(sources=tuple(sources), image=image, caption=caption, mask=mask,
-                    validation=fraction, model=ModelChoice(path=model))
-    remarks = [Remark(at="", text=text) for text in _top(seen, given, name)]
+                    validation=fraction, model=ModelOptions(path=model))
+    remarks = [Comment(at="", text=text) for text in _top(seen, given, name)]
     if not model:
-        remarks.append(Remark(at="model", text='none is named: path = "models/sd15" or a Hub id here, or prep encode '
-                              "--model"))
+        remarks.append(Comment(at="model", text='none is named: path = "models/sd15" or a Hub id here, or prep encode '
+                               "--model"))
     remarks += [*image_says, *caption_says, *_mask(seen), *source_says]
     if fraction:
-        remarks.append(Remark(at="validation.fraction", text=f"about {max(1, round(fraction * seen.pictures))} of "
-                              f"{seen.pictures} pictures, never trained on"))
+        remarks.append(Comment(at="validation.fraction", text=f"about {max(1, round(fraction * seen.pictures))} of "
+                               f"{seen.pictures} pictures, never trained on"))
     also = (name for name, says in (("image.alpha", seen.opened.alpha), ("caption.lines", seen.opened.several)) if says)
     return Suggestion(recipe=recipe, remarks=tuple(remarks), shown=(*SHOWN, *also))
 
@@ -76,7 +76,7 @@ def _family(model: str) -> Family | None:
     return None
 
 
-def _top(seen: Seen, given: str, name: str) -> Iterator[str]:
+def _top(seen: SourceOverview, given: str, name: str) -> Iterator[str]:
     yield f"Written by prep init from what is in {given or seen.path}: {seen.pictures} pictures."
     yield f"prep scan {name} says what is wrong with them, prep bucket {name} what training would see."
     opened = seen.opened
@@ -86,63 +86,64 @@ def _top(seen: Seen, given: str, name: str) -> Iterator[str]:
         yield f"Files that cannot be read as pictures: {opened.unreadable}."
 
 
-def _image(seen: Seen, family: Family | None) -> tuple[ImageChoice, list[Remark]]:
+def _image(seen: SourceOverview, family: Family | None) -> tuple[ImageOptions, list[Comment]]:
     """The largest resolution that most pictures reach, up to the model's own."""
     opened, most = seen.opened, RESOLUTIONS[-1] if family is None else family.resolution
     if not opened.sizes:
-        return ImageChoice(), [Remark(at="image", text="no picture could be read, so the defaults are written")]
+        return ImageOptions(), [Comment(at="image", text="no picture could be read, so the defaults are written")]
     areas = sorted(opened.sizes, key=lambda size: size[0] * size[1])
     enough = isqrt(areas[len(areas) // 5][0] * areas[len(areas) // 5][1])
     side = max((one for one in RESOLUTIONS if one <= min(enough, most)), default=RESOLUTIONS[0])
     step = 16 if side < SMALL else 0  # 0: the family's
     below = sum(width * height < side * side for width, height in opened.sizes)
-    says = (f"from {size_of(areas[0])} to {size_of(areas[-1])}, the middle one {size_of(areas[len(areas) // 2])}; "
-            f"{below} of {len(areas)} have a smaller area than {size_of((side, side))} and are not enlarged")
+    smallest, middle, largest = (format_size(areas[at]) for at in (0, len(areas) // 2, -1))
+    says = (f"from {smallest} to {largest}, the middle one {middle}; "
+            f"{below} of {len(areas)} have a smaller area than {format_size((side, side))} and are not enlarged")
     limit = f" (trained at {most})" if family is not None and side == most else ""
-    remarks = [Remark(at="image.resolution", text=says + limit)]
+    remarks = [Comment(at="image.resolution", text=says + limit)]
     least = step or (STEP if family is None else family.step)
     if tiny := sum(min(size) < least for size in opened.sizes):
-        remarks.append(Remark(at="image.resolution", text=f"pictures with a side below {least}, which are not "
-                              f"used: {tiny}"))
+        remarks.append(Comment(at="image.resolution", text=f"pictures with a side below {least}, which are not "
+                               f"used: {tiny}"))
     if opened.alpha:
-        remarks.append(Remark(at="image.alpha", text=f"{_some(opened.alpha, opened)} have transparency, which is "
-                              'flattened onto this colour; "reject" leaves them out'))
-    return ImageChoice(resolution=side, step=step), remarks
+        remarks.append(Comment(at="image.alpha", text=f"{_some(opened.alpha, opened)} have transparency, which is "
+                               'flattened onto this colour; "reject" leaves them out'))
+    return ImageOptions(resolution=side, step=step), remarks
 
 
-def _some(count: int, opened: Opened) -> str:
+def _some(count: int, opened: SampledFiles) -> str:
     return f"{count} of {opened.count} pictures"
 
 
-def _sources(seen: Seen) -> tuple[list[Source], list[Remark]]:
+def _sources(seen: SourceOverview) -> tuple[list[Source], list[Comment]]:
     """One for each N_class directory, as kohya's tools read them, and one for what lies beside them; else the whole."""
     sources: list[Source] = []
-    remarks: list[Remark] = []
+    remarks: list[Comment] = []
     if not seen.folders or "table" in seen.captions:
         if seen.table is not None:
-            remarks.append(Remark(at="source[0].table", text="it has captions for pictures without a caption file"))
+            remarks.append(Comment(at="source[0].table", text="it has captions for pictures without a caption file"))
         if seen.folders:
-            remarks.append(Remark(at="source[0]", text=f"{len(seen.folders)} directories are called N_class; their "
-                                  "repeats are not taken over, since a table names pictures from here"))
+            remarks.append(Comment(at="source[0]", text=f"{len(seen.folders)} directories are called N_class; their "
+                                   "repeats are not taken over, since a table names pictures from here"))
         return [Source(path=seen.path, table=seen.table)], remarks
     for folder in seen.folders:
         if folder.repeats < 1:
-            remarks.append(Remark(at="", text=f"{folder.name} is left out: it is repeated 0 times."))
+            remarks.append(Comment(at="", text=f"{folder.name} is left out: it is repeated 0 times."))
             continue
         remarks.append(_of_folder(folder, len(sources)))
         sources.append(Source(path=seen.path / folder.name, repeats=min(folder.repeats, MOST_REPEATS),
                               caption=replace(_caption(seen)[0], missing="constant", constant=folder.words)))
     if seen.outside or not sources:
-        remarks.append(Remark(at=f"source[{len(sources)}]", text=f"{seen.outside} pictures in no such directory"))
+        remarks.append(Comment(at=f"source[{len(sources)}]", text=f"{seen.outside} pictures in no such directory"))
         names = tuple(f"{_literal(one.name)}/**" for one in seen.folders)
         sources.append(Source(path=seen.path, exclude=names))
     return sources, remarks
 
 
-def _of_folder(folder: Folder, number: int) -> Remark:
+def _of_folder(folder: RepeatFolder, number: int) -> Comment:
     more = "" if folder.repeats <= MOST_REPEATS else f"; {folder.repeats} repeats are more than are taken"
-    return Remark(at=f"source[{number}]", text=f"{folder.pictures} pictures; one without a caption is "
-                  f"'{folder.words}'{more}")
+    return Comment(at=f"source[{number}]", text=f"{folder.pictures} pictures; one without a caption is "
+                   f"'{folder.words}'{more}")
 
 
 def _literal(name: str) -> str:
@@ -150,7 +151,7 @@ def _literal(name: str) -> str:
     return re.sub(r"[*?\[]", r"[\g<0>]", name)
 
 
-def _caption(seen: Seen) -> tuple[CaptionChoice, list[Remark]]:
+def _caption(seen: SourceOverview) -> tuple[CaptionOptions, list[Comment]]:
     """All captions that are there; a policy for pictures without one that `prep encode` does not stop at."""
     opened, bare = seen.opened, seen.missing + seen.opened.empty
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(seen.captions.items())) or "none"
@@ -178,12 +179,12 @@ def _caption(seen: Seen) -> tuple[CaptionChoice, list[Remark]]:
             (opened.triggers, "with [trigger]", 'trigger = "WORD" puts a word there')):
         if count:
             says.append(f"captions {kind}: {count} ({what})")
-    return CaptionChoice(missing=missing), [Remark(at="caption", text=text) for text in says]
+    return CaptionOptions(missing=missing), [Comment(at="caption", text=text) for text in says]
 
 
-def _mask(seen: Seen) -> Iterator[Remark]:
+def _mask(seen: SourceOverview) -> Iterator[Comment]:
     if seen.masks:
-        yield Remark(at="mask", text=f"{seen.masks} of {seen.pictures} pictures have a mask; the others train "
-                     "everywhere. In train.toml: [loss] masked = true")
+        yield Comment(at="mask", text=f"{seen.masks} of {seen.pictures} pictures have a mask; the others train "
+                      "everywhere. In train.toml: [loss] masked = true")
     elif seen.opened.alpha:
-        yield Remark(at="mask", text='"alpha" would train what is not transparent')
+        yield Comment(at="mask", text='"alpha" would train what is not transparent')

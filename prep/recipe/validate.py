@@ -8,12 +8,12 @@ from typing import Any
 from prep.buckets.views import CROPS, FLIPS
 from prep.captions.options import check_caption
 from prep.models.family import FAMILIES
-from prep.parse import Unparsed, brief, colour_of, one_of, size_of, suggest, within
-from prep.recipe.schema import STORED_DTYPES, UPSCALES, ImageChoice, Recipe
+from prep.parse import Unparsed, brief, colour_of, one_of, parse_size, suggest, within
+from prep.recipe.schema import STORED_DTYPES, UPSCALES, ImageOptions, Recipe
 from prep.sources.item import MaskFrom
 
 
-def checked(recipe: Recipe) -> Recipe:
+def validate_recipe(recipe: Recipe) -> Recipe:
     """`recipe` itself. Raises `Unparsed` for values that are none, and for such as contradict each other."""
     _check_image(recipe.image)
     model = recipe.model
@@ -51,13 +51,13 @@ def upscale(value: Any, where: str) -> str | float:
                    f"{near}")
 
 
-def _check_image(image: ImageChoice) -> None:
+def _check_image(image: ImageOptions) -> None:
     one_of(image.buckets, ("step", "ratio", "sdxl-40", "list", "single"), "image.buckets")
     if (image.buckets == "list") != bool(image.sizes):
         raise Unparsed(f"image.buckets is '{image.buckets}' and image.sizes has {len(image.sizes)} sizes, expected "
                        "sizes with 'list', and with nothing else")
     for size in image.sizes:
-        size_of(size, "image.sizes")
+        parse_size(size, "image.sizes")
     if image.alpha != "reject":
         colour_of(image.alpha, "image.alpha", also=("reject",))
     if image.step:  # 0: the family's

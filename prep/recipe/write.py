@@ -13,15 +13,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.errors import PathError
-from prep.formatting import safe
+from prep.formatting import printable
 from prep.recipe.schema import Recipe, Source
 
 WIDTH = 118  # columns of a comment
 _NAMED = ("none", "sidecar", "alpha")  # what `mask` says when it names no directory
 
-MEANS: Mapping[str, str] = {
+KEY_COMMENTS: Mapping[str, str] = {
     "model.path": 'a diffusers pipeline directory, or a Hub id like "owner/name"',
     "model.dtype": "of the stored rows",
     "model.compute": "of the encoders",
@@ -57,14 +57,14 @@ MEANS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Remark:
+class Comment:
     """A comment, and the place in the recipe that it stands at."""
 
     at: str  # "" (the top), "image", "image.resolution", "source[2]", "source[2].mask" …
     text: str
 
 
-def recipe_text(recipe: Recipe, *, base: Path, remarks: Sequence[Remark] = (), shown: Collection[str] = ()) -> str:
+def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = (), shown: Collection[str] = ()) -> str:
     """The text of a recipe that lies in the directory `base`; `shown` are keys that are written at their default, too.
 
     Raises `PathError` for a path that no text can hold.
@@ -100,7 +100,7 @@ def _changed(record: Any, shown: Collection[str], section: str) -> dict[str, Any
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Writer:
     base: Path
-    remarks: Sequence[Remark]
+    remarks: Sequence[Comment]
     shown: Collection[str]
 
     def section(self, name: str, keys: Mapping[str, Any]) -> Iterator[str]:
@@ -110,7 +110,7 @@ class _Writer:
         yield f"[{name}]"
         yield from self._body(name, keys)
 
-    def source(self, number: int, source: Source, caption: CaptionChoice) -> Iterator[str]:
+    def source(self, number: int, source: Source, caption: CaptionOptions) -> Iterator[str]:
         """One `[[source]]`, with its own keys of `[caption]` as far as they differ from `caption`, the recipe's."""
         keys = {one.name: getattr(source, one.name) for one in fields(source)}
         default = {one.name: one.default for one in fields(source)}
@@ -128,7 +128,7 @@ class _Writer:
         for one in self.remarks:
             if one.at == at:
                 for line in one.text.split("\n"):
-                    yield from textwrap.wrap(safe(line), WIDTH, initial_indent="# ", subsequent_indent="#   ",
+                    yield from textwrap.wrap(printable(line), WIDTH, initial_indent="# ", subsequent_indent="#   ",
                                              break_on_hyphens=False) or ["#"]
 
     def _body(self, name: str, keys: Mapping[str, Any]) -> Iterator[str]:
@@ -138,7 +138,7 @@ class _Writer:
         for key, value in keys.items():
             yield from self.comments(f"{name}.{key}")
             line = f"{key} = {self._spelled(value, f'{kind}.{key}')}"
-            means = MEANS.get(f"{kind}.{key}")
+            means = KEY_COMMENTS.get(f"{kind}.{key}")
             yield f"{line:<27} # {means}" if means and len(line) + len(means) < WIDTH else line
         for at in dict.fromkeys(one.at for one in self.remarks if one.at.startswith(f"{name}.")):
             if at not in known:

@@ -12,29 +12,29 @@ from typing import Any
 import numpy as np
 
 from prep.parse import Unparsed
-from prep.scan.duplicates.copies import Seen
-from prep.scan.duplicates.correlation import LIMIT, SAME, SIDE, Near, Thumb, framed_alike, near_duplicates
+from prep.scan.duplicates.copies import ScannedPicture
+from prep.scan.duplicates.correlation import LIMIT, SAME, SIDE, Near, Thumb, near_duplicates, whole_correlation
 from prep.scan.duplicates.signature import LIMIT as MOST
 from prep.scan.duplicates.signature import Pair, likely_pairs
-from prep.scan.memo import Remembered
-from prep.scan.pool import Crew, Lost
-from prep.scan.protocol import of_blob, to_thumb
+from prep.scan.memo import ScanMemo
+from prep.scan.pool import WorkerLost, WorkerPool
+from prep.scan.protocol import pack_blob, unpack_thumb
 
 AT_ONCE = 256  # pairs whose thumbnails are in memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Makers:
+class Decoders:
     """Who decodes a picture again, and what is known of it."""
 
-    crew: Crew
+    crew: WorkerPool
     pool: Executor
-    memory: Remembered
+    memory: ScanMemo
     lost: list[str] = field(default_factory=list)  # names of pictures that are gone, or that no worker lived to decode
 
 
-def nears_of(distinct: Sequence[Seen], thumbs: Mapping[str, Thumb], makers: Makers,
-             tick: Callable[[int], object]) -> Sequence[Near]:
+def find_near(distinct: Sequence[ScannedPicture], thumbs: Mapping[str, Thumb], makers: Decoders,
+              tick: Callable[[int], object]) -> Sequence[Near]:
     """The near-duplicates among pictures sorted by rank, from memory where these were compared before.
 
     `thumbs`: thumbnails by digest of the file, as far as they are there.
@@ -51,7 +51,7 @@ def nears_of(distinct: Sequence[Seen], thumbs: Mapping[str, Thumb], makers: Make
     return nears
 
 
-def pixels_of(pictures: Sequence[Seen], makers: Makers) -> list[str]:
+def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[str]:
     """A digest of every pixel of each picture, remembered or made; "" where it cannot be decoded any more."""
     known = [makers.memory.pixels(one.identity) for one in pictures]
     lacking = [one for one, digest in zip(pictures, known, strict=True) if not digest]
@@ -62,7 +62,7 @@ def pixels_of(pictures: Sequence[Seen], makers: Makers) -> list[str]:
     return [digest or found[one.identity.file] for one, digest in zip(pictures, known, strict=True)]
 
 
-def _among_many(distinct: Sequence[Seen], makers: Makers, tick: Callable[[int], object]) -> Iterator[Near]:
+def _among_many(distinct: Sequence[ScannedPicture], makers: Decoders, tick: Callable[[int], object]) -> Iterator[Near]:
     """Near-duplicates that show the whole picture; thumbnails are made again of those that are likely."""
     pairs = likely_pairs([one.identity.signature for one in distinct], tick)
     while some := list(islice(pairs, AT_ONCE)):
@@ -73,12 +73,12 @@ def _among_many(distinct: Sequence[Seen], makers: Makers, tick: Callable[[int], 
 
 
 def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Iterator[Near]:
-    score = framed_alike(thumbs[pair.first], thumbs[pair.second], mirrored=pair.mirrored)
+    score = whole_correlation(thumbs[pair.first], thumbs[pair.second], mirrored=pair.mirrored)
     if score >= SAME:
         yield Near(first=pair.first, second=pair.second, score=score, mirrored=pair.mirrored)
 
 
-def _thumbs(pictures: Sequence[Seen], known: Mapping[str, Thumb], makers: Makers) -> list[Thumb]:
+def _thumbs(pictures: Sequence[ScannedPicture], known: Mapping[str, Thumb], makers: Decoders) -> list[Thumb]:
     """The thumbnail of each: known, remembered, or made again."""
     found = [known.get(one.identity.file) or makers.memory.thumb(one.identity) for one in pictures]
     lacking = [one for one, thumb in zip(pictures, found, strict=True) if thumb is None]
@@ -86,18 +86,18 @@ def _thumbs(pictures: Sequence[Seen], known: Mapping[str, Thumb], makers: Makers
     return [thumb or next(made) for thumb in found]
 
 
-def _made_again(picture: Seen, makers: Makers) -> Thumb:
+def _made_again(picture: ScannedPicture, makers: Decoders) -> Thumb:
     """A thumbnail; a flat one, which is like nothing, where the picture is lost by now."""
     with suppress(Unparsed):
-        if (thumb := to_thumb(_asked(makers.crew, "thumb", picture)[1])) is not None:
+        if (thumb := unpack_thumb(_asked(makers.crew, "thumb", picture)[1])) is not None:
             return thumb
     makers.lost.append(picture.name)
     flat = np.zeros((SIDE, 2), np.uint8)
     return Thumb(across=flat, down=flat)
 
 
-def _asked(crew: Crew, do: str, picture: Seen) -> tuple[Any, bytes]:
+def _asked(crew: WorkerPool, do: str, picture: ScannedPicture) -> tuple[Any, bytes]:
     try:
-        return crew.ask(do, picture=of_blob(picture.picture), file=picture.identity.file)
-    except Lost:
+        return crew.ask(do, picture=pack_blob(picture.picture), file=picture.identity.file)
+    except WorkerLost:
         return {}, b""

@@ -12,15 +12,15 @@ import numpy as np
 from prep.captions.read import BadCaption, examine_caption, judge_captions
 from prep.digest import digest_bytes
 from prep.findings import Finding, finding
-from prep.formatting import printable
-from prep.fs.blob import Blob, code_of, read_blob
+from prep.formatting import printable_name
+from prep.fs.blob import Blob, error_code, read_blob
 from prep.geometry import Placement, Size, fits
 from prep.images.decode import Picture, Pixels, decode_layers, decode_picture, encode_png, scale_and_crop
 from prep.images.formats.parts import BadPicture, Note
 from prep.images.header import Header
 from prep.images.mask import decode_mask_layers
 from prep.scan.duplicates.correlation import Thumb
-from prep.scan.duplicates.identity import Identity, identify, pixels_of, sampled, thumb_of
+from prep.scan.duplicates.identity import Identity, identify, pixel_digest, sampled, thumb_of
 from prep.sources.item import Item
 
 MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
@@ -67,16 +67,16 @@ def exact_pixels(picture: Blob, file: str | None = None) -> str:
     """A digest of every pixel of a picture that `check_item` could decode; "" where it cannot be by now, or where its
     bytes have another digest than `file`."""
     whole = _decoded(picture, file)
-    return "" if whole is None else pixels_of(whole)
+    return "" if whole is None else pixel_digest(whole)
 
 
-def small(picture: Blob, file: str | None = None) -> Thumb | None:
+def thumbnail(picture: Blob, file: str | None = None) -> Thumb | None:
     """The thumbnail of such a picture once more, in the same way."""
     whole = _decoded(picture, file)
     return None if whole is None else thumb_of(sampled(whole), whole.size)
 
 
-def preview(picture: Blob, side: int) -> bytes:
+def preview_png(picture: Blob, side: int) -> bytes:
     """A PNG of a picture with its longer side at most `side`; nothing where it cannot be decoded."""
     whole = _decoded(picture)
     if whole is None:
@@ -98,7 +98,7 @@ def _decoded(picture: Blob, file: str | None = None) -> Picture | None:
 def _unreadable(path: str, error: OSError | MemoryError) -> Finding:
     if isinstance(error, MemoryError):
         return finding(path, "too-large", "takes more memory than there is")
-    return finding(path, code_of(error), f"cannot be read: {error.strerror or error}")
+    return finding(path, error_code(error), f"cannot be read: {error.strerror or error}")
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def _unreadable(path: str, error: OSError | MemoryError) -> Finding:
 
 def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | None]:
     try:
-        notes, seen = _look(read_blob(item.picture), item.name)
+        notes, seen = _picture_findings(read_blob(item.picture), item.name)
     except (OSError, MemoryError) as error:
         return [_unreadable(item.name, error)], None
     except BadPicture as error:
@@ -114,7 +114,7 @@ def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | 
     return [finding(item.name, *note) for note in notes], seen
 
 
-def _look(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
+def _picture_findings(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
     """What is to be said of the picture in `data`, and what its copies are known by."""
     header, picture, transparency = decode_layers(data, alpha="white")
     notes = [*header.notes, *_header_notes(header, name)]
@@ -185,14 +185,14 @@ def _check_metadata(item: Item) -> list[Finding]:
         says = f"{len(data)} bytes, and no JSON from character {error.pos} on ({error.msg})"
     except (ValueError, RecursionError, MemoryError):
         pass  # longer numbers, or more levels, than this Python reads: others may
-    return [finding(beside(item, item.metadata), "bad-json", says)] if says else []
+    return [finding(display_path(item, item.metadata), "bad-json", says)] if says else []
 
 
 def _check_mask(item: Item, size: Size | None) -> list[Finding]:
     """Findings on the mask's own name; `size` of the picture, None when that cannot be decoded."""
     if item.mask is None:
         return []
-    where = beside(item, item.mask)
+    where = display_path(item, item.mask)
     try:
         header, picture, coloured = decode_mask_layers(read_blob(item.mask))
         mask = np.asarray(picture)
@@ -208,11 +208,11 @@ def _check_mask(item: Item, size: Size | None) -> list[Finding]:
     return [finding(where, *note) for note in notes]
 
 
-def beside(item: Item, other: Blob) -> str:
+def display_path(item: Item, other: Blob) -> str:
     """The name of a mask or another file beside its picture's; its path when it lies elsewhere."""
     if other.path.parent != item.picture.path.parent:
-        return printable(str(other.path))
-    return str(PurePosixPath(item.name).with_name(printable(other.name)))
+        return printable_name(str(other.path))
+    return str(PurePosixPath(item.name).with_name(printable_name(other.name)))
 
 
 def _mask_colours(header: Header, coloured: bool) -> Iterator[Note]:

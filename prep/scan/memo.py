@@ -21,15 +21,15 @@ from zlib import crc32
 
 from prep.fs.atomic import make_dirs
 from prep.fs.blob import Blob
-from prep.fs.memo import CRC, WAIT, connect, guarded
+from prep.fs.memo import CRC, WAIT, connect, disposable
 from prep.fs.paths import user_cache
-from prep.fs.stamps import REST_NS, ctime_is_change, stamp_of
+from prep.fs.stamps import SETTLE_NS, blob_stamp, ctime_is_reliable
 from prep.images.plugins import decoders
 from prep.parse import Unparsed
 from prep.scan.duplicates.correlation import LIMIT, Near, Thumb
 from prep.scan.duplicates.identity import Identity
 from prep.scan.examine import Examined
-from prep.scan.protocol import message, of_examined, of_thumb, parts, to_examined, to_thumb
+from prep.scan.protocol import pack, pack_examined, pack_thumb, unpack, unpack_examined, unpack_thumb
 from prep.sources.item import Item
 
 VERSION = 5  # of the checks and of this table: raised when a check of `prep.scan.examine` or a decoder's answer changes
@@ -47,11 +47,11 @@ def usual_path() -> Path | None:
 Stamp = tuple[bytes, int]  # a record's name, and when one of its files last changed (ns)
 
 
-class Remembered:
+class ScanMemo:
     """What is remembered; for one thread. `save` writes what is new. No fault of the file is an error."""
 
     def __init__(self, path: Path | None, *, trust: bool = True) -> None:
-        self._path = path if ctime_is_change() else None
+        self._path = path if ctime_is_reliable() else None
         self._table = None if self._path is None or not trust else _open(self._path)
         self._new: dict[bytes, bytes] = {}
         self._thumbs = 0  # noted
@@ -65,9 +65,9 @@ class Remembered:
         now, stamp = time.time_ns(), _stamp(item, self._decoders)
         if stamp is None or self._path is None:
             return None, None
-        value, rested = self._value(stamp[0]), now - stamp[1] > REST_NS
+        value, rested = self._value(stamp[0]), now - stamp[1] > SETTLE_NS
         try:
-            return stamp if rested else None, None if value is None else to_examined(parts(value)[0], None)
+            return stamp if rested else None, None if value is None else unpack_examined(unpack(value)[0], None)
         except Unparsed:
             return stamp if rested else None, None
 
@@ -77,10 +77,10 @@ class Remembered:
             return
         if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
             return
-        self._new[stamp[0]] = message(of_examined(examined))
+        self._new[stamp[0]] = pack(pack_examined(examined))
         if examined.thumb is not None and examined.identity is not None and self._thumbs < LIMIT:
             self._thumbs += 1  # 10 kB each; among more pictures, few are ever asked for
-            self._new[_thumb_name(examined.identity)] = of_thumb(examined.thumb)
+            self._new[_thumb_name(examined.identity)] = pack_thumb(examined.thumb)
         if len(self._new) > 2000:
             self.save()
 
@@ -88,7 +88,7 @@ class Remembered:
         """The thumbnail of a picture whose other facts were recalled."""
         value = self._new.get(name := _thumb_name(identity)) or self._value(name)
         with suppress(Unparsed):
-            return to_thumb(value or b"")
+            return unpack_thumb(value or b"")
         return None
 
     def pixels(self, identity: Identity) -> str:
@@ -122,7 +122,7 @@ class Remembered:
         """Writes what is new, and removes what nobody asked for in a long time."""
         if self._path is None or not (self._new or self._old):
             return
-        with guarded(self._path), suppress(OSError):
+        with disposable(self._path), suppress(OSError):
             make_dirs(self._path.parent)
             with closing(connect(self._path)) as table, table:
                 _prepare(table)
@@ -162,7 +162,7 @@ class Remembered:
 def _open(path: Path) -> sqlite3.Connection | None:
     """The table, to be read; `None` where there is none. One that is damaged or of another version is removed."""
     table = None
-    with guarded(path):
+    with disposable(path):
         if not path.is_file():
             return None
         table = connect(path)
@@ -193,7 +193,7 @@ def _stamp(item: Item, decoders: bytes) -> Stamp | None:
             running.update(b"none")
             continue
         try:
-            stamp, when = stamp_of(blob)
+            stamp, when = blob_stamp(blob)
         except OSError:
             return None
         running.update(stamp)

@@ -20,14 +20,14 @@ from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 from prep.parse import Unparsed
-from prep.scan.protocol import message, parts, read_frame, write_frame
+from prep.scan.protocol import pack, read_frame, unpack, write_frame
 from prep.scan.worker import READY, answer
 
 SECONDS = 60.0  # for one picture; the largest that are decoded take 10
 GRACE = 10.0  # seconds after which a worker whose scan is gone ends itself
 MEMORY = 8 << 30  # bytes of address space; 2^28 pixels of 16 bits with alpha take 6 GiB
 START = 60.0  # seconds until a worker must be ready
-LOOK = 0.05  # seconds between two looks at the time
+POLL_SECONDS = 0.05  # seconds between two looks at the time
 # Not `-m`: what is in PYTHONPATH stands before Python's own modules, and so would all of its packages there.
 WORKER = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from prep.scan.worker import main; main()"
 # Heaps grow and stay instead of being fetched from the system for every picture: 4 % less time. One thread for each
@@ -36,7 +36,7 @@ _SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 27), "MALLOC_TRIM_THRESHOLD_": s
              "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """A request that no worker lived to answer. `code` is one of codes.CODES."""
 
     def __init__(self, code: str, detail: str) -> None:
@@ -45,7 +45,7 @@ class Lost(Exception):
         self.detail = detail
 
 
-class Crew:
+class WorkerPool:
     """Workers that any number of threads may ask; as many are started as are asked at a time."""
 
     def __init__(self, *, seconds: float = SECONDS, memory: int = MEMORY, processes: bool = True,
@@ -60,7 +60,7 @@ class Crew:
         self._watch = threading.Thread(target=self._end_late_ones, daemon=True)
         self.started = 0  # workers, over all
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None,
@@ -69,21 +69,21 @@ class Crew:
 
     def ask(self, do: str, **what: Any) -> tuple[Mapping[str, Any], bytes]:
         """The answer of a worker (see `prep.scan.worker.answer`). Raises `Lost` when it hung or died of it."""
-        request = message({"do": do, **what})
+        request = pack({"do": do, **what})
         worker = self._take()
         if worker is None:
-            return parts(answer(request))
+            return unpack(answer(request))
         reply = worker.ask(request, self._seconds)
         if reply is None and not worker.began:  # it was dead before: that is nobody's fault
             self._end(worker)
             worker = self._take(fresh=True)
             if worker is None:
-                return parts(answer(request))
+                return unpack(answer(request))
             reply = worker.ask(request, self._seconds)
         if reply is None:
             raise self._lost(worker)
         try:
-            document, data = parts(reply)
+            document, data = unpack(reply)
         except Unparsed:
             raise self._lost(worker) from None
         if "bug" in document:
@@ -91,7 +91,7 @@ class Crew:
         with self._lock:
             self._idle.append(worker)
         if "memory" in document:
-            raise Lost("too-large", "takes more memory than there is")
+            raise WorkerLost("too-large", "takes more memory than there is")
         return document, data
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Crew:
             if self._idle and not fresh:
                 return self._idle.pop()
             if self._closed.is_set():
-                raise Lost("decoder-crashed", "the scan ended before it was decoded")
+                raise WorkerLost("decoder-crashed", "the scan ended before it was decoded")
             if not self._processes:
                 return None
         worker = _start(self._command)
@@ -123,11 +123,11 @@ class Crew:
             self._end(worker)
         return worker if ready else self._take() if self._closed.is_set() else None
 
-    def _lost(self, worker: _Worker) -> Lost:
+    def _lost(self, worker: _Worker) -> WorkerLost:
         code = self._end(worker, patience=0 if worker.late else 1.0)
         if worker.late:
-            return Lost("decoder-hung", f"was not decoded within {self._seconds:g} seconds")
-        return Lost("decoder-crashed", f"the decoder ended {_ending(code)}")
+            return WorkerLost("decoder-hung", f"was not decoded within {self._seconds:g} seconds")
+        return WorkerLost("decoder-crashed", f"the decoder ended {_ending(code)}")
 
     def _end(self, worker: _Worker, *, patience: float = 0) -> int | None:
         with self._lock:
@@ -135,7 +135,7 @@ class Crew:
         return worker.end(patience)
 
     def _end_late_ones(self) -> None:
-        while not self._closed.wait(LOOK):
+        while not self._closed.wait(POLL_SECONDS):
             with self._lock:
                 workers = list(self._all)
             for worker in workers:

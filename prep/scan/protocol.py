@@ -42,12 +42,12 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return body if len(body) == length else None
 
 
-def message(document: Mapping[str, Any], data: bytes = b"") -> bytes:
+def pack(document: Mapping[str, Any], data: bytes = b"") -> bytes:
     """A document and bytes as one."""
     return json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n" + data
 
 
-def parts(body: bytes) -> tuple[dict[str, Any], bytes]:
+def unpack(body: bytes) -> tuple[dict[str, Any], bytes]:
     """The document and the bytes of a message. Raises `Unparsed`."""
     head, _, data = body.partition(b"\n")
     try:
@@ -59,29 +59,29 @@ def parts(body: bytes) -> tuple[dict[str, Any], bytes]:
 # ---- items -----------------------------------------------------------------------------------------------------------
 
 
-def of_item(item: Item) -> dict[str, Any]:
+def pack_item(item: Item) -> dict[str, Any]:
     """An item as a document; `to_item` makes it again."""
-    return {"name": item.name, "source": item.source, "picture": of_blob(item.picture),
-            "caption": None if item.caption is None else of_blob(item.caption),
-            "mask": None if item.mask is None else of_blob(item.mask),
-            "metadata": None if item.metadata is None else of_blob(item.metadata),
+    return {"name": item.name, "source": item.source, "picture": pack_blob(item.picture),
+            "caption": None if item.caption is None else pack_blob(item.caption),
+            "mask": None if item.mask is None else pack_blob(item.mask),
+            "metadata": None if item.metadata is None else pack_blob(item.metadata),
             "caption_format": item.caption_format, "captions": list(item.captions)}
 
 
-def to_item(document: Mapping[str, Any]) -> Item:
+def unpack_item(document: Mapping[str, Any]) -> Item:
     """The item of a document that `of_item` made."""
-    blobs = {name: None if document[name] is None else to_blob(document[name])
+    blobs = {name: None if document[name] is None else unpack_blob(document[name])
              for name in ("caption", "mask", "metadata")}
-    return Item(name=document["name"], source=document["source"], picture=to_blob(document["picture"]),
+    return Item(name=document["name"], source=document["source"], picture=unpack_blob(document["picture"]),
                 caption_format=document["caption_format"], captions=tuple(document["captions"]), **blobs)
 
 
-def of_blob(blob: Blob) -> list[Any]:
+def pack_blob(blob: Blob) -> list[Any]:
     """A blob as a document; `to_blob` makes it again."""
     return [blob.file, blob.offset, blob.length, blob.member]
 
 
-def to_blob(document: list[Any]) -> Blob:
+def unpack_blob(document: list[Any]) -> Blob:
     """The blob of a document that `of_blob` made."""
     file, offset, length, member = document
     return Blob(file=file, offset=offset, length=length, member=member)
@@ -90,7 +90,7 @@ def to_blob(document: list[Any]) -> Blob:
 # ---- what was found --------------------------------------------------------------------------------------------------
 
 
-def of_examined(examined: Examined) -> dict[str, Any]:
+def pack_examined(examined: Examined) -> dict[str, Any]:
     """What was found in an item as a document, but for its thumbnail."""
     identity = examined.identity
     return {"name": examined.name, "captions": list(examined.captions),
@@ -99,7 +99,7 @@ def of_examined(examined: Examined) -> dict[str, Any]:
                                                            identity.signature.hex()]}
 
 
-def to_examined(document: Mapping[str, Any], thumb: Thumb | None) -> Examined:
+def unpack_examined(document: Mapping[str, Any], thumb: Thumb | None) -> Examined:
     """What a document says that `of_examined` made. Raises `Unparsed`."""
     try:
         identity = document["identity"]
@@ -114,17 +114,18 @@ def to_examined(document: Mapping[str, Any], thumb: Thumb | None) -> Examined:
         raise Unparsed(f"what was found lacks a part: {error}") from None
 
 
-def all_examined(document: Mapping[str, Any], data: bytes, count: int) -> list[Examined]:
+def unpack_all_examined(document: Mapping[str, Any], data: bytes, count: int) -> list[Examined]:
     """What a worker's answer says of `count` items. Raises `Unparsed`."""
     found = list_of(document.get("found"), lambda one, at: expect(one, dict, at), "found")
     lengths = list_of(document.get("lengths"), lambda one, at: expect(one, int, at), "lengths")
     ends = list(accumulate(lengths, initial=0))
     if len(found) != count or len(lengths) != count or min(ends) < 0 or ends[-1] != len(data):
         raise Unparsed(f"an answer has {len(found)} items and {len(data)} bytes, expected {count} and {ends[-1]}")
-    return [to_examined(one, to_thumb(data[start:end])) for one, start, end in zip(found, ends, ends[1:], strict=False)]
+    return [unpack_examined(one, unpack_thumb(data[start:end])) for one, start,
+            end in zip(found, ends, ends[1:], strict=False)]
 
 
-def of_thumb(thumb: Thumb | None) -> bytes:
+def pack_thumb(thumb: Thumb | None) -> bytes:
     """A thumbnail as bytes: both its lengths, and its pixels."""
     if thumb is None:
         return b""
@@ -132,7 +133,7 @@ def of_thumb(thumb: Thumb | None) -> bytes:
     return lengths + thumb.across.tobytes() + thumb.down.tobytes()
 
 
-def to_thumb(data: bytes) -> Thumb | None:
+def unpack_thumb(data: bytes) -> Thumb | None:
     """The thumbnail of bytes that `of_thumb` made. Raises `Unparsed`."""
     if not data:
         return None

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of
-from prep.dataset.listing import walk_all, walk_labelled
+from prep.dataset.listing import walk_labelled, walk_recipe
 from prep.errors import ModelError, UsageError
-from prep.findings import Finding, code_of, finding, judged
+from prep.findings import Finding, apply_policy, finding, parse_code
 from prep.fs.blob import Blob
 from prep.parse import Unparsed
-from prep.progress import CountedApart, Progress
+from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import Recipe
-from prep.runtime import held_back
+from prep.runtime import defer_interrupts
 from prep.scan.examine import Examined
-from prep.scan.memo import Remembered, usual_path
-from prep.scan.pool import Crew, Lost
-from prep.scan.protocol import of_blob
-from prep.scan.scanner import Check, Report, nothing_else, scan
+from prep.scan.memo import ScanMemo, usual_path
+from prep.scan.pool import WorkerLost, WorkerPool
+from prep.scan.protocol import pack_blob
+from prep.scan.scanner import Check, ScanReport, nothing_else, scan
 from prep.sources.item import Item
 
 SIDE = 160  # pixels of a preview's longer side
 UNSAID = {"missing-caption", "empty-caption"}
-NEAR = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
+NEAR_CODES = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
 
 
 Previews = Callable[[Sequence[str]], Mapping[str, bytes]]  # names of items to a small PNG of each that has one
-Show = Callable[[Report, Previews], object]
+Show = Callable[[ScanReport, Previews], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scanning:
+class ScanCall:
     """What the command line asks for."""
 
     recipe: Recipe
@@ -45,12 +45,12 @@ class Scanning:
     progress: Progress
 
 
-def scan_all(asked: Scanning) -> Report:
+def run_scan(asked: ScanCall) -> ScanReport:
     """The report, with the findings that are asked for. Raises `UsageError`, `PathError`, `ModelError`."""
     _check(asked)
     recipe, choice = asked.recipe, asked.recipe.scan
-    wanted = {one.code for one in judged([finding(".", code, "") for code in sorted(NEAR)], choice,
-                                         select=asked.select, ignore=asked.ignore)}
+    wanted = {one.code for one in apply_policy([finding(".", code, "") for code in sorted(NEAR_CODES)], choice,
+                                               select=asked.select, ignore=asked.ignore)}
     tokens = nothing_else if asked.model is None else _token_check(asked.model, recipe)
     blobs: dict[str, Blob] = {}
 
@@ -59,28 +59,28 @@ def scan_all(asked: Scanning) -> Report:
             blobs[item.name] = item.picture
         return tokens(item, examined)
 
-    memory = Remembered(usual_path(), trust=not asked.rehash)
+    memory = ScanMemo(usual_path(), trust=not asked.rehash)
     try:
         report = scan(walk_labelled(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
                       memory=memory, check=check, compare=bool(wanted),
-                      total=CountedApart(lambda: sum(isinstance(one, Item) for one in walk_all(recipe))))
+                      total=BackgroundTotal(lambda: sum(isinstance(one, Item) for one in walk_recipe(recipe))))
     finally:
         memory.close()
     broken = {one.path for one in report.findings if one.severity == "error"}
     left = {one.path for one in report.findings if _left_out(one, recipe)} - broken
     said = (_with_policy(one, recipe) for one in report.findings)
     report = replace(report, samples=report.samples - len(left),
-                     findings=judged(said, choice, select=asked.select, ignore=asked.ignore))
+                     findings=apply_policy(said, choice, select=asked.select, ignore=asked.ignore))
     if asked.show is not None:
         asked.show(report, lambda names: _previews([name for name in names if name in blobs], blobs))
     return report
 
 
-def _check(asked: Scanning) -> None:
+def _check(asked: ScanCall) -> None:
     for option, codes in (("--select", asked.select), ("--ignore", asked.ignore)):
         for code in codes:
             try:
-                code_of(code, option)
+                parse_code(code, option)
             except Unparsed as error:
                 raise UsageError(str(error), hint="the table of codes is in README.md") from None
 
@@ -100,7 +100,7 @@ def _left_out(one: Finding, recipe: Recipe) -> bool:
     return one.code in UNSAID and _caption_choice(one, recipe).missing == "reject"
 
 
-def _caption_choice(one: Finding, recipe: Recipe) -> CaptionChoice:
+def _caption_choice(one: Finding, recipe: Recipe) -> CaptionOptions:
     """What the recipe says of captions of the source that a finding is labelled with."""
     return recipe.caption_of(0 if len(recipe.sources) == 1 else
                              int(one.path.removeprefix("source[").partition("]")[0]))
@@ -109,7 +109,7 @@ def _caption_choice(one: Finding, recipe: Recipe) -> CaptionChoice:
 def _token_check(model: str, recipe: Recipe) -> Check:
     """A warning for each item one of whose captions, in all its variants, has more tokens than the encoder takes."""
     from prep.models.hub import locate
-    with held_back():
+    with defer_interrupts():
         from prep.models.tokenizer import TokenCounter  # here: it loads transformers
 
     try:
@@ -130,10 +130,10 @@ def _token_check(model: str, recipe: Recipe) -> Check:
 def _previews(names: Sequence[str], blobs: dict[str, Blob]) -> dict[str, bytes]:
     """A small PNG of each picture, by name; made by a worker, like everything that is decoded."""
     found: dict[str, bytes] = {}
-    with Crew() as crew:
+    with WorkerPool() as crew:
         for name in names:
             try:
-                found[name] = crew.ask("preview", picture=of_blob(blobs[name]), side=SIDE)[1]
-            except Lost:
+                found[name] = crew.ask("preview", picture=pack_blob(blobs[name]), side=SIDE)[1]
+            except WorkerLost:
                 continue
     return found

@@ -17,13 +17,13 @@ from typing import Any
 from prep.findings import Finding, finding
 from prep.parse import Unparsed
 from prep.progress import Progress, Tick, Total, silent
-from prep.scan.compare import Makers, nears_of, pixels_of
-from prep.scan.duplicates.copies import Seen, exact_copies, near_findings, too_many
+from prep.scan.compare import Decoders, find_near, pixel_digests
+from prep.scan.duplicates.copies import ScannedPicture, exact_copies, near_findings, skipped_finding
 from prep.scan.duplicates.correlation import LIMIT, Thumb
 from prep.scan.examine import Examined
-from prep.scan.memo import Remembered, Stamp
-from prep.scan.pool import Crew, Lost
-from prep.scan.protocol import all_examined, of_item
+from prep.scan.memo import ScanMemo, Stamp
+from prep.scan.pool import WorkerLost, WorkerPool
+from prep.scan.protocol import pack_item, unpack_all_examined
 from prep.sources.item import Item
 
 BATCH = 8  # items of a request: the way there and back costs a twentieth of a picture's decoding
@@ -33,7 +33,7 @@ Check = Callable[[Item, Examined], Iterable[Finding]]  # what else is to be said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class ScanReport:
     """What a scan says."""
 
     pictures: int  # looked at
@@ -50,16 +50,16 @@ def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
     return ()
 
 
-def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, crew: Crew | None = None,
-         memory: Remembered | None = None, check: Check = nothing_else, compare: bool = True,
-         total: Total = None) -> Report:
+def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, crew: WorkerPool | None = None,
+         memory: ScanMemo | None = None, check: Check = nothing_else, compare: bool = True,
+         total: Total = None) -> ScanReport:
     """The report on `items`, as a source yields them; its findings are taken over.
 
     `jobs` workers of `crew` (default: a new one, ended here) decode. `compare`: near-duplicates are looked for.
     `total`: how many items there are, for the bar.
     """
-    with crew or Crew() as workers, ThreadPoolExecutor(jobs) as pool:
-        work = _Work(crew=workers, pool=pool, jobs=jobs, memory=memory or Remembered(None))
+    with crew or WorkerPool() as workers, ThreadPoolExecutor(jobs) as pool:
+        work = _Work(crew=workers, pool=pool, jobs=jobs, memory=memory or ScanMemo(None))
         try:
             with progress("scanning", total, "pictures") as tick:
                 findings, album, counts = _gather(_examined(items, work), check, tick)
@@ -73,24 +73,24 @@ def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = sil
 class _Work:
     """Who decodes, and what is known."""
 
-    crew: Crew
+    crew: WorkerPool
     pool: ThreadPoolExecutor
     jobs: int
-    memory: Remembered
+    memory: ScanMemo
 
 
 @dataclass(kw_only=True, slots=True)
 class _Album:
     """The pictures that can be decoded, and their thumbnails while they are few."""
 
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ScannedPicture] = field(default_factory=list)
     thumbs: dict[str, Thumb] = field(default_factory=dict)  # by digest of the file
     full: bool = False
 
     def add(self, item: Item, examined: Examined) -> None:
         if examined.identity is None:
             return
-        self.seen.append(Seen(name=item.name, identity=examined.identity, picture=item.picture))
+        self.seen.append(ScannedPicture(name=item.name, identity=examined.identity, picture=item.picture))
         if examined.thumb is not None and not self.full:
             self.thumbs[examined.identity.file] = examined.thumb
             self.full = len(self.thumbs) > LIMIT
@@ -117,21 +117,21 @@ def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
 
 
 def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], work: _Work, progress: Progress,
-            compare: bool) -> Report:
+            compare: bool) -> ScanReport:
     """The report, with what is to be said of copies."""
-    makers = Makers(crew=work.crew, pool=work.pool, memory=work.memory)
-    copied, distinct = exact_copies(album.seen, lambda suspects: pixels_of(suspects, makers))
+    makers = Decoders(crew=work.crew, pool=work.pool, memory=work.memory)
+    copied, distinct = exact_copies(album.seen, lambda suspects: pixel_digests(suspects, makers))
     findings += copied
     if compare:
         with progress("comparing", len(distinct), "pictures") as tick:
-            nears = nears_of(distinct, album.thumbs, makers, tick)
-        findings += [*too_many(distinct), *near_findings(nears, distinct)]
+            nears = find_near(distinct, album.thumbs, makers, tick)
+        findings += [*skipped_finding(distinct), *near_findings(nears, distinct)]
     work.memory.save()
     ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
-    return Report(pictures=counts[0], samples=counts[1], findings=tuple(ordered))
+    return ScanReport(pictures=counts[0], samples=counts[1], findings=tuple(ordered))
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: ScanReport) -> dict[str, Any]:
     """The document of `prep scan --json`."""
     return {"format": "latentry/scan", "version": 1, "pictures": report.pictures, "samples": report.samples,
             "findings": [one.as_json() for one in report.findings]}
@@ -176,13 +176,13 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
 _Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worker lived to find it
 
 
-def _examine(batch: Sequence[tuple[Item, Stamp | None]], crew: Crew) -> list[_Looked]:
+def _examine(batch: Sequence[tuple[Item, Stamp | None]], crew: WorkerPool) -> list[_Looked]:
     """What was found in each; where a worker is lost, each is asked for alone, to know of which."""
     try:
-        document, data = crew.ask("examine", items=[of_item(item) for item, _ in batch])
-        found = all_examined(document, data, len(batch))
+        document, data = crew.ask("examine", items=[pack_item(item) for item, _ in batch])
+        found = unpack_all_examined(document, data, len(batch))
         return [(item, stamp, examined, True) for (item, stamp), examined in zip(batch, found, strict=True)]
-    except Lost as lost:
+    except WorkerLost as lost:
         code, detail = lost.code, lost.detail
     except Unparsed as error:
         code, detail = "decoder-crashed", f"the decoder's worker says what it never would: {error}"
@@ -193,7 +193,7 @@ def _examine(batch: Sequence[tuple[Item, Stamp | None]], crew: Crew) -> list[_Lo
     return [(item, stamp, Examined(name=item.name, findings=(said,), identity=None, thumb=None, captions=()), False)]
 
 
-def _noted(future: Future[list[_Looked]], memory: Remembered) -> Iterator[tuple[Item, Examined]]:
+def _noted(future: Future[list[_Looked]], memory: ScanMemo) -> Iterator[tuple[Item, Examined]]:
     for item, stamp, examined, lived in future.result():
         if lived:  # what a worker died of may have been its memory or the load, and is tried again
             memory.note(stamp, item, examined)

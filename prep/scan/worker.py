@@ -19,8 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from prep.images.decode import quiet_pillow
-from prep.scan.examine import check_item, exact_pixels, preview, small
-from prep.scan.protocol import message, of_examined, of_thumb, parts, read_frame, to_blob, to_item, write_frame
+from prep.scan.examine import check_item, exact_pixels, preview_png, thumbnail
+from prep.scan.protocol import (
+    pack,
+    pack_examined,
+    pack_thumb,
+    read_frame,
+    unpack,
+    unpack_blob,
+    unpack_item,
+    write_frame,
+)
 
 READY = b"latentry worker 1"
 LAST_TO_LIVE = "1000"  # of -1000 to 1000: whom Linux ends first when memory runs out
@@ -28,17 +37,17 @@ LAST_TO_LIVE = "1000"  # of -1000 to 1000: whom Linux ends first when memory run
 
 def answer(request: bytes) -> bytes:
     """The answer to a request: `examine` items; `pixels`, `thumb` or `preview` of a picture. Files alone decide."""
-    document, _ = parts(request)
+    document, _ = unpack(request)
     if document["do"] == "examine":
-        found = [check_item(to_item(item)) for item in document["items"]]
-        thumbs = [of_thumb(one.thumb) for one in found]
-        return message({"found": [of_examined(one) for one in found], "lengths": list(map(len, thumbs))},
-                       b"".join(thumbs))
+        found = [check_item(unpack_item(item)) for item in document["items"]]
+        thumbs = [pack_thumb(one.thumb) for one in found]
+        return pack({"found": [pack_examined(one) for one in found], "lengths": list(map(len, thumbs))},
+                    b"".join(thumbs))
     if document["do"] == "thumb":
-        return message({}, of_thumb(small(to_blob(document["picture"]), document.get("file"))))
+        return pack({}, pack_thumb(thumbnail(unpack_blob(document["picture"]), document.get("file"))))
     if document["do"] == "pixels":
-        return message({"pixels": exact_pixels(to_blob(document["picture"]), document.get("file"))})
-    return message({}, preview(to_blob(document["picture"]), document["side"]))
+        return pack({"pixels": exact_pixels(unpack_blob(document["picture"]), document.get("file"))})
+    return pack({}, preview_png(unpack_blob(document["picture"]), document["side"]))
 
 
 def main() -> None:
@@ -57,9 +66,9 @@ def main() -> None:
         try:
             reply = answer(request)
         except MemoryError:
-            reply = message({"memory": most})
+            reply = pack({"memory": most})
         except Exception:
-            reply = message({"bug": traceback.format_exc()})
+            reply = pack({"bug": traceback.format_exc()})
         _alarm(0)
         write_frame(answers, reply)
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prep.findings import Finding
-from prep.formatting import printable
+from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.fs.paths import check_source
 from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
 from prep.sources.tables import Tables
-from prep.sources.tree import Folder, beginning, folders_below, stem_of
+from prep.sources.tree import Directory, beginning, folders_below, stem_of
 
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # they caption nothing
 
@@ -40,7 +40,7 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder,
         tables.add(table, "", table.name)
     for folder in folders_below(root):
         for name in folder.tables:
-            tables.add(folder.path / name, folder.prefix, printable(folder.prefix + name))
+            tables.add(folder.path / name, folder.prefix, printable_name(folder.prefix + name))
         yield from _pair(folder, source, masks, tables, sidecar=mask_from == "sidecar")
         unused += len(folder.masks) if mask_from == "none" else 0
     yield from tables.findings
@@ -55,7 +55,7 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder,
 # ---- names to items --------------------------------------------------------------------------------------------------
 
 
-def _pair(folder: Folder, source: int, masks: MaskFolder | None, tables: Tables, *,
+def _pair(folder: Directory, source: int, masks: MaskFolder | None, tables: Tables, *,
           sidecar: bool) -> Iterator[Item | Finding]:
     """Items of one directory, then what was left over."""
     stems: dict[str, list[str]] = {}
@@ -72,14 +72,14 @@ def _pair(folder: Folder, source: int, masks: MaskFolder | None, tables: Tables,
         row = tables.find(folder.prefix + name)
         if row is not None and sidecar and mask is None:
             mask = row.mask
-        yield Item(name=printable(folder.prefix + name), source=source, picture=Blob(file=place + name),
+        yield Item(name=printable_name(folder.prefix + name), source=source, picture=Blob(file=place + name),
                    caption=Blob(file=place + captions[0]) if captions else None,
                    caption_format="json" if captions and captions[0].lower().endswith(".json") else "text",
                    captions=row.captions if row is not None and not captions else (),
                    metadata=Blob(file=place + unused) if first and (unused := _json_of(captions[1:])) else None,
                    mask=Blob(file=mask) if mask is not None else None)
         if len(stems[stem]) > 1:
-            others = ", ".join(printable(other) for other in stems[stem] if other != name)
+            others = ", ".join(printable_name(other) for other in stems[stem] if other != name)
             folder.say(name, "stem-collision", "warning", f"shares its caption and mask with {others}")
     _leftovers(folder, set(stems), sidecar=sidecar)
     yield from folder.findings
@@ -90,14 +90,14 @@ def _json_of(names: list[str]) -> str | None:
     return next((name for name in names if name.lower().endswith(".json")), None) if names else None
 
 
-def _leftovers(folder: Folder, stems: set[str], *, sidecar: bool) -> None:
+def _leftovers(folder: Directory, stems: set[str], *, sidecar: bool) -> None:
     for stem, found in sorted(folder.captions.items()):
         names = [name for name in found if not name.lower().endswith(".json")]  # those may be anything
         if not names:
             continue
         if stem in stems:
             for name in names[1:]:
-                folder.say(name, "second-caption", "info", f"{printable(names[0])} is used instead")
+                folder.say(name, "second-caption", "info", f"{printable_name(names[0])} is used instead")
         elif stem not in folder.foreign and not stem.casefold().startswith(_PROSE):
             folder.say(names[0], "orphan-caption", "warning", "caption without a picture")
     for stem, name in sorted(folder.masks.items()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prep.findings import Finding
-from prep.formatting import printable
+from prep.formatting import printable_name
 from prep.fs.paths import check_source
 from prep.sources.tree import beginning, folders_below, stem_of
 
@@ -28,8 +28,8 @@ class MaskFolder:
         for folder in folders_below(root):
             place = beginning(folder)
             for name in folder.pictures:
-                by_stem.setdefault(printable(folder.prefix + stem_of(name)), place + name)
-            by_stem.update({printable(folder.prefix + stem): place + name for stem, name in folder.masks.items()})
+                by_stem.setdefault(printable_name(folder.prefix + stem_of(name)), place + name)
+            by_stem.update({printable_name(folder.prefix + stem): place + name for stem, name in folder.masks.items()})
         return cls(root=root, by_stem=by_stem)
 
     def find(self, *stems: str) -> str | None:
@@ -37,7 +37,7 @@ class MaskFolder:
 
         A picture may go by several names, the most telling first.
         """
-        asked = [printable(stem) for stem in stems]  # as `prep mask` names what it writes
+        asked = [printable_name(stem) for stem in stems]  # as `prep mask` names what it writes
         found = next((self.by_stem[stem] for stem in (*asked, asked[-1].rpartition("/")[2]) if stem in self.by_stem),
                      None)
         if found is not None:
@@ -46,8 +46,8 @@ class MaskFolder:
 
     def orphans(self) -> Iterator[Finding]:
         """A finding for each mask that nobody asked for; its path is the root's own name and the place below it."""
-        name = printable(self.root.name or "masks")
+        name = printable_name(self.root.name or "masks")
         for path in sorted(Path(file) for file in set(self.by_stem.values()) - self.used):
-            place = printable(path.relative_to(self.root).as_posix())
+            place = printable_name(path.relative_to(self.root).as_posix())
             yield Finding(path=f"{name}/{place}", code="orphan-mask", severity="warning",
                           detail="mask without a picture")

@@ -18,7 +18,7 @@ from typing import Any
 
 from prep.captions.read import HALF, BadCaption, captions_of, judge_captions
 from prep.findings import Finding
-from prep.fs.blob import Blob, code_of, read_blob
+from prep.fs.blob import Blob, error_code, read_blob
 from prep.sources.tree import PICTURES
 
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
@@ -31,7 +31,7 @@ Numbered = tuple[str, Mapping[str, Any]]  # where in the table, for people; the 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class TableRow:
     """What a table says of one picture."""
 
     captions: tuple[str, ...]
@@ -48,8 +48,8 @@ class Tables:
 
     root: Path
     findings: list[Finding] = field(default_factory=list)
-    rows: dict[str, Row] = field(default_factory=dict)
-    stems: dict[str, Row] = field(default_factory=dict)  # kohya's rows may leave the extension out
+    rows: dict[str, TableRow] = field(default_factory=dict)
+    stems: dict[str, TableRow] = field(default_factory=dict)  # kohya's rows may leave the extension out
     used: set[str] = field(default_factory=set)
 
     def add(self, path: Path, prefix: str, label: str) -> None:
@@ -64,13 +64,13 @@ class Tables:
                     if bad <= MOST_SAID:
                         self._say(label, "bad-table", f"{where}: {error}")
         except OSError as error:
-            self._say(label, code_of(error), f"table cannot be read: {error.strerror or error}")
+            self._say(label, error_code(error), f"table cannot be read: {error.strerror or error}")
         except BadTable as error:
             self._say(label, "bad-table", str(error))
         if bad > MOST_SAID:
             self._say(label, "bad-table", f"{bad - MOST_SAID} more of its rows cannot be used")
 
-    def find(self, name: str) -> Row | None:
+    def find(self, name: str) -> TableRow | None:
         """The row of a picture."""
         stem = name.rpartition(".")[0]
         key, found = (name, self.rows[name]) if name in self.rows else (stem, self.stems.get(stem))
@@ -93,7 +93,7 @@ class Tables:
         name = self._below(named, prefix)
         mask = next((row[key] for key in _MASK if isinstance(row.get(key), str) and row[key]), None)
         texts, _ = judge_captions(captions_of(dict(row)))
-        found = Row(captions=texts, mask=None if mask is None else str(self.root / self._below(mask, prefix)))
+        found = TableRow(captions=texts, mask=None if mask is None else str(self.root / self._below(mask, prefix)))
         (self.rows if PurePosixPath(name).suffix.lower() in PICTURES else self.stems)[name] = found
 
     def _below(self, named: str, prefix: str) -> str:

@@ -22,11 +22,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.findings import CODES
-from prep.formatting import printable
-from prep.fs.atomic import beside, create, make_dirs, remove, rename, write
+from prep.formatting import printable_name
+from prep.fs.atomic import create, make_dirs, remove, rename, temporary_name, write
 from prep.fs.blob import Blob
 from prep.fs.paths import user_cache
-from prep.fs.stamps import REST_NS, ctime_is_change, stamp_of
+from prep.fs.stamps import SETTLE_NS, blob_stamp, ctime_is_reliable
 from prep.parse import Unparsed
 
 VERSION = 3  # raised when `prep.sources.tars` would list or group a tar in another way, or say another thing of it
@@ -67,7 +67,7 @@ class Listings:
     """What is remembered of tars; `trust=False` asks for nothing and remembers what it sees."""
 
     def __init__(self, *, trust: bool = True) -> None:
-        root = user_cache() if ctime_is_change() else None
+        root = user_cache() if ctime_is_reliable() else None
         self._folder = None if root is None else root / "tars"
         self._trust = trust
         self._wrote = False
@@ -84,7 +84,7 @@ class Listings:
         if found is not None:
             return found
         found = make()
-        if begun - changed > REST_NS and _named(path, record.parent) == known and not _may_pass(found):
+        if begun - changed > SETTLE_NS and _named(path, record.parent) == known and not _may_pass(found):
             self._wrote |= _noted(record, found)
         return found
 
@@ -115,7 +115,7 @@ def _may_pass(contents: Contents) -> bool:
 def _named(path: Path, folder: Path) -> tuple[Path, int, int] | None:
     """(its record, when it last changed, its size) of the tar at `path`; `None` where there is none."""
     try:
-        stamp, changed = stamp_of(Blob(file=str(path)))
+        stamp, changed = blob_stamp(Blob(file=str(path)))
         size = path.stat().st_size
     except OSError:
         return None
@@ -153,7 +153,7 @@ def _noted(record: Path, contents: Contents) -> bool:
             return False
         body = zlib.compress(body, 1)
         make_dirs(record.parent)
-        staged = beside(record)
+        staged = temporary_name(record)
         try:
             with create(staged) as file:
                 write(file, _digest(record.name, body) + body)
@@ -196,7 +196,7 @@ def _parsed(document: Any, size: int) -> Contents:
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise Unparsed("a name of the record is none")
-    printable(value)  # raises for halves of characters, which no member is called by
+    printable_name(value)  # raises for halves of characters, which no member is called by
     return value
 
 

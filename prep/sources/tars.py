@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 from prep.errors import PathError
 from prep.findings import Finding, Severity
-from prep.formatting import printable
+from prep.formatting import printable_name
 from prep.fs.blob import Blob
-from prep.runtime import held_back
+from prep.runtime import defer_interrupts
 from prep.sources.item import Item
 from prep.sources.tar_index import Contents, Listings, Member, Said, lands_outside
 from prep.sources.tree import MASK, PICTURES
@@ -59,7 +59,7 @@ def walk_tar(path: Path, *, label: str, source: int, sidecar: bool,
     contents = contents_of(path) if listings is None else listings.of(path, lambda: contents_of(path))
     for one in contents.said:
         severity: Severity = _SAID.get(one.code, "error")  # type: ignore[assignment]
-        where = f"{label}/{printable(one.name)}" if one.name else label
+        where = f"{label}/{printable_name(one.name)}" if one.name else label
         yield Finding(path=where, code=one.code, severity=severity, detail=one.detail or _NOT_READ)
     groups = contents.groups
     for key, parts in groups.items():
@@ -73,7 +73,7 @@ def contents_of(path: Path) -> Contents:
     groups: dict[str, dict[str, Member]] = {}
     for key, parts in _groups(listing.members):
         if key in groups:
-            names = ", ".join(printable(member.name) for member in parts.values())
+            names = ", ".join(printable_name(member.name) for member in parts.values())
             listing.say(key, "duplicate-key", f"this key comes again later in the tar, with {names}; the first is used")
         else:
             groups[key] = parts
@@ -178,7 +178,7 @@ def _groups(members: list[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
     """Consecutive members of one key, by what follows the key in lower case; a repeated name begins another group."""
     if not members:
         return
-    with held_back():
+    with defer_interrupts():
         from webdataset.tariterators import base_plus_ext, group_by_keys  # here: it loads torch
 
     def spaced() -> Iterator[dict[str, Any]]:
@@ -208,15 +208,16 @@ def _sample(path: Path, label: str, source: int, key: str, parts: Mapping[str, M
     mask = next((parts[suffix] for suffix in MASKS if suffix in parts), None) or masks.get("png")
     metadata = parts["json"] if caption != "json" and "json" in parts else None
     for suffix in pictures:
-        yield Item(name=f"{label}/{printable(parts[suffix].name)}", source=source, picture=_blob(path, parts[suffix]),
+        yield Item(name=f"{label}/{printable_name(parts[suffix].name)}", source=source,
+                   picture=_blob(path, parts[suffix]),
                    caption=None if caption is None else _blob(path, parts[caption]),
                    caption_format="json" if caption == "json" else "text",
                    mask=None if mask is None else _blob(path, mask),
                    metadata=None if metadata is None or suffix != pictures[0] else _blob(path, metadata))
     if pictures and "txt" in parts and "caption" in parts:
-        yield Finding(path=f"{label}/{printable(parts['caption'].name)}", code="second-caption", severity="info",
-                      detail=f"{printable(parts['txt'].name)} is used instead")
-    first = f"{label}/{printable(next(iter(parts.values())).name)}"
+        yield Finding(path=f"{label}/{printable_name(parts['caption'].name)}", code="second-caption", severity="info",
+                      detail=f"{printable_name(parts['txt'].name)} is used instead")
+    first = f"{label}/{printable_name(next(iter(parts.values())).name)}"
     if len(pictures) > 1:
         yield Finding(path=first, code="stem-collision", severity="warning",
                       detail=f"{len(pictures)} pictures of this key share its caption and mask")
@@ -227,4 +228,4 @@ def _sample(path: Path, label: str, source: int, key: str, parts: Mapping[str, M
 
 
 def _blob(path: Path, member: Member) -> Blob:
-    return Blob(file=str(path), offset=member.offset, length=member.size, member=printable(member.name))
+    return Blob(file=str(path), offset=member.offset, length=member.size, member=printable_name(member.name))

@@ -10,8 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from prep.findings import Finding, Severity
-from prep.formatting import printable
-from prep.fs.paths import CACHE_MARK
+from prep.formatting import printable_name
+from prep.fs.paths import MARKER
 
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".tif", ".tiff", ".gif",
             ".heic", ".heif", ".hif", ".jxl")  # these four where an extra is installed; where not, that is told of each
@@ -26,7 +26,7 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR:
 
 
 @dataclass(kw_only=True, slots=True)
-class Folder:
+class Directory:
     """The names of one directory, sorted into what they are."""
 
     prefix: str  # POSIX path below the root, "" or ending in /
@@ -41,7 +41,8 @@ class Folder:
 
     def say(self, name: str, code: str, severity: Severity, detail: str) -> None:
         """Adds a finding on the file `name` of this directory."""
-        self.findings.append(Finding(path=printable(self.prefix + name), code=code, severity=severity, detail=detail))
+        self.findings.append(Finding(path=printable_name(self.prefix + name), code=code, severity=severity,
+                                     detail=detail))
 
 
 def stem_of(name: str) -> str:
@@ -50,7 +51,7 @@ def stem_of(name: str) -> str:
     return stem if stem.strip(".") else name
 
 
-def folders_below(root: Path) -> Iterator[Folder]:
+def folders_below(root: Path) -> Iterator[Directory]:
     """Every directory from `root` down, once, in the order of names: a directory's files before its subdirectories.
 
     A link to a directory inside `root` is passed over, since that is read where it lies; one that leads outside is
@@ -61,7 +62,7 @@ def folders_below(root: Path) -> Iterator[Folder]:
     todo = [("", root)]
     while todo:
         prefix, path = todo.pop()
-        folder = Folder(prefix=prefix, path=path)
+        folder = Directory(prefix=prefix, path=path)
         if _is_new(path, seen):
             _fill(folder, inside)
             todo.extend((f"{prefix}{name}/", path / name) for name in reversed(folder.folders))
@@ -80,7 +81,7 @@ def _is_new(path: Path, seen: set[tuple[int, int]]) -> bool:
     return new
 
 
-def _fill(folder: Folder, inside: Path) -> None:
+def _fill(folder: Directory, inside: Path) -> None:
     """Reads the directory's names into `folder`."""
     try:
         with os.scandir(folder.path) as entries:
@@ -88,7 +89,7 @@ def _fill(folder: Folder, inside: Path) -> None:
     except OSError as error:
         folder.say("", "unreadable-file", "error", f"directory cannot be read: {error.strerror}")
         return
-    if folder.prefix and any(entry.name == CACHE_MARK for entry in listed):
+    if folder.prefix and any(entry.name == MARKER for entry in listed):
         folder.say("", "cache-inside", "warning", "is a cache of latents, not pictures; left out")
         return
     for entry in listed:
@@ -108,7 +109,7 @@ def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _add_folder(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
+def _add_folder(folder: Directory, entry: os.DirEntry[str], inside: Path) -> None:
     if entry.name in _SYSTEM_FOLDERS:
         return
     if entry.is_symlink():
@@ -120,7 +121,7 @@ def _add_folder(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
     folder.folders.append(entry.name)
 
 
-def _add_file(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
+def _add_file(folder: Directory, entry: os.DirEntry[str], inside: Path) -> None:
     """Sorts one name by its extension; only what will be used is looked at on the disk."""
     name, extension = entry.name, _extension(entry.name)
     stem = stem_of(name)
@@ -141,7 +142,7 @@ def _add_file(folder: Folder, entry: os.DirEntry[str], inside: Path) -> None:
             folder.pictures.append(name)
 
 
-def _is_usable(folder: Folder, entry: os.DirEntry[str], inside: Path) -> bool:
+def _is_usable(folder: Directory, entry: os.DirEntry[str], inside: Path) -> bool:
     """Whether the name leads to a regular file; says so when not, and when it leads out of the source."""
     if entry.is_file(follow_symlinks=False):  # known from the listing itself
         return True
@@ -167,6 +168,6 @@ def _extension(name: str) -> str:
     return "." + name.rpartition(".")[2].lower() if "." in name else ""
 
 
-def beginning(folder: Folder) -> str:
+def beginning(folder: Directory) -> str:
     """What stands before a name in the path of a file of this directory."""
     return str(folder.path / "_")[:-1]

@@ -23,7 +23,7 @@ from results import emit, parser_of, table
 
 from prep.cli.console import progress
 from prep.demo.tiny_model import build_random
-from prep.encode.run import Encoding, encode_all
+from prep.encode.run import EncodeCall, run_encode
 from prep.models.loading import quiet_libraries
 from prep.recipe.load import load_recipe
 
@@ -66,9 +66,9 @@ def floor(vae: AutoencoderKL, pictures: list[Path]) -> None:
 def ours(root: Path, cache: Path) -> None:
     recipe = load_recipe(root / "photos", choices={"model.path": str(root / "model"), "image.resolution": SIDE,
                                                    "model.compute": "float32"})
-    encode_all(Encoding(recipe=recipe, cache=cache, output=cache.with_suffix(".json"), device="cpu", batch_size=BATCH,
-                        jobs=THREADS, shard_bytes=256 << 20, max_rejects=None, rehash=False, download=False,
-                        dry_run=False, progress=lambda title, total, unit: progress(title, total, shown=False)))
+    run_encode(EncodeCall(recipe=recipe, cache=cache, output=cache.with_suffix(".json"), device="cpu", batch_size=BATCH,
+                          jobs=THREADS, shard_bytes=256 << 20, max_rejects=None, rehash=False, download=False,
+                          dry_run=False, progress=lambda title, total, unit: progress(title, total, shown=False)))
 
 
 def cpu(call, *args) -> float:

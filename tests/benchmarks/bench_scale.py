@@ -3,9 +3,9 @@
     python tests/benchmarks/bench_scale.py [--samples 1000000] [--rounds 3] [--directory DIR] [--quick] [--write]
 
 The data set is made first (tests/support/synthetic.py: 9,000 shards of 250 tiny rows; two minutes). Every stage is a
-process of its own, each round anew; seconds are of the work alone, after imports. Peak is the process's resident memory at
-its highest, imports and mapped files included; private is what the work left that no other process shares. Cold: the
-kernel was told to forget these files' pages; it keeps directories and inodes.
+process of its own, each round anew; seconds are of the work alone, after imports. Peak is the process's resident
+memory at its highest, imports and mapped files included; private is what the work left that no other process shares.
+Cold: the kernel was told to forget these files' pages; it keeps directories and inodes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def stage_manifest(root: Path) -> Work:
 
 def stage_tables(root: Path) -> Work:
     from prep.manifest.document import read_manifest
-    from prep.manifest.opened import open_audit
+    from prep.manifest.opened import open_manifest
 
     def work() -> object:
-        audit = open_audit(read_manifest(root / "m.json"))
+        audit = open_manifest(read_manifest(root / "m.json"))
         return audit, audit.samples, audit.shards
 
     return work
@@ -54,25 +54,25 @@ def stage_tables(root: Path) -> Work:
 def stage_inspect(root: Path) -> Work:
     from prep.manifest import describe as audit
     from prep.manifest.document import read_manifest
-    from prep.manifest.opened import open_audit
+    from prep.manifest.opened import open_manifest
 
-    return lambda: audit.describe_manifest(open_audit(read_manifest(root / "m.json")))
+    return lambda: audit.describe_manifest(open_manifest(read_manifest(root / "m.json")))
 
 
 def stage_look_up(root: Path) -> Work:
     from prep.manifest import describe as audit
     from prep.manifest.document import read_manifest
-    from prep.manifest.opened import open_audit
+    from prep.manifest.opened import open_manifest
 
-    return lambda: audit.describe_samples(open_audit(read_manifest(root / "m.json")), "0000/00000007.png")
+    return lambda: audit.describe_samples(open_manifest(read_manifest(root / "m.json")), "0000/00000007.png")
 
 
 def stage_verify(root: Path) -> Work:
     from prep.maintenance.verify import verify
     from prep.manifest.document import read_manifest
-    from prep.manifest.opened import open_audit
+    from prep.manifest.opened import open_manifest
 
-    return lambda: verify(open_audit(read_manifest(root / "m.json")), quick=True)["ok"]
+    return lambda: verify(open_manifest(read_manifest(root / "m.json")), quick=True)["ok"]
 
 
 def stage_index(root: Path) -> Work:
@@ -118,9 +118,9 @@ def stage_batch(root: Path) -> Work:
 def stage_headers(root: Path, *, jobs: int, cold: bool) -> Work:
     from prep.cache.reader import Reader
     from prep.manifest.document import read_manifest
-    from prep.manifest.opened import open_audit
+    from prep.manifest.opened import open_manifest
 
-    audit = open_audit(read_manifest(root / "m.json"))
+    audit = open_manifest(read_manifest(root / "m.json"))
     places = [(shard["digest"], array) for shard in audit.shards[:HEADERS] for array in shard["shapes"]]
     for digest, _ in places:
         for path in audit.cache.shard(digest).rglob("*"):

@@ -25,8 +25,8 @@ from results import emit, parser_of, table
 from prep.scan.duplicates.correlation import near_duplicates
 from prep.scan.duplicates.identity import sampled, thumb_of
 from prep.scan.duplicates.signature import LENGTH, likely_pairs
-from prep.scan.memo import Remembered
-from prep.scan.pool import Crew
+from prep.scan.memo import ScanMemo
+from prep.scan.pool import WorkerPool
 from prep.scan.scanner import scan
 from prep.sources.directory import walk
 from prep.sources.item import Item
@@ -72,7 +72,7 @@ def one_round(root: Path, files: list[str], remembered: Path) -> tuple[float, fl
 
 
 def one_scan(root: Path, remembered: Path) -> None:
-    memory = Remembered(remembered)
+    memory = ScanMemo(remembered)
     scan(walk(root, source=0, mask_from="none"), jobs=JOBS, memory=memory)
     memory.close()
 
@@ -90,7 +90,7 @@ def spread(values: list[float]) -> str:
 def apart(quick: bool) -> str:
     """What starting a worker, comparing and keeping cost."""
     begun = time.monotonic()
-    with Crew() as crew:
+    with WorkerPool() as crew:
         crew.ask("preview", picture=["nothing here", 0, None, ""], side=8)
         start = time.monotonic() - begun
     count = 300 if quick else 1000
@@ -112,14 +112,16 @@ def apart(quick: bool) -> str:
 def kept_bytes() -> int:
     """Bytes for each picture of a large scan, its name and path included."""
     from prep.fs.blob import Blob
-    from prep.scan.duplicates.copies import Seen
+    from prep.scan.duplicates.copies import ScannedPicture
     from prep.scan.duplicates.identity import Identity
 
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    kept = [Seen(name=f"subject/{number:08d}.jpg", picture=Blob(file=f"/home/somebody/photos/subject/{number:08d}.jpg"),
-                 identity=Identity(file=f"{number:064x}", sample=number << 8, size=(1000 + number % 999, 2000),
-                                   signature=number.to_bytes(63, "little")))
+    kept = [ScannedPicture(name=f"subject/{number:08d}.jpg",
+                           picture=Blob(file=f"/home/somebody/photos/subject/{number:08d}.jpg"),
+                           identity=Identity(file=f"{number:064x}", sample=number << 8,
+                                             size=(1000 + number % 999, 2000),
+                                             signature=number.to_bytes(63, "little")))
             for number in range(20000)]
     size = (tracemalloc.get_traced_memory()[0] - before) // len(kept)
     tracemalloc.stop()

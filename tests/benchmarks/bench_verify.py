@@ -30,7 +30,7 @@ from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.maintenance.verify import verify
 from prep.manifest.document import read_manifest
-from prep.manifest.opened import open_audit
+from prep.manifest.opened import open_manifest
 
 SHARD_MIB = 256
 BLOCK = 1 << 20
@@ -138,7 +138,7 @@ def manifest_table(root: Path, samples: int, jobs: int) -> str:
     rows = []
     for name, quick in (("prep verify", False), ("prep verify --quick", True)):
         begun, cpu = time.perf_counter(), cpu_seconds()
-        document = verify(open_audit(read_manifest(path)), quick=quick, jobs=jobs)
+        document = verify(open_manifest(read_manifest(path)), quick=quick, jobs=jobs)
         assert document["ok"], document["damaged"][:3]
         rows.append([name, f"{samples:,}", str(document["shards"]), f"{time.perf_counter() - begun:.2f}",
                      f"{cpu_seconds() - cpu:.2f}"])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.buckets.assign import Merge, assign, bucketing
+from prep.buckets.assign import Merge, assign, assign_buckets
 from prep.buckets.sizes import Rules, buckets_of, default_ends, ratio_buckets, sdxl_buckets, step_buckets
 from prep.errors import ConfigError
-from prep.geometry import Size, enlarges, nearest, place
+from prep.geometry import Size, cover, enlarges, nearest
 
 SIDE = st.integers(1, 5000)
 SIZE = st.tuples(SIDE, SIDE)
@@ -126,7 +126,7 @@ def test_ties_go_to_the_larger_then_the_narrower():
 
 @given(SIZE, SIZE)
 def test_a_placement_covers_its_bucket_by_the_least(size, bucket):
-    placed = place(size, bucket)
+    placed = cover(size, bucket)
     for axis in (0, 1):
         assert placed.scaled[axis] >= bucket[axis]
         assert placed.crop[axis] >= 0
@@ -142,7 +142,7 @@ def test_no_picture_is_enlarged_unless_asked(size, kind, step):
         asked = rules(kind=kind, step=step, resolution=256)
     else:
         asked = rules(kind=kind, step=step, resolution=1024)
-    result = bucketing([("a.png", size)], asked)
+    result = assign_buckets([("a.png", size)], asked)
     for one in result.pictures:
         assert not one.upscaled
         assert one.scale <= 1
@@ -172,7 +172,7 @@ def test_an_own_bucket_keeps_to_the_area_and_the_longest_side(size):
 
 
 def test_upscaling_when_asked():
-    (one,) = bucketing([("a.png", (256, 256))], rules(upscale="allow")).pictures
+    (one,) = assign_buckets([("a.png", (256, 256))], rules(upscale="allow")).pictures
     assert one.placement.bucket == (512, 512)
     assert one.upscaled
     assert one.scale == 2
@@ -185,21 +185,21 @@ def test_upscaling_when_asked():
      "picture is 600x500, expected one that needs no enlarging for a bucket of kind 'single'"),
 ])
 def test_too_small_is_a_finding(asked, size, detail):
-    result = bucketing([("a.png", size)], asked)
+    result = assign_buckets([("a.png", size)], asked)
     assert not result.pictures
     (finding,) = result.findings
     assert (finding.path, finding.code, finding.severity, finding.detail) == ("a.png", "too-small", "error", detail)
 
 
 def test_pictures_keep_their_order_and_index():
-    result = bucketing([("b", (512, 512)), ("small", (9, 9)), ("a", (640, 384))], rules())
+    result = assign_buckets([("b", (512, 512)), ("small", (9, 9)), ("a", (640, 384))], rules())
     assert [(one.index, one.name) for one in result.pictures] == [(0, "b"), (2, "a")]
     assert result.buckets == ((512, 512), (640, 384))
 
 
 def test_small_buckets_merge_into_the_nearest():
     pictures = [("a", (512, 512)), ("b", (512, 512)), ("c", (600, 600)), ("d", (640, 512))]
-    result = bucketing(pictures, rules(min_bucket=2))
+    result = assign_buckets(pictures, rules(min_bucket=2))
     assert result.merges == (Merge(bucket=(576, 448), into=(512, 512), pictures=1),)
     assert {one.placement.bucket for one in result.pictures} == {(512, 512)}
     assert not result.findings
@@ -207,14 +207,14 @@ def test_small_buckets_merge_into_the_nearest():
 
 def test_merges_chain_and_every_move_ends_in_a_bucket_that_exists():
     pictures = [(f"{ratio}", (512 * ratio // 4, 512 * 4 // ratio * 2)) for ratio in range(4, 9)]
-    result = bucketing(pictures, rules(min_bucket=5))
+    result = assign_buckets(pictures, rules(min_bucket=5))
     assert sum(merge.pictures for merge in result.merges) >= 1
     assert {one.placement.bucket for one in result.pictures} == set(result.buckets)
 
 
 def test_a_small_bucket_that_nothing_can_take_stays_and_is_said():
     # the thumbnail is too small for the other bucket, and the other one would shrink to a thumbnail
-    result = bucketing([("big", (512, 512)), ("thumb", (64, 64))], rules(min_bucket=2))
+    result = assign_buckets([("big", (512, 512)), ("thumb", (64, 64))], rules(min_bucket=2))
     assert result.buckets == ((64, 64), (512, 512))
     assert [(one.path, one.code, one.severity) for one in result.findings] == [
         ("big", "small-bucket", "warning"), ("thumb", "small-bucket", "warning")]
@@ -223,7 +223,7 @@ def test_a_small_bucket_that_nothing_can_take_stays_and_is_said():
 
 
 def test_with_upscaling_the_thumbnail_goes_along():
-    result = bucketing([("big", (512, 512)), ("thumb", (64, 80))], rules(min_bucket=2, upscale="allow"))
+    result = assign_buckets([("big", (512, 512)), ("thumb", (64, 80))], rules(min_bucket=2, upscale="allow"))
     assert len(result.buckets) == 1
     assert not result.findings
 
@@ -232,7 +232,7 @@ def test_with_upscaling_the_thumbnail_goes_along():
 def test_merging_loses_nobody_and_never_enlarges_unasked(given_sizes, min_bucket, upscale):
     asked = rules(resolution=256, step=16, min_bucket=min_bucket, upscale=upscale)
     named = [(str(number), size) for number, size in enumerate(given_sizes)]
-    result, again = bucketing(named, asked), bucketing(named[::-1], asked)
+    result, again = assign_buckets(named, asked), assign_buckets(named[::-1], asked)
     assert len(result.pictures) == sum(min(size) >= 16 for size in given_sizes)
     assert upscale == "allow" or not any(enlarges(one.size, one.placement.bucket) for one in result.pictures)
     assert {one.name: one.placement for one in result.pictures} == {one.name: one.placement for one in again.pictures}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.buckets.assign import bucketing
+from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
 from prep.buckets.views import CROPS, FLIPS, Framing
-from prep.dataset.bucketing import framed
-from prep.dataset.ingest import Surveyed
+from prep.dataset.bucketing import with_views
+from prep.dataset.ingest import KnownItem
 from prep.fs.blob import Blob
 from prep.geometry import ONE
 from prep.sources.item import Item
@@ -33,11 +33,11 @@ FRAMINGS = st.builds(Framing, crop=st.sampled_from(CROPS), views=st.integers(1, 
 
 def check(sizes, rules, framing, focus, several):
     """All that must hold of the bucketing of these sizes."""
-    items = [Surveyed(item=Item(name=str(number), source=0, picture=Blob(file=""), caption=None, mask=None), size=size,
-                      picture=f"{number:064x}", has_alpha=False, captions=(), mask=None, focus=focus)
+    items = [KnownItem(item=Item(name=str(number), source=0, picture=Blob(file=""), caption=None, mask=None), size=size,
+                       picture=f"{number:064x}", has_alpha=False, captions=(), mask=None, focus=focus)
              for number, size in enumerate(sizes)]  # fmt: skip
     more = (Rules(resolution=1024, upscale=rules.upscale, min_bucket=rules.min_bucket),) if several else ()
-    found = framed(bucketing([(one.item.name, one.size) for one in items], rules, *more), items, framing)
+    found = with_views(assign_buckets([(one.item.name, one.size) for one in items], rules, *more), items, framing)
     refused = {one.path for one in found.findings if one.code == "too-small"}
     assert {one.name for one in found.pictures} | refused == {one.item.name for one in items}
     assert not {one.name for one in found.pictures} & refused

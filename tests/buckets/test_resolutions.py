@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.buckets.assign import bucketing
+from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
 from prep.cache.store import Cache
 from prep.errors import ConfigError
@@ -23,7 +23,7 @@ SIDE = st.integers(40, 3000)
 
 
 def buckets(size, *rules):
-    return [(one.resolution, one.placement.bucket) for one in bucketing([("a", size)], *rules).pictures]
+    return [(one.resolution, one.placement.bucket) for one in assign_buckets([("a", size)], *rules).pictures]
 
 
 def test_a_large_picture_is_a_sample_at_each():
@@ -38,7 +38,7 @@ def test_no_picture_is_twice_in_a_bucket():
 
 def test_a_picture_is_refused_only_where_no_resolution_takes_it():
     single = [Rules(resolution=side, kind="single") for side in (512, 1024)]
-    found = bucketing([("large", (1100, 1100)), ("middle", (600, 600)), ("small", (300, 300))], *single)
+    found = assign_buckets([("large", (1100, 1100)), ("middle", (600, 600)), ("small", (300, 300))], *single)
     assert [(one.name, one.resolution) for one in found.pictures] == [("large", 512), ("large", 1024), ("middle", 512)]
     assert [one.path for one in found.findings] == ["small"]
 
@@ -46,8 +46,8 @@ def test_a_picture_is_refused_only_where_no_resolution_takes_it():
 @given(st.lists(st.tuples(SIDE, SIDE), max_size=12))
 def test_each_resolution_has_what_it_has_alone(sizes):
     named = [(f"{number}", size) for number, size in enumerate(sizes)]
-    both = {(one.index, one.placement) for one in bucketing(named, *BOTH).pictures}
-    alone = {(one.index, one.placement) for rules in BOTH for one in bucketing(named, rules).pictures}
+    both = {(one.index, one.placement) for one in assign_buckets(named, *BOTH).pictures}
+    alone = {(one.index, one.placement) for rules in BOTH for one in assign_buckets(named, rules).pictures}
     assert both == alone
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from prep.batching.plan import step_plan
-from prep.buckets.assign import bucketing
+from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
-from prep.buckets.suggest import BATCHES, NEAR, advise
-from prep.dataset.ingest import Surveyed
+from prep.buckets.suggest import BATCHES, TOLERANCE, suggest_buckets
+from prep.dataset.ingest import KnownItem
 from prep.dataset.preview import sizes_of
 from prep.fs.blob import Blob
 from prep.recipe.schema import Recipe, Source
@@ -28,11 +28,11 @@ def counted(sizes):
 def test_each_choice_is_what_bucketing_and_the_plan_say(upscale):
     rules = Rules(resolution=512, upscale=upscale)
     named = [(f"{size}", size) for size, count in SIZES.items() for _ in range(count)]
-    found = advise(counted(SIZES), [rules])
+    found = suggest_buckets(counted(SIZES), [rules])
     assert [one.batch_size for one in found[1:]] == list(BATCHES)
     for one in found:
-        alone = bucketing(named, Rules(resolution=512, upscale=upscale, kind=one.kind, step=one.step,
-                                       min_bucket=one.min_bucket))  # fmt: skip
+        alone = assign_buckets(named, Rules(resolution=512, upscale=upscale, kind=one.kind, step=one.step,
+                                            min_bucket=one.min_bucket))  # fmt: skip
         assert one.crop == pytest.approx(sum(each.crop_loss for each in alone.pictures) / len(alone.pictures))
         assert one.unused == pytest.approx(100 * (len(named) - len(alone.pictures)) / len(named))
         assert one.buckets == len(alone.buckets)
@@ -42,28 +42,29 @@ def test_each_choice_is_what_bucketing_and_the_plan_say(upscale):
 
 
 def test_the_largest_batch_that_loses_hardly_more_is_named():
-    first, *each = advise(counted(SIZES), [Rules(resolution=512)])
+    first, *each = suggest_buckets(counted(SIZES), [Rules(resolution=512)])
     least = min(one.score for one in each)
-    assert first in each and first.score <= least + NEAR
-    assert all(one.score > least + NEAR for one in each if one.batch_size > first.batch_size)
-    squares = advise(counted({(512, 512): 64}), [Rules(resolution=512)])
+    assert first in each and first.score <= least + TOLERANCE
+    assert all(one.score > least + TOLERANCE for one in each if one.batch_size > first.batch_size)
+    squares = suggest_buckets(counted({(512, 512): 64}), [Rules(resolution=512)])
     assert (squares[0].batch_size, squares[0].score) == (32, 0), "nothing is lost at all"
     assert (squares[0].buckets, squares[0].step, squares[0].min_bucket) == (1, 64, 1)
 
 
 def test_steps_fit_the_latents_and_nothing_comes_of_nothing():
     for step, tried in ((64, {64}), (32, {32, 64}), (16, {16, 32, 64}), (24, {24}), (8, {8, 16, 32, 64})):
-        found = {one.step for rules in ([Rules(resolution=512, step=step)],) for one in advise(counted(SIZES), rules)}
+        found = {one.step for rules in ([Rules(resolution=512, step=step)],)
+                 for one in suggest_buckets(counted(SIZES), rules)}
         assert found <= tried and found
-    assert advise({}, [Rules(resolution=512)]) == []
-    assert advise(counted({(7, 7): 3}), [Rules(resolution=512)]) == []
+    assert suggest_buckets({}, [Rules(resolution=512)]) == []
+    assert suggest_buckets(counted({(7, 7): 3}), [Rules(resolution=512)]) == []
 
 
 def test_repeats_are_shown_and_validation_is_not():
     def item(source):
         blob = Blob(file="")
-        return Surveyed(item=Item(name="a", source=source, picture=blob, caption=None, mask=None), picture="a" * 64,
-                        size=(64, 64), has_alpha=False, captions=(), mask=None)
+        return KnownItem(item=Item(name="a", source=source, picture=blob, caption=None, mask=None), picture="a" * 64,
+                         size=(64, 64), has_alpha=False, captions=(), mask=None)
 
     sources = (Source(path=Path("p"), repeats=3), Source(path=Path("q"), role="validation"))
     assert sizes_of(Recipe(sources=sources), [item(0), item(1)]) == {(64, 64): (2, 3)}

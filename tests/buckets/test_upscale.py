@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.buckets.assign import bucketing
+from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
 from prep.errors import ConfigError
 from prep.recipe.load import load_recipe
-from prep.recipe.schema import ImageChoice
+from prep.recipe.schema import ImageOptions
 
 SIZES = st.lists(st.tuples(st.integers(64, 2000), st.integers(64, 2000)), min_size=1, max_size=12)
 
 
 def bucket(size, upscale, **overrides):
-    found = bucketing([("a", size)], Rules(**{"resolution": 512, "upscale": upscale, **overrides}))
+    found = assign_buckets([("a", size)], Rules(**{"resolution": 512, "upscale": upscale, **overrides}))
     return found.pictures[0].placement.bucket if found.pictures else found.findings[0].detail
 
 
@@ -47,12 +47,12 @@ def test_lists_too():
 def test_nothing_is_enlarged_by_more_than_was_said(sizes, most, min_bucket, kind):
     named = [(f"{number}", size) for number, size in enumerate(sizes)]
     rules = Rules(resolution=256, step=16, kind=kind, upscale=most, min_bucket=min_bucket)
-    found = bucketing(named, rules)
+    found = assign_buckets(named, rules)
     for one in found.pictures:
         assert all(side <= most * own for side, own in zip(one.placement.bucket, one.size, strict=True))
     assert len(found.pictures) + len([one for one in found.findings if one.code == "too-small"]) == len(sizes)
     if most == 1:
-        never = bucketing(named, Rules(resolution=256, step=16, kind=kind, min_bucket=min_bucket))
+        never = assign_buckets(named, Rules(resolution=256, step=16, kind=kind, min_bucket=min_bucket))
         assert [one.placement for one in never.pictures] == [one.placement for one in found.pictures]
 
 
@@ -60,7 +60,7 @@ def test_nothing_is_enlarged_by_more_than_was_said(sizes, most, min_bucket, kind
                                              ("1.5", 1.5)])
 def test_a_recipe_says_it(tmp_path, text, value):
     assert recipe(tmp_path, text).image.upscale == value
-    assert ImageChoice(upscale=True) == ImageChoice(upscale="allow")
+    assert ImageOptions(upscale=True) == ImageOptions(upscale="allow")
 
 
 def recipe(folder, text):

@@ -18,7 +18,7 @@ from prep.buckets.views import CROPS, FLIPS, Framing, focus_crop, random_crops, 
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
 from prep.errors import ConfigError
-from prep.geometry import ONE, place
+from prep.geometry import ONE, cover
 from prep.images.mask import focus_in, focus_of
 from prep.loader import draws
 from prep.loader.index import open_index
@@ -37,7 +37,7 @@ SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cp
        st.none() | st.tuples(st.integers(0, ONE), st.integers(0, ONE)))  # fmt: skip
 @settings(max_examples=300)
 def test_every_view_lies_in_its_picture_and_no_two_are_the_same(size, bucket, picture, crop, flip, count, focus):
-    placement = place(size, bucket)
+    placement = cover(size, bucket)
     views = views_of(placement, picture, Framing(crop=crop, views=count, flip=flip), focus)
     slack = [whole - cut for whole, cut in zip(placement.scaled, bucket, strict=True)]
     for view in views:
@@ -50,14 +50,14 @@ def test_every_view_lies_in_its_picture_and_no_two_are_the_same(size, bucket, pi
 
 
 def test_more_views_leave_the_first_as_they_are():
-    placement = place((700, 512), (512, 512))
+    placement = cover((700, 512), (512, 512))
     cuts = random_crops(placement, "a" * 64, 189)
     assert random_crops(placement, "a" * 64, 5) == cuts[:5]
     assert sorted(cuts) == [(left, 0) for left in range(189)], "with as many views as offsets each has its own"
 
 
 def test_chance_depends_on_the_picture_and_the_bucket():
-    wide, wider = place((700, 512), (512, 512)), place((700, 512), (448, 448))
+    wide, wider = cover((700, 512), (512, 512)), cover((700, 512), (448, 448))
     found = [random_crops(one, picture, 4) for one in (wide, wider) for picture in ("a" * 64, "b" * 64)]
     assert len({tuple(one) for one in found}) == 4
     # What is in caches rests on these numbers: whoever changes them raises MEANING.
@@ -65,7 +65,7 @@ def test_chance_depends_on_the_picture_and_the_bucket():
 
 
 def test_offsets_are_evenly_spread():
-    placement = place((604, 512), (512, 512))
+    placement = cover((604, 512), (512, 512))
     found = np.array([random_crops(placement, f"{number:064x}", 1)[0][0] for number in range(2000)])
     assert abs(found.mean() - 46) < 2.5 and found.min() == 0 and found.max() == 92
 
@@ -87,7 +87,7 @@ def test_the_focus_is_the_centre_of_mass():
 @pytest.mark.parametrize(("box", "left"), [((0, 0, 20, 100), 0), ((280, 0, 300, 100), 200), ((140, 0, 160, 100), 100),
                                            ((110, 0, 130, 100), 70)])
 def test_the_focus_is_in_the_middle_where_the_picture_allows(box, left):
-    placement = place((300, 100), (100, 100))
+    placement = cover((300, 100), (100, 100))
     assert focus_crop(placement, focus_of(mask(300, 100, box))) == (left, 0)
 
 

@@ -61,7 +61,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_reader(cache: Cache, 
     def refuse(*rest: Any, **named: Any) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(atomic, "write_whole", refuse)
+    monkeypatch.setattr(atomic, "write_atomic", refuse)
     damage.record_if_writable(cache, [row(1)])
     with pytest.raises(PermissionError):
         damage.record(cache, [row(1)])
@@ -123,7 +123,7 @@ def test_the_test_of_lost_findings_sees_them(cache: Cache, monkeypatch: Any) -> 
         return known
 
     plain = damage.recorded
-    monkeypatch.setattr(damage, "way", lambda handle, alone: lambda: None)
+    monkeypatch.setattr(damage, "try_lock", lambda handle, alone: lambda: None)
     monkeypatch.setattr(damage, "recorded", recorded)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda number: damage.record(cache, [row(number)]), range(2)))
@@ -136,7 +136,7 @@ def test_without_a_lock_the_finding_is_recorded_all_the_same(cache: Cache, monke
         if answer:
             raise answer
 
-    monkeypatch.setattr(damage, "way", refuse)
+    monkeypatch.setattr(damage, "try_lock", refuse)
     monkeypatch.setattr(damage, "PATIENCE", 0.01)
     damage.record(cache, [row(1)])
     assert damage.recorded(cache, A) == (row(1),)

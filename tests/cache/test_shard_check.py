@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_told_and_not_remembered(
     def refuse(path: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(verify, "open_plain", refuse)
+    monkeypatch.setattr(verify, "open_regular", refuse)
     (found,) = verify.verify_shard(cache, shard.digest)
     assert found.what == "cannot be read: [Errno 13] Permission denied"
     assert not cache.damaged(shard.digest).exists()
@@ -273,7 +273,7 @@ def test_what_is_no_plain_file_is_damage(cache: Cache, shard: Shard, case: str) 
     (found,) = verify.verify_shard(cache, shard.digest)
     assert found.row is None and not found.passing
     assert "expected a plain file" in found.what or "expected a directory" in found.what
-    (found,) = verify.glance(cache, shard.digest)
+    (found,) = verify.quick_check(cache, shard.digest)
     assert not found.passing
 
 
@@ -315,7 +315,7 @@ def full(handle: Any, data: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device", handle.name)
 
 
-@pytest.mark.parametrize(("module", "name"), [(verify, "open_plain"), (header, "entries")])
+@pytest.mark.parametrize(("module", "name"), [(verify, "open_regular"), (header, "entries")])
 def test_a_shard_that_cannot_be_read_now_stays(
     cache: Cache, shard: Shard, rows: Any, edit: Edit, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 ) -> None:
@@ -335,17 +335,17 @@ def refuse(path: Any) -> Any:
 
 def test_adopted(cache: Cache, shard: Shard, rows: Any) -> None:
     """A shard without a commit, where its rows are wanted; not again, and not for rows that it does not have."""
-    assert repair.adopt(cache, load_ledger(cache), ["ab" * 32]) == []
-    assert repair.adopt(cache, load_ledger(cache), [next(iter(rows))]) == [shard]
+    assert repair.adopt_orphans(cache, load_ledger(cache), ["ab" * 32]) == []
+    assert repair.adopt_orphans(cache, load_ledger(cache), [next(iter(rows))]) == [shard]
     assert len(load_ledger(cache).resolve(rows)) == 7
-    assert repair.adopt(cache, load_ledger(cache), list(rows)) == []
-    assert repair.adopt(cache, empty_ledger(), list(rows)) == [], "another process committed it meanwhile"
+    assert repair.adopt_orphans(cache, load_ledger(cache), list(rows)) == []
+    assert repair.adopt_orphans(cache, empty_ledger(), list(rows)) == [], "another process committed it meanwhile"
 
 
 @pytest.mark.parametrize("harm", [flip_every_row, lose_header, swap_rows, spoil_index])
 def test_no_damaged_shard_is_adopted(cache: Cache, shard: Shard, rows: Any, edit: Edit, harm: Any) -> None:
     harm(cache, shard.digest, edit)
-    assert repair.adopt(cache, load_ledger(cache), list(rows)) == []
+    assert repair.adopt_orphans(cache, load_ledger(cache), list(rows)) == []
     assert list(cache.names("commits")) == []
 
 
@@ -358,7 +358,7 @@ def test_suspects_are_looked_into(
     second = put(cache, "latent", [latent], draw([latent], 3, 5))
     write_commit(cache, Task(key="cd" * 32, field="latent", rows=()), second, [], {})
     write_commit(cache, Task(key="ef" * 32, field="latent", rows=()), None, [], {})
-    assert repair.suspects(cache, load_ledger(cache)) == [A]
-    repair.mend(cache, [A, "cd" * 32, "ef" * 32, "12" * 32])
+    assert repair.incomplete_commits(cache, load_ledger(cache)) == [A]
+    repair.repair_commits(cache, [A, "cd" * 32, "ef" * 32, "12" * 32])
     assert list(cache.names("commits")) == ["cd" * 32, "ef" * 32], "nobody's doubt harms a sound commit"
-    assert {one.digest for one in repair.adopt(cache, load_ledger(cache), list(rows))} == {shard.digest}
+    assert {one.digest for one in repair.adopt_orphans(cache, load_ledger(cache), list(rows))} == {shard.digest}

@@ -13,6 +13,7 @@ from prep.cache.store import Cache, open_cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
+from prep.fs.paths import MARKER
 
 A = "ab" * 32
 
@@ -86,13 +87,13 @@ def test_a_file_is_no_cache(tmp_path: Path) -> None:
 
 
 def test_another_version(tmp_path: Path) -> None:
-    (tmp_path / store.MARKER).write_bytes(canonical(seal({"format": "latentry/cache", "version": 2})))
+    (tmp_path / MARKER).write_bytes(canonical(seal({"format": "latentry/cache", "version": 2})))
     with pytest.raises(CacheError, match=r"is 'latentry/cache' version 2, expected 'latentry/cache' version 1"):
         open_cache(tmp_path, create=True)
 
 
 def test_a_torn_marker(tmp_path: Path) -> None:
-    (tmp_path / store.MARKER).write_bytes(b'{"format":')
+    (tmp_path / MARKER).write_bytes(b'{"format":')
     with pytest.raises(CacheError, match=r"cannot be read: .* is not JSON"):
         open_cache(tmp_path, create=True)
 
@@ -157,5 +158,5 @@ def test_settling_syncs_every_directory_that_changed_lately(cache: Cache, monkey
     os.utime(cache.root / "shards" / "cd", (0, 0))
     synced: list[str] = []
     monkeypatch.setattr(atomic, "sync_dir", lambda path: synced.append(path.relative_to(cache.root).as_posix()))
-    store.settle(cache)
+    store.sync_recent_directories(cache)
     assert synced == [".", "shards", "commits", "shards/ab", "commits/ab"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.captions.options import CaptionChoice as Choice
+from prep.captions.options import CaptionOptions as Choice
 from prep.captions.variants import has_wildcards, variants_of
 
 PLAIN = Choice()

@@ -125,11 +125,11 @@ def test_names_of_files_never_reach_the_terminal_raw(prep, tmp_path):
 
 
 def test_rejected_names_are_spelled_out_in_the_report_of_encode(capsys):
-    from prep.encode.run import Report
+    from prep.encode.run import EncodeReport
 
     finding = Finding(path=f"{NASTY}.png", code="truncated", severity="error", detail="ends early")
-    console.put(Report(manifest=finding.path, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,
-                       samples={}, dry_run=True).as_text(0))
+    console.put(EncodeReport(manifest=finding.path, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,
+                             samples={}, dry_run=True).as_text(0))
     assert f"rejected: {SPELLED}.png: truncated: ends early" in capsys.readouterr().out
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from prep.buckets.assign import bucketing
+from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
-from prep.dataset.ingest import Surveyed
-from prep.dataset.preview import Showing, heavy, outlook_of, preview_as_json, showings_of
+from prep.dataset.ingest import KnownItem
+from prep.dataset.preview import TrainSample, flag_extremes, preview_as_json, preview_epoch, train_samples
 from prep.fs.blob import Blob
 from prep.recipe.schema import Recipe, Source
 from prep.sources.item import Item
@@ -19,16 +19,16 @@ RULES = Rules(resolution=512)
 
 def surveyed(name, size=(512, 512), *, source=0, picture=None):
     item = Item(name=name, source=source, picture=Blob(file=name), caption=None, mask=None)
-    return Surveyed(item=item, picture=picture or name.encode().hex().ljust(64, "0"), size=size, has_alpha=False,
-                    captions=(("x", 1.0),), mask=None)
+    return KnownItem(item=item, picture=picture or name.encode().hex().ljust(64, "0"), size=size, has_alpha=False,
+                     captions=(("x", 1.0),), mask=None)
 
 
 def placed(items):
-    return bucketing(((item.item.name, item.size) for item in items), RULES)
+    return assign_buckets(((item.item.name, item.size) for item in items), RULES)
 
 
 def shown(result, repeats=1):
-    return [Showing(id=str(one.index).zfill(4), name=one.name, bucket=one.placement.bucket, repeats=repeats)
+    return [TrainSample(id=str(one.index).zfill(4), name=one.name, bucket=one.placement.bucket, repeats=repeats)
             for one in result.pictures]
 
 
@@ -39,7 +39,7 @@ def pictures(square, wide):
 
 def test_json_has_the_promised_shape():
     result = placed(pictures(5, 3))
-    document = preview_as_json(outlook_of(result, shown(result), batch_size=4, micro_batch=2))
+    document = preview_as_json(preview_epoch(result, shown(result), batch_size=4, micro_batch=2))
     assert [(one["size"], one["samples"], one["batches"]) for one in document["buckets"]] == [
         ([512, 512], 5, 3), ([640, 384], 3, 2)]
     assert document["steps_per_epoch"] == 3
@@ -54,7 +54,7 @@ def test_json_has_the_promised_shape():
 
 def test_drop_names_everybody_it_leaves_out():
     result = placed(pictures(5, 3))
-    document = preview_as_json(outlook_of(result, shown(result), batch_size=4, underfill="drop"))
+    document = preview_as_json(preview_epoch(result, shown(result), batch_size=4, underfill="drop"))
     assert document["steps_per_epoch"] == 1
     assert len(document["left_out"]) == 4
     assert {"w0.png", "w1.png", "w2.png"} < set(document["left_out"])
@@ -62,13 +62,13 @@ def test_drop_names_everybody_it_leaves_out():
 
 def test_repeat_names_everybody_it_shows_again():
     result = placed(pictures(0, 1))
-    document = preview_as_json(outlook_of(result, shown(result), batch_size=4, underfill="repeat"))
+    document = preview_as_json(preview_epoch(result, shown(result), batch_size=4, underfill="repeat"))
     assert document["repeated"] == ["w0.png"] * 3
 
 
 def test_repeats_count():
     result = placed(pictures(2, 0))
-    document = preview_as_json(outlook_of(result, shown(result, repeats=3), batch_size=4, underfill="drop"))
+    document = preview_as_json(preview_epoch(result, shown(result, repeats=3), batch_size=4, underfill="drop"))
     assert document["buckets"][0]["showings"] == 6
     assert len(document["left_out"]) == 2
 
@@ -76,7 +76,7 @@ def test_repeats_count():
 @pytest.mark.parametrize(("world", "idle"), [(1, 0), (2, 0), (4, 2)])
 def test_ranks_with_nothing_to_do(world, idle):
     result = placed(pictures(5, 3))
-    outlook = outlook_of(result, shown(result), batch_size=4, micro_batch=2, world=world)
+    outlook = preview_epoch(result, shown(result), batch_size=4, micro_batch=2, world=world)
     assert preview_as_json(outlook)["idle_ranks"] == idle
 
 
@@ -84,17 +84,17 @@ def test_showings_have_the_ids_that_encode_gives():
     items = [surveyed("b.png", picture="aa"), surveyed("a.png", picture="aa"), surveyed("c.png", source=1),
              surveyed("tiny.png", (9, 9))]
     recipe = Recipe(sources=(Source(path=Path("p"), repeats=2), Source(path=Path("q"), role="validation")))
-    found = showings_of(recipe, items, placed(items))
+    found = train_samples(recipe, items, placed(items))
     assert [(one.name, one.repeats) for one in found] == [("source[0]/a.png", 2), ("source[0]/b.png", 2)]
     assert len({one.id for one in found}) == 2
 
 
 def test_limits_make_findings():
     rules = Rules(resolution=512, kind="single", upscale="allow")
-    found = bucketing([("square", (512, 512)), ("wide", (1024, 512)), ("tiny", (128, 100))], rules)
-    assert heavy(found, crop=None, upscale=None) == found
-    assert heavy(found, crop=50, upscale=5.2).findings == ()
-    said = heavy(found, crop=20, upscale=1.5).findings
+    found = assign_buckets([("square", (512, 512)), ("wide", (1024, 512)), ("tiny", (128, 100))], rules)
+    assert flag_extremes(found, crop=None, upscale=None) == found
+    assert flag_extremes(found, crop=50, upscale=5.2).findings == ()
+    said = flag_extremes(found, crop=20, upscale=1.5).findings
     assert [(one.path, one.code, one.severity) for one in said] == [
         ("wide", "heavy-crop", "warning"), ("tiny", "heavy-crop", "warning"), ("tiny", "heavy-upscale", "warning")]
     assert said[0].detail == "50.0 % of it is cut away for bucket 512x512, expected at most 20 %"
@@ -103,19 +103,20 @@ def test_limits_make_findings():
 
 def test_a_merge_says_what_it_cuts():
     rules = Rules(resolution=512, min_bucket=2)
-    found = bucketing([*((f"s{number}", (512, 512)) for number in range(3)), ("w", (640, 512))], rules)
+    found = assign_buckets([*((f"s{number}", (512, 512)) for number in range(3)), ("w", (640, 512))], rules)
     (merge,) = found.merges
     assert (merge.bucket, merge.into, merge.pictures) == ((576, 448), (512, 512), 1)
     whole, kept = 576 * 461, 576 * 448
     assert merge.before == pytest.approx(100 * (whole - kept) / whole)
     assert merge.after == pytest.approx(100 * (640 - 512) / 640)
-    document = preview_as_json(outlook_of(found, shown(found), batch_size=4))
+    document = preview_as_json(preview_epoch(found, shown(found), batch_size=4))
     assert document["merges"][0]["crop_loss"] == {"before": round(merge.before, 2), "after": 20.0}
 
 
 def test_merges_in_a_chain_are_priced_with_all_that_they_move():
     sizes = [(512, 512)] * 9 + [(1280, 800)] * 2 + [(1600, 800)]
-    found = bucketing([(str(number), size) for number, size in enumerate(sizes)], Rules(resolution=512, min_bucket=4))
+    found = assign_buckets([(str(number), size) for number, size in enumerate(sizes)],
+                           Rules(resolution=512, min_bucket=4))
     assert [merge.pictures for merge in found.merges] == [1, 3]
     last = [one.crop_loss for one in found.pictures[9:]]
     assert found.merges[-1].after == pytest.approx(sum(last) / 3)

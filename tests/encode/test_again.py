@@ -16,7 +16,7 @@ from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.encode.mask_coverage import coverage
 from prep.fs import memo as facts
-from prep.fs.memo import Facts
+from prep.fs.memo import Memo
 from prep.geometry import Placement
 from prep.images.mask import decode_mask
 from prep.manifest.samples import Sample, View, open_samples
@@ -49,7 +49,7 @@ def words(photos, tiny_model, tmp_path):
 @pytest.fixture
 def encoded(prep, words, monkeypatch):
     """A first run, after which every stamp is trusted."""
-    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
     result = prep(*words)
     assert result.code == 0, result.err
     return result.json
@@ -101,7 +101,7 @@ def test_an_edited_caption_is_a_new_row_and_no_other(encoded, words, prep, photo
 @pytest.mark.parametrize(("data", "code"), [(b"\xff\xfe\x00", "caption-encoding"),
                                             (b"a\x00b", "caption-control-characters")])
 def test_a_bad_caption_is_remembered_as_bad(words, prep, photos, monkeypatch, data, code):
-    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
     (photos / "3.txt").write_bytes(data)
     first = prep(*words)
     monkeypatch.setattr(facts, "read_blob", lambda blob: pytest.fail(f"{blob} was read"))
@@ -164,7 +164,7 @@ class Shelf:
         out[:] = [self.rows[ref.row].reshape(-1) for ref in refs]
         self.read += [ref.row for ref in refs]
 
-    def ask(self, known: Facts, rows) -> dict[str, float]:
+    def ask(self, known: Memo, rows) -> dict[str, float]:
         """What is said of these rows' samples; the means must be those of the rows."""
         place = Placement(scaled=(7, 5), crop=(0, 0), bucket=(7, 5))
         samples = [Sample(id=f"id{row}", name="", source=0, role="train", picture="", size=(7, 5), bucket=(7, 5),
@@ -183,23 +183,23 @@ def shelf():
 
 
 def test_rows_that_were_not_read_before_are_read_and_added(shelf, tmp_path):
-    known = Facts(tmp_path / "facts.sqlite")
+    known = Memo(tmp_path / "facts.sqlite")
     shelf.ask(known, range(3, 9))
     assert shelf.read == [3, 4, 5, 6, 7, 8]
     known.save()
-    again = Facts(tmp_path / "facts.sqlite")
+    again = Memo(tmp_path / "facts.sqlite")
     shelf.ask(again, range(149, 0, -1))
     assert shelf.read == [1, 2, *range(9, 150)]
     again.save()
-    shelf.ask(Facts(tmp_path / "facts.sqlite"), range(1, 150))
+    shelf.ask(Memo(tmp_path / "facts.sqlite"), range(1, 150))
     assert shelf.read == []
-    shelf.ask(Facts(tmp_path / "facts.sqlite", trust=False), [0])
+    shelf.ask(Memo(tmp_path / "facts.sqlite", trust=False), [0])
     assert shelf.read == [0]
 
 
 @pytest.mark.parametrize("noted", [b"", b"1234567", b"12345678", bytes(8 * 12)])
 def test_what_is_remembered_of_a_shard_of_other_rows_is_not_used(shelf, noted):
-    known = Facts(None)
+    known = Memo(None)
     known.recall_bytes = lambda kind, digest: noted
     shelf.ask(known, [100])
     assert shelf.read == [100]

@@ -14,7 +14,7 @@ SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cp
 @pytest.fixture
 def encode(prep, photos, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(census, "WORTH", 1)
-    monkeypatch.setattr(stamps, "REST_NS", -(10**12))  # as if everything had been at rest for long
+    monkeypatch.setattr(stamps, "SETTLE_NS", -(10**12))  # as if everything had been at rest for long
 
     def go(*options):
         result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",

@@ -146,7 +146,7 @@ def test_one_caption_changed_encodes_one_text_row(encode, photos, tmp_path):
 
 
 def test_bytes_replaced_under_same_name_size_and_mtime_are_noticed(encode, photos, monkeypatch):
-    monkeypatch.setattr("prep.fs.memo.REST_NS", 0)  # as if the files had been at rest for long
+    monkeypatch.setattr("prep.fs.memo.SETTLE_NS", 0)  # as if the files had been at rest for long
     path = photos / "4.png"
     other = bytearray(path.read_bytes())
     encode()
@@ -259,7 +259,7 @@ def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, p
 
     with monkeypatch.context() as patch:
         patch.setattr(rows, "read_blob", failing)
-        patch.setattr("prep.encode.run.seal", interrupt)
+        patch.setattr("prep.encode.run.assemble_manifest", interrupt)
         encode(code=130)
     again = encode()
     assert again["encoded"] == {"latent": 1, "mask": 0, "text": 0} and not again["rejected"]
@@ -477,14 +477,14 @@ def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode
 
 def test_a_file_that_became_huge_meanwhile(photos):
     from prep.encode.engines.rows import from_file
-    from prep.encode.targets import PictureWork
+    from prep.encode.targets import PictureTarget
     from prep.fs.blob import Blob
     from prep.geometry import Placement
 
     with (photos / "0.png").open("wb") as stream:
         stream.truncate(1 << 41)
-    made = from_file(PictureWork(key="ab" * 32, name="0.png", file="0.png", blob=Blob(file=str(photos / "0.png")),
-                                 digest="cd" * 32, placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8))),
+    made = from_file(PictureTarget(key="ab" * 32, name="0.png", file="0.png", blob=Blob(file=str(photos / "0.png")),
+                                   digest="cd" * 32, placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8))),
                      lambda data: pytest.fail("read"))
     assert made.code == "too-large" and "0.png cannot be read: it has 2199023255552 bytes" in made.detail
 

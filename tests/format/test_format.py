@@ -18,9 +18,10 @@ from prep.arrays import ITEM_BYTES, ArraySpec
 from prep.cache import damage, plans, shard_format
 from prep.cache.damage import Damage
 from prep.cache.records import Task
-from prep.cache.store import MARKER, open_cache
+from prep.cache.store import open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_json, seal
+from prep.fs.paths import MARKER
 from prep.geometry import Placement
 from prep.images.decode import POLICY
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS

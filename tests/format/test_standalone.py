@@ -14,7 +14,7 @@ import pytest
 
 from prep.cache.reader import Reader
 from prep.manifest.document import read_manifest
-from prep.manifest.opened import Audit, open_audit
+from prep.manifest.opened import OpenedManifest, open_manifest
 
 HERE = Path(__file__).parent
 READERS = ("standalone.py", "by_bytes.py")
@@ -99,7 +99,7 @@ def run(program: str, *arguments: object) -> dict:
     return json.loads(done.stdout)
 
 
-def ours(audit: Audit, field: str, shard: int, row: int) -> dict | None:
+def ours(audit: OpenedManifest, field: str, shard: int, row: int) -> dict | None:
     """A row as our reader has it, told as the other process tells it."""
     if shard < 0:
         return None
@@ -114,7 +114,7 @@ def ours(audit: Audit, field: str, shard: int, row: int) -> dict | None:
 
 
 def test_a_reader_of_sixty_lines_sees_every_value(whole):
-    audit = open_audit(read_manifest(whole))
+    audit = open_manifest(read_manifest(whole))
     told = run(STANDALONE, whole)
     table = audit.samples.table.to_pylist()
     assert len(told["samples"]) == len(table) == 5 and len(audit.manifest.buckets) >= 3
@@ -141,7 +141,7 @@ def test_a_reader_of_sixty_lines_sees_every_value(whole):
 
 
 def test_a_reader_of_bytes_sees_every_row(whole):
-    audit = open_audit(read_manifest(whole))
+    audit = open_manifest(read_manifest(whole))
     reader, wanted = Reader(audit.cache.root), {}
     for shard in audit.shards:
         for name in shard["shapes"]:
@@ -166,7 +166,7 @@ def test_they_refuse_a_flipped_bit(whole, tmp_path, what):
     """What a reader must check, it does: a row's file and a table's, each with one bit changed."""
     shutil.copytree(whole.parent, tmp_path / "copy")
     encoded = tmp_path / "copy" / "m.json"
-    audit = open_audit(read_manifest(encoded))
+    audit = open_manifest(read_manifest(encoded))
     digest = audit.shards[0]["digest"]
     path = (audit.cache.table(audit.manifest.document["tables"]["samples"]) if what == "tables"
             else next(audit.cache.shard(digest).glob("latent/c*")))

@@ -20,30 +20,30 @@ def names(path: Path) -> list[str]:
 
 def test_write_whole_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
-    atomic.write_whole(target, b"old")
-    atomic.write_whole(target, b"new")
+    atomic.write_atomic(target, b"old")
+    atomic.write_atomic(target, b"new")
     assert target.read_bytes() == b"new"
     assert names(tmp_path) == ["a.json"]
 
 
 def test_write_whole_can_replace_what_it_protected(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
-    atomic.write_whole(target, b"old", read_only=True)
+    atomic.write_atomic(target, b"old", read_only=True)
     assert not target.stat().st_mode & 0o222
-    atomic.write_whole(target, b"new", read_only=True)
+    atomic.write_atomic(target, b"new", read_only=True)
     assert target.read_bytes() == b"new"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "a.json"
-    atomic.write_whole(target, b"old")
+    atomic.write_atomic(target, b"old")
 
     def full(handle: object, data: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(atomic, "write", full)
     with pytest.raises(OSError, match="no space left"):
-        atomic.write_whole(target, b"new")
+        atomic.write_atomic(target, b"new")
     assert target.read_bytes() == b"old"
     assert names(tmp_path) == ["a.json"]
 
@@ -52,15 +52,15 @@ def test_modes_follow_the_umask(tmp_path: Path) -> None:
     """A cache shared by a group stays shared: nothing is made as private as mkstemp makes it."""
     before = os.umask(0o002)
     try:
-        atomic.write_whole(tmp_path / "a", b"")
+        atomic.write_atomic(tmp_path / "a", b"")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o664
 
 
 def test_write_new_keeps_the_first(tmp_path: Path) -> None:
-    assert atomic.write_new(tmp_path / "a", b"first")
-    assert not atomic.write_new(tmp_path / "a", b"second")
+    assert atomic.create_exclusive(tmp_path / "a", b"first")
+    assert not atomic.create_exclusive(tmp_path / "a", b"second")
     assert (tmp_path / "a").read_bytes() == b"first"
     assert names(tmp_path) == ["a"]
 
@@ -74,7 +74,7 @@ def test_write_new_has_one_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def race(data: bytes) -> None:
         start.wait()
-        if atomic.write_new(tmp_path / "a", data):
+        if atomic.create_exclusive(tmp_path / "a", data):
             won.append(data)
 
     threads = [threading.Thread(target=race, args=(bytes([number]) * 100,)) for number in range(4)]
@@ -93,8 +93,8 @@ def lacking_links(self: Path, target: Path) -> None:
 
 def test_write_new_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "hardlink_to", lacking_links)
-    assert atomic.write_new(tmp_path / "a", b"first")
-    assert not atomic.write_new(tmp_path / "a", b"second")
+    assert atomic.create_exclusive(tmp_path / "a", b"first")
+    assert not atomic.create_exclusive(tmp_path / "a", b"second")
     assert names(tmp_path) == ["a"]
 
 
@@ -115,8 +115,8 @@ def test_directories_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "open", open_no_directory)
     monkeypatch.setattr(os, "fsync", sync_no_directory)
-    atomic.write_whole(tmp_path / "a", b"x")
-    assert atomic.write_new(tmp_path / "b", b"x")
+    atomic.write_atomic(tmp_path / "a", b"x")
+    assert atomic.create_exclusive(tmp_path / "b", b"x")
 
 
 def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_write_whole_stages_on_the_same_file_system(tmp_path: Path, monkeypatch:
         plain(source, target)
 
     monkeypatch.setattr(atomic, "rename", rename)
-    atomic.write_whole(tmp_path / "a", b"x", staging=tmp_path / "tmp")
+    atomic.write_atomic(tmp_path / "a", b"x", staging=tmp_path / "tmp")
     assert seen == [tmp_path / "tmp", tmp_path]
     assert names(tmp_path) == ["a", "tmp"] and names(tmp_path / "tmp") == []
 

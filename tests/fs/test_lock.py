@@ -16,7 +16,7 @@ import pytest
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs import lock
-from prep.fs.lock import hold
+from prep.fs.lock import lock_directory
 
 WAYS = [
     "flock",
@@ -24,8 +24,8 @@ WAYS = [
 ]
 HOLD = (
     "import sys, time\nfrom pathlib import Path\nfrom prep.fs import lock\nfrom prep.cache.store import Cache\n"
-    "if sys.argv[2] == 'bytes':\n    import bytelocks\n    lock.way = bytelocks.way\n"
-    "with lock.hold(Cache(root=Path(sys.argv[1])).root, alone=sys.argv[3] == 'alone'):\n"
+    "if sys.argv[2] == 'bytes':\n    import bytelocks\n    lock.try_lock = bytelocks.way\n"
+    "with lock.lock_directory(Cache(root=Path(sys.argv[1])).root, alone=sys.argv[3] == 'alone'):\n"
     "    print('held', flush=True)\n    time.sleep(60)\n"
 )
 
@@ -33,7 +33,7 @@ HOLD = (
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "bytes":
-        monkeypatch.setattr(lock, "way", bytelocks.way)
+        monkeypatch.setattr(lock, "try_lock", bytelocks.way)
     return str(request.param)
 
 
@@ -46,32 +46,33 @@ def holder(cache: Cache, way: str, how: str) -> subprocess.Popen[bytes]:
 
 
 def refused(cache: Cache, alone: bool) -> CacheError:
-    with pytest.raises(CacheError) as caught, hold(cache.root, alone=alone):
+    with pytest.raises(CacheError) as caught, lock_directory(cache.root, alone=alone):
         pass
     return caught.value
 
 
 def test_users_go_together(cache: Cache, way: str) -> None:
-    with hold(cache.root, alone=False), hold(cache.root, alone=False), hold(cache.root, alone=False):
+    with lock_directory(cache.root, alone=False), lock_directory(cache.root, alone=False), lock_directory(cache.root,
+                                                                                                          alone=False):
         pass
-    with hold(cache.root, alone=True):
+    with lock_directory(cache.root, alone=True):
         pass
 
 
 def test_nobody_is_alone_beside_a_user(cache: Cache, way: str) -> None:
-    with hold(cache.root, alone=False):
+    with lock_directory(cache.root, alone=False):
         found = refused(cache, alone=True)
     assert found.message == f"{cache.root} is used by another program, expected to have it"
     assert found.hint == "wait for it to end, and try again"
-    with hold(cache.root, alone=True):
+    with lock_directory(cache.root, alone=True):
         pass
 
 
 def test_nobody_uses_it_beside_one_alone(cache: Cache, way: str) -> None:
-    with hold(cache.root, alone=True):
+    with lock_directory(cache.root, alone=True):
         assert "is being cleaned by another program" in refused(cache, alone=False).message
         assert "is used by another program" in refused(cache, alone=True).message
-    with hold(cache.root, alone=False):
+    with lock_directory(cache.root, alone=False):
         pass
 
 
@@ -79,11 +80,11 @@ def test_nobody_uses_it_beside_one_alone(cache: Cache, way: str) -> None:
 def test_the_lock_is_gone_with_a_killed_process(cache: Cache, way: str, how: str) -> None:
     with holder(cache, way, how) as process:
         if how == "shared":
-            with hold(cache.root, alone=False):  # beside another process
+            with lock_directory(cache.root, alone=False):  # beside another process
                 pass
         refused(cache, alone=how == "shared")
         process.kill()
-    with hold(cache.root, alone=True):
+    with lock_directory(cache.root, alone=True):
         pass
 
 
@@ -91,23 +92,23 @@ def test_whoever_is_patient_waits(cache: Cache, way: str) -> None:
     holding = threading.Event()
 
     def clean() -> None:
-        with hold(cache.root, alone=True):
+        with lock_directory(cache.root, alone=True):
             holding.set()
             time.sleep(0.2)
 
     thread = threading.Thread(target=clean)
     thread.start()
     holding.wait()
-    with hold(cache.root, alone=False, patience=20):
+    with lock_directory(cache.root, alone=False, patience=20):
         thread.join()
 
 
 def test_more_users_than_slots_are_told(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     if not bytelocks.POSSIBLE:
         pytest.skip("needs the locks of open files")
-    monkeypatch.setattr(lock, "way", bytelocks.way)
+    monkeypatch.setattr(lock, "try_lock", bytelocks.way)
     monkeypatch.setattr(lock, "SLOTS", 2)
-    with hold(cache.root, alone=False), hold(cache.root, alone=False):
+    with lock_directory(cache.root, alone=False), lock_directory(cache.root, alone=False):
         refused(cache, alone=False)
 
 
@@ -119,13 +120,13 @@ def failing(number: int) -> Any:
 
 
 def test_a_disk_without_locks_lets_users_in_and_nobody_be_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "way", failing(errno.ENOLCK))
-    with hold(cache.root, alone=False):
+    monkeypatch.setattr(lock, "try_lock", failing(errno.ENOLCK))
+    with lock_directory(cache.root, alone=False):
         pass
     found = refused(cache, alone=True)
     assert found.message.endswith("is on a disk without locks, so nothing can say whether others use it")
-    monkeypatch.setattr(lock, "way", failing(errno.EIO))
-    with pytest.raises(OSError, match="no"), hold(cache.root, alone=False):
+    monkeypatch.setattr(lock, "try_lock", failing(errno.EIO))
+    with pytest.raises(OSError, match="no"), lock_directory(cache.root, alone=False):
         pass
 
 
@@ -138,11 +139,11 @@ def test_a_cache_that_cannot_be_written_is_read_all_the_same(cache: Cache, monke
         return plain(path, mode, *rest)
 
     monkeypatch.setattr(Path, "open", read_only)
-    with hold(cache.root, alone=False):  # there is no lock file to lock
+    with lock_directory(cache.root, alone=False):  # there is no lock file to lock
         assert not (cache.root / "lock").exists()
-    with pytest.raises(OSError, match="read-only"), hold(cache.root, alone=True):
+    with pytest.raises(OSError, match="read-only"), lock_directory(cache.root, alone=True):
         pass
     (cache.root / "lock").touch()
-    with hold(cache.root, alone=False):
+    with lock_directory(cache.root, alone=False):
         monkeypatch.undo()
         refused(cache, alone=True)

@@ -11,7 +11,7 @@ import pytest
 
 from prep.fs import memo as facts
 from prep.fs.blob import Blob
-from prep.fs.memo import Facts
+from prep.fs.memo import Memo
 
 
 @pytest.fixture
@@ -26,28 +26,28 @@ def store(tmp_path):
     return tmp_path / "facts.sqlite"
 
 
-def ask(known: Facts, file) -> tuple[str, int]:
+def ask(known: Memo, file) -> tuple[str, int]:
     """What is said of the file, and how many files had to be read."""
     value = known.of(Blob(file=str(file)), "text", lambda data: {"text": data.decode()})
     return value["text"], known.read
 
 
 def test_an_unchanged_file_is_not_read_again(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    first = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    first = Memo(store)
     assert ask(first, file) == ("one", 1)
     first.save()
-    assert ask(Facts(store), file) == ("one", 0)
-    assert ask(Facts(store, trust=False), file) == ("one", 1)
+    assert ask(Memo(store), file) == ("one", 0)
+    assert ask(Memo(store, trust=False), file) == ("one", 1)
     file.rename(file.with_name("b"))
-    assert ask(Facts(store), file.with_name("b"))[0] == "one"
+    assert ask(Memo(store), file.with_name("b"))[0] == "one"
 
 
 def test_a_file_written_just_now_is_not_trusted(file, store):
-    first = Facts(store)
+    first = Memo(store)
     ask(first, file)
     first.save()
-    assert ask(Facts(store), file) == ("one", 1)
+    assert ask(Memo(store), file) == ("one", 1)
 
 
 def test_a_slow_read_does_not_put_a_file_to_rest(file, store, monkeypatch):
@@ -55,74 +55,74 @@ def test_a_slow_read_does_not_put_a_file_to_rest(file, store, monkeypatch):
     now = file.stat().st_ctime_ns
     clock = iter([now + 10**9, now + 10**11])  # as the reading begins, and whenever it is asked again
     monkeypatch.setattr(facts.time, "time_ns", lambda: next(clock, now + 10**11))
-    first = Facts(store)
+    first = Memo(store)
     ask(first, file)
     first.save()
-    assert ask(Facts(store), file) == ("one", 1)
+    assert ask(Memo(store), file) == ("one", 1)
 
 
 def test_same_size_and_mtime_but_other_bytes(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    first = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    first = Memo(store)
     ask(first, file)
     first.save()
     stat = file.stat()
     file.write_bytes(b"two")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert ask(Facts(store), file) == ("two", 1)
+    assert ask(Memo(store), file) == ("two", 1)
 
 
 def test_where_ctime_is_creation_nothing_is_remembered(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    monkeypatch.setattr(facts, "ctime_is_change", lambda: False)
-    first = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    monkeypatch.setattr(facts, "ctime_is_reliable", lambda: False)
+    first = Memo(store)
     ask(first, file)
     first.save()
     assert not store.exists()
-    assert ask(Facts(store), file) == ("one", 1)
+    assert ask(Memo(store), file) == ("one", 1)
 
 
 def test_kinds_are_apart(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    known = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    known = Memo(store)
     ask(known, file)
     known.save()
-    assert Facts(store).of(Blob(file=str(file)), "size", lambda data: {"size": len(data)}) == {"size": 3}
+    assert Memo(store).of(Blob(file=str(file)), "size", lambda data: {"size": len(data)}) == {"size": 3}
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all, but long enough to be looked at" * 40])
 def test_a_damaged_table_is_made_again(file, store, monkeypatch, damage):
-    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
     store.write_bytes(damage)
-    first = Facts(store)
+    first = Memo(store)
     assert ask(first, file) == ("one", 1)
     first.save()
-    assert ask(Facts(store), file) == ("one", 0)
+    assert ask(Memo(store), file) == ("one", 0)
 
 
 def test_a_table_that_another_process_has_locked_stays_and_is_not_waited_for(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    first = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    first = Memo(store)
     ask(first, file)
     first.save()
     before = store.read_bytes()
     other = sqlite3.connect(store, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     begun = time.monotonic()
-    second = Facts(store)
+    second = Memo(store)
     assert ask(second, file) == ("one", 1)
     second.save()
     assert time.monotonic() - begun < 5 and store.read_bytes() == before
     other.execute("ROLLBACK")
     other.close()
-    assert ask(Facts(store), file) == ("one", 0)
+    assert ask(Memo(store), file) == ("one", 0)
 
 
 @pytest.mark.parametrize("message", ["attempt to write a readonly database", "unable to open database file",
                                      "disk I/O error"])
 def test_what_is_wrong_with_the_place_and_not_the_table_removes_nothing(file, store, monkeypatch, message):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    first = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    first = Memo(store)
     ask(first, file)
     first.save()
     before = store.read_bytes()
@@ -132,114 +132,114 @@ def test_what_is_wrong_with_the_place_and_not_the_table_removes_nothing(file, st
 
     with monkeypatch.context() as patch:
         patch.setattr(facts.sqlite3, "connect", refuse)
-        second = Facts(store)
+        second = Memo(store)
         assert ask(second, file) == ("one", 1)
         second.save()
     assert store.read_bytes() == before
 
 
 def test_a_damaged_table_that_cannot_be_removed_is_no_fault(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
     store.write_bytes(b"not a database at all" * 100)
 
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.unlink", refuse)
-    known = Facts(store)
+    known = Memo(store)
     assert ask(known, file) == ("one", 1)
     known.save()
 
 
 def test_a_table_damaged_in_the_middle_is_made_again(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    first = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    first = Memo(store)
     ask(first, file)
     first.save()
     data = store.read_bytes()
     store.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
-    second = Facts(store)
+    second = Memo(store)
     assert ask(second, file) == ("one", 1)
     second.save()
-    assert ask(Facts(store), file) == ("one", 0)
+    assert ask(Memo(store), file) == ("one", 0)
 
 
 def test_a_huge_file_is_not_read(file, store):
     with file.open("wb") as stream:
         stream.truncate(1 << 41)
     with pytest.raises(OSError, match="it has 2199023255552 bytes"):
-        ask(Facts(store), file)
+        ask(Memo(store), file)
 
 
 def test_another_version_is_thrown_away(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    first = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    first = Memo(store)
     ask(first, file)
     first.save()
     connection = sqlite3.connect(store)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert ask(Facts(store), file) == ("one", 1)
+    assert ask(Memo(store), file) == ("one", 1)
 
 
 def test_without_a_store_nothing_is_kept(file):
-    known = Facts(None)
+    known = Memo(None)
     assert ask(known, file) == ("one", 1)
     known.save()
 
 
 def test_an_unwritable_store_is_no_fault(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    known = Facts(tmp_path / "no" / "such" / "directory" / "facts.sqlite")
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    known = Memo(tmp_path / "no" / "such" / "directory" / "facts.sqlite")
     assert ask(known, file) == ("one", 1)
     known.save()
 
 
 def test_stamps_of_more_bits_than_are_packed(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
     monkeypatch.setattr("prep.fs.stamps.STAMP", struct.Struct("<BBBBB"))
-    first = Facts(store)
+    first = Memo(store)
     assert ask(first, file) == ("one", 1)
     first.save()
-    assert ask(Facts(store), file) == ("one", 0)
+    assert ask(Memo(store), file) == ("one", 0)
     file.write_bytes(b"another")
-    assert ask(Facts(store), file) == ("another", 1)
+    assert ask(Memo(store), file) == ("another", 1)
 
 
 def test_two_ranges_of_a_file_are_two_things(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
     file.write_bytes(b"one two three")
     ranges = [Blob(file=str(file)), *(Blob(file=str(file), offset=start, length=3) for start in (0, 4)),
               Blob(file=str(file), offset=4)]
-    first = Facts(store)
+    first = Memo(store)
     wanted = [first.of(blob, "text", lambda data: {"text": data.decode()})["text"] for blob in ranges]
     assert wanted == ["one two three", "one", "two", "two three"]
     first.save()
-    again = Facts(store)
+    again = Memo(store)
     assert [again.recall(blob, "text") for blob in ranges] == [{"text": words} for words in wanted]
 
 
 def test_what_is_noted_by_digest(store):
-    known = Facts(store)
+    known = Memo(store)
     assert known.recall_bytes("mean", "ab" * 32) is None
     known.note_bytes("mean", "ab" * 32, b"")
     known.note_bytes("mean", "cd" * 32, b"value")
     known.save()
-    again = Facts(store)
+    again = Memo(store)
     assert (again.recall_bytes("mean", "ab" * 32), again.recall_bytes("mean", "cd" * 32)) == (b"", b"value")
     assert again.recall_bytes("means", "ab" * 32) is None
 
 
 def test_what_is_remembered_is_asked_for_without_reading(file, store, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
-    first = Facts(store)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    first = Memo(store)
     assert first.recall(Blob(file=str(file)), "text") is None
     ask(first, file)
     first.save()
-    assert Facts(store).recall(Blob(file=str(file)), "text") == {"text": "one"}
+    assert Memo(store).recall(Blob(file=str(file)), "text") == {"text": "one"}
     file.unlink()
     with pytest.raises(FileNotFoundError):
-        Facts(store).recall(Blob(file=str(file)), "text")
+        Memo(store).recall(Blob(file=str(file)), "text")
 
 
 # ---- flipped bits ----------------------------------------------------------------------------------------------------
@@ -253,13 +253,13 @@ class Flips:
         self.files = {root / name: name for name in ("one", "two", "three")}
         for path, name in self.files.items():
             path.write_text(name)
-        self.ask(made := Facts(self.store))
+        self.ask(made := Memo(self.store))
         made.note_bytes("mean", "ab" * 32, b"0123456789abcdef")
         made.save()
         self.whole = self.store.read_bytes()
         self.there = set(root.iterdir())
 
-    def ask(self, known: Facts) -> int:
+    def ask(self, known: Memo) -> int:
         """How many files had to be read; what is said of each must be true."""
         for path, name in self.files.items():
             assert known.of(Blob(file=str(path)), "text", lambda data: {"text": data.decode()}) == {"text": name}
@@ -270,14 +270,14 @@ class Flips:
         spoiled = bytearray(self.whole)
         spoiled[bit // 8] ^= 1 << bit % 8
         self.store.write_bytes(spoiled)
-        again = Facts(self.store)
+        again = Memo(self.store)
         noted = again.recall_bytes("mean", "ab" * 32)
         assert noted in (None, b"0123456789abcdef")
         lost = self.ask(again) + (noted is None)
         if lost:
             again.note_bytes("mean", "ab" * 32, b"0123456789abcdef")
             again.save()
-            mended = Facts(self.store)
+            mended = Memo(self.store)
             assert self.ask(mended) == 0, bit
             assert mended.recall_bytes("mean", "ab" * 32) == b"0123456789abcdef"
         assert set(self.store.parent.iterdir()) == self.there
@@ -286,7 +286,7 @@ class Flips:
 
 @pytest.fixture
 def flips(tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "REST_NS", 0)
+    monkeypatch.setattr(facts, "SETTLE_NS", 0)
     return Flips(tmp_path)
 
 

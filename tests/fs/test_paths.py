@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from prep.errors import CacheError, PathError, from_system
 from prep.fs import paths
-from prep.fs.paths import Place, check_apart, check_not_cache, check_source
+from prep.fs.paths import NamedPath, check_disjoint, check_not_cache, check_source
 
 
-def places(photos: Path, cache: Path) -> list[Place]:
-    return [Place(role="pictures", path=photos), Place(role="cache", path=cache)]
+def places(photos: Path, cache: Path) -> list[NamedPath]:
+    return [NamedPath(role="pictures", path=photos), NamedPath(role="cache", path=cache)]
 
 
 @pytest.fixture
@@ -27,48 +27,48 @@ def photos(tmp_path):
 
 
 def test_places_side_by_side_are_fine(photos, tmp_path):
-    check_apart(places(photos, tmp_path / "photos2"))
-    check_apart([*places(photos, tmp_path / "cache"), Place(role="manifest", path=tmp_path / "m.json")])
+    check_disjoint(places(photos, tmp_path / "photos2"))
+    check_disjoint([*places(photos, tmp_path / "cache"), NamedPath(role="manifest", path=tmp_path / "m.json")])
 
 
 def test_equal(photos):
     with pytest.raises(PathError, match="are the same place") as error:
-        check_apart(places(photos, photos / ".." / "photos"))
+        check_disjoint(places(photos, photos / ".." / "photos"))
     assert error.value.exit_code == 5 and error.value.hint == "choose another path for the cache"
 
 
 def test_cache_inside_pictures_even_where_nothing_exists_yet(photos):
     with pytest.raises(PathError, match=r"cache '.*photos/a/b' lies inside pictures '.*photos'"):
-        check_apart(places(photos, photos / "a" / "b"))
+        check_disjoint(places(photos, photos / "a" / "b"))
 
 
 def test_pictures_inside_cache(photos, tmp_path):
     with pytest.raises(PathError, match=r"pictures .* lies inside cache"):
-        check_apart(places(photos, tmp_path))
+        check_disjoint(places(photos, tmp_path))
 
 
 def test_through_a_link(photos, tmp_path):
     link = tmp_path / "elsewhere"
     link.symlink_to(photos, target_is_directory=True)
     with pytest.raises(PathError, match=r"lies inside pictures") as error:
-        check_apart(places(photos, link / "cache"))
+        check_disjoint(places(photos, link / "cache"))
     assert f"(that is {photos / 'cache'})" in error.value.message
     with pytest.raises(PathError, match="are the same place"):
-        check_apart(places(link, photos))
+        check_disjoint(places(link, photos))
 
 
 def test_relative_paths_are_resolved_against_the_current_directory(photos, monkeypatch):
     monkeypatch.chdir(photos)
     with pytest.raises(PathError, match="lies inside"):
-        check_apart(places(photos, Path("cache")))
+        check_disjoint(places(photos, Path("cache")))
 
 
 @pytest.mark.parametrize("cache", ["PHOTOS", "Photos/cache", "./pHOTOS/../PHOTOS/x"])
 def test_by_letter_case_on_a_disk_that_ignores_it(photos, tmp_path, monkeypatch, cache):
-    check_apart(places(photos, tmp_path / cache))  # this disk tells them apart
+    check_disjoint(places(photos, tmp_path / cache))  # this disk tells them apart
     monkeypatch.setattr(paths, "_folds_case", lambda _: True)
     with pytest.raises(PathError):
-        check_apart(places(photos, tmp_path / cache))
+        check_disjoint(places(photos, tmp_path / cache))
 
 
 def test_the_disk_is_asked_whether_it_ignores_case(photos, tmp_path):
@@ -82,7 +82,7 @@ def test_a_loop_of_links(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(PathError, match="cannot resolve"):
-        check_apart(places(tmp_path / "a", tmp_path / "c"))
+        check_disjoint(places(tmp_path / "a", tmp_path / "c"))
 
 
 def test_a_source_must_be_there_and_no_cache(photos, tmp_path):
@@ -123,11 +123,11 @@ def test_masks_inside_pictures_are_refused(prep, photos, tmp_path):
 def test_an_output_that_may_not_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(PathError, match="cannot be written: no permission to write in"):
-        paths.check_output(tmp_path / "m.json", "manifest", lambda _: True)
+        paths.check_replaceable(tmp_path / "m.json", "manifest", lambda _: True)
 
 
 def test_what_lies_in_a_cache(tmp_path):
-    (tmp_path / paths.CACHE_MARK).touch()
+    (tmp_path / paths.MARKER).touch()
     for place in (tmp_path, tmp_path / "tmp" / "not there", str(tmp_path / "shards")):
         assert paths.in_cache(place)
     assert not paths.in_cache(tmp_path.parent) and not paths.in_cache("\0")
@@ -163,7 +163,7 @@ PLACES = ["", "a", "A", "to_a", "a/b", "A/B", "d/to_b", "d/to_b/up/..", "a/b/c/.
 ROLES = {"pictures": (), "cache": ("manifest",), "manifest": (), "run": ("cache", "pictures")}
 
 
-def pair_by_pair(places: list[Place]) -> str:
+def pair_by_pair(places: list[NamedPath]) -> str:
     """What is said of the places when each is compared with each."""
     for one, other in combinations(places, 2):
         at, there = paths.resolve(one.path), paths.resolve(other.path)
@@ -179,13 +179,13 @@ def pair_by_pair(places: list[Place]) -> str:
 @pytest.mark.parametrize("folds", [None, True], ids=["as the disk says", "letter case ignored"])
 @given(chosen=st.lists(st.tuples(st.sampled_from(sorted(ROLES)), st.sampled_from(PLACES)), max_size=5))
 def test_many_places_are_compared_as_pairs_would_be(tree, folds, chosen):
-    places = [Place(role=role, path=tree / name, may_hold=ROLES[role]) for role, name in chosen]
+    places = [NamedPath(role=role, path=tree / name, may_hold=ROLES[role]) for role, name in chosen]
     with pytest.MonkeyPatch.context() as patch:
         if folds:
             patch.setattr(paths, "_folds_case", lambda _: True)
         wanted, said = pair_by_pair(places), ""
         try:
-            check_apart(places)
+            check_disjoint(places)
         except PathError as error:
             said = error.message
     assert said == wanted
@@ -196,5 +196,5 @@ def test_a_thousand_places_are_not_half_a_million_pairs(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "_mark", lambda path: asked.append(path) or mark(path))
     for number in range(1000):
         (tmp_path / f"{number}.tar").touch()
-    check_apart([Place(role="pictures", path=tmp_path / f"{number}.tar") for number in range(1000)])
+    check_disjoint([NamedPath(role="pictures", path=tmp_path / f"{number}.tar") for number in range(1000)])
     assert 1000 < len(asked) < 1100

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from prep.cache.store import check_vacant, open_cache
+from prep.cache.store import check_can_create, open_cache
 from prep.errors import CacheError
 from prep.fs import untrusted as door
 from prep.fs.tree import tree
@@ -19,31 +19,31 @@ needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system 
 def test_a_plain_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"abc" * 1000)
-    assert door.read_plain(path, 3000) == b"abc" * 1000 and door.size_plain(path) == 3000
+    assert door.read_regular(path, 3000) == b"abc" * 1000 and door.size_regular(path) == 3000
     path.write_bytes(b"")
-    assert door.read_plain(path, 0) == b""
+    assert door.read_regular(path, 0) == b""
     with pytest.raises(FileNotFoundError):
-        door.read_plain(tmp_path / "nothing", 1)
+        door.read_regular(tmp_path / "nothing", 1)
 
 
 def test_a_file_larger_than_it_can_be(tmp_path):
     path = tmp_path / "file"
     path.touch()
     os.truncate(path, 1 << 40)  # takes no room on the disk
-    with pytest.raises(door.NotPlain, match=r"^file has 1099511627776 bytes, expected at most 10$"):
-        door.read_plain(path, 10)
+    with pytest.raises(door.NotRegularFile, match=r"^file has 1099511627776 bytes, expected at most 10$"):
+        door.read_regular(path, 10)
 
 
 def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "secret").write_bytes(b"secret")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "secret")
-    for opening in (door.open_plain, door.size_plain, lambda path: door.read_plain(path, 10)):
-        with pytest.raises(door.NotPlain, match=r"^link is a link, expected a plain file: nothing in a cache"):
+    for opening in (door.open_regular, door.size_regular, lambda path: door.read_regular(path, 10)):
+        with pytest.raises(door.NotRegularFile, match=r"^link is a link, expected a plain file: nothing in a cache"):
             opening(link)
     (tmp_path / "there").symlink_to(tmp_path)
     for listing in (door.check_dir, door.entries, lambda path: list(tree(path))):
-        with pytest.raises(door.NotPlain, match=r"^there is a link, expected a directory"):
+        with pytest.raises(door.NotRegularFile, match=r"^there is a link, expected a directory"):
             listing(tmp_path / "there")
 
 
@@ -51,17 +51,17 @@ def test_a_link_is_not_followed(tmp_path):
 def test_nothing_is_waited_for(tmp_path, monkeypatch):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(door.NotPlain, match="pipe is a pipe, expected a plain file"):
-        door.open_plain(pipe)
+    with pytest.raises(door.NotRegularFile, match="pipe is a pipe, expected a plain file"):
+        door.open_regular(pipe)
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(tmp_path)  # names of sockets are short
         server.bind("socket")
-        with pytest.raises(door.NotPlain, match="socket is a socket, expected a plain file"):
-            door.open_plain(tmp_path / "socket")
-    with pytest.raises(door.NotPlain, match="is a device, expected a plain file"):
-        door.open_plain(door.Path(os.devnull))
-    with pytest.raises(door.NotPlain, match="is a directory, expected a plain file"):
-        door.open_plain(tmp_path)
+        with pytest.raises(door.NotRegularFile, match="socket is a socket, expected a plain file"):
+            door.open_regular(tmp_path / "socket")
+    with pytest.raises(door.NotRegularFile, match="is a device, expected a plain file"):
+        door.open_regular(door.Path(os.devnull))
+    with pytest.raises(door.NotRegularFile, match="is a directory, expected a plain file"):
+        door.open_regular(tmp_path)
 
 
 @needs_pipes
@@ -73,10 +73,10 @@ def test_what_takes_a_files_place_after_we_looked_is_seen(tmp_path, monkeypatch)
     link.symlink_to(plain)
     status = plain.lstat()
     monkeypatch.setattr(door.Path, "lstat", lambda _: status)
-    with pytest.raises(door.NotPlain, match="is a pipe"):
-        door.open_plain(pipe)
+    with pytest.raises(door.NotRegularFile, match="is a pipe"):
+        door.open_regular(pipe)
     with pytest.raises(OSError):
-        door.open_plain(link)
+        door.open_regular(link)
 
 
 def test_the_files_of_a_tree(tmp_path):
@@ -87,11 +87,11 @@ def test_the_files_of_a_tree(tmp_path):
     assert [entry.name for entry in door.entries(tmp_path)] == ["a", "c"]
     assert door.entries(tmp_path / "nothing") == []
     (tmp_path / "a" / "d").mkdir()
-    with pytest.raises(door.NotPlain, match="d is a directory deeper than any of a shard"):
+    with pytest.raises(door.NotRegularFile, match="d is a directory deeper than any of a shard"):
         list(tree(tmp_path))
     (tmp_path / "a" / "d").rmdir()
     (tmp_path / "a" / "e").symlink_to(tmp_path / "c")
-    with pytest.raises(door.NotPlain, match="e is a link"):
+    with pytest.raises(door.NotRegularFile, match="e is a link"):
         list(tree(tmp_path))
 
 
@@ -99,7 +99,7 @@ def test_a_directory_of_very_many_files_is_no_shard(tmp_path, monkeypatch):
     monkeypatch.setattr("prep.fs.tree.MOST_FILES", 3)
     for name in "abcd":
         (tmp_path / name).touch()
-    with pytest.raises(door.NotPlain, match="has more than 3 files, expected a shard"):
+    with pytest.raises(door.NotRegularFile, match="has more than 3 files, expected a shard"):
         list(tree(tmp_path))
 
 
@@ -108,9 +108,9 @@ def test_without_the_flags_looking_is_all_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(door, "PLAIN", os.O_RDONLY)
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    assert door.read_plain(tmp_path / "file", 1) == b"x"
-    with pytest.raises(door.NotPlain, match="is a link"):
-        door.open_plain(tmp_path / "link")
+    assert door.read_regular(tmp_path / "file", 1) == b"x"
+    with pytest.raises(door.NotRegularFile, match="is a link"):
+        door.open_regular(tmp_path / "link")
 
 
 def test_a_junction_is_a_link():
@@ -134,7 +134,7 @@ def test_a_cache_with_a_link_in_it_is_not_opened(cache, outside, name):
     if (cache.root / name).exists():
         (cache.root / name).rmdir()
     (cache.root / name).symlink_to(outside)
-    for opening in (lambda: open_cache(cache.root, create=False), lambda: check_vacant(cache.root)):
+    for opening in (lambda: open_cache(cache.root, create=False), lambda: check_can_create(cache.root)):
         with pytest.raises(CacheError, match=f": {name} is a link, expected a plain file: nothing") as caught:
             opening()
         assert "a link to the whole cache" in caught.value.hint
@@ -176,4 +176,4 @@ def test_what_goes_while_it_is_looked_at_is_nothing_strange(tmp_path, monkeypatc
     listed = list(os.scandir(tmp_path))
     (tmp_path / "facts.sqlite-journal").unlink()
     monkeypatch.setattr("prep.fs.untrusted.os.scandir", lambda _: contextlib.nullcontext(listed))
-    door.require_plain(tmp_path)
+    door.check_cache_root(tmp_path)

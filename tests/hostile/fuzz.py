@@ -23,7 +23,7 @@ from onlookers import Watch, look_at, look_at_records  # noqa: E402
 from victims import SMALLER, Undo, Victim, both, replaced, sealed, victim, with_shard  # noqa: E402
 
 from prep.cache import plans, shard_format  # noqa: E402
-from prep.formatting import safe  # noqa: E402
+from prep.formatting import printable  # noqa: E402
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS  # noqa: E402
 
 GROWTH = 200 << 20  # bytes of resident memory, over all attacks
@@ -229,7 +229,7 @@ def main(root: Path, jobs: list[str], user: int | None = None) -> None:
     target, watch = victim(root, SMALLER), Watch(root)
     assert look_at(target, whole=True) == [] and look_at_records(target) == [], "the victim itself is refused"
     target.restore_damage()
-    safe("\x1b")
+    printable("\x1b")
     for kind in KINDS:  # what is imported late is imported now: an ordinary user may not be able to read this Python
         for seed in (-1, -2, -8):
             attack(target, watch, kind, seed, None)

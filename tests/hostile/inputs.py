@@ -29,7 +29,7 @@ from fuzz import TooLong, resident, told, too_long  # noqa: E402
 from onlookers import Watch  # noqa: E402
 
 from prep.captions import read as captions  # noqa: E402
-from prep.captions.options import CaptionChoice  # noqa: E402
+from prep.captions.options import CaptionOptions  # noqa: E402
 from prep.captions.variants import captions_of  # noqa: E402
 from prep.cli.console import run  # noqa: E402
 from prep.errors import Problem  # noqa: E402
@@ -39,9 +39,9 @@ from prep.images.decode import quiet_pillow, read_header  # noqa: E402
 from prep.images.formats.parts import BadPicture  # noqa: E402
 from prep.recipe.init import init_from_file  # noqa: E402
 from prep.recipe.load import load_recipe  # noqa: E402
-from prep.recipe.overview import look  # noqa: E402
-from prep.scan.examine import check_item, exact_pixels, preview  # noqa: E402
-from prep.scan.protocol import all_examined, message, of_examined, of_thumb, parts  # noqa: E402
+from prep.recipe.overview import overview_of  # noqa: E402
+from prep.scan.examine import check_item, exact_pixels, preview_png  # noqa: E402
+from prep.scan.protocol import pack, pack_examined, pack_thumb, unpack, unpack_all_examined  # noqa: E402
 from prep.sources.directory import walk  # noqa: E402
 from prep.sources.item import Item  # noqa: E402
 from prep.sources.tars import walk_tar  # noqa: E402
@@ -50,7 +50,7 @@ MOST = 6 << 30  # bytes of address space: less than a worker may map
 SECONDS = 30  # for one case, of four decodings at most: a worker has 60 for one, and the machine may be busy
 GROWTH = 4 << 30  # bytes that a case may take: a header of kilobytes may say that there are 2^28 pixels
 LEFT = 400 << 20  # bytes that all cases of a kind may leave behind
-DRAWN = CaptionChoice(wildcards=True, shuffle=True, dropout=0.3, trigger="ohwx", variants=4)
+DRAWN = CaptionOptions(wildcards=True, shuffle=True, dropout=0.3, trigger="ohwx", variants=4)
 
 
 @dataclass(kw_only=True)
@@ -90,9 +90,9 @@ def checked(item: Item, bench: Bench) -> bool:
     findings = list(examined.findings)
     sound(findings)
     bench.count(findings)
-    thumb = of_thumb(examined.thumb)
-    document, data = parts(message({"found": [of_examined(examined)], "lengths": [len(thumb)]}, thumb))
-    assert [one.findings for one in all_examined(document, data, 1)] == [examined.findings]
+    thumb = pack_thumb(examined.thumb)
+    document, data = unpack(pack({"found": [pack_examined(examined)], "lengths": [len(thumb)]}, thumb))
+    assert [one.findings for one in unpack_all_examined(document, data, 1)] == [examined.findings]
     for text in examined.captions:
         assert text == " ".join(text.split()) and text and not captions._CONTROL.search(text), text[:80]
     for text, weight in captions_of(examined.captions, DRAWN):
@@ -122,7 +122,7 @@ def picture(bench: Bench, rng: Random) -> bool:
             picture, mask = Blob(file=str(good)), Blob(file=str(path))
         usable = checked(Item(name="a.png", source=0, picture=picture, caption=None, captions=("x",), mask=mask), bench)
         if mask is None:
-            assert bool(exact_pixels(picture)) == usable and bool(preview(picture, 16)) == usable
+            assert bool(exact_pixels(picture)) == usable and bool(preview_png(picture, 16)) == usable
             try:
                 read_header(spoiled)
             except BadPicture:
@@ -163,7 +163,7 @@ def table(bench: Bench, rng: Random) -> bool:
     named = None if name.startswith("metadata") else place / name
     with bench.watch.look():
         found = list(walk(place, source=0, mask_from="sidecar", table=named))
-        look(place, jobs=1)
+        overview_of(place, jobs=1)
         findings = _looked_at(found, place, bench)
     return any(one.severity == "error" for one in findings)
 

@@ -27,7 +27,7 @@ from prep.loader.rows import Rows
 from prep.maintenance.verify import verify
 from prep.manifest import describe as audits
 from prep.manifest.document import Manifest, read_manifest
-from prep.manifest.opened import open_audit
+from prep.manifest.opened import open_manifest
 from prep.report.terminal.manifest import inspect_tables, sample_text, verify_tables
 from train.sampling import prompts
 
@@ -139,7 +139,7 @@ def look_at_records(victim: Victim) -> list[int]:
 
 
 def _audit(look: Look, manifest: Manifest, whole: bool, also: bool) -> None:
-    audit = look.at(lambda: open_audit(manifest))
+    audit = look.at(lambda: open_manifest(manifest))
     if audit is None:
         return
     document = look.at(lambda: audits.describe_manifest(audit))

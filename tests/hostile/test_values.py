@@ -13,7 +13,7 @@ from prep.loader.index import open_index
 from prep.maintenance.verify import verify
 from prep.manifest import describe as audits
 from prep.manifest.document import read_manifest
-from prep.manifest.opened import open_audit
+from prep.manifest.opened import open_manifest
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS
 
 
@@ -151,11 +151,11 @@ SHARD = {
 
 def refused(target, message):
     """By inspect, verify and train, each in one message."""
-    audit = open_audit(read_manifest(target.path))
+    audit = open_manifest(read_manifest(target.path))
     with pytest.raises(CacheError) as caught:
         audits.describe_manifest(audit)
     assert message in caught.value.message and caught.value.hint.startswith("prep encode")
-    report = verify(open_audit(read_manifest(target.path)), quick=True)
+    report = verify(open_manifest(read_manifest(target.path)), quick=True)
     assert not report["ok"] and any(message in one["what"] for one in report["damaged"])
     with pytest.raises(CacheError) as caught:
         open_index(read_manifest(target.path))
@@ -189,7 +189,7 @@ def test_a_severity_that_is_none(target):
     rows[0]["severity"] = "\x1b[31mfatal"
     undo = target.put_table("findings", file_of(pa.Table.from_pylist(rows, schema=FINDINGS)))
     with pytest.raises(CacheError, match=r"the finding table has the severity '\\x1b\[31mfatal', expected one"):
-        audits.describe_manifest(open_audit(read_manifest(target.path)))
+        audits.describe_manifest(open_manifest(read_manifest(target.path)))
     undo()
 
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageFile
 
 from prep.images.decode import decode_picture
 from prep.images.formats import png as whole
-from prep.images.formats.jpeg import SOS, filled, segments
+from prep.images.formats.jpeg import SOS, pad_scans, segments
 from prep.images.formats.parts import BadPicture
 
 NOISE = np.random.default_rng(0).integers(1, 256, (61, 47, 3), np.uint8)
@@ -62,8 +62,8 @@ def test_a_small_png_that_says_it_is_large():
 def test_a_png_that_is_black_where_it_ends(monkeypatch):
     """It is unpacked once more, and found whole; one that is not is not unpacked."""
     counted = []
-    check = whole.check_png
-    monkeypatch.setattr("prep.images.header.check_png", lambda body: counted.append(1) or check(body))
+    check = whole.check_complete
+    monkeypatch.setattr("prep.images.header.check_complete", lambda body: counted.append(1) or check(body))
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
         assert not decoded(saved(Image.new(mode, (40, 40))), "black").any(), mode
     assert len(counted) == 7
@@ -78,7 +78,7 @@ JPEGS = [{}, {"progressive": True}, {"restart_marker_blocks": 2}, {"subsampling"
 def test_a_gray_pixel_at_the_end_is_no_gray_corner(monkeypatch):
     """Pictures that end in one are many, and none of them is decoded twice; a gray corner is looked at."""
     opened = []
-    monkeypatch.setattr("prep.images.header.filled", lambda body: opened.append(1) or filled(body))
+    monkeypatch.setattr("prep.images.header.pad_scans", lambda body: opened.append(1) or pad_scans(body))
     ramp = np.add.outer(np.arange(64), np.arange(64))[..., None].repeat(3, 2)
     for mode in ("RGB", "L"):
         pixels = Image.fromarray((ramp + 128 - ramp.max()).clip(0, 255).astype(np.uint8)).convert(mode)
@@ -115,7 +115,7 @@ def test_a_jpeg_that_ends_too_early(mode, options):
 @pytest.mark.parametrize(("mode", "gray"), [("RGB", (128, 128, 128)), ("L", 128), ("CMYK", (127, 127, 127, 127))])
 def test_a_jpeg_that_is_gray_where_it_ends(monkeypatch, mode, gray, options):
     opened = []
-    monkeypatch.setattr("prep.images.header.filled", lambda body: opened.append(1) or filled(body))
+    monkeypatch.setattr("prep.images.header.pad_scans", lambda body: opened.append(1) or pad_scans(body))
     photo = Image.fromarray(NOISE).resize((200, 160)).convert(mode)
     assert decode_picture(saved(photo, "JPEG", **options), alpha="white").size == (200, 160) and not opened
     photo.paste(gray, (0, 80, 200, 160))
@@ -128,5 +128,5 @@ def test_a_jpeg_that_is_gray_where_it_ends(monkeypatch, mode, gray, options):
 def test_only_what_scans_hold_is_made_longer():
     data = saved(Image.fromarray(NOISE), "JPEG", progressive=True)
     scans = sum(marker == SOS for marker, _, _ in segments(data))
-    assert scans > 5 and len(filled(data)) == len(data) + 128 * scans
-    assert filled(data[:-2]) == filled(data), "an end marker is made where there is none"
+    assert scans > 5 and len(pad_scans(data)) == len(data) + 128 * scans
+    assert pad_scans(data[:-2]) == pad_scans(data), "an end marker is made where there is none"

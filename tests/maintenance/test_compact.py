@@ -8,11 +8,11 @@ import pytest
 from prep.cache.ledger.ledger import write_commit
 from prep.cache.reader import Reader
 from prep.cache.store import open_cache
-from prep.fs.lock import hold
+from prep.fs.lock import lock_directory
 from prep.maintenance import join as compacts
 from prep.manifest.describe import describe
 from prep.manifest.document import read_manifest
-from prep.manifest.opened import open_audit
+from prep.manifest.opened import open_manifest
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--mask", "sidecar", "--json")
 
@@ -33,7 +33,7 @@ def encode(prep, photos, tiny_model, tmp_path, monkeypatch):
 
 def samples_of(path):
     """Every sample of a manifest with the bytes of its rows instead of their places."""
-    audit = open_audit(read_manifest(path))
+    audit = open_manifest(read_manifest(path))
     reader = Reader(audit.cache.root)
 
     def rows(place):
@@ -59,7 +59,7 @@ def samples_of(path):
 
 
 def shards_of(path):
-    return {shard["digest"] for shard in open_audit(read_manifest(path)).shards}
+    return {shard["digest"] for shard in open_manifest(read_manifest(path)).shards}
 
 
 def test_after_compact_and_gc_there_are_few_shards_with_the_same_rows(prep, train, encode, tmp_path):
@@ -80,7 +80,7 @@ def test_after_compact_and_gc_there_are_few_shards_with_the_same_rows(prep, trai
     assert encode("new.json")["encoded"] == {"latent": 0, "mask": 0, "text": 0}
     new = shards_of(tmp_path / "new.json")
     assert len(new) < len(old) and samples_of(tmp_path / "new.json") == rows
-    assert {one["field"] for one in open_audit(read_manifest(tmp_path / "new.json")).shards
+    assert {one["field"] for one in open_manifest(read_manifest(tmp_path / "new.json")).shards
             if one["digest"] in old} <= {"latent", "mask"}  # alone in their buckets
     collected = prep("gc", cache, "--keep", tmp_path / "new.json", "--older-than", "0", "--yes", "--json").json
     assert collected["removed"]["shards"] == len(old - new) > 0
@@ -153,10 +153,10 @@ def test_compact_goes_beside_encoders_and_not_beside_gc(prep, encode, tmp_path, 
     monkeypatch.setattr("prep.maintenance.compact.PATIENCE", 0)
     encode("m.json", rows=1)
     cache = open_cache(tmp_path / "cache", create=False)
-    with hold(cache.root, alone=True):
+    with lock_directory(cache.root, alone=True):
         result = prep("compact", cache.root)
         assert result.code == 7 and "is being cleaned by another program" in result.err
-    with hold(cache.root, alone=False):
+    with lock_directory(cache.root, alone=False):
         assert prep("compact", cache.root).code == 0
 
 

@@ -18,13 +18,13 @@ from small_manifest import write_small
 
 from prep.cache import shard_format
 from prep.cache.reader import Reader
-from prep.cache.shard_check import glance, verify_shard
+from prep.cache.shard_check import quick_check, verify_shard
 from prep.errors import CacheError, ManifestError
 from prep.fs import atomic
 from prep.maintenance.documents import check_up
 from prep.maintenance.verify import _damaged_tables, verify
 from prep.manifest.document import read_manifest
-from prep.manifest.opened import Audit, open_audit
+from prep.manifest.opened import OpenedManifest, open_manifest
 
 SAMPLE = 300
 KINDS = ("manifest.json", "cache/latentry.json", "cache/tables", "cache/commits", "cache/shards")
@@ -76,7 +76,7 @@ def flip(path: Path, bit: int) -> None:
 def verdict(root: Path) -> int:
     """The exit code of `prep verify`."""
     try:
-        document = verify(open_audit(read_manifest(root / "manifest.json")), jobs=1)
+        document = verify(open_manifest(read_manifest(root / "manifest.json")), jobs=1)
     except (CacheError, ManifestError) as error:
         return error.exit_code
     return 0 if document["ok"] else CacheError.exit_code
@@ -100,14 +100,14 @@ def test_a_sample_of_bits_is_found_by_prep_verify(home: Path) -> None:
     assert verdict(home) == 0
 
 
-def look(root: Path, kind: str, path: Path, audit: Audit) -> None:
+def look(root: Path, kind: str, path: Path, audit: OpenedManifest) -> None:
     """Raises `CacheError` or `ManifestError` for what is wrong with a file: the part of verify that reads it."""
     if kind == "manifest.json":
         read_manifest(root / "manifest.json")
     elif kind == "cache/latentry.json":
-        open_audit(audit.manifest)
+        open_manifest(audit.manifest)
     elif kind == "cache/tables":
-        found = _damaged_tables(Audit(manifest=audit.manifest, cache=audit.cache))
+        found = _damaged_tables(OpenedManifest(manifest=audit.manifest, cache=audit.cache))
         raise_first([one["what"] for one in found])
     elif kind == "cache/commits":
         raise_first(check_up(audit.cache, {}).damaged)
@@ -127,7 +127,7 @@ def shard_of(path: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_bit_is_found(home: Path, kind: str) -> None:
-    tried, audit = 0, open_audit(read_manifest(home / "manifest.json"))
+    tried, audit = 0, open_manifest(read_manifest(home / "manifest.json"))
     for path in every_file(home, kind):
         look(home, kind, path, audit)
         for bit in range(8 * path.stat().st_size):
@@ -138,14 +138,14 @@ def test_every_bit_is_found(home: Path, kind: str) -> None:
     assert verdict(home) == 0
 
 
-def arrays(root: Path) -> list[tuple[Audit, dict, Path]]:
+def arrays(root: Path) -> list[tuple[OpenedManifest, dict, Path]]:
     """Each shard with the data file of its array."""
-    audit = open_audit(read_manifest(root / "manifest.json"))
+    audit = open_manifest(read_manifest(root / "manifest.json"))
     return [(audit, shard, path) for shard in audit.shards for array in shard["shapes"]
             for path in (audit.cache.shard(shard["digest"]) / array).glob("c.*")]
 
 
-def read_row(audit: Audit, shard: dict, array: str, row: int) -> None:
+def read_row(audit: OpenedManifest, shard: dict, array: str, row: int) -> None:
     reader = Reader(audit.cache.root)
     try:
         spec, _ = reader.array_info(shard["digest"], array)
@@ -154,7 +154,7 @@ def read_row(audit: Audit, shard: dict, array: str, row: int) -> None:
         reader.close()
 
 
-def assert_found_when_read(audit: Audit, shard: dict, path: Path, bit: int) -> None:
+def assert_found_when_read(audit: OpenedManifest, shard: dict, path: Path, bit: int) -> None:
     """A bit of a row, when that row is read; a bit of the shard index, when any row is. Verify names the same row."""
     array = path.parent.name
     size = path.stat().st_size - shard_format.CRC_BYTES - shard["rows"] * shard_format.ENTRY_BYTES
@@ -169,7 +169,8 @@ def assert_found_when_read(audit: Audit, shard: dict, path: Path, bit: int) -> N
                 read_row(audit, shard, array, each)
         (found,) = verify_shard(audit.cache, shard["digest"])
         assert found.row == (row if row < shard["rows"] else None) and found.array == array
-        assert bool(glance(audit.cache, shard["digest"])) == (row >= shard["rows"]), "quick sees indexes, and no rows"
+        assert bool(quick_check(audit.cache,
+                                shard["digest"])) == (row >= shard["rows"]), "quick sees indexes, and no rows"
     with suppress(OSError):
         atomic.remove(audit.cache.damaged(shard["digest"]))
 

@@ -17,7 +17,7 @@ from small_manifest import write_small
 
 from prep.cache.store import open_cache
 from prep.errors import CacheError
-from prep.fs.lock import hold
+from prep.fs.lock import lock_directory
 from prep.maintenance import sweep
 from prep.manifest.document import read_manifest, write_manifest
 
@@ -184,7 +184,7 @@ def test_a_cache_is_not_cleaned_while_it_is_used(gc, tmp_path):
     path = write_small(tmp_path)
     cache = open_cache(tmp_path / "cache", create=False)
     left = cache.stage()
-    with hold(cache.root, alone=False):
+    with lock_directory(cache.root, alone=False):
         result = gc("--keep", path, "--yes")
         assert result.code == 7 and left.exists()
         assert result.err.startswith(f"error: {cache.root} is used by another program, expected to have it\nhint: wait")
@@ -194,9 +194,9 @@ def test_a_cache_is_not_cleaned_while_it_is_used(gc, tmp_path):
 
 def test_a_dead_user_of_the_cache_blocks_nobody(gc, tmp_path):
     path = write_small(tmp_path)
-    program = ("import sys, time\nfrom pathlib import Path\nfrom prep.fs.lock import hold\n"
+    program = ("import sys, time\nfrom pathlib import Path\nfrom prep.fs.lock import lock_directory\n"
                "from prep.cache.store import Cache\n"
-               "with hold(Cache(root=Path(sys.argv[1])).root, alone=False):\n    print('held', flush=True)\n"
+               "with lock_directory(Cache(root=Path(sys.argv[1])).root, alone=False):\n    print('held', flush=True)\n"
                "    time.sleep(60)")
     with subprocess.Popen([sys.executable, "-c", program, tmp_path / "cache"], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"held\n"
@@ -212,7 +212,7 @@ def test_training_keeps_its_cache(train, prep, gc, tiny_model, tmp_path, monkeyp
     asked: list[int] = []
 
     def held_by_us(setup, run, place, log, *, resume):
-        with pytest.raises(CacheError, match="is used by another program"), hold(cache.root, alone=True):
+        with pytest.raises(CacheError, match="is used by another program"), lock_directory(cache.root, alone=True):
             pass
         asked.append(1)
         log("end", 1, result="lora.safetensors")
@@ -226,13 +226,13 @@ def test_training_keeps_its_cache(train, prep, gc, tiny_model, tmp_path, monkeyp
 
 def test_training_looks_again_when_it_has_the_cache(train, tiny_model, tmp_path, monkeypatch):
     made = build(tmp_path, tiny_model)
-    plain = hold
+    plain = lock_directory
 
     def cleaned_before(cache, **options):
         shutil.rmtree(next((tmp_path / "cache" / "shards").glob("*/*")))
         return plain(cache, **options)
 
-    monkeypatch.setattr("prep.fs.lock.hold", cleaned_before)
+    monkeypatch.setattr("prep.fs.lock.lock_directory", cleaned_before)
     result = train("run", made.path, "-o", tmp_path / "run", "--steps", 1, "--precision", "fp32", "--device", "cpu",
                    "--quiet")
     assert result.code == 7 and "is missing" in result.err and not (tmp_path / "run" / "run.json").exists()
@@ -277,7 +277,7 @@ def test_gc_and_encoders_take_turns(prep, encode, photos, tmp_path):
     holding = threading.Event()
 
     def clean():
-        with hold(tmp_path / "cache", alone=True):
+        with lock_directory(tmp_path / "cache", alone=True):
             holding.set()
             time.sleep(0.3)
 

@@ -23,7 +23,7 @@ from prep.cache.records import Reject, Shard, Task
 from prep.cache.store import Cache, open_cache
 from prep.digest import digest_json
 from prep.maintenance import join as compact
-from prep.maintenance.join import Lost, Part, join, parts_of
+from prep.maintenance.join import LostRow, Part, join, plan_joins
 
 SPEC = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
 WIDE = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 2, 3))
@@ -53,13 +53,13 @@ def some(rows: Rows, *numbers: int) -> Rows:
     return {keys[number]: rows[keys[number]] for number in sorted(numbers)}
 
 
-def run(cache: Cache, shard_bytes: int = TEN) -> tuple[list[Shard], list[Lost]]:
+def run(cache: Cache, shard_bytes: int = TEN) -> tuple[list[Shard], list[LostRow]]:
     """Everything that is to be joined, joined."""
     found = load_ledger(cache)
     rejects = compact.rejects_by_shard(cache)
     made, lost = [], []
-    parts = parts_of(cache, found, shard_bytes=shard_bytes)
-    shunned = compact.doubted(cache, parts)
+    parts = plan_joins(cache, found, shard_bytes=shard_bytes)
+    shunned = compact.unverifiable(cache, parts)
     for part in parts:
         said = [r for one in part.sources for r in rejects.get(one, ())]
         shard, missing = join(cache, found, part, said, tick, shunned)
@@ -180,7 +180,7 @@ def test_any_shards_become_few_and_stay_so(
 
 def test_one_small_shard_is_left_as_it_is(cache: Cache, draw: Any, add: Add) -> None:
     add(cache, draw([SPEC], 3))
-    assert run(cache) == ([], []) and parts_of(cache, empty_ledger(), shard_bytes=TEN) == []
+    assert run(cache) == ([], []) and plan_joins(cache, empty_ledger(), shard_bytes=TEN) == []
 
 
 def test_a_damaged_row_is_taken_from_another_shard_or_left_out(
@@ -194,7 +194,7 @@ def test_a_damaged_row_is_taken_from_another_shard_or_left_out(
     (new,), lost = run(cache)
     assert rows_of(cache, new) == wanted(some(rows, 0, 2, 3, 4))
     key = list(rows)[1]
-    assert lost == [Lost(field="latent", key=key, places=((first.digest, 1),))]
+    assert lost == [LostRow(field="latent", key=key, places=((first.digest, 1),))]
     assert {found.row for found in damage.recorded(cache, first.digest)} >= {1}
     assert not damage.recorded(cache, second.digest)
     assert load_ledger(cache).find(key) is None  # so it is encoded again
@@ -268,5 +268,5 @@ def test_a_crash_anywhere_loses_nothing_and_the_next_run_ends_it(
 def test_a_part_knows_what_it_will_take(cache: Cache, draw: Any, add: Add) -> None:
     for seed in (1, 2):
         add(cache, draw([SPEC], 3, seed))
-    (part,) = parts_of(cache, load_ledger(cache), shard_bytes=TEN)
+    (part,) = plan_joins(cache, load_ledger(cache), shard_bytes=TEN)
     assert isinstance(part, Part) and part.row_bytes == ROW and len(part.first) == 6 and len(part.sources) == 2

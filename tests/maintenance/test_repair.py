@@ -317,8 +317,8 @@ def test_what_the_disk_cannot_read_is_made_again(prep, encode, tmp_path, monkeyp
             raise OSError(errno.EIO, "Input/output error")
         return os.preadv(descriptor, buffers, offset)
 
-    read_on, blocks = verify.read_on, verify._blocks
-    monkeypatch.setattr(verify, "read_on", lambda read_at, *given: read_on(failing, *given))
+    read_on, blocks = verify.read_rest, verify._blocks
+    monkeypatch.setattr(verify, "read_rest", lambda read_at, *given: read_on(failing, *given))
     monkeypatch.setattr(verify, "_blocks", lambda *given: blocks(*given[:-1], failing))
     found = prep("verify", tmp_path / "m.json", "--json")
     assert found.code == 7 and found.json["repair"] == {"latent": 1}

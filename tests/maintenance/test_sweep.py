@@ -76,7 +76,7 @@ def test_what_no_manifest_names_goes(cache: Cache, add: Any) -> None:
     (cache.stage() / "rubbish").write_bytes(b"12345")
     (cache.root / "shards" / "notes.txt").write_text("mine")
     age(cache.root, 2)
-    found = sweep.look(cache, needed(kept, names=(table,)), guard=DAY)
+    found = sweep.find_garbage(cache, needed(kept, names=(table,)), guard=DAY)
     assert set(found.remove["commits"]) == {other_task.key, lost[1].key}
     assert found.remove["shards"] == (other.digest,) and found.remove["tables"] == (old,)
     assert set(found.remove["damaged"]) == {other.digest, "ef" * 32}
@@ -90,7 +90,7 @@ def test_what_no_manifest_names_goes(cache: Cache, add: Any) -> None:
     assert list(cache.names("damaged")) == [kept.digest] and not (cache.root / "tmp").exists()
     assert load_ledger(cache).rejected("cd" * 32) is not None
     assert (cache.root / "shards" / "notes.txt").read_text() == "mine"
-    after = sweep.look(cache, needed(kept, names=(table,)), guard=0)
+    after = sweep.find_garbage(cache, needed(kept, names=(table,)), guard=0)
     assert not any(after.remove.values()) and not after.staging
 
 
@@ -99,11 +99,11 @@ def test_what_is_young_stays(cache: Cache, add: Any) -> None:
     age(cache.root, 2)
     for path in (cache.shard(young.digest) / "zarr.json", cache.commit(young_task.key)):
         path.touch()
-    found = sweep.look(cache, needed(kept), guard=DAY)
+    found = sweep.find_garbage(cache, needed(kept), guard=DAY)
     assert found.remove["shards"] == (old.digest,) and found.remove["commits"] == (old_task.key,)
     assert found.guarded == 2
-    assert set(sweep.look(cache, needed(kept), guard=0).remove["shards"]) == {old.digest, young.digest}
-    assert not any(sweep.look(cache, needed(), guard=3 * DAY).remove.values())
+    assert set(sweep.find_garbage(cache, needed(kept), guard=0).remove["shards"]) == {old.digest, young.digest}
+    assert not any(sweep.find_garbage(cache, needed(), guard=3 * DAY).remove.values())
 
 
 def test_what_a_young_thing_names_stays(cache: Cache, add: Any) -> None:
@@ -114,7 +114,7 @@ def test_what_a_young_thing_names_stays(cache: Cache, add: Any) -> None:
     age(cache.root, 9)
     for path in (cache.table(table), cache.commit(task.key)):
         path.touch()
-    assert sweep.look(cache, needed(), guard=DAY).remove["shards"] == (neither.digest,)
+    assert sweep.find_garbage(cache, needed(), guard=DAY).remove["shards"] == (neither.digest,)
 
 
 def test_an_unfinished_plan_keeps_its_rows_wherever_they_are(cache: Cache, draw: Any, put: Put, add: Any) -> None:
@@ -126,11 +126,11 @@ def test_an_unfinished_plan_keeps_its_rows_wherever_they_are(cache: Cache, draw:
     write_commit(cache, task_of(part), planned, [], {})
     other, other_task = add(cache, 2)
     age(cache.root, 2)
-    found = sweep.look(cache, needed(), guard=0)
+    found = sweep.find_garbage(cache, needed(), guard=0)
     assert found.remove["shards"] == (other.digest,) and found.remove["commits"] == (other_task.key,)
     assert found.keep["plans"] == ("aa" * 32,) and found.guarded == 0
     age(cache.root, ABANDONED / DAY + 1)
-    found = sweep.look(cache, needed(), guard=DAY)
+    found = sweep.find_garbage(cache, needed(), guard=DAY)
     assert set(found.remove["shards"]) == {other.digest, planned.digest} and found.remove["plans"] == ("aa" * 32,)
 
 
@@ -139,7 +139,7 @@ def test_a_plan_that_was_worked_on_is_not_abandoned(cache: Cache, add: Any) -> N
     plans.write_plan(cache, "aa" * 32, [task])
     age(cache.root, 30)
     cache.commit(task.key).touch()
-    assert not any(sweep.look(cache, needed(), guard=0).remove.values())
+    assert not any(sweep.find_garbage(cache, needed(), guard=0).remove.values())
 
 
 def test_what_cannot_be_understood_goes_when_it_is_old(cache: Cache, add: Any, edit: Callable[..., None]) -> None:
@@ -147,9 +147,9 @@ def test_what_cannot_be_understood_goes_when_it_is_old(cache: Cache, add: Any, e
     plans.write_plan(cache, "aa" * 32, [task])
     for path in (cache.commit(task.key), cache.plan("aa" * 32)):
         edit(path, lambda data: data.__setitem__(5, data[5] ^ 1))
-    assert not any(sweep.look(cache, needed(shard), guard=DAY).remove.values())
+    assert not any(sweep.find_garbage(cache, needed(shard), guard=DAY).remove.values())
     age(cache.root, 2)
-    found = sweep.look(cache, needed(shard), guard=DAY)
+    found = sweep.find_garbage(cache, needed(shard), guard=DAY)
     assert found.remove["commits"] == (task.key,) and found.remove["plans"] == ("aa" * 32,)
     assert found.keep["shards"] == (shard.digest,)
 
@@ -162,7 +162,7 @@ def test_damaged_keys_and_tables_keep_nothing(cache: Cache, add: Any, edit: Call
     edit(cache.table(table), lambda data: data.__setitem__(200, data[200] ^ 1))
     age(cache.root, 2)
     cache.table(table).touch()
-    assert set(sweep.look(cache, needed(), guard=DAY).remove["shards"]) == {shard.digest, other.digest}
+    assert set(sweep.find_garbage(cache, needed(), guard=DAY).remove["shards"]) == {shard.digest, other.digest}
 
 
 @pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
@@ -186,7 +186,7 @@ def test_a_crash_anywhere_takes_nothing_needed_and_a_second_run_ends_it(
         return Cache(root=root)
 
     def clean(cache: Cache, need: Needed) -> None:
-        sweep.remove(cache, sweep.look(cache, need, guard=DAY))
+        sweep.remove(cache, sweep.find_garbage(cache, need, guard=DAY))
 
     cache = begun(tmp_path / "whole")
     disk.left = 1 << 30

@@ -21,7 +21,7 @@ from prep.errors import CacheError
 from prep.maintenance.verify import WRONG_ROW, verify
 from prep.manifest import describe as audit
 from prep.manifest.document import read_manifest, write_manifest
-from prep.manifest.opened import open_audit
+from prep.manifest.opened import open_manifest
 from prep.report.terminal.manifest import verify_tables
 
 
@@ -115,7 +115,7 @@ def test_rows_of_another_caption_are_found_though_every_byte_is_sound(small):
     path, document = small.manifest.path, dict(small.manifest.document)
     document["fields"] = {**document["fields"], "text": {**document["fields"]["text"], "context": {"meaning": 2}}}
     write_manifest(path, document)
-    found = verify(open_audit(read_manifest(path)))
+    found = verify(open_manifest(read_manifest(path)))
     assert {one["what"] for one in found["damaged"]} == {WRONG_ROW}
     assert {one["field"] for one in found["damaged"]} == {"text"}
     assert found["repair"] == {}
@@ -124,7 +124,7 @@ def test_rows_of_another_caption_are_found_though_every_byte_is_sound(small):
 def changed(small, **changes):
     """The manifest with other values, sealed anew."""
     write_manifest(small.manifest.path, {**small.manifest.document, **changes})
-    return open_audit(read_manifest(small.manifest.path))
+    return open_manifest(read_manifest(small.manifest.path))
 
 
 def with_context(small, field, **changes):
@@ -222,7 +222,7 @@ def test_the_cost_is_not_known_where_no_table_says_which_rows_are_needed(small, 
     digest = shard_of(small, "latent", [4, 8, 8])
     shutil.rmtree(small.cache.shard(digest))
     small.cache.table(small.manifest.document["tables"][table]).unlink()
-    found = verify(open_audit(small.manifest))
+    found = verify(open_manifest(small.manifest))
     assert not found["ok"] and found["repair"] == cost
     perhaps = f"names shard {digest}, which is missing; perhaps this manifest needs it"
     assert [perhaps in note for note in found["notes"]] == ([True] if table == "shards" else [])
@@ -346,7 +346,7 @@ def test_two_that_verify_and_readers_at_the_same_time_lose_no_finding(small):
 
     with ThreadPoolExecutor(6) as pool:
         reading = [pool.submit(read, number % 4) for number in range(16)]
-        found = list(pool.map(lambda _: verify(open_audit(small.manifest)), range(4)))
+        found = list(pool.map(lambda _: verify(open_manifest(small.manifest)), range(4)))
         [one.result() for one in reading]
     assert all(document == found[0] for document in found) and len(found[0]["damaged"]) == 4
     assert {one.row for one in damage.recorded(small.cache, digest)} == {0, 1, 2, 3}

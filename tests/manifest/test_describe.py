@@ -10,7 +10,7 @@ from prep.errors import CacheError, UsageError
 from prep.keys import text_key
 from prep.manifest import describe as audit
 from prep.manifest.describe import describe_manifest
-from prep.manifest.opened import open_audit
+from prep.manifest.opened import open_manifest
 
 
 def test_the_document_has_the_promised_shape(small):
@@ -83,4 +83,4 @@ def test_a_damaged_table(small):
 def test_a_cache_that_is_gone(small, tmp_path):
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     with pytest.raises(CacheError, match="is not a cache"):
-        open_audit(small.manifest)
+        open_manifest(small.manifest)

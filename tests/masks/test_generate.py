@@ -10,7 +10,7 @@ from PIL import Image
 
 from prep.errors import PathError
 from prep.masks.generate import make_masks
-from prep.masks.methods import MaskChoice
+from prep.masks.methods import MaskOptions
 from prep.sources.directory import walk
 from prep.sources.item import Item
 
@@ -45,7 +45,7 @@ def pictures(tmp_path):
 def make(root, out, model=None, mask_from="none", jobs=3, batch_size=3, **choice):
     items = [one for one in walk(root, source=0, mask_from=mask_from) if isinstance(one, Item)]
     asked = {"method": "clipseg", "prompts": ("left",)} if model is not None else {"method": "threshold"}
-    return make_masks(items, MaskChoice(**{**asked, **choice}), out=out, load=lambda: model, jobs=jobs,
+    return make_masks(items, MaskOptions(**{**asked, **choice}), out=out, load=lambda: model, jobs=jobs,
                       batch_size=batch_size)
 
 
@@ -100,7 +100,7 @@ def test_a_model_that_nothing_needs_is_not_loaded(pictures, tmp_path):
         raise AssertionError("loaded")
 
     items = [one for one in walk(pictures, source=0, mask_from="none") if isinstance(one, Item)]
-    choice = MaskChoice(method="clipseg", prompts=("left",))
+    choice = MaskOptions(method="clipseg", prompts=("left",))
     assert make_masks(items, choice, out=tmp_path / "out", load=load).kept == 7
     owned = [one for one in walk(pictures, source=0, mask_from=tmp_path / "out") if isinstance(one, Item)]
     assert make_masks(owned, choice, out=tmp_path / "copies", load=load).written == 7
@@ -111,7 +111,7 @@ def test_a_disk_that_takes_nothing_ends_the_run(pictures, tmp_path, monkeypatch)
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("prep.masks.picture.write_whole", full)
+    monkeypatch.setattr("prep.masks.picture.write_atomic", full)
     with pytest.raises(PathError, match=r"cannot write mask .*0-masklabel\.png: No space left on device"):
         make(pictures, tmp_path / "out", Halves())
 

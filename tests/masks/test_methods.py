@@ -10,7 +10,7 @@ from PIL import Image
 
 from prep.errors import PathError, UsageError
 from prep.masks.generate import make_masks
-from prep.masks.methods import MaskChoice, mask_path
+from prep.masks.methods import MaskOptions, mask_path
 from prep.sources.directory import walk
 from prep.sources.item import Item
 
@@ -37,7 +37,7 @@ def items(root):
 
 
 def make(items, *, out, tick=lambda _: None, **choice):
-    return make_masks(items, MaskChoice(**choice), out=out, tick=tick)
+    return make_masks(items, MaskOptions(**choice), out=out, tick=tick)
 
 
 def read(path):
@@ -131,7 +131,7 @@ def test_a_file_system_of_shorter_names(pictures, tmp_path, monkeypatch):
     def short(path, data):
         raise OSError(errno.ENAMETOOLONG, "File name too long", str(path))
 
-    monkeypatch.setattr("prep.masks.picture.write_whole", short)
+    monkeypatch.setattr("prep.masks.picture.write_atomic", short)
     made = make(items(pictures), method="alpha", out=tmp_path / "masks")
     assert (made.written, [one.code for one in made.findings]) == (0, ["empty-file", "name-too-long"])
 

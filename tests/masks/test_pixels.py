@@ -8,14 +8,14 @@ from pictures import saved
 from PIL import Image, ImageFilter
 
 from prep.images.formats.parts import BadPicture
-from prep.masks.methods import MaskChoice
-from prep.masks.pixels import combined, finished, grown, luma_map, read_mask, scaled
+from prep.masks.methods import MaskOptions
+from prep.masks.pixels import combined, dilate, finish_map, luma_map, read_mask, scaled
 
 NOISE = np.random.default_rng(5).integers(0, 256, (23, 17), dtype=np.uint8)
 
 
 def finish(gray, **choice):
-    return finished(gray, MaskChoice(**{"method": "alpha", **choice}))
+    return finish_map(gray, MaskOptions(**{"method": "alpha", **choice}))
 
 
 def test_luma_is_that_of_itu_601():
@@ -37,7 +37,7 @@ def test_growing_takes_the_greatest_around_and_shrinking_the_least(pixels):
     reach, pick = abs(pixels), max if pixels > 0 else min
     wanted = [[pick(NOISE[max(0, y - reach):y + reach + 1, max(0, x - reach):x + reach + 1].flat) for x in range(17)]
               for y in range(23)]
-    assert (grown(NOISE, pixels) == np.array(wanted)).all()
+    assert (dilate(NOISE, pixels) == np.array(wanted)).all()
 
 
 def test_smoothing_comes_before_the_cut_and_takes_specks_away():

@@ -36,8 +36,8 @@ def names(out):
 
 def test_clipseg_from_the_command_line(prep, photos, clipseg_model, tmp_path):
     """Every option on the way to a mask, and the same from the map by hand."""
-    from prep.masks.methods import MaskChoice
-    from prep.masks.pixels import finished, scaled
+    from prep.masks.methods import MaskOptions
+    from prep.masks.pixels import finish_map, scaled
     from prep.masks.segmentation import clipseg
 
     result = prep("mask", photos, "--with", "clipseg", "--prompt", "cat", "--prompt", "a dog", "-o", tmp_path / "out",
@@ -47,11 +47,11 @@ def test_clipseg_from_the_command_line(prep, photos, clipseg_model, tmp_path):
     assert result.json == {"directory": str(tmp_path / "out"), "written": 8, "kept": 0, "skipped": 0, "black": [],
                            "pages": [], "findings": []}
     segmenter = clipseg(clipseg_model, prompts=["cat", "a dog"], device="cpu")
-    choice = MaskChoice(method="clipseg", prompts=("cat",), threshold=0.6, smooth=2.5, expand=-1, invert=True)
+    choice = MaskOptions(method="clipseg", prompts=("cat",), threshold=0.6, smooth=2.5, expand=-1, invert=True)
     for number in (0, 2, 7):
         with Image.open(photos / f"{number}.png") as picture:
             (gray,) = segmenter.maps([segmenter.prepare(np.asarray(picture))])
-            wanted = finished(scaled(gray, picture.size), choice)
+            wanted = finish_map(scaled(gray, picture.size), choice)
         found = read(tmp_path / "out" / f"{number}-masklabel.png")
         assert (found == wanted).all() and set(np.unique(found)) == {0, 255}
 
@@ -159,13 +159,13 @@ def test_masks_of_another_size_are_scaled_or_rejected(prep, photos, tiny_model, 
 
 def test_the_policy_is_written_into_recipes_that_are_written(photos, tmp_path):
     from prep.recipe.load import load_recipe
-    from prep.recipe.write import recipe_text
+    from prep.recipe.write import render_recipe
 
     for policy in ("allow", "reject"):
         (tmp_path / "r.toml").write_text(f"[mask]\nresize = '{policy}'\n[[source]]\npath = 'photos'\n")
         recipe = load_recipe(tmp_path / "r.toml", choices={})
         assert recipe.mask_resize == policy
-        (tmp_path / "again.toml").write_text(recipe_text(recipe, base=tmp_path))
+        (tmp_path / "again.toml").write_text(render_recipe(recipe, base=tmp_path))
         assert load_recipe(tmp_path / "again.toml", choices={}).mask_resize == policy
         assert ("resize" in (tmp_path / "again.toml").read_text()) == (policy == "reject")
 

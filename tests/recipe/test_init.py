@@ -10,7 +10,7 @@ import pytest
 from pictures import draw, draw_mask
 from tarred import member, tar_of
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.fs import atomic
 from prep.recipe import init as command_init
 from prep.recipe.load import load_recipe
@@ -95,7 +95,7 @@ def test_what_captions_could_become_is_said(written, tmp_path, caption, says):
     pictures(tmp_path / "photos", 2)
     (tmp_path / "photos/0.txt").write_text(caption)
     recipe = written(tmp_path / "photos")
-    assert says in written.text and recipe.caption == CaptionChoice()
+    assert says in written.text and recipe.caption == CaptionOptions()
     assert sum(line.startswith("# captions ") for line in written.text.splitlines()) == 1
 
 

@@ -174,7 +174,7 @@ def test_the_step_is_the_familys_unless_the_recipe_says_one(prep, photos, tiny_m
     assert rules_of(load_recipe(photos, choices={"model.path": str(photos.parent / "other")}))[0].step == 64
     assert rules_of(load_recipe(photos, choices={}))[0].step == 64
     for module in ("prep.dataset.ingest", "prep.encode.resolve"):
-        monkeypatch.setattr(f"{module}.survey", lambda *_, **__: pytest.fail("all pictures are read before it is said"))
+        monkeypatch.setattr(f"{module}.ingest", lambda *_, **__: pytest.fail("all pictures are read before it is said"))
     for done in (prep("bucket", photos, "--resolution", 32),
                  prep("encode", photos, "--resolution", 8, "--model", tiny_model, "--cache", "cache")):
         assert done.code == 3 and ", expected at least the step, " in done.err

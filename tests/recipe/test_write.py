@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prep.captions.options import CAPTION_LINES, MISSING_CAPTION, CaptionChoice
+from prep.captions.options import CAPTION_LINES, MISSING_CAPTION, CaptionOptions
 from prep.errors import PathError
-from prep.findings import CODES, ScanChoice
+from prep.findings import CODES, ScanOptions
 from prep.recipe.load import load_recipe
-from prep.recipe.schema import ImageChoice, ModelChoice, Recipe, Source
-from prep.recipe.write import MEANS, Remark, quoted, recipe_text, relative_to
+from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
+from prep.recipe.write import KEY_COMMENTS, Comment, quoted, relative_to, render_recipe
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=12).filter(
@@ -24,24 +24,24 @@ NAME = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"
 PLACE = st.lists(st.one_of(NAME, st.just("..")), min_size=1, max_size=3).map("/".join)
 GLOBS = st.lists(NAME.filter(lambda text: text != ".."), max_size=2).map(tuple)
 CAPTION = st.builds(
-    CaptionChoice, missing=st.sampled_from(MISSING_CAPTION), constant=TEXT, lines=st.sampled_from(CAPTION_LINES),
+    CaptionOptions, missing=st.sampled_from(MISSING_CAPTION), constant=TEXT, lines=st.sampled_from(CAPTION_LINES),
     variants=st.integers(1, 1024), wildcards=st.booleans(), shuffle=st.booleans(), dropout=st.floats(0, 1),
     separator=TEXT.filter(bool), keep_tokens=st.integers(0, 9), keep_separator=TEXT, trigger=TEXT, prefix=TEXT,
     suffix=TEXT)
 IMAGE = st.sampled_from([("step", ()), ("ratio", ()), ("single", ()), ("list", ("1024x1024", "512x768"))]).flatmap(
     lambda kind: st.builds(
-        ImageChoice, resolution=st.integers(128, 16384), buckets=st.just(kind[0]), sizes=st.just(kind[1]),
+        ImageOptions, resolution=st.integers(128, 16384), buckets=st.just(kind[0]), sizes=st.just(kind[1]),
         step=st.sampled_from([8, 64, 128]), shortest=st.integers(0, 99), longest=st.integers(0, 99),
         min_side=st.integers(0, 99), upscale=st.sampled_from(["never", "allow", "reject", 1.5]),
         crop=st.just("random"), views=st.integers(1, 64),
         flip=st.sampled_from(["none", "both", "always"]), alpha=st.sampled_from(["white", "reject", "#0a1B2c"]),
         min_bucket=st.integers(1, 9)))
-MODEL = st.builds(ModelChoice, path=TEXT, family=st.sampled_from(["", "sd15"]),
+MODEL = st.builds(ModelOptions, path=TEXT, family=st.sampled_from(["", "sd15"]),
                   dtype=st.sampled_from(["bfloat16", "float32"]), compute=st.sampled_from(["", "float16"]))
 
 
 SCAN = st.builds(
-    ScanChoice, ignore=st.lists(st.sampled_from(sorted(CODES)), max_size=2).map(tuple),
+    ScanOptions, ignore=st.lists(st.sampled_from(sorted(CODES)), max_size=2).map(tuple),
     severity=st.dictionaries(st.sampled_from(sorted(CODES)), st.sampled_from(["error", "warning", "info"]),
                              max_size=2).map(lambda found: tuple(found.items())))
 
@@ -76,9 +76,10 @@ def base(tmp_path_factory):
 @given(data=st.data())
 def test_what_a_recipe_says_its_file_says(base, data):
     recipe = data.draw(recipes(base))
-    remarks = [Remark(at=at, text=data.draw(TEXT)) for at in ("", "image", "image.step", "caption.prefix", "source[0]")]
+    remarks = [Comment(at=at, text=data.draw(TEXT))
+               for at in ("", "image", "image.step", "caption.prefix", "source[0]")]
     shown = data.draw(st.sets(st.sampled_from(["image.step", "caption.missing", "validation.fraction", "mask.from"])))
-    (base / "r.toml").write_text(recipe_text(recipe, base=base, remarks=remarks, shown=shown), newline="\n")
+    (base / "r.toml").write_text(render_recipe(recipe, base=base, remarks=remarks, shown=shown), newline="\n")
     try:
         found = load_recipe(base / "r.toml", choices={})
     except Exception as error:  # what a recipe cannot say, its file cannot either
@@ -100,7 +101,8 @@ def test_a_name_that_is_no_text_cannot_be_said():
 
 def test_a_remark_stays_a_comment_whatever_is_in_it(base):
     recipe = Recipe(sources=(Source(path=base / "photos"),))
-    text = recipe_text(recipe, base=base, remarks=[Remark(at="source[0]", text="a\nb\rpath = 'x'\x1b[2J\u2028c " * 20)])
+    text = render_recipe(recipe, base=base,
+                         remarks=[Comment(at="source[0]", text="a\nb\rpath = 'x'\x1b[2J\u2028c " * 20)])
     assert tomllib.loads(text) == {"source": [{"path": "photos"}]}
     assert all(line.isprintable() and len(line) <= 120 for line in text.splitlines())
 
@@ -115,8 +117,8 @@ def test_paths_are_relative_to_the_recipe_and_follow_no_links_of_its_own(tmp_pat
 
 
 def test_every_key_with_a_meaning_exists_and_the_reverse():
-    kinds = {"model": ModelChoice, "image": ImageChoice, "caption": CaptionChoice, "source": Source}
+    kinds = {"model": ModelOptions, "image": ImageOptions, "caption": CaptionOptions, "source": Source}
     known = {f"{section}.{one.name}" for section, kind in kinds.items() for one in fields(kind)}
-    assert set(MEANS) <= known | {"mask.from", "mask.resize", "validation.fraction", "prompts.file"}
+    assert set(KEY_COMMENTS) <= known | {"mask.from", "mask.resize", "validation.fraction", "prompts.file"}
     for kind in kinds.values():
         assert all(one.default is not MISSING or one.name == "path" for one in fields(kind))

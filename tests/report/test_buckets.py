@@ -8,19 +8,19 @@ import re
 import numpy as np
 from PIL import Image
 
-from prep.buckets.assign import bucketing
+from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
-from prep.dataset.preview import Showing, outlook_of
+from prep.dataset.preview import TrainSample, preview_epoch
 from prep.report.pages.bucket_plot import HALF, WHOLE, Dot, Square, bucket_shapes
 from prep.report.pages.bucket_png import UNIT, bucket_png
 from prep.report.pages.buckets import bucket_page
 
 
 def page_of(pictures, **rules):
-    result = bucketing(pictures, Rules(**{"resolution": 512, **rules}))
-    showings = [Showing(id=str(one.index).zfill(4), name=one.name, bucket=one.placement.bucket, repeats=1)
+    result = assign_buckets(pictures, Rules(**{"resolution": 512, **rules}))
+    showings = [TrainSample(id=str(one.index).zfill(4), name=one.name, bucket=one.placement.bucket, repeats=1)
                 for one in result.pictures]  # fmt: skip
-    return bucket_page(outlook_of(result, showings, batch_size=4))
+    return bucket_page(preview_epoch(result, showings, batch_size=4))
 
 
 def test_every_size_and_bucket_is_drawn_once():
@@ -42,8 +42,8 @@ def test_the_worst_come_first_and_names_are_escaped():
 
 
 def test_a_picture_at_two_resolutions_is_one_dot():
-    result = bucketing([("a", (1100, 1100))], Rules(resolution=512), Rules(resolution=1024))
-    page = bucket_page(outlook_of(result, [], batch_size=4))
+    result = assign_buckets([("a", (1100, 1100))], Rules(resolution=512), Rules(resolution=1024))
+    page = bucket_page(preview_epoch(result, [], batch_size=4))
     assert re.findall(r"<title>(\d+) pictures of", page) == ["1"]
     assert len(re.findall(r'<rect class="bucket"', page)) == 2
 

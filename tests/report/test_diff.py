@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep.manifest import diff, diff_samples
-from prep.manifest.opened import Audit
+from prep.manifest.opened import OpenedManifest
 from prep.report.terminal.diff import LISTED, REASONS, changes_text
 
 
 @pytest.fixture
-def document(small: Audit) -> dict[str, Any]:
+def document(small: OpenedManifest) -> dict[str, Any]:
     """The document of a manifest and itself, made to differ by the tests."""
     found = deepcopy(diff.compare(small.manifest, small.manifest))
     assert found["same"] and found["identical"] and not found["notes"]
@@ -28,7 +28,7 @@ def lines_of(document: dict[str, Any]) -> list[str]:
     return changes_text(document).splitlines()[1:]
 
 
-def test_a_manifest_and_itself(small: Audit) -> None:
+def test_a_manifest_and_itself(small: OpenedManifest) -> None:
     text = changes_text(diff.compare(small.manifest, small.manifest))
     digest = small.manifest.digest[:12]
     assert text.splitlines() == [f"from manifest.json ({digest}) to manifest.json ({digest})",
@@ -64,7 +64,7 @@ def test_every_reason_has_words(document: dict[str, Any]) -> None:
     assert "samples renamed (1): a to b (caption)" in lines_of(document)
 
 
-def test_the_reasons_that_are_told_are_those_that_are_found(small: Audit) -> None:
+def test_the_reasons_that_are_told_are_those_that_are_found(small: OpenedManifest) -> None:
     side = diff_samples.Side(samples=small.samples, buckets=small.manifest.buckets, sources=(0,), masks=None,
                              texts=None)
     every = np.arange(len(small.samples))

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from prep.buckets.assign import bucketing
+from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
-from prep.dataset.preview import Showing, outlook_of
+from prep.dataset.preview import TrainSample, preview_epoch
 from prep.findings import Finding
-from prep.formatting import bytes_of, names_of, safe
+from prep.formatting import format_bytes, join_names, printable
 from prep.maintenance.verify import verify
 from prep.manifest import describe as audit
 from prep.report.terminal.buckets import outlook_tables
@@ -25,10 +25,10 @@ def wide(monkeypatch):
 
 
 def outlook_for(pictures, *, rules=None, **overrides):
-    placed = bucketing(pictures, rules or Rules(resolution=512))
-    showings = [Showing(id=f"{one.index:04}", name=one.name, bucket=one.placement.bucket, repeats=1)
+    placed = assign_buckets(pictures, rules or Rules(resolution=512))
+    showings = [TrainSample(id=f"{one.index:04}", name=one.name, bucket=one.placement.bucket, repeats=1)
                 for one in placed.pictures]
-    return outlook_of(placed, showings, **{"batch_size": 4, **overrides})
+    return preview_epoch(placed, showings, **{"batch_size": 4, **overrides})
 
 
 def test_outlook_names_everybody_concerned():
@@ -132,7 +132,7 @@ def test_verify(small):
     ("\u202egnp.exe", "\\u202egnp.exe"), ("\udcff", "\\udcff"), ("[bold]x[/bold]", "[bold]x[/bold]"),
 ])
 def test_nothing_steers_the_terminal(text, shown):
-    assert safe(text) == shown
+    assert printable(text) == shown
     findings = [Finding(path=text, code="c", severity="info", detail="")]
     assert shown in findings_table(findings, pictures=1, usable=1, every=False)
 
@@ -147,11 +147,11 @@ def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch):
 
 
 def test_names_in_a_line():
-    assert names_of(["a", "b\nerror: c", "d"], 2) == "a, b\\nerror: c and 1 more"
-    assert names_of(["a"], 2) == "a"
+    assert join_names(["a", "b\nerror: c", "d"], 2) == "a, b\\nerror: c and 1 more"
+    assert join_names(["a"], 2) == "a"
 
 
 @pytest.mark.parametrize(("count", "text"), [(5, "5 bytes"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"),
                                              (3 << 30, "3.0 GiB")])
 def test_bytes(count, text):
-    assert bytes_of(count) == text
+    assert format_bytes(count) == text

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from prep.scan.examine import Examined
-from prep.scan.pool import Crew
-from prep.scan.protocol import of_blob
+from prep.scan.pool import WorkerPool
+from prep.scan.protocol import pack_blob
 from prep.scan.scanner import scan
 from prep.sources.item import Item
 from prep.sources.walk import walk_source
@@ -122,11 +122,11 @@ def attack(tmp_path, seed: int, count: int) -> tuple[int, int]:
         json.dumps([one.as_json() for one in report.findings])
         assert all(one.path and one.detail and one.code not in ("decoder-hung",) for one in report.findings), seed
     assert len(seen) == pictures
-    with Crew() as crew:
+    with WorkerPool() as crew:
         for item, examined in seen:
             if examined.usable:  # whole: it can be decoded once more
                 assert examined.identity is not None, (seed, item.name)
-                assert crew.ask("pixels", picture=of_blob(item.picture))[0]["pixels"], (seed, item.name)
+                assert crew.ask("pixels", picture=pack_blob(item.picture))[0]["pixels"], (seed, item.name)
             else:
                 assert any(one.severity == "error" for one in examined.findings), (seed, item.name)
     return pictures, samples

@@ -126,10 +126,11 @@ def test_the_file_that_cannot_be_read_is_named(prep, tiny_model, tmp_path, monke
 def test_names_forge_no_line():
     finding = Finding(path=FORGED, code="truncated", severity="error", detail="ends\nhint: early")
     assert rejected_line(finding) == r"rejected: b\nerror: fake.png: truncated: ends\nhint: early"
-    encoded = command_encode.Report(manifest=FORGED, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,
-                                    samples={}, dry_run=False).as_text(0)
-    masked = command_mask.Masked(made=Made(written=0, kept=0, skipped=0, findings=(finding,), black=(FORGED,)),
-                                 output=Path(FORGED), pages=(Path(FORGED),)).as_text()
+    encoded = command_encode.EncodeReport(manifest=FORGED, encoded={}, reused={}, rejected=(finding,), notices=(),
+                                          bytes=0,
+                                          samples={}, dry_run=False).as_text(0)
+    masked = command_mask.MaskReport(made=Made(written=0, kept=0, skipped=0, findings=(finding,), black=(FORGED,)),
+                                     output=Path(FORGED), pages=(Path(FORGED),)).as_text()
     for text in (encoded, masked):
         assert rejected_line(finding) in text.splitlines()
         assert not [line for line in text.splitlines() if line.startswith(("error", "hint"))]
@@ -159,9 +160,9 @@ def test_a_finding_as_json():
 def test_names_of_samples_forge_no_line_of_train():
     from train.cli.check import _as_text
     from train.cli.run import _uneven
-    from train.setup import Report
+    from train.setup import CheckReport
 
-    report = Report(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
+    report = CheckReport(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
     assert _as_text(report) == "left out: b\\nerror: fake.png\nshown again: b\\nerror: fake.png\nshown again: c"
     assert _uneven(report) == [
         "note: 1 samples are left out of the first epoch: b\\nerror: fake.png; train check lists all",

@@ -20,7 +20,7 @@ MODEL_FREE = ("--jobs", 1)
 @pytest.fixture(autouse=True)
 def caches(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(remembered, "REST_NS", 0)
+    monkeypatch.setattr(remembered, "SETTLE_NS", 0)
 
 
 @pytest.fixture
@@ -225,8 +225,8 @@ def started(monkeypatch):
     from prep.scan import pool as crew
 
     counts = []
-    real = crew.Crew.close
-    monkeypatch.setattr(crew.Crew, "close", lambda self: (counts.append(self.started), real(self))[1])
+    real = crew.WorkerPool.close
+    monkeypatch.setattr(crew.WorkerPool, "close", lambda self: (counts.append(self.started), real(self))[1])
     return lambda: max([counts.pop() for _ in range(len(counts))], default=0)
 
 
@@ -266,7 +266,7 @@ def test_other_checks_other_names_and_files_at_work(prep, source, started, monke
     source.rename(tmp_path / "elsewhere")
     prep("scan", tmp_path / "elsewhere", *MODEL_FREE)
     assert started() == 1
-    monkeypatch.setattr(remembered, "REST_NS", 1 << 62)
+    monkeypatch.setattr(remembered, "SETTLE_NS", 1 << 62)
     draw(tmp_path / "elsewhere" / "new.png", (96, 80), seed=9)
     for _ in range(2):
         prep("scan", tmp_path / "elsewhere", *MODEL_FREE)

@@ -16,8 +16,8 @@ from pictures import draw
 from prep.fs.blob import Blob
 from prep.parse import Unparsed
 from prep.scan import pool as crew_module
-from prep.scan.pool import Crew, Lost
-from prep.scan.protocol import all_examined, message, of_item, to_examined, to_thumb
+from prep.scan.pool import WorkerLost, WorkerPool
+from prep.scan.protocol import pack, pack_item, unpack_all_examined, unpack_examined, unpack_thumb
 from prep.scan.scanner import scan
 from prep.sources.directory import walk
 from prep.sources.item import Item
@@ -42,7 +42,7 @@ def told(report):
 @posix
 def test_each_way_to_die_is_one_finding(tmp_path):
     items = pictures(tmp_path, "crash", "leave", "eat", "babble")
-    report = scan(items, jobs=2, crew=Crew(command=BAD, memory=ROOM))
+    report = scan(items, jobs=2, crew=WorkerPool(command=BAD, memory=ROOM))
     assert told(report) == {
         "crash.png": ("decoder-crashed", "the decoder ended by SIGSEGV"),
         "leave.png": ("decoder-crashed", "the decoder ended with exit code 3"),
@@ -57,7 +57,7 @@ def test_each_way_to_die_is_one_finding(tmp_path):
 def test_whose_batch_a_worker_died_of_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr("prep.scan.scanner.SINGLE", 0)
     items = pictures(tmp_path, "crash", "leave")
-    crew = Crew(command=BAD)
+    crew = WorkerPool(command=BAD)
     report = scan(items, jobs=1, crew=crew)
     assert {path: code for path, (code, _) in told(report).items()} == {"crash.png": "decoder-crashed",
                                                                         "leave.png": "decoder-crashed"}
@@ -67,7 +67,7 @@ def test_whose_batch_a_worker_died_of_is_found_out(tmp_path, monkeypatch):
 @posix
 def test_a_decoder_that_hangs_holds_up_nobody(tmp_path):
     items = pictures(tmp_path, "hang")
-    report = scan(items, jobs=2, crew=Crew(command=BAD, seconds=3))
+    report = scan(items, jobs=2, crew=WorkerPool(command=BAD, seconds=3))
     assert told(report) == {"hang.png": ("decoder-hung", "was not decoded within 3 seconds")}
     assert report.samples == 5
 
@@ -75,28 +75,28 @@ def test_a_decoder_that_hangs_holds_up_nobody(tmp_path):
 def test_what_a_worker_died_of_is_not_remembered(tmp_path, monkeypatch):
     from prep.scan import memo as remembered
 
-    monkeypatch.setattr(remembered, "REST_NS", 0)
+    monkeypatch.setattr(remembered, "SETTLE_NS", 0)
     items = list(pictures(tmp_path / "in", "leave"))
-    memory = remembered.Remembered(tmp_path / "table")
-    assert scan(items, jobs=1, crew=Crew(command=BAD), memory=memory).samples == 5
+    memory = remembered.ScanMemo(tmp_path / "table")
+    assert scan(items, jobs=1, crew=WorkerPool(command=BAD), memory=memory).samples == 5
     memory.close()
-    again = Crew()
-    assert scan(items, jobs=1, crew=again, memory=remembered.Remembered(tmp_path / "table")).samples == 6
+    again = WorkerPool()
+    assert scan(items, jobs=1, crew=again, memory=remembered.ScanMemo(tmp_path / "table")).samples == 6
     assert again.started == 1
 
 
 def test_a_bug_of_ours_is_no_finding(tmp_path):
     with pytest.raises(RuntimeError, match=r"ZeroDivisionError: of a check"):
-        scan(pictures(tmp_path, "bug"), jobs=2, crew=Crew(command=BAD))
+        scan(pictures(tmp_path, "bug"), jobs=2, crew=WorkerPool(command=BAD))
 
 
 def item(path):
-    return of_item(Item(name=path.name, source=0, picture=Blob(file=str(path)), caption=None, mask=None))
+    return pack_item(Item(name=path.name, source=0, picture=Blob(file=str(path)), caption=None, mask=None))
 
 
 def test_a_worker_that_died_between_two_pictures_is_replaced(tmp_path):
     path = draw(tmp_path / "a.png", (64, 48), seed=1)
-    with Crew() as crew:
+    with WorkerPool() as crew:
         first = crew.ask("examine", items=[item(path)])
         (worker,) = crew._all
         worker._process.kill()
@@ -105,10 +105,10 @@ def test_a_worker_that_died_between_two_pictures_is_replaced(tmp_path):
 
 
 def test_no_more_workers_than_are_asked_and_none_are_left(tmp_path):
-    crew = Crew()
+    crew = WorkerPool()
     report = scan(pictures(tmp_path), jobs=4, crew=crew)
     assert report.samples == 5 and 1 <= crew.started <= 4 and not crew._all
-    empty = Crew()
+    empty = WorkerPool()
     assert scan([], jobs=4, crew=empty).pictures == 0 and empty.started == 0
 
 
@@ -121,7 +121,7 @@ def test_without_processes_it_is_done_here(tmp_path, monkeypatch, how):
         monkeypatch.setattr(sys, "frozen", True, raising=False)
     if how == "cannot be started":
         monkeypatch.setattr(subprocess, "Popen", refused)
-    crew = Crew(**options)
+    crew = WorkerPool(**options)
     assert scan(items, jobs=2, crew=crew) == wanted and crew.started == 0
 
 
@@ -131,7 +131,7 @@ def refused(*_, **__):
 
 def test_a_worker_that_is_never_ready_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(crew_module, "START", 0.2)
-    with Crew(command=("-c", "import time; time.sleep(60)")) as crew:
+    with WorkerPool(command=("-c", "import time; time.sleep(60)")) as crew:
         assert crew.ask("preview", picture=["nothing here", 0, None, ""], side=8) == ({}, b"")
 
 
@@ -141,10 +141,10 @@ def test_the_directory_one_stands_in_is_no_place_for_modules(tmp_path, monkeypat
         (tmp_path / f"{name}.py").write_text("import os; os._exit(9)")
     monkeypatch.chdir(tmp_path)
     path = draw(tmp_path / "a.png", (64, 48), seed=1)
-    with Crew() as crew:
+    with WorkerPool() as crew:
         document, data = crew.ask("examine", items=[item(path)])
         assert crew.started == 1
-    assert all_examined(document, data, 1)[0].identity is not None
+    assert unpack_all_examined(document, data, 1)[0].identity is not None
 
 
 @posix
@@ -157,7 +157,7 @@ def test_a_worker_whose_scan_is_gone_ends(tmp_path):
     assert process.communicate(timeout=30)[0].endswith(b"latentry worker 1") and process.returncode == 0
     process = subprocess.Popen([sys.executable, *BAD, "1", str(ROOM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     path = draw(tmp_path / "hang.png", (64, 48), seed=1)
-    request = message({"do": "examine", "items": [item(path)]})
+    request = pack({"do": "examine", "items": [item(path)]})
     process.stdin.write(len(request).to_bytes(4, "little") + request)
     process.stdin.flush()
     assert process.wait(60) < 0
@@ -167,9 +167,9 @@ def test_a_worker_whose_scan_is_gone_ends(tmp_path):
 
 def test_when_it_is_closed_nothing_is_decoded_any_more(tmp_path):
     """Least of all in this process: after Ctrl-C, say."""
-    crew = Crew(processes=False)
+    crew = WorkerPool(processes=False)
     crew.close()
-    with pytest.raises(Lost, match="the scan ended before it was decoded"):
+    with pytest.raises(WorkerLost, match="the scan ended before it was decoded"):
         crew.ask("examine", items=[item(draw(tmp_path / "a.png", (64, 48), seed=1))])
 
 
@@ -178,10 +178,10 @@ def test_ctrl_c_ends_the_scan_and_its_workers(tmp_path):
     """Also while a decoder hangs, which no signal for the scan alone would end."""
     for _ in pictures(tmp_path, "hang", "hang too"):
         pass
-    script = ("import functools, sys; from prep.scan import pool as crew, run as command_scan;"
+    script = ("import functools, sys; from prep.scan import pool, run as scanning;"
               "from prep.cli.main import app;"
               "from prep.cli.console import run;"
-              f"command_scan.scan = functools.partial(command_scan.scan, crew=crew.Crew(command={BAD!r}));"
+              f"scanning.scan = functools.partial(scanning.scan, crew=pool.WorkerPool(command={BAD!r}));"
               "run(app, 'prep', ['scan', sys.argv[1], '--jobs', '2'])")
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -194,24 +194,25 @@ def test_ctrl_c_ends_the_scan_and_its_workers(tmp_path):
 
 
 def test_an_answer_that_is_cut_or_too_long_is_none():
-    with Crew(command=("-c", "import sys; sys.stdout.buffer.write(b'\\x11\\0\\0\\0latentry worker 1' + b'\\xff' * 9);"
+    with WorkerPool(command=("-c",
+                             "import sys; sys.stdout.buffer.write(b'\\x11\\0\\0\\0latentry worker 1' + b'\\xff' * 9);"
                              "sys.stdout.flush(); sys.stdin.read(1)")) as crew:
-        with pytest.raises(Lost) as error:
+        with pytest.raises(WorkerLost) as error:
             crew.ask("preview", picture=["x", 0, None, ""], side=8)
         assert error.value.code == "decoder-crashed"
 
 
 def test_thumbnails_survive_the_way():
     from prep.scan.duplicates.correlation import SIDE, Thumb
-    from prep.scan.protocol import of_thumb
+    from prep.scan.protocol import pack_thumb
 
     thumb = Thumb(across=np.arange(SIDE * 3, dtype=np.uint8).reshape(SIDE, 3),
                   down=np.arange(SIDE * 2, dtype=np.uint8).reshape(SIDE, 2))
-    again = to_thumb(of_thumb(thumb))
+    again = unpack_thumb(pack_thumb(thumb))
     assert (again.across == thumb.across).all() and (again.down == thumb.down).all()
-    assert to_thumb(b"") is None
+    assert unpack_thumb(b"") is None
     with pytest.raises(Unparsed, match=r"a thumbnail has 5 bytes for lengths of 257 and 1"):
-        to_thumb(b"\x01\x01\x01\x00x")
+        unpack_thumb(b"\x01\x01\x01\x00x")
 
 
 GOOD_ONE = {"name": "a", "captions": ["b"], "findings": [["a", "blank", "warning", "x"]],
@@ -220,13 +221,13 @@ GOOD_ONE = {"name": "a", "captions": ["b"], "findings": [["a", "blank", "warning
 
 def test_answers_are_checked_as_a_whole():
     good = {"found": [GOOD_ONE], "lengths": [0]}
-    assert all_examined(good, b"", 1)[0].name == "a"
+    assert unpack_all_examined(good, b"", 1)[0].name == "a"
     for document, data, count in ((good, b"x", 1), (good, b"", 2), ({**good, "lengths": [-1]}, b"", 1), ({}, b"", 0),
                                   ({**good, "lengths": [0, 0]}, b"", 1)):
         with pytest.raises(Unparsed):
-            all_examined(document, data, count)
+            unpack_all_examined(document, data, count)
     with pytest.raises(Unparsed, match="an answer has 1 items and 0 bytes, expected 2 and 0"):
-        all_examined(good, b"", 2)
+        unpack_all_examined(good, b"", 2)
 
 
 @pytest.mark.parametrize("change", [
@@ -235,8 +236,8 @@ def test_answers_are_checked_as_a_whole():
     {"identity": ["00", 1, 2, 3, "xy"]}, {"identity": ["00", 1, 2, 3]}, {"findings": 7}, {"captions": None},
 ])
 def test_what_a_worker_says_is_checked(change):
-    assert to_examined(GOOD_ONE, None).identity.size == (2, 3)
+    assert unpack_examined(GOOD_ONE, None).identity.size == (2, 3)
     with pytest.raises(Unparsed):
-        to_examined({**GOOD_ONE, **change}, None)
+        unpack_examined({**GOOD_ONE, **change}, None)
     with pytest.raises(Unparsed, match="what was found lacks a part: 'captions'"):
-        to_examined({"name": "a", "identity": None}, None)
+        unpack_examined({"name": "a", "identity": None}, None)

@@ -15,10 +15,10 @@ from prep.scan import compare as alike
 from prep.scan import memo as remembered
 from prep.scan import scanner as scans
 from prep.scan.duplicates import copies
-from prep.scan.duplicates.correlation import framed_alike
+from prep.scan.duplicates.correlation import whole_correlation
 from prep.scan.duplicates.identity import identify, sampled, thumb_of
 from prep.scan.duplicates.signature import LENGTH, LIKELY, likely_pairs, signature_of
-from prep.scan.memo import Remembered
+from prep.scan.memo import ScanMemo
 from prep.scan.scanner import scan
 from prep.sources.directory import walk
 
@@ -54,16 +54,16 @@ def test_copies_of_whole_pictures_are_likely_and_alike(how, mirrored):
     thumbs = [thumb(scene(1)), thumb(ORIGINAL), thumb(scene(2)), thumb(copy)]
     (pair,) = likely_pairs([signature_of(one) for one in thumbs])
     assert (pair.first, pair.second, pair.mirrored) == (1, 3, mirrored)
-    assert framed_alike(thumbs[1], thumbs[3], mirrored=mirrored) >= 0.93 > framed_alike(
+    assert whole_correlation(thumbs[1], thumbs[3], mirrored=mirrored) >= 0.93 > whole_correlation(
         thumbs[0], thumbs[3], mirrored=mirrored)
 
 
 def test_other_pictures_and_other_shapes_are_not_alike():
     thumbs = [thumb(scene(seed, (200 + 10 * seed, 300))) for seed in range(30)]
     assert [pair for pair in likely_pairs([signature_of(one) for one in thumbs])
-            if framed_alike(thumbs[pair.first], thumbs[pair.second], mirrored=pair.mirrored) >= 0.93] == []
+            if whole_correlation(thumbs[pair.first], thumbs[pair.second], mirrored=pair.mirrored) >= 0.93] == []
     stretched = thumb(ORIGINAL.resize((360, 200)))
-    assert framed_alike(thumb(ORIGINAL), stretched, mirrored=False) == 0.0
+    assert whole_correlation(thumb(ORIGINAL), stretched, mirrored=False) == 0.0
 
 
 @pytest.mark.parametrize("picture", [
@@ -88,7 +88,7 @@ def many(tmp_path, monkeypatch):
     """A directory of seven pictures, three of them copies in one way or another, and a scan that calls that many."""
     for module in (scans, alike, copies, remembered):
         monkeypatch.setattr(module, "LIMIT", 2)
-    monkeypatch.setattr(remembered, "REST_NS", 0)
+    monkeypatch.setattr(remembered, "SETTLE_NS", 0)
     root = tmp_path / "photos"
     root.mkdir()
     for number in range(4):
@@ -132,7 +132,7 @@ def test_a_second_scan_says_the_same_and_decodes_nothing(many, tmp_path, monkeyp
     scene(3).save(many / "same.bmp")
     reports = []
     for number in range(3):
-        memory = Remembered(table)
+        memory = ScanMemo(table)
         if number == 1:
             monkeypatch.setattr("prep.scan.pool._start", lambda *_: pytest.fail("a worker was started"))
         if number == 2:  # another picture: the old ones are known, two of their thumbnails are not
@@ -164,7 +164,7 @@ def test_a_picture_that_is_gone_when_it_is_looked_at_again(many, monkeypatch):
 def test_what_is_said_of_a_lost_picture_is_not_remembered(many, tmp_path):
     found = []
     for lost in (True, False):
-        memory = Remembered(tmp_path / "scan.sqlite")
+        memory = ScanMemo(tmp_path / "scan.sqlite")
         with pytest.MonkeyPatch.context() as patch:
             if lost:
                 patch.setattr(alike, "_asked", lambda *_: ({}, b""))
@@ -180,13 +180,13 @@ def test_a_picture_that_is_another_by_now_is_lost(many, tmp_path, monkeypatch):
 
     monkeypatch.setattr(alike, "likely_pairs", changing)
     before = (many / "small.jpg").read_bytes()
-    scan(walk(many, source=0, mask_from="none"), jobs=1, memory=(memory := Remembered(tmp_path / "scan.sqlite")))
+    scan(walk(many, source=0, mask_from="none"), jobs=1, memory=(memory := ScanMemo(tmp_path / "scan.sqlite")))
     memory.close()
     monkeypatch.undo()
     (many / "small.jpg").write_bytes(before)
     for module in (scans, alike, copies, remembered):
         monkeypatch.setattr(module, "LIMIT", 2)
-    report = scan(walk(many, source=0, mask_from="none"), jobs=1, memory=Remembered(tmp_path / "scan.sqlite"))
+    report = scan(walk(many, source=0, mask_from="none"), jobs=1, memory=ScanMemo(tmp_path / "scan.sqlite"))
     assert codes(report)["small.jpg"] == "near-duplicate"
 
 

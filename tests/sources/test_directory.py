@@ -10,7 +10,7 @@ import pytest
 
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.fs.blob import Blob, code_of, read_blob
+from prep.fs.blob import Blob, error_code, read_blob
 from prep.sources.directory import walk
 from prep.sources.item import Item
 
@@ -211,4 +211,4 @@ def test_what_is_no_file_is_not_read(tmp_path):
     for name in ("pipe", "zero"):
         with pytest.raises(OSError, match="is a pipe or a device, expected a regular file") as caught:
             read_blob(Blob(file=str(tmp_path / name)))
-        assert code_of(caught.value) == "special-file"
+        assert error_code(caught.value) == "special-file"

@@ -30,7 +30,7 @@ MEMBERS = ["a/0.jpg", "a/0.TXT", "a/0.mask.png", "1.png", "1.png", "none", "../2
 def folder(tmp_path, monkeypatch):
     """Where records go; every tar is as if at rest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(listings, "REST_NS", 0)
+    monkeypatch.setattr(listings, "SETTLE_NS", 0)
     return tmp_path / "caches/latentry/tars"
 
 
@@ -72,7 +72,7 @@ def test_items_and_findings_are_the_same(folder, tar, monkeypatch):
 
 
 def test_a_tar_that_was_just_written_is_not_remembered(folder, tar, monkeypatch):
-    monkeypatch.setattr(listings, "REST_NS", 2 * 10**9)
+    monkeypatch.setattr(listings, "SETTLE_NS", 2 * 10**9)
     assert listed(tar)
     tar.write_bytes(tar_of([name.replace("jpg", "gif") for name in MEMBERS]))  # within the second, and of the same size
     assert listed(tar) and not folder.exists()
@@ -82,7 +82,7 @@ def test_a_tar_that_was_just_written_is_not_remembered(folder, tar, monkeypatch)
 
 def test_a_tar_must_be_at_rest_before_it_is_listed(folder, tar, monkeypatch):
     """That it was for two seconds when it had been listed says nothing of what was written after its start was read."""
-    monkeypatch.setattr(listings, "REST_NS", 2 * 10**9)
+    monkeypatch.setattr(listings, "SETTLE_NS", 2 * 10**9)
     changed = tar.stat().st_ctime_ns
     clock = [changed + 10**9, changed + 10**10]
     monkeypatch.setattr(time, "time_ns", lambda: clock.pop(0))
@@ -115,7 +115,7 @@ def test_another_tar_in_its_place_is_listed(folder, tar, tmp_path):
 
 
 def test_nothing_is_remembered_where_ctime_is_creation(folder, tar, monkeypatch):
-    monkeypatch.setattr(listings, "ctime_is_change", lambda: False)
+    monkeypatch.setattr(listings, "ctime_is_reliable", lambda: False)
     assert listed(tar) and listed(tar) and not folder.exists()
 
 

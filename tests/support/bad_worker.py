@@ -32,11 +32,11 @@ def check_item(item):
     return usual(item)
 
 
-def of_examined(examined):
+def pack_examined(examined):
     found = documents(examined)
     return {**found, "findings": "none"} if examined.name.startswith("babble") else found
 
 
 worker.check_item = check_item
-documents, worker.of_examined = worker.of_examined, of_examined
+documents, worker.pack_examined = worker.pack_examined, pack_examined
 worker.main()

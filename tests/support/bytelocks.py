@@ -24,4 +24,4 @@ def lock_bytes(descriptor: int, start: int, count: int, take: bool) -> bool:
 
 def way(handle: BinaryIO, alone: bool) -> lock.Release | None:
     """`lock.way` as Windows has it."""
-    return lock.by_bytes(handle, alone, lock_bytes)
+    return lock.try_byte_lock(handle, alone, lock_bytes)

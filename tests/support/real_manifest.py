@@ -30,7 +30,7 @@ from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.recipe.prompts import parse_prompts
 from train.check import check
 from train.config.load import parse
-from train.setup import Asked, Setup
+from train.setup import RunRequest, Setup
 
 torch.set_num_threads(1)  # quicker for models this small
 
@@ -192,7 +192,7 @@ def setup_of() -> Callable[..., Setup]:
     """`setup_of(made, **settings)`: a run that may begin; settings as in train.toml."""
 
     def go(made: Made, **settings: Any) -> Setup:
-        report = check(Asked(manifest=made.path), parse({"precision": "fp32", **settings}, "test"))
+        report = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test"))
         assert report.setup is not None, [fault.message for fault in report.faults]
         return report.setup
 

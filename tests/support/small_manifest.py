@@ -18,7 +18,7 @@ from prep.findings import Finding
 from prep.geometry import Placement
 from prep.keys import latent_key, mask_key, text_key, unconditional_key
 from prep.manifest.document import read_manifest, write_manifest
-from prep.manifest.opened import Audit, open_audit
+from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.samples import Sample, Text, View, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 
@@ -139,6 +139,6 @@ def sample_of(name):
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Audit:
+def small(tmp_path: Path) -> OpenedManifest:
     """The small manifest, opened."""
-    return open_audit(read_manifest(write_small(tmp_path)))
+    return open_manifest(read_manifest(write_small(tmp_path)))

@@ -11,7 +11,7 @@ import pytest
 
 from train.check import check
 from train.config.load import parse
-from train.setup import Asked
+from train.setup import RunRequest
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def faults():
     """`faults(made, asked options…, settings)`: what check finds."""
 
     def go(made, settings=None, **asked):
-        return check(Asked(manifest=made.path, **asked), parse(settings or {}, "test")).faults
+        return check(RunRequest(manifest=made.path, **asked), parse(settings or {}, "test")).faults
 
     return go
 
@@ -36,7 +36,7 @@ def edit(path, **values):
 
 def test_a_sound_manifest_has_no_fault_and_a_plan(make):
     made = make()
-    report = check(Asked(manifest=made.path), parse({"batch_size": 2}, "test"))
+    report = check(RunRequest(manifest=made.path), parse({"batch_size": 2}, "test"))
     assert report.faults == () and report.setup is not None and report.plan.steps_per_epoch == 4
     assert report.setup.prediction == "epsilon" and report.setup.others == {}
 
@@ -70,7 +70,7 @@ def test_a_model_of_another_family_is_told(make, faults, monkeypatch, tiny_model
 
 
 def test_a_missing_manifest_is_the_only_fault(tmp_path):
-    report = check(Asked(manifest=tmp_path / "gone.json"), parse({}, "test"))
+    report = check(RunRequest(manifest=tmp_path / "gone.json"), parse({}, "test"))
     assert [fault.exit_code for fault in report.faults] == [4] and report.plan is None
 
 
@@ -107,9 +107,9 @@ def test_nobody_to_train_on_is_told(make, faults):
 
 def test_who_is_left_out_and_who_is_repeated_is_named(make):
     made = make(counts=(4, 3))
-    dropping = check(Asked(manifest=made.path), parse({"batch_size": 2, "underfill": "drop"}, "test"))
+    dropping = check(RunRequest(manifest=made.path), parse({"batch_size": 2, "underfill": "drop"}, "test"))
     assert len(dropping.left_out) == 1 and dropping.left_out[0].startswith("80/")
-    repeating = check(Asked(manifest=made.path), parse({"batch_size": 2, "underfill": "repeat"}, "test"))
+    repeating = check(RunRequest(manifest=made.path), parse({"batch_size": 2, "underfill": "repeat"}, "test"))
     assert repeating.left_out == () and len(repeating.repeated) == 1
 
 
@@ -134,7 +134,7 @@ def test_another_vae_is_refused_unless_allowed(make, faults, other_model):
     (fault,) = faults(made, model=str(other_model))
     assert fault.message.startswith(f"the VAE of {other_model} did not make this cache: VAE is ")
     assert fault.exit_code == 6 and "--allow-other-encoders" in fault.hint
-    report = check(Asked(manifest=made.path, model=str(other_model), other_encoders=True), parse({}, "test"))
+    report = check(RunRequest(manifest=made.path, model=str(other_model), other_encoders=True), parse({}, "test"))
     assert report.faults == () and set(report.setup.others) == {"vae"}
 
 
@@ -181,8 +181,8 @@ def test_every_fault_is_told_at_once(make, faults, other_model):
 
 def test_checking_imports_no_torch(make):
     made = make()
-    code = ("import sys; from pathlib import Path; from train.check import Asked; from train.check import check;"
-            f"from train.config.load import parse; asked = Asked(manifest=Path({str(made.path)!r}));"
+    code = ("import sys; from pathlib import Path; from train.setup import RunRequest; from train.check import check;"
+            f"from train.config.load import parse; asked = RunRequest(manifest=Path({str(made.path)!r}));"
             "assert not check(asked, parse({}, 'x')).faults;"
             "assert not {'torch', 'diffusers', 'peft', 'transformers'} & set(sys.modules)")
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ from train.models import denoiser as model
 from train.runs.directory import claim_run
 from train.runs.log import Log
 from train.sampling import sampler as sample
-from train.setup import Asked
+from train.setup import RunRequest
 
 SETTINGS = {"steps": 3, "batch_size": 4, "micro_batch": 2, "ema": {"decay": 0.5}, "caption_dropout": 0.5,
             "loss": {"masked": True, "min_snr": 5.0}, "validation": {"every": 1, "timesteps": 2},
@@ -32,7 +32,7 @@ def elsewhere(make, setup_of, tmp_path):
 
     def go(**settings):
         setup = setup_of(made, **{**SETTINGS, **LORA, **settings})
-        claim_run(tmp_path / "run", setup, Asked(manifest=made.path), resume=True)
+        claim_run(tmp_path / "run", setup, RunRequest(manifest=made.path), resume=True)
         with playing() as there, Log(tmp_path / "run" / "log.jsonl", lambda event: None) as log:
             train(setup, tmp_path / "run", there, log, resume=True)
         return [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
@@ -62,16 +62,16 @@ def stay(tensor, device):
 
 def forget_validation(monkeypatch):
     """Only validation's text stays behind: the mixture that users of another trainer met."""
-    answer = validate.answer
-    monkeypatch.setattr(validate, "answer", lambda denoiser, batch, *rest: answer(
+    answer = validate.forward
+    monkeypatch.setattr(validate, "forward", lambda denoiser, batch, *rest: answer(
         denoiser, dataclasses.replace(batch, text_BLD=batch.text_BLD.to("cpu")), *rest))
 
 
 @pytest.mark.parametrize("plant", [
-    lambda patch: patch.setattr(data, "move", stay),
-    lambda patch: patch.setattr(sample, "move", stay),
-    lambda patch: patch.setattr(model, "move", stay),
-    lambda patch: patch.setattr(sample, "place", stay),
+    lambda patch: patch.setattr(data, "to_device", stay),
+    lambda patch: patch.setattr(sample, "to_device", stay),
+    lambda patch: patch.setattr(model, "to_device", stay),
+    lambda patch: patch.setattr(sample, "module_to_device", stay),
     forget_validation,
 ], ids=["batch", "prompt", "schedule", "vae", "validation"])
 def test_a_forgotten_move_is_caught(elsewhere, monkeypatch, plant):

@@ -19,14 +19,14 @@ from train.config.load import parse
 from train.loop import train
 from train.runs.directory import claim_run
 from train.runs.log import Log
-from train.setup import Asked
+from train.setup import RunRequest
 
 CPU = torch.device("cpu")
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 12}
 
 
 def go(made, setup, run, *, resume=False, watch=lambda event: None):
-    claim_run(run, setup, Asked(manifest=made.path), resume=resume)
+    claim_run(run, setup, RunRequest(manifest=made.path), resume=resume)
     with Log(run / "log.jsonl", watch) as log:
         train(setup, run, CPU, log, resume=resume)
 
@@ -137,7 +137,7 @@ def test_a_model_with_other_encoders_says_so_in_the_result(make, tiny_model, tmp
     other = shutil.copytree(tiny_model, tmp_path / "other")
     config = json.loads((other / "vae" / "config.json").read_text())
     (other / "vae" / "config.json").write_text(json.dumps({**config, "scaling_factor": 0.5}))
-    asked = Asked(manifest=made.path, model=str(other), other_encoders=True)
+    asked = RunRequest(manifest=made.path, model=str(other), other_encoders=True)
     setup = check(asked, parse({**QUICK, "steps": 1, "precision": "fp32"}, "x")).setup
     go(made, setup, tmp_path / "run")
     with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
@@ -289,7 +289,7 @@ def test_a_picture_that_cannot_be_written_is_a_warning(make, setup_of, tmp_path,
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(loop, "write_whole", full)
+    monkeypatch.setattr(loop, "write_atomic", full)
     go(made, setup, tmp_path / "run")
     warnings = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
     assert len(warnings) == 3 and all("no sample pictures: [Errno 28] No space left" in text for text in warnings)

@@ -8,14 +8,14 @@ from diffusers import DDPMScheduler, UNet2DConditionModel
 
 from prep.batching.rng import draw_key, philox
 from prep.loader.rows import Rows
-from train.state import begin
+from train.state import create_state
 from train.validate import validate
 
 CPU = torch.device("cpu")
 
 
 def run(setup, trainee=None):
-    return validate((trainee or begin(setup, CPU)).denoiser, Rows(setup.index), setup)
+    return validate((trainee or create_state(setup, CPU)).denoiser, Rows(setup.index), setup)
 
 
 def test_its_loss_is_the_usual_one_over_fixed_noise_and_timesteps(make, setup_of, tiny_model):
@@ -55,7 +55,7 @@ def test_masks_count_as_in_training(make, setup_of):
 def test_dropout_is_off_meanwhile_and_on_afterwards(make, setup_of):
     made = make()
     setup = setup_of(made, lora={"dropout": 0.9})
-    trainee = begin(setup, CPU)
+    trainee = create_state(setup, CPU)
     with torch.no_grad():
         for value in trainee.denoiser.parameters.values():
             value.normal_(std=0.3)

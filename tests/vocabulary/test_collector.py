@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from prep.runtime import at_rest, at_work
+from prep.runtime import gc_disabled, gc_enabled
 
 
 class Knot:
@@ -36,7 +36,7 @@ def make_many() -> None:
 
 
 def test_nothing_is_collected_at_rest():
-    with at_rest():
+    with gc_disabled():
         knot = tie()
         make_many()
         assert knot() is not None
@@ -45,9 +45,9 @@ def test_nothing_is_collected_at_rest():
 
 
 def test_at_work_only_what_is_new_is_looked_at():
-    with at_rest():
+    with gc_disabled():
         old = tie()
-        with at_work():
+        with gc_enabled():
             new = tie()
             make_many()
             assert new() is None and old() is not None
@@ -57,11 +57,11 @@ def test_at_work_only_what_is_new_is_looked_at():
 
 
 def test_an_error_leaves_it_as_it_was():
-    with pytest.raises(KeyError), at_rest(), at_work():
+    with pytest.raises(KeyError), gc_disabled(), gc_enabled():
         raise KeyError
     assert gc.isenabled() and gc.get_freeze_count() == 0
     gc.disable()
-    with at_rest():
+    with gc_disabled():
         pass
     assert not gc.isenabled()
 
@@ -81,9 +81,9 @@ def test_encode_rests_but_for_the_encoders(prep, photos, tiny_model, tmp_path, m
 
         monkeypatch.setattr(module, name, watched)
 
-    for module, name in ((run, "want"), (local, "run"), (run, "seal")):
+    for module, name in ((run, "resolve_recipe"), (local, "run"), (run, "assemble_manifest")):
         watch(module, name)
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
                   "--resolution", "96")
     assert result.code == 0, result.err
-    assert seen == {"want": False, "run": True, "seal": False} and gc.isenabled()
+    assert seen == {"resolve_recipe": False, "run": True, "assemble_manifest": False} and gc.isenabled()

@@ -10,7 +10,7 @@ import pytest
 
 from prep.cli import console
 from prep.cli.main import app
-from prep.progress import CountedApart, Known
+from prep.progress import BackgroundTotal, DeferredTotal
 
 
 class Terminal(io.StringIO):
@@ -27,7 +27,7 @@ def terminal(monkeypatch):
 
 def test_a_total_that_comes_late(monkeypatch):
     terminal(monkeypatch)
-    total = Known()
+    total = DeferredTotal()
     with console.progress("reading", total, unit="pictures") as tick:
         tick(1)
         assert tick._bar.tasks[0].total is None
@@ -45,7 +45,7 @@ def test_counting_begins_with_the_bar(monkeypatch):
         counted.append(1)
         return 5
 
-    total = CountedApart(count)
+    total = BackgroundTotal(count)
     with console.progress("scanning", total, unit="pictures", shown=False) as tick:
         tick(1)
         assert total._thread is None
@@ -59,7 +59,7 @@ def test_counting_begins_with_the_bar(monkeypatch):
 
 
 def test_what_goes_wrong_in_counting_is_not_told_twice():
-    total = CountedApart(lambda: 1 // 0)
+    total = BackgroundTotal(lambda: 1 // 0)
     total()
     total._thread.join()
     assert total() is None
@@ -78,6 +78,6 @@ def test_commands_say_how_many(photos, monkeypatch, command, title):
     app([*command, str(photos), "--quiet"], standalone_mode=False)
     total = totals[title]
     total()
-    if isinstance(total, CountedApart):
+    if isinstance(total, BackgroundTotal):
         total._thread.join()
     assert total() == 8

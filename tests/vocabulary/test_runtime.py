@@ -10,14 +10,14 @@ import threading
 
 import pytest
 
-from prep.runtime import held_back
+from prep.runtime import defer_interrupts
 
 LOADING = """
 import os, signal, sys, threading
-from prep.runtime import held_back
+from prep.runtime import defer_interrupts
 threading.Timer({after}, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
-    with held_back():
+    with defer_interrupts():
         import torch
         print("loaded", flush=True)
     import time
@@ -29,7 +29,7 @@ except KeyboardInterrupt:
 
 def test_it_comes_at_the_end():
     done = []
-    with pytest.raises(KeyboardInterrupt), held_back():
+    with pytest.raises(KeyboardInterrupt), defer_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         done.append("the rest")
@@ -38,7 +38,7 @@ def test_it_comes_at_the_end():
 
 
 def test_an_error_goes_first():
-    with pytest.raises(ZeroDivisionError), held_back():
+    with pytest.raises(ZeroDivisionError), defer_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -47,7 +47,7 @@ def test_an_error_goes_first():
 def test_a_signal_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with held_back():
+        with defer_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -58,7 +58,7 @@ def test_other_threads_change_nothing():
     found = []
 
     def run():
-        with held_back():
+        with defer_interrupts():
             found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=run)

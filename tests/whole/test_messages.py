@@ -215,9 +215,9 @@ def test_a_manifest_with_a_bucket_of_three_sides_is_not_written(tmp_path):
 def test_a_sample_in_a_shard_that_the_table_lacks(tmp_path):
     from prep.manifest.describe import describe_samples
     from prep.manifest.document import read_manifest
-    from prep.manifest.opened import open_audit
+    from prep.manifest.opened import open_manifest
 
-    audit = open_audit(read_manifest(write_small(tmp_path)))
+    audit = open_manifest(read_manifest(write_small(tmp_path)))
     vars(audit)["shards"] = []
     with pytest.raises(CacheError, match=r"the sample table names shard number \d, and the shard table has 0"):
         describe_samples(audit, "a.png")
@@ -263,13 +263,13 @@ def test_tables_that_cannot_be_read_or_are_others(cache):
 
 
 def test_no_manifest_without_the_unconditional_row(cache):
-    from prep.encode.assemble import seal as seal_manifest
-    from prep.fs.memo import Facts
+    from prep.encode.assemble import assemble_manifest as seal_manifest
+    from prep.fs.memo import Memo
 
     wanted = SimpleNamespace(wants=SimpleNamespace(keys=list, samples=(), unconditional="ab" * 32))
     with pytest.raises(CacheError, match="the unconditional text row could not be made"):
         seal_manifest(wanted, cache, cache.root.parent / "m.json", frame={}, prompt_bytes=None,
-                      facts=Facts(None))
+                      facts=Memo(None))
 
 
 # Models.
@@ -392,9 +392,9 @@ def test_a_run_without_a_checkpoint(train, made, tmp_path):
 
 def claim_of(made, folder, claim, load):
     from train.check import check
-    from train.setup import Asked
+    from train.setup import RunRequest
 
-    asked = Asked(manifest=made.path)
+    asked = RunRequest(manifest=made.path)
     setup = check(asked, load(None, {"precision": "fp32"})).setup
     claim(folder, setup, asked, resume=False)
 

@@ -11,7 +11,7 @@ from PIL import Image
 from plugged import boxed, heic, jxl
 from tarred import member, tar_of
 
-from prep.dataset.ingest import survey
+from prep.dataset.ingest import ingest
 from prep.findings import Finding
 from prep.fs import memo as facts
 from prep.images.decode import read_header
@@ -62,7 +62,7 @@ class Plugins:
 def rest(monkeypatch):
     """As if all files had been at rest for long, so that what is found in them is remembered."""
     for module in (facts, remembered):
-        monkeypatch.setattr(module, "REST_NS", -(10**12))
+        monkeypatch.setattr(module, "SETTLE_NS", -(10**12))
 
 
 @pytest.fixture
@@ -165,8 +165,8 @@ def test_an_encoding_asks_another_version_of_a_decoder_again(photos, tmp_path, m
     counts = []
     for number in ("1", "1", "2", "2"):
         monkeypatch.setattr("prep.images.plugins.version", lambda _, number=number: number)
-        known = facts.Facts(store)
-        found = survey(load_recipe(photos, choices={"caption.missing": "empty"}), known, jobs=1)
+        known = facts.Memo(store)
+        found = ingest(load_recipe(photos, choices={"caption.missing": "empty"}), known, jobs=1)
         known.save()
         counts.append((len(asked), known.read, [one.path for one in found.findings]))
         asked.clear()
@@ -178,7 +178,7 @@ def test_all_pixels_are_those_of_one_decoder(tmp_path, monkeypatch):
     seen = identify(HEIC, picture(1))[0]
     for number, known in (("1", ""), ("1", "ab"), ("2", ""), ("1", "ab")):
         monkeypatch.setattr("prep.images.plugins.version", lambda _, number=number: number)
-        memory = remembered.Remembered(tmp_path / "scan.sqlite")
+        memory = remembered.ScanMemo(tmp_path / "scan.sqlite")
         assert memory.pixels(seen) == known
         memory.note_pixels(seen, "ab" if number == "1" else "")
         memory.close()

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from prep.errors import Problem
-from prep.findings import CODES, ScanChoice
+from prep.findings import CODES, ScanOptions
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -92,14 +92,14 @@ def test_the_example_settings_have_every_key_with_its_default():
 
 
 def test_the_example_recipe_has_every_key():
-    from prep.captions.options import CaptionChoice
-    from prep.recipe.schema import ImageChoice, ModelChoice, Source
+    from prep.captions.options import CaptionOptions
+    from prep.recipe.schema import ImageOptions, ModelOptions, Source
 
     given = tomllib.loads((ROOT / "manifests" / "dataset.toml").read_text())
-    for name, kind in (("model", ModelChoice), ("image", ImageChoice), ("caption", CaptionChoice),
-                       ("scan", ScanChoice)):
+    for name, kind in (("model", ModelOptions), ("image", ImageOptions), ("caption", CaptionOptions),
+                       ("scan", ScanOptions)):
         assert set(given[name]) == set(kind.__dataclass_fields__)
     assert set(given["source"][0]) == set(Source.__dataclass_fields__)
-    defaults = ImageChoice()
+    defaults = ImageOptions()
     image = {name: tuple(value) if isinstance(value, list) else value for name, value in given["image"].items()}
-    assert image == {name: getattr(defaults, name) for name in ImageChoice.__dataclass_fields__}
+    assert image == {name: getattr(defaults, name) for name in ImageOptions.__dataclass_fields__}

@@ -20,9 +20,9 @@ from prep.manifest.samples import open_samples
 from prep.manifest.tables import SAMPLES, read_table
 from train.check import check
 from train.config.load import parse
-from train.objectives.forward import answer, latents_of, share
-from train.setup import Asked
-from train.state import begin
+from train.objectives.forward import forward, latents_of, loss_sums
+from train.setup import RunRequest
+from train.state import create_state
 
 
 def usual_loss(pipeline, photos, samples, buckets, batch) -> tuple[float, float]:
@@ -55,18 +55,18 @@ def test_loss_of_a_batch_from_the_cache(prep, photos, tiny_model, tmp_path, dtyp
                   "--device", "cpu")
     assert result.code == 0, result.err
     config = parse({"precision": "fp32", "batch_size": 2, "loss": {"masked": True}}, "test")
-    setup = check(Asked(manifest=tmp_path / "m.json"), config).setup
+    setup = check(RunRequest(manifest=tmp_path / "m.json"), config).setup
     assert setup is not None
     pipeline = StableDiffusionPipeline.from_pretrained(tiny_model, safety_checker=None, low_cpu_mem_usage=False)
     table = read_table(Cache(root=tmp_path / "cache"), setup.manifest.document["tables"]["samples"], SAMPLES)
-    samples, trainee = table.to_pylist(), begin(setup, torch.device("cpu"))
+    samples, trainee = table.to_pylist(), create_state(setup, torch.device("cpu"))
     assert len(open_samples(table)) == 7
     requests = draws.training(setup.index, setup.plan, 0, setup.plan.steps_per_epoch, dropout=0.0, timesteps=1000)
     seen = 0
     with batches(Rows(setup.index), requests, masked=True, pinned=False) as feed, torch.no_grad():
         for batch in feed:
-            found = answer(trainee.denoiser, batch, latents_of(setup.manifest), config.loss)
-            ours = share(found, config.loss)
+            found = forward(trainee.denoiser, batch, latents_of(setup.manifest), config.loss)
+            ours = loss_sums(found, config.loss)
             plain, masked = usual_loss(pipeline, photos, samples, setup.manifest.buckets, batch)
             assert float(ours.error / ours.weight) == pytest.approx(masked, rel=tolerance, abs=tolerance)
             whole = float(((found.predicted_BChw - found.target_BChw) ** 2).mean())

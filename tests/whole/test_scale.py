@@ -27,7 +27,7 @@ from prep.loader.index import Index, open_index
 from prep.loader.rows import Rows
 from prep.manifest.describe import describe_manifest, describe_samples
 from prep.manifest.document import Manifest, read_manifest
-from prep.manifest.opened import open_audit
+from prep.manifest.opened import open_manifest
 
 SMALL, LARGE = (Scale(samples=samples, buckets=8, per_shard=500, batch_rows=512) for samples in (2_048, 12_288))
 MORE = LARGE.samples - SMALL.samples
@@ -83,9 +83,9 @@ def first_batch(index: Index, size: int = 16) -> list[int]:
 MOST = 200  # bytes a sample; a name as a Python string would be 80 of them, a sample as a dictionary 3,000
 WORK: dict[str, Callable[[Manifest], object]] = {
     "train's index": lambda manifest: (index := open_index(read(manifest)), index.counts),
-    "tables": lambda manifest: (audit := open_audit(read(manifest)), audit.samples),
-    "inspect": lambda manifest: describe_manifest(open_audit(read(manifest))),
-    "inspect --sample": lambda manifest: describe_samples(open_audit(read(manifest)), "0000/00000007.png"),
+    "tables": lambda manifest: (audit := open_manifest(read(manifest)), audit.samples),
+    "inspect": lambda manifest: describe_manifest(open_manifest(read(manifest))),
+    "inspect --sample": lambda manifest: describe_samples(open_manifest(read(manifest)), "0000/00000007.png"),
 }
 
 

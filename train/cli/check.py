@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from prep.cli.console import put, put_json
-from prep.formatting import safe
+from prep.formatting import printable
 from train.cli import options as opt
 
 if TYPE_CHECKING:
-    from train.setup import Report, Setup
+    from train.setup import CheckReport, Setup
 
 
 def check(
@@ -36,13 +36,13 @@ def check(
     opt.stop_at_faults(report, told=as_json)
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: CheckReport) -> dict[str, Any]:
     return {"ok": not report.faults, "faults": [{"what": fault.message, "hint": fault.hint} for fault in report.faults],
             "steps_per_epoch": report.plan.steps_per_epoch if report.plan else 0,
             "left_out": list(report.left_out), "repeated": list(report.repeated)}
 
 
-def _as_text(report: Report) -> str:
+def _as_text(report: CheckReport) -> str:
     lines = [] if report.setup is None else _what(report.setup)
     if report.plan is not None:
         lines.append(f"{sum(report.plan.counts)} showings an epoch, {report.plan.steps_per_epoch} steps of up to "
@@ -50,8 +50,8 @@ def _as_text(report: Report) -> str:
     if report.setup is not None:
         epochs = report.setup.steps / report.setup.plan.steps_per_epoch
         lines.append(f"{report.setup.steps} steps are {math.floor(epochs * 10) / 10} epochs; nothing stands in the way")
-    lines += [f"left out: {safe(name)}" for name in report.left_out]
-    lines += [f"shown again: {safe(name)}" for name in report.repeated]
+    lines += [f"left out: {printable(name)}" for name in report.left_out]
+    lines += [f"shown again: {printable(name)}" for name in report.repeated]
     return "\n".join(lines)
 
 
@@ -66,6 +66,6 @@ def _what(setup: Setup) -> list[str]:
     fields = [f"{name} {dtype}{masked if name == 'mask' else ''}" for name, dtype in sorted(dtypes.items())]
     held_out = sum(len(members) for members in setup.index.validation)
     what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else "every weight of"
-    return [f"{what} {safe(str(setup.model))} ({manifest.family}, {setup.prediction})",
+    return [f"{what} {printable(str(setup.model))} ({manifest.family}, {setup.prediction})",
             f"{len(setup.index.samples) - held_out} samples to train on and {held_out} to validate on in "
             f"{len(manifest.buckets)} buckets: {', '.join(fields)}"]

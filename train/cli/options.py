@@ -11,7 +11,7 @@ from prep.cli.console import say_problem
 
 if TYPE_CHECKING:
     from train.config.schema import Config
-    from train.setup import Asked, Report
+    from train.setup import CheckReport, RunRequest
 
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote",
                                              show_default=False)]
@@ -52,19 +52,19 @@ def read_settings(path: Path | None, settings: list[str] | None, options: dict[s
     return load_config(path, overrides)
 
 
-def request_of(manifest: Path, model: str | None, download: bool, others: bool) -> Asked:
-    from train.setup import Asked
+def request_of(manifest: Path, model: str | None, download: bool, others: bool) -> RunRequest:
+    from train.setup import RunRequest
 
-    return Asked(manifest=manifest, model=model, download=download, other_encoders=others)
+    return RunRequest(manifest=manifest, model=model, download=download, other_encoders=others)
 
 
-def check_all(asked: Asked, config: Config) -> Report:
+def check_all(asked: RunRequest, config: Config) -> CheckReport:
     from train.check import check
 
     return check(asked, config)
 
 
-def stop_at_faults(report: Report, *, told: bool = False) -> None:
+def stop_at_faults(report: CheckReport, *, told: bool = False) -> None:
     for fault in report.faults if not told else ():
         say_problem(fault)
     if report.faults:

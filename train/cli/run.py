@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prep.cli.console import put, put_json, say
-from prep.formatting import names_of
-from prep.runtime import held_back
+from prep.formatting import join_names
+from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
 if TYPE_CHECKING:
-    from train.setup import Report
+    from train.setup import CheckReport
 
 
 def run(
@@ -38,20 +38,20 @@ def run(
     for line in _uneven(report) if not quiet else ():
         say(line)
 
-    from prep.fs.lock import hold
+    from prep.fs.lock import lock_directory
     from train.check import check_shards
     from train.runs.directory import claim_run, lock_run
     from train.runs.log import Log
     from train.runs.watch import watching
     from train.setup import PATIENCE
 
-    with held_back():
+    with defer_interrupts():
         from prep.loader.device import choose
         from train.loop import train
 
     place = choose(device)
     index = report.setup.index
-    with lock_run(folder, report.setup), hold(index.cache.root, alone=False, patience=PATIENCE):
+    with lock_run(folder, report.setup), lock_directory(index.cache.root, alone=False, patience=PATIENCE):
         check_shards(index)  # it may have been here since
         claim_run(folder, report.setup, asked, resume=resume)
         with watching(quiet) as watch, Log(folder / "log.jsonl", watch) as log:
@@ -62,10 +62,10 @@ def run(
         put(str(folder / log.last["result"]))
 
 
-def _uneven(report: Report) -> list[str]:
+def _uneven(report: CheckReport) -> list[str]:
     """A line for samples that an epoch leaves out, and one for those it repeats."""
     lines = []
     for names, what in ((report.left_out, "left out of the first epoch"), (report.repeated, "shown again to fill up")):
         if names:
-            lines.append(f"note: {len(names)} samples are {what}: {names_of(names, 5)}; train check lists all")
+            lines.append(f"note: {len(names)} samples are {what}: {join_names(names, 5)}; train check lists all")
     return lines

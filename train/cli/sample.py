@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prep.cli.console import put, say
-from prep.runtime import held_back
+from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
 
@@ -29,13 +29,14 @@ def sample(
     """Make pictures with a run's newest checkpoint (its moving average, where there is one)."""
     from prep.cli.console import progress
 
-    with held_back():
+    with defer_interrupts():
         from prep.loader.device import choose
-        from train.sample import Wanted, show
+        from train.sample import SampleRequest, show
 
-    wanted = Wanted(folder=folder, prompts=prompts, checkpoint=checkpoint, manifest=manifest, model=model, steps=steps,
-                    guidance=guidance, seed=seed, download=download,
-                    which=("before", "after") if compare else ("before",) if base else ("after",))
+    wanted = SampleRequest(folder=folder, prompts=prompts, checkpoint=checkpoint, manifest=manifest, model=model,
+                           steps=steps,
+                           guidance=guidance, seed=seed, download=download,
+                           which=("before", "after") if compare else ("before",) if base else ("after",))
     with progress("sampling", None, shown=not quiet):
         shown = show(wanted, choose(device), output)
     for warning in shown.warnings:

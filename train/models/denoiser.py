@@ -14,7 +14,7 @@ from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
 
 from prep.errors import ModelError, first_line
-from prep.loader.device import autocast, compute_dtype, move, place
+from prep.loader.device import autocast, compute_dtype, module_to_device, to_device
 from prep.models.loading import refuse_holes
 from prep.models.pipeline import read_config
 from train.config.schema import Config
@@ -52,15 +52,15 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
         trained = dict(unet.named_parameters())
         unet.requires_grad_(True)
     else:
-        place(unet, torch.device("cpu"), dtype).requires_grad_(False)
+        module_to_device(unet, torch.device("cpu"), dtype).requires_grad_(False)
         if adapt:
             trained = lora.attach(unet, config.lora, config.seed)
     if config.gradient_checkpointing:
         unet.enable_gradient_checkpointing()
-    place(unet, device)
+    module_to_device(unet, device)
     alphas = noise_schedule(model)
     unet.train(adapt)
-    return Denoiser(unet=unet, alphas=move(alphas, device), prediction=prediction, device=device, dtype=dtype,
+    return Denoiser(unet=unet, alphas=to_device(alphas, device), prediction=prediction, device=device, dtype=dtype,
                     parameters={name: value for name, value in unet.named_parameters() if name in trained})
 
 

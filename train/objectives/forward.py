@@ -23,7 +23,7 @@ class Latents:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Prediction:
     """What the denoiser said, and what it should have said."""
 
     predicted_BChw: Tensor
@@ -38,7 +38,7 @@ def latents_of(manifest: Manifest) -> Latents:
     return Latents(scale=float(facts["scaling_factor"]), shift=float(facts["shift_factor"]))
 
 
-def answer(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) -> Answer:
+def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) -> Prediction:
     """One forward pass over `batch`, which is on the denoiser's device."""
     latent_BChw = (batch.latent_BChw.float() - latents.shift) * latents.scale
     alpha_B = denoiser.alphas[batch.timestep_B]
@@ -47,14 +47,14 @@ def answer(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) -
     weight_B1hw = None
     if batch.mask_B1hw is not None:
         weight_B1hw = loss.cell_weight(batch.mask_B1hw.to(torch.float32) / 255, settings.unmasked_weight)
-    return Answer(
+    return Prediction(
         predicted_BChw=predicted_BChw, weight_B1hw=weight_B1hw,
         target_BChw=loss.target(denoiser.prediction, latent_BChw, batch.noise_BChw, alpha_B),
         weight_B=batch.weight_B * loss.min_snr_weight(denoiser.prediction, alpha_B, settings.min_snr),
     )
 
 
-def share(given: Answer, settings: Loss) -> loss.Sums:
+def loss_sums(given: Prediction, settings: Loss) -> loss.Sums:
     """The batch's part of its step's loss."""
     return loss.sums(given.predicted_BChw, given.target_BChw, weight_B1hw=given.weight_B1hw, weight_B=given.weight_B,
                      normalize_area=settings.normalize_area)

@@ -24,14 +24,14 @@ from torch import Tensor
 
 from prep.errors import CacheError, ConfigError, first_line
 from prep.fs import atomic
-from prep.loader.device import move
+from prep.loader.device import to_device
 from train.runs.safetensors_writer import write_safetensors
 
 FORMAT = "latentry/checkpoint"
 VERSION = 1
 # Settings that may differ between a checkpoint and the run that goes on from it: they decide no weight after a step
 # that was made, only how far, how often and how it is shown. `steps` is one of them for a constant schedule.
-FREE = ("steps", "epochs", "validation", "sample", "checkpoint", "lora.format", "gradient_checkpointing")
+CHANGEABLE = ("steps", "epochs", "validation", "sample", "checkpoint", "lora.format", "gradient_checkpointing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
             "config": dict(state.config)}
     last = Part(name="state.json", data=json.dumps(body, indent=1).encode() + b"\n")
     write_folder(folder, [*parts, last])
-    for old in found(run)[:-keep] if keep else ():
+    for old in list_checkpoints(run)[:-keep] if keep else ():
         atomic.remove_tree(old)
     return folder
 
@@ -68,7 +68,7 @@ def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
 def write_folder(folder: Path, parts: Iterable[Part]) -> None:
     """`folder` holds exactly `parts` when this returns, and is on the disk; an older one gives way."""
     atomic.make_dirs(folder.parent)
-    staged = atomic.beside(folder)
+    staged = atomic.temporary_name(folder)
     staged.mkdir()
     try:
         for part in parts:
@@ -83,7 +83,7 @@ def write_folder(folder: Path, parts: Iterable[Part]) -> None:
 
 def write_file(path: Path, part: Part) -> None:
     """`path` has the part's content and is on the disk; an older file gives way in one step."""
-    staged = atomic.beside(path)
+    staged = atomic.temporary_name(path)
     try:
         write_part(staged, part)
         atomic.rename(staged, path)
@@ -103,13 +103,13 @@ def write_part(path: Path, part: Part) -> None:
         atomic.sync(handle)
 
 
-def found(run: Path) -> list[Path]:
+def list_checkpoints(run: Path) -> list[Path]:
     """The whole checkpoints of a run, oldest first."""
     return sorted((path.parent for path in (run / "checkpoints").glob("step-*/state.json")),
                   key=lambda folder: (len(folder.name), folder.name))
 
 
-def sweep(run: Path) -> None:
+def remove_partial(run: Path) -> None:
     """Removes what a crash left half written in a run: checkpoints, pictures, the result."""
     for folder in (run, run / "checkpoints", run / "samples"):
         for left in folder.glob(".*.partial"):
@@ -141,7 +141,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CacheError(f"cannot read {path}: {first_line(error)}", hint=_without(path)) from None
 
 
-def put_back(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], path: Path) -> None:
+def copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], path: Path) -> None:
     """Copies `values` into the tensors of those names. Raises `CacheError` when one is missing or of another shape."""
     with torch.no_grad():
         for name, target in targets.items():
@@ -149,7 +149,7 @@ def put_back(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], path: 
             if value is None or value.shape != target.shape:
                 seen = "is missing" if value is None else f"has shape {list(value.shape)}"
                 raise CacheError(f"'{name}' {seen} in {path}, expected shape {list(target.shape)}", hint=_without(path))
-            target.copy_(move(value, target.device))
+            target.copy_(to_device(value, target.device))
 
 
 def _without(path: Path) -> str:
@@ -164,7 +164,7 @@ def check_same(state: State, manifest: str, config: Mapping[str, Any]) -> None:
         raise CacheError(f"the checkpoint was made from manifest {state.manifest[:12]}, and this is {manifest[:12]}",
                          hint="resume with the manifest of the run, or train the new one into another RUN with -o")
     old, new = _flat(state.config), _flat(config)
-    free = FREE if old.get("schedule.name", "constant") == "constant" else FREE[2:]
+    free = CHANGEABLE if old.get("schedule.name", "constant") == "constant" else CHANGEABLE[2:]
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name) and name not in free and name.partition(".")[0] not in free:
             raise ConfigError(f"{name} is {new.get(name)!r}, and the checkpoint was trained with {old.get(name)!r}",

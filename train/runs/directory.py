@@ -19,12 +19,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.errors import ConfigError, PathError
-from prep.fs.atomic import make_dirs, write_whole
-from prep.fs.paths import CACHE_MARK, Place, check_apart, resolve
+from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.runs import checkpoint
-from train.setup import Asked, Setup
+from train.setup import RunRequest, Setup
 
 if sys.platform != "win32":
     import fcntl
@@ -38,7 +38,7 @@ class Run:
     """What run.json says."""
 
     folder: Path
-    asked: Asked
+    asked: RunRequest
     config: Config
     table: Mapping[str, Any]  # the settings as they stand there
 
@@ -68,7 +68,7 @@ def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
         os.close(descriptor)
 
 
-def claim_run(folder: Path, setup: Setup, asked: Asked, *, resume: bool) -> None:
+def claim_run(folder: Path, setup: Setup, asked: RunRequest, *, resume: bool) -> None:
     """Makes `folder` the run's directory and writes run.json.
 
     Raises `PathError`; with `resume`, `CacheError` and `ConfigError` where its newest checkpoint does not fit `setup`.
@@ -77,15 +77,15 @@ def claim_run(folder: Path, setup: Setup, asked: Asked, *, resume: bool) -> None
     if (folder / "run.json").is_file() and not resume:
         raise PathError(f"{folder} holds a run already", hint=f"--resume goes on with it; or name another with "
                         f"-o, like {folder.name}-2")
-    for newest in checkpoint.found(folder)[-1:]:
+    for newest in checkpoint.list_checkpoints(folder)[-1:]:
         state = checkpoint.read_state(newest)
         checkpoint.check_same(state, setup.manifest.digest, as_table(setup.config))
         if state.step > setup.steps:
             raise ConfigError(f"{folder} is at step {state.step} already, and the settings end at step {setup.steps}",
                               hint=f"--steps {state.step} or more, or another RUN with -o")
-    checkpoint.sweep(folder)
+    checkpoint.remove_partial(folder)
     make_dirs(folder)
-    write_whole(folder / "run.json", json.dumps(_document(folder, setup, asked), indent=1).encode() + b"\n")
+    write_atomic(folder / "run.json", json.dumps(_document(folder, setup, asked), indent=1).encode() + b"\n")
 
 
 def _check_place(folder: Path, setup: Setup) -> None:
@@ -93,12 +93,12 @@ def _check_place(folder: Path, setup: Setup) -> None:
         raise PathError(f"{folder} is a file, expected a directory for the run", hint="name another with -o")
     if folder.is_dir() and not (folder / "run.json").is_file() and any(folder.iterdir()):
         raise PathError(f"{folder} is not empty and is no run of train", hint="name another directory with -o")
-    sources = [Place(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
-    for other in (Place(role="cache", path=setup.manifest.cache_root), *sources):
+    sources = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
+    for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *sources):
         if other.path.exists():
-            check_apart([Place(role="run", path=folder, may_hold=("cache", "pictures")), other])
+            check_disjoint([NamedPath(role="run", path=folder, may_hold=("cache", "pictures")), other])
     for parent in resolve(folder).parents:
-        if (parent / CACHE_MARK).is_file():
+        if (parent / MARKER).is_file():
             raise PathError(f"run {folder} lies in the cache {parent}", hint="name a directory outside with -o")
 
 
@@ -110,8 +110,8 @@ def read_run(folder: Path) -> Run:
         if body.get("format") != FORMAT or body.get("version") != VERSION:
             raise PathError(f"{path} has format {body.get('format')!r} version {body.get('version')!r}, "
                             f"this program reads '{FORMAT}' version {VERSION}")
-        asked = Asked(manifest=folder / PurePosixPath(body["manifest"]), model=_model(folder, body["model"]),
-                      other_encoders=bool(body["other_encoders"]))
+        asked = RunRequest(manifest=folder / PurePosixPath(body["manifest"]), model=_model(folder, body["model"]),
+                           other_encoders=bool(body["other_encoders"]))
         table = dict(body["config"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PathError(f"{folder} is no run of train: cannot read {path.name}: {error}",
@@ -119,7 +119,7 @@ def read_run(folder: Path) -> Run:
     return Run(folder=folder, asked=asked, config=parse(table, str(path)), table=table)
 
 
-def _document(folder: Path, setup: Setup, asked: Asked) -> dict[str, Any]:
+def _document(folder: Path, setup: Setup, asked: RunRequest) -> dict[str, Any]:
     """Paths are relative to the run, so that both can move together."""
     model = asked.model
     if model is not None and Path(model).is_dir():
@@ -127,7 +127,7 @@ def _document(folder: Path, setup: Setup, asked: Asked) -> dict[str, Any]:
     return {**_facts(folder, setup, asked), "model": None if model is None else {"hub": model}}
 
 
-def _facts(folder: Path, setup: Setup, asked: Asked) -> dict[str, Any]:
+def _facts(folder: Path, setup: Setup, asked: RunRequest) -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, "manifest": _relative(asked.manifest, folder),
             "manifest_digest": setup.manifest.digest, "other_encoders": bool(setup.others) or asked.other_encoders,
             "config": as_table(setup.config)}

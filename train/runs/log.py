@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from prep.fs.atomic import write_whole
+from prep.fs.atomic import write_atomic
 
 Event = Mapping[str, Any]
 Watch = Callable[[Event], None]
@@ -43,7 +43,7 @@ class Log:
         """
         self._file.close()
         kept = [text for text in self._path.read_bytes().splitlines() if step and _step_of(text) <= step]
-        write_whole(self._path, b"".join(text + b"\n" for text in kept))
+        write_atomic(self._path, b"".join(text + b"\n" for text in kept))
         self._file = self._path.open("a", encoding="utf-8")
 
     def __enter__(self) -> Log:

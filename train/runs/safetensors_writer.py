@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from prep.fs import atomic
-from prep.loader.device import back
+from prep.loader.device import to_host
 
 _NAMES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _ALIGNED = 8  # the header is filled up with spaces to a multiple of this, so that tensors begin on one
@@ -33,4 +33,4 @@ def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata:
     atomic.write(handle, len(spelled).to_bytes(8, "little"))
     atomic.write(handle, spelled)
     for value in tensors.values():
-        atomic.write(handle, back(value).contiguous().reshape(-1).view(torch.uint8).numpy())
+        atomic.write(handle, to_host(value).contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -12,14 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from prep.formatting import safe
+from prep.formatting import printable
 from train.runs.log import Event, Watch
 
 PACE = 10.0  # seconds between lines where there is no terminal
 _SMOOTH = 0.9  # of the loss that is shown: a moving average over about ten steps
 
 
-class Progress:
+class RunDisplay:
     """The numbers that are shown, from the events so far."""
 
     def __init__(self) -> None:
@@ -56,21 +56,21 @@ class Progress:
                 "samples/s": f"{self.rate:.1f}", "waiting": f"{self.wait:.0%}", "left": self.left()}
 
 
-def line(progress: Progress, event: Event) -> str | None:
+def line(progress: RunDisplay, event: Event) -> str | None:
     """What is said of an event in one line, safe for a terminal; `None` for a step."""
     texts = {"start": "{steps} steps, {steps_per_epoch} an epoch, {parameters} trained parameters on {device}",
              "validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
              "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
              "stopped": "stopped after step {step}; the same command with --resume goes on from there"}
     text = texts.get(event["event"])
-    return None if text is None else safe(text.format(**event))
+    return None if text is None else printable(text.format(**event))
 
 
 @contextmanager
 def watching(quiet: bool) -> Iterator[Watch]:
     """A function to hand events to, which shows them."""
     console = Console(stderr=True, highlight=False)
-    progress = Progress()
+    progress = RunDisplay()
     if quiet:
         yield lambda event: _show_warning(console, event)
     elif console.is_terminal:
@@ -83,7 +83,7 @@ def watching(quiet: bool) -> Iterator[Watch]:
 class _Lines:
     """Lines for a file or a pipe: events at once, steps every ten seconds."""
 
-    def __init__(self, console: Console, progress: Progress) -> None:
+    def __init__(self, console: Console, progress: RunDisplay) -> None:
         self._console, self._progress, self._said = console, progress, 0.0
 
     def __call__(self, event: Event) -> None:
@@ -98,10 +98,10 @@ class _Lines:
 
 def _show_warning(console: Console, event: Event) -> None:
     if event["event"] == "warning":
-        console.print(Text(safe(f"warning: {event['text']}")), soft_wrap=True)
+        console.print(Text(printable(f"warning: {event['text']}")), soft_wrap=True)
 
 
-def _show_live(live: Live, progress: Progress, event: Event) -> None:
+def _show_live(live: Live, progress: RunDisplay, event: Event) -> None:
     progress.take(event)
     text = line(progress, event)
     if text is not None:

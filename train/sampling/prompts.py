@@ -24,7 +24,7 @@ WARNINGS = 20  # of single prompts; more are counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
+class PromptRows:
     """A prompt that can be sampled without a text encoder."""
 
     prompt: str
@@ -36,15 +36,15 @@ class Prompt:
 class Found:
     """Prompts, and what is to be said of those that are not among them."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[PromptRows, ...]
     warnings: tuple[str, ...] = ()
 
 
-def cached(index: Index) -> tuple[Prompt, ...]:
+def cached(index: Index) -> tuple[PromptRows, ...]:
     """The prompts that were encoded with the manifest."""
     samples = index.manifest.document["prompts"]["samples"]
-    return tuple(Prompt(prompt=each["prompt"], positive=index.ref(**each["positive"]),
-                        negative=index.ref(**each["negative_row"])) for each in samples)
+    return tuple(PromptRows(prompt=each["prompt"], positive=index.ref(**each["positive"]),
+                            negative=index.ref(**each["negative_row"])) for each in samples)
 
 
 def current(index: Index) -> Found:
@@ -74,7 +74,7 @@ def look_up(index: Index, pairs: Iterable[PromptPair], path: Path, *, quote: boo
     context = index.manifest.fields["text"].context
     ledger = load_ledger(index.cache)
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
-    prompts: list[Prompt] = []
+    prompts: list[PromptRows] = []
     lacking: list[str] = []
     for prompt, negative in pairs:
         positive = ledger.find(text_key(prompt, context))
@@ -82,7 +82,7 @@ def look_up(index: Index, pairs: Iterable[PromptPair], path: Path, *, quote: boo
         if positive is None or against is None:
             lacking.append(prompt if positive is None else f"{prompt} --n {negative}")
         else:
-            prompts.append(Prompt(prompt=prompt, positive=positive, negative=against))
+            prompts.append(PromptRows(prompt=prompt, positive=positive, negative=against))
     command = encode_command(index.manifest, f" --prompts {shlex.quote(str(path))}")
     if lacking and not quote:
         some = f"{len(lacking)} of {len(lacking) + len(prompts)} prompts"

@@ -18,17 +18,17 @@ from torch import Tensor
 from prep.batching.rng import draw_key, philox
 from prep.errors import ModelError, first_line
 from prep.geometry import Size
-from prep.loader.device import back, move, place
+from prep.loader.device import module_to_device, to_device, to_host
 from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.models.loading import refuse_holes
 from train.config.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, predict, quiet, scheduler_config
 from train.objectives.forward import Latents, latents_of
-from train.sampling.prompts import Prompt
+from train.sampling.prompts import PromptRows
 
 
-def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prompt],
+def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[PromptRows],
              settings: Sampling) -> list[np.ndarray]:
     """One picture a prompt, uint8 [H, W, 3]. The same seed and prompt begin with the same noise, always."""
     size = settings.size or usual_size(rows.index)
@@ -45,15 +45,15 @@ def usual_size(index: Index) -> Size:
     return index.manifest.buckets[counts.index(max(counts))]
 
 
-def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: Prompt, shape: tuple[int, int, int],
+def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: PromptRows, shape: tuple[int, int, int],
              settings: Sampling) -> Tensor:
     """The latent `[1, C, h, w]` that the sampler ends with. Guidance: Ho & Salimans 2022, equation 6."""
     guided = settings.guidance > 1
     refs = [prompt.negative, prompt.positive] if guided else [prompt.positive]
-    text = move(rows.text(refs), denoiser.device)
+    text = to_device(rows.text(refs), denoiser.device)
     scheduler = _scheduler(model, denoiser.prediction)
     scheduler.set_timesteps(settings.steps, device=denoiser.device)
-    latent = move(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
+    latent = to_device(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
     latent = latent * float(scheduler.init_noise_sigma)
     for timestep in scheduler.timesteps:
         seen = scheduler.scale_model_input(latent.expand(len(refs), *shape), timestep)
@@ -89,11 +89,11 @@ def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torc
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"cannot load the VAE from {model / 'vae'}: {first_line(error)}") from None
     refuse_holes(loaded, model / "vae")
-    place(vae, device).eval()
+    module_to_device(vae, device).eval()
     return [_pixels(vae.decode(latent / facts.scale + facts.shift).sample) for latent in latents]
 
 
 def _pixels(decoded: Tensor) -> np.ndarray:
     scaled_CHW = ((decoded[0] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    picture: np.ndarray = back(scaled_CHW).permute(1, 2, 0).numpy()
+    picture: np.ndarray = to_host(scaled_CHW).permute(1, 2, 0).numpy()
     return picture

@@ -22,7 +22,7 @@ from prep.cache.shard_format import parse_group
 from prep.cache.shard_header import read_document, read_keys
 from prep.cache.store import SUFFIX, Cache
 from prep.errors import CacheError
-from prep.fs.stamps import Stamp, Tree, _of_file, ctime_is_change, file_stamp, list_tree, tree_stamp
+from prep.fs.stamps import Stamp, Tree, _of_file, ctime_is_reliable, list_tree, path_stamp, tree_stamp
 from prep.fs.untrusted import entries
 from prep.parse import Unparsed, digest_of
 
@@ -30,7 +30,7 @@ WORTH = 64  # commits and shards that changed; reading as many takes 25 ms, as w
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Census:
+class Inventory:
     """Commits and shards as they were when they were counted."""
 
     commits: tuple[Commit, ...]  # sorted by task
@@ -51,7 +51,7 @@ class _Rows:
 _NONE = _Rows(0, None, None)
 
 
-def count(cache: Cache, known: Lookup, *, remember: bool) -> Census:
+def take_inventory(cache: Cache, known: Lookup, *, remember: bool) -> Inventory:
     """The census of a cache; with `remember` the look-up file is written anew when much has changed since `known`.
 
     Raises `CacheError` for a commit of another version.
@@ -70,8 +70,8 @@ def count(cache: Cache, known: Lookup, *, remember: bool) -> Census:
     columns = _columns(known, held)
     if remember:
         _remember(cache, known, commits, held, columns)
-    return Census(commits=tuple(commit for _, commit in commits), shards=tuple(named[digest] for digest in held),
-                  counts=tuple(rows.count for rows in held.values()), columns=columns)
+    return Inventory(commits=tuple(commit for _, commit in commits), shards=tuple(named[digest] for digest in held),
+                     counts=tuple(rows.count for rows in held.values()), columns=columns)
 
 
 def sound_rows(cache: Cache, shard: Shard) -> int:
@@ -82,7 +82,7 @@ def sound_rows(cache: Cache, shard: Shard) -> int:
 
 def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit]]:
     """Every sound commit, and the stamp under which it may be remembered."""
-    trusted = ctime_is_change()
+    trusted = ctime_is_reliable()
     for task, before in commit_stamps(cache):
         stamp, commit = known.commits.get(task, (None, None))
         if trusted and commit is not None and before is not None and before.digest == stamp:
@@ -167,7 +167,7 @@ def _tree_stamp(root: str, tree: Tree) -> Stamp | None:
 
 def _file_stamp(cache: Cache, task: str) -> Stamp | None:
     try:
-        return file_stamp(cache.commit(task))
+        return path_stamp(cache.commit(task))
     except OSError:
         return None
 

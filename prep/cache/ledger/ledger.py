@@ -14,7 +14,7 @@ from typing import Any
 from prep.cache.commits import VERSION, as_json, read_commit
 from prep.cache.ledger.columns import Column, Columns, Places, gather, locate, packed
 from prep.cache.ledger.index import EMPTY_INDEX, load_index
-from prep.cache.ledger.inventory import Census, count, is_of_its_field, sound_rows
+from prep.cache.ledger.inventory import Inventory, is_of_its_field, sound_rows, take_inventory
 from prep.cache.records import Reject, RowRef, Shard, Task
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
@@ -67,7 +67,7 @@ class Ledger:
 
 def empty_ledger() -> Ledger:
     """The ledger of a cache that is not there yet."""
-    return _ledger(Census(commits=(), shards=(), counts=(), columns=gather([])))
+    return _ledger(Inventory(commits=(), shards=(), counts=(), columns=gather([])))
 
 
 def load_ledger(cache: Cache, *, remember: bool = False) -> Ledger:
@@ -75,12 +75,12 @@ def load_ledger(cache: Cache, *, remember: bool = False) -> Ledger:
 
     With `remember` that file is written anew when it pays.
     """
-    return _ledger(count(cache, load_index(cache), remember=remember))
+    return _ledger(take_inventory(cache, load_index(cache), remember=remember))
 
 
 def load_plainly(cache: Cache) -> Ledger:
     """The same without the look-up file: reads every commit and the keys of every shard (0.4 ms a shard, warm)."""
-    return _ledger(count(cache, EMPTY_INDEX, remember=False))
+    return _ledger(take_inventory(cache, EMPTY_INDEX, remember=False))
 
 
 def write_commit(
@@ -93,12 +93,12 @@ def write_commit(
     document = _document(task.key, task.field, shard, rejects, provenance)
     target = cache.commit(task.key)
     atomic.make_dirs(target.parent)
-    if atomic.write_new(target, document, staging=cache.staging()):
+    if atomic.create_exclusive(target, document, staging=cache.staging()):
         return True
     if is_finished(cache, task.key):
         return False
-    atomic.make_way(target)
-    atomic.write_whole(target, document, staging=cache.staging())
+    atomic.remove_directory_in_way(target)
+    atomic.write_atomic(target, document, staging=cache.staging())
     return True
 
 
@@ -117,7 +117,7 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
             atomic.remove(cache.commit(task))
         else:
             document = _document(task, found.field, found.shard, left, found.provenance)
-            atomic.write_whole(cache.commit(task), document, staging=cache.staging())
+            atomic.write_atomic(cache.commit(task), document, staging=cache.staging())
 
 
 def is_finished(cache: Cache, task: str) -> bool:
@@ -162,7 +162,7 @@ def _document(
     }))
 
 
-def _ledger(census: Census) -> Ledger:
+def _ledger(census: Inventory) -> Ledger:
     rejects = {reject.key: reject for commit in census.commits for reject in commit.rejects}
     made = locate(census.columns, packed(rejects), len(census.shards)).there.tolist()  # after all, by another task
     whole = {shard.digest for (shard, _), rows in zip(census.shards, census.counts, strict=True) if rows == shard.rows}

@@ -11,10 +11,10 @@ from typing import Any
 
 from prep.cache.records import Task
 from prep.cache.store import Cache
-from prep.encode.targets import Wants
+from prep.encode.targets import Targets
 from prep.findings import Finding
 from prep.geometry import Size
-from prep.models.fields import Specs
+from prep.models.fields import FieldSpecs
 
 LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
@@ -25,8 +25,8 @@ class Job:
 
     cache: Cache
     model: Path
-    specs: Specs
-    wants: Wants
+    specs: FieldSpecs
+    wants: Targets
     tasks: tuple[Task, ...]
     alpha: str  # colour that transparency is flattened onto
     origin: str  # of masks: "file" or "alpha"

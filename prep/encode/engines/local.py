@@ -21,11 +21,11 @@ from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
 from prep.encode.engines.job import Job, Outcome, provenance
 from prep.encode.engines.rows import NOT_FINITE, Made, latent_rows, mask_row, picture_pixels, text_rows
-from prep.encode.targets import PictureWork
+from prep.encode.targets import PictureTarget
 from prep.errors import CacheError
 from prep.findings import Finding
 from prep.progress import Tick
-from prep.runtime import held_back
+from prep.runtime import defer_interrupts
 
 
 def run(job: Job, tick: Tick) -> Outcome:
@@ -70,7 +70,7 @@ class _Tally:
 def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) -> None:
     if not tasks:
         return
-    with held_back():
+    with defer_interrupts():
         from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
 
         quiet_libraries()
@@ -84,7 +84,7 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) ->
 def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally, tick: Tick) -> None:
     if not tasks:
         return
-    with held_back():
+    with defer_interrupts():
         from prep.models.loading import quiet_libraries  # here: as above
 
         quiet_libraries()
@@ -99,15 +99,15 @@ def _mask_rows(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor) -> Ite
     return _ahead(job, tasks, pool, lambda work: mask_row(job, work), job.wants.masks)
 
 
-def _ahead(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureWork], Any],
-           works: Mapping[str, PictureWork]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
+def _ahead(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureTarget], Any],
+           works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
     """Each unfinished task with its (key, made) pairs in order; the pool works two batches ahead, across tasks."""
     for task, results in groupby(_in_order(job, tasks, pool, make, works), key=lambda result: result[0]):
         yield task, ((key, made) for _, key, made in results)
 
 
-def _in_order(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureWork], Any],
-              works: Mapping[str, PictureWork]) -> Iterator[tuple[Task, str, Any]]:
+def _in_order(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureTarget], Any],
+              works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, str, Any]]:
     rows = ((task, key) for task in _unfinished(job, tasks) for key in task.rows)
     window: deque[tuple[Task, str, Future[Any]]] = deque()
     for task, key in rows:

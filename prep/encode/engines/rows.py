@@ -10,17 +10,17 @@ import numpy as np
 from prep.cache.records import Reject, Task
 from prep.digest import digest_bytes
 from prep.encode.engines.job import Job
-from prep.encode.targets import PictureWork
+from prep.encode.targets import PictureTarget
 from prep.findings import Finding
-from prep.fs.blob import code_of, read_blob
+from prep.fs.blob import error_code, read_blob
 from prep.geometry import fits_scaled
 from prep.images.decode import decode_picture, scale_and_crop
 from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import alpha_of, decode_mask, place_mask
 
 A = TypeVar("A")
-Row = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
-Made = Row | Reject | Finding  # a row; one that can never be made; one that cannot be made now
+EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
+Made = EncodedRow | Reject | Finding  # a row; one that can never be made; one that cannot be made now
 NOT_FINITE = "not-finite"
 TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
@@ -49,11 +49,11 @@ def latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int
                 yield key, {"latent": made[key]} if made[key] is not None else non_finite(key, "latent")
 
 
-def picture_pixels(job: Job, work: PictureWork) -> np.ndarray[Any, Any] | Reject | Finding:
+def picture_pixels(job: Job, work: PictureTarget) -> np.ndarray[Any, Any] | Reject | Finding:
     return from_file(work, lambda data: scale_and_crop(decode_picture(data, alpha=job.alpha), work.placement))
 
 
-def mask_row(job: Job, work: PictureWork) -> Made:
+def mask_row(job: Job, work: PictureTarget) -> Made:
     read = alpha_of if job.origin == "alpha" else decode_mask
 
     def make(data: bytes) -> np.ndarray[Any, Any]:
@@ -67,7 +67,7 @@ def mask_row(job: Job, work: PictureWork) -> Made:
     return {"mask": made[None]} if isinstance(made, np.ndarray) else made
 
 
-def from_file(work: PictureWork, make: Callable[[bytes], Any]) -> np.ndarray[Any, Any] | Reject | Finding:
+def from_file(work: PictureTarget, make: Callable[[bytes], Any]) -> np.ndarray[Any, Any] | Reject | Finding:
     """What `make` makes of the file's bytes, which must still be those that the key names."""
     try:
         data = read_blob(work.blob)
@@ -76,7 +76,7 @@ def from_file(work: PictureWork, make: Callable[[bytes], Any]) -> np.ndarray[Any
                            detail=f"{work.file} changed while it was being encoded; run the command again")
         return make(data)  # type: ignore[no-any-return]
     except OSError as error:
-        return Finding(path=work.name, code=code_of(error), severity="error",
+        return Finding(path=work.name, code=error_code(error), severity="error",
                        detail=f"{work.file} cannot be read: {error.strerror or error}")
     except MemoryError:  # no fault of the picture's own: another machine, or the next run, may have enough
         return Finding(path=work.name, code="too-large", severity="error",

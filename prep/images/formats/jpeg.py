@@ -16,7 +16,7 @@ _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _ICC, _EXIF = b"ICC_PROFILE\0", b"Exif\0\0"
 
 
-def filled(body: bytes) -> bytes:
+def pad_scans(body: bytes) -> bytes:
     """A JPEG with a few bytes after the data of each scan: what is decoded is the same if all data were there."""
     parts, copied, scanning = [], 0, False
     for marker, start, _ in segments(body):

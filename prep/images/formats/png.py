@@ -21,7 +21,7 @@ _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the colour type of a PNG
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
-def check_png(body: bytes) -> None:
+def check_complete(body: bytes) -> None:
     """Raises `BadPicture` where a PNG's data are fewer than its header says."""
     width, height, depth, colour, _, _, interlaced = struct.unpack_from(">IIBBBBB", body, 16)
     wanted = sum(_bytes_of(-(-(width - left) // right), -(-(height - top) // down), depth * _CHANNELS[colour])

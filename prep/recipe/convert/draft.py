@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prep.captions.options import CaptionChoice
-from prep.formatting import safe
+from prep.captions.options import CaptionOptions
+from prep.formatting import printable
 from prep.parse import Unparsed, brief, expect
-from prep.recipe.schema import ImageChoice, Recipe, Source
-from prep.recipe.write import Remark
+from prep.recipe.schema import ImageOptions, Recipe, Source
+from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ FLAT = ("*/*",)  # a glob of all that lies in subdirectories
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
+class ConversionNote:
     """A setting of another tool's that has no counterpart, or another meaning, here."""
 
     key: str  # with where it is in the file: datasets[0].subsets[1].color_aug
@@ -39,7 +39,7 @@ class Note:
     @property
     def text(self) -> str:
         """The note on one line, whatever is in the file."""
-        return safe(f"{self.key}{' = ' if self.value else ''}{self.value}: {self.said}")
+        return printable(f"{self.key}{' = ' if self.value else ''}{self.value}: {self.said}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +48,12 @@ class Converted:
 
     tool: str
     recipe: Recipe  # its paths are absolute
-    notes: tuple[Note, ...]
+    notes: tuple[ConversionNote, ...]
 
     @property
-    def remarks(self) -> list[Remark]:
+    def remarks(self) -> list[Comment]:
         """The notes as comments of the recipe."""
-        return [Remark(at=one.at, text=one.text) for one in self.notes]
+        return [Comment(at=one.at, text=one.text) for one in self.notes]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,9 +63,9 @@ class Draft:
     tool: str
     base: Path  # the directory of the other tool's file
     sources: list[Source] = field(default_factory=list)  # each with its caption and mask settings
-    images: list[tuple[str, ImageChoice]] = field(default_factory=list)  # (where it was said, what)
+    images: list[tuple[str, ImageOptions]] = field(default_factory=list)  # (where it was said, what)
     validation: float = 0.0
-    notes: list[Note] = field(default_factory=list)
+    notes: list[ConversionNote] = field(default_factory=list)
 
     @property
     def here(self) -> str:
@@ -76,7 +76,7 @@ class Draft:
         """Adds a note, once for each key."""
         if all((one.key, one.said) != (key, said) for one in self.notes):
             hidden = value is None or _SECRET.search(key)
-            self.notes.append(Note(key=key, value="" if hidden else brief(value), said=said, at=at))
+            self.notes.append(ConversionNote(key=key, value="" if hidden else brief(value), said=said, at=at))
 
     def place(self, text: str, key: str) -> Path:
         """The path that the file means: below its own directory, or where its tool may have been started, which is the
@@ -97,9 +97,9 @@ class Draft:
         if not self.sources:
             why = f": {self.notes[0].text}" if self.notes else ""
             raise Unparsed(f"it has no source that can be converted{why}")
-        captions = [one.caption or CaptionChoice() for one in self.sources]
-        caption = CaptionChoice(**{name: getattr(captions[0], name) for name in CaptionChoice.__dataclass_fields__
-                                   if len({getattr(one, name) for one in captions}) == 1})
+        captions = [one.caption or CaptionOptions() for one in self.sources]
+        caption = CaptionOptions(**{name: getattr(captions[0], name) for name in CaptionOptions.__dataclass_fields__
+                                    if len({getattr(one, name) for one in captions}) == 1})
         masks = self._masks()
         mask = masks[0] if masks[0] is not None and all(one == masks[0] for one in masks) else "none"
         recipe = Recipe(
@@ -124,17 +124,17 @@ class Draft:
         self.sources = [self.sources[number] for number in first]
         self.images = [(self.images[number][0], replace(self.images[number][1], resolution=sides)) for number in first]
 
-    def _at_any(self, number: int) -> tuple[Source, ImageChoice]:
+    def _at_any(self, number: int) -> tuple[Source, ImageOptions]:
         """A source and what it wants, but for the resolution."""
         return self.sources[number], replace(self.images[number][1], resolution=512)
 
-    def _image(self) -> ImageChoice:
+    def _image(self) -> ImageOptions:
         """What the first group of pictures wants; a note for each key in which another wants something else."""
         if not self.images:
-            return ImageChoice()
+            return ImageOptions()
         chosen = self.images[0][1]
         for where, image in self.images[1:]:
-            for name in ImageChoice.__dataclass_fields__:
+            for name in ImageOptions.__dataclass_fields__:
                 wanted = getattr(image, name)
                 if wanted != getattr(chosen, name):
                     self.note(f"{where}: {name}", wanted, "a recipe has one [image], which says "

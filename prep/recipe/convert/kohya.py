@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from prep.batching.split import Role
-from prep.captions.options import CaptionChoice
-from prep.formatting import size_of
+from prep.captions.options import CaptionOptions
+from prep.formatting import format_size
 from prep.geometry import Size
 from prep.parse import Unparsed, brief, expect, list_of
 from prep.recipe.convert.draft import CUTS, FLAT, VIEWS, Asked, Converted, Draft, Layer
-from prep.recipe.schema import ImageChoice, Source
+from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
 _TRAIN = "a setting of training: train.toml has it as"
@@ -71,7 +71,7 @@ def _table(value: Any, where: str) -> dict[str, Any]:
     return expect(value, dict, where)
 
 
-def _subset(asked: Asked, own: Layer, image: ImageChoice) -> None:
+def _subset(asked: Asked, own: Layer, image: ImageOptions) -> None:
     """Adds the source of a subset; `image` is what its dataset says of pictures."""
     draft = asked.draft
     repeats = asked.get("num_repeats", int, 1)
@@ -98,7 +98,7 @@ def _subset(asked: Asked, own: Layer, image: ImageChoice) -> None:
                                 exclude=() if tabled else FLAT))
 
 
-def _caption(asked: Asked, tabled: bool) -> CaptionChoice:
+def _caption(asked: Asked, tabled: bool) -> CaptionOptions:
     extension = asked.get("caption_extension", str, "")
     if extension == ".caption":
         asked.told("caption_extension", "NAME.caption is read where there is no NAME.txt")
@@ -117,7 +117,7 @@ def _caption(asked: Asked, tabled: bool) -> CaptionChoice:
     missing = "reject" if tabled else "constant" if named else "stop"
     if tabled:
         asked.told("class_tokens", "not used with a metadata_file")
-    return CaptionChoice(
+    return CaptionOptions(
         missing=missing, constant=named if missing == "constant" else "", lines="all" if wildcards else "first",
         wildcards=wildcards, shuffle=shuffle, dropout=dropout, prefix=prefix, suffix=suffix,
         separator=asked.get("caption_separator", str, ",") or ",", keep_tokens=asked.get("keep_tokens", int, 0),
@@ -136,7 +136,7 @@ def _mask(asked: Asked) -> MaskFrom | None:
     return path if path.is_dir() else None  # a recipe names no directory of masks that is not there
 
 
-def _image(asked: Asked) -> ImageChoice:
+def _image(asked: Asked) -> ImageOptions:
     """sd-scripts without buckets: one square. With them and without enlarging, it does not look at the ends."""
     asked.told("batch_size", f"{_TRAIN} batch_size", at="")
     sides = _resolution(asked)
@@ -152,16 +152,16 @@ def _image(asked: Asked) -> ImageChoice:
     if small:
         for name in ("min_bucket_reso", "max_bucket_reso"):
             asked.told(name, "sd-scripts does not look at it with bucket_no_upscale", at="image")
-        return ImageChoice(resolution=resolution, step=step)
-    return ImageChoice(resolution=resolution, step=step, shortest=least, longest=most, upscale="allow")
+        return ImageOptions(resolution=resolution, step=step)
+    return ImageOptions(resolution=resolution, step=step, shortest=least, longest=most, upscale="allow")
 
 
-def _one_size(sides: Size) -> ImageChoice:
+def _one_size(sides: Size) -> ImageOptions:
     """Every picture at one size, enlarged where it is smaller."""
     if sides[0] == sides[1]:
-        return ImageChoice(resolution=sides[0], buckets="single", upscale="allow")
-    return ImageChoice(resolution=isqrt(sides[0] * sides[1]), buckets="list", sizes=(size_of(sides),),
-                       step=gcd(64, *sides), upscale="allow")
+        return ImageOptions(resolution=sides[0], buckets="single", upscale="allow")
+    return ImageOptions(resolution=isqrt(sides[0] * sides[1]), buckets="list", sizes=(format_size(sides),),
+                        step=gcd(64, *sides), upscale="allow")
 
 
 def _resolution(asked: Asked) -> Size:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from prep.batching.split import Role
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.errors import PathError
 from prep.parse import Unparsed, expect, one_of
 from prep.recipe.convert.draft import FLAT, Asked, Converted, Draft, Layer
-from prep.recipe.schema import ImageChoice, Source
+from prep.recipe.schema import ImageOptions, Source
 
 _ROLES: Mapping[str, Role] = {"STANDARD": "train", "VALIDATION": "validation", "PRIOR_PREDICTION": "prior"}
 _COLOURS = "colours are never changed: no counterpart"
@@ -100,7 +100,7 @@ def _repeats(asked: Asked) -> int:
     return repeats
 
 
-def _views(asked: Asked, image: Asked) -> ImageChoice:
+def _views(asked: Asked, image: Asked) -> ImageOptions:
     """Its variations are cuts here, and mirror images of them; both are on where a concept does not say."""
     count = asked.get("image_variations", int, 1)
     jitter, fixed = image.get("enable_crop_jitter", bool, True), image.get("enable_fixed_flip", bool, False)
@@ -115,11 +115,11 @@ def _views(asked: Asked, image: Asked) -> ImageChoice:
                    views=min(max(1, count), MOST_VIEWS) if jitter else 1)
 
 
-def _image(asked: Asked) -> ImageChoice:
+def _image(asked: Asked) -> ImageOptions:
     """OneTrainer's list of aspect ratios; it enlarges whatever is small."""
     asked.all_told(_IMAGE)
     named = asked.get("resolution_override", str, "512")
-    plain = ImageChoice(buckets="ratio", upscale="allow")
+    plain = ImageOptions(buckets="ratio", upscale="allow")
     if not asked.get("enable_resolution_override", bool, False):
         return plain
     sides = tuple(int(one) for one in named.split(",") if one.strip().isdecimal())
@@ -132,7 +132,7 @@ def _image(asked: Asked) -> ImageChoice:
     return replace(plain, resolution=sides[0] if len(sides) == 1 else tuple(sorted({*sides})))
 
 
-def _caption(asked: Asked) -> CaptionChoice:
+def _caption(asked: Asked) -> CaptionOptions:
     """Each line of a file is a caption, here as there; `|||` means nothing to OneTrainer."""
     shuffle = asked.get("enable_tag_shuffling", bool, False)
     if shuffle:
@@ -140,8 +140,8 @@ def _caption(asked: Asked) -> CaptionChoice:
     dropout = _dropout(asked)
     _told_if(asked, _CASE, _UPPER, on=asked.get("caps_randomize_enable", bool, False))
     _told_if(asked, _SPECIALS, _SPECIAL, on=asked.get("tag_dropout_special_tags_mode", str, "NONE") != "NONE")
-    choice = CaptionChoice(shuffle=shuffle, dropout=dropout, separator=asked.get("tag_delimiter", str, ",") or ",",
-                           keep_tokens=asked.get("keep_tags_count", int, 1), keep_separator="")
+    choice = CaptionOptions(shuffle=shuffle, dropout=dropout, separator=asked.get("tag_delimiter", str, ",") or ",",
+                            keep_tokens=asked.get("keep_tags_count", int, 1), keep_separator="")
     return _origin(asked, choice)
 
 
@@ -169,7 +169,7 @@ def _dropout(asked: Asked) -> float:
     return chance
 
 
-def _origin(asked: Asked, choice: CaptionChoice) -> CaptionChoice:
+def _origin(asked: Asked, choice: CaptionOptions) -> CaptionOptions:
     """Where captions come from: a file beside each picture, its name, or one list for all."""
     source = one_of(asked.get("prompt_source", str, "sample"), ("sample", "concept", "filename"),
                     asked.key("prompt_source"))
@@ -182,7 +182,7 @@ def _origin(asked: Asked, choice: CaptionChoice) -> CaptionChoice:
     return _listed(asked, named, choice)
 
 
-def _listed(asked: Asked, named: str, choice: CaptionChoice) -> CaptionChoice:
+def _listed(asked: Asked, named: str, choice: CaptionOptions) -> CaptionOptions:
     """Every picture has all lines of a file; a wildcard says so, where there are no braces in them."""
     path = asked.draft.place(named, asked.key("prompt_path"))
     try:

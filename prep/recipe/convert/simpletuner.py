@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from prep.batching.split import Role
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.parse import Unparsed, brief, expect, list_of, one_of
 from prep.recipe.convert.draft import CUTS, VIEWS, Asked, Converted, Draft, Layer
-from prep.recipe.schema import ImageChoice, Source
+from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
@@ -114,7 +114,7 @@ def _mask(asked: Asked, masks: Mapping[str, Layer]) -> MaskFrom | None:
     return path if path.is_dir() else None
 
 
-def _caption(asked: Asked) -> CaptionChoice:
+def _caption(asked: Asked) -> CaptionOptions:
     choice = _shuffled(asked)
     if asked.get("disable_multiline_split", bool, False):
         choice = replace(choice, lines="join")
@@ -137,11 +137,11 @@ def _caption(asked: Asked) -> CaptionChoice:
     return choice
 
 
-def _shuffled(asked: Asked) -> CaptionChoice:
+def _shuffled(asked: Asked) -> CaptionOptions:
     """Its `caption_shuffle`; SimpleTuner knows neither kept separators nor triggers."""
     inner = Asked(draft=asked.draft, layers=[Layer(table=asked.get("caption_shuffle", dict, {}),
                                                    where=asked.key("caption_shuffle"))])
-    plain = CaptionChoice(keep_separator="")
+    plain = CaptionOptions(keep_separator="")
     if not inner.get("enable", bool, False):
         return plain
     split = one_of(inner.get("split_on", str, "comma"), _SPLITS, inner.key("split_on"))
@@ -171,7 +171,7 @@ def _table(asked: Asked) -> Path | None:
     return asked.draft.place(path, inner.key("path")) if path else None
 
 
-def _image(asked: Asked) -> ImageChoice:
+def _image(asked: Asked) -> ImageOptions:
     """Any shape that comes up there, one of a list here; enlarged unless something forbids it."""
     crop, aspect = asked.get("crop", bool, False), asked.get("crop_aspect", str, "square")
     resolution = _resolution(asked)
@@ -192,12 +192,12 @@ def _image(asked: Asked) -> ImageChoice:
         asked.told("crop_style", CUTS, at="image")
     elif style not in ("center", "centre"):
         asked.told("crop_style", "pictures are cropped at the centre", at="image")
-    return ImageChoice(resolution=resolution, min_side=least if by_side else 0,
-                       upscale=1 + more if more >= 0 else "allow",
-                       buckets="list" if ratios else "single" if crop and aspect == "square" else "step",
-                       sizes=tuple(sorted({_sized(ratio, resolution) for ratio in ratios})),
-                       crop="random" if crop and style == "random" else "centre",
-                       views=VIEWS if crop and style == "random" else 1)
+    return ImageOptions(resolution=resolution, min_side=least if by_side else 0,
+                        upscale=1 + more if more >= 0 else "allow",
+                        buckets="list" if ratios else "single" if crop and aspect == "square" else "step",
+                        sizes=tuple(sorted({_sized(ratio, resolution) for ratio in ratios})),
+                        crop="random" if crop and style == "random" else "centre",
+                        views=VIEWS if crop and style == "random" else 1)
 
 
 def _ratios(asked: Asked) -> list[float]:

@@ -7,20 +7,20 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from prep.formatting import safe
-from prep.fs.paths import Place, check_apart, check_output
+from prep.formatting import printable
+from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def check_page_file(path: Path, apart: Iterable[Place]) -> None:
+def check_page_file(path: Path, apart: Iterable[NamedPath]) -> None:
     """Raises `PathError` unless a page may be written to `path`: apart from these, over nothing but a page."""
     for place in apart:
-        check_apart([place, Place(role="page", path=path)])
-    check_output(path, "page", lambda start: not start or POLICY.encode() in start)
+        check_disjoint([place, NamedPath(role="page", path=path)])
+    check_replaceable(path, "page", lambda start: not start or POLICY.encode() in start)
 
 
-def framed(title: str, body: str) -> str:
+def render_page(title: str, body: str) -> str:
     """A whole page of a title and a body."""
     name = words(title)
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -47,7 +47,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
 
 def words(text: str) -> str:
     """Text from anywhere, escaped."""
-    return escape(safe(text))
+    return escape(printable(text))
 
 
 def _css() -> str:

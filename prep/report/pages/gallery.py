@@ -13,12 +13,12 @@ import numpy as np
 from prep.cache.reader import Reader
 from prep.digest import digest_bytes
 from prep.errors import CacheError
-from prep.formatting import safe, size_of
+from prep.formatting import format_size, printable
 from prep.geometry import Placement
 from prep.images.decode import decode_picture, encode_png, scale_and_crop
 from prep.images.formats.parts import BadPicture
 from prep.manifest.describe import describe
-from prep.manifest.opened import Audit
+from prep.manifest.opened import OpenedManifest
 
 SIDE = 240  # pixels of a thumbnail's longer side
 HEIGHT = 320  # pixels of a card's picture, at most
@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 28  # of a source picture; a larger one is not worth its thumb
 Thumbnail = Callable[[Mapping[str, Any]], bytes | None]  # a described sample → PNG or JPEG of the whole picture
 
 
-def gallery(audit: Audit, *, limit: int, thumbnail: Thumbnail) -> str:
+def gallery(audit: OpenedManifest, *, limit: int, thumbnail: Thumbnail) -> str:
     """`limit` cards, spread evenly over the samples, which are sorted by id and so in no order of the user's."""
     count = len(audit.samples)
     chosen = sorted({count * number // limit for number in range(limit)}) if count else []
@@ -40,7 +40,7 @@ def gallery(audit: Audit, *, limit: int, thumbnail: Thumbnail) -> str:
             f'<div class="gallery">\n{"".join(cards)}</div>')
 
 
-def from_sources(audit: Audit) -> Thumbnail:
+def from_sources(audit: OpenedManifest) -> Thumbnail:
     """Thumbnails from the sources that the manifest names; `None` where the picture is gone or is another by now.
 
     Shown only when its digest is the sample's, so that a manifest cannot make a page of files it was not made from.
@@ -103,15 +103,15 @@ def _mask(reader: Reader, place: Mapping[str, Any]) -> bytes | None:
 def _card(sample: Mapping[str, Any], picture: bytes | None, masks: list[bytes | None]) -> str:
     width, height = sample["size"]
     inside = "".join(_view(view, sample["bucket"], mask) for view, mask in zip(sample["views"], masks, strict=True))
-    empty = f'<div class="none">{size_of(sample["size"])}, source not here</div>'
+    empty = f'<div class="none">{format_size(sample["size"])}, source not here</div>'
     style = f"aspect-ratio:{width}/{height};width:min(100%,{max(1, HEIGHT * width // height)}px)"
     coverage = "" if sample["coverage"] is None else f", mask {sample['coverage']:.0%}"
     captions = "<br>".join(_words(text["caption"]) for text in sample["texts"])
     shown = empty if picture is None else _image(picture)
     return (f'<figure><div class="frame" style="{style}">{shown}{inside}</div>'
             f"<figcaption><b>{_words(sample['name'])}</b>{captions}"
-            f'<div class="facts">{escape(sample["role"])}, {size_of(sample["size"])} to {size_of(sample["bucket"])}'
-            f"{coverage}</div></figcaption></figure>\n")
+            f'<div class="facts">{escape(sample["role"])}, {format_size(sample["size"])} to '
+            f"{format_size(sample['bucket'])}{coverage}</div></figcaption></figure>\n")
 
 
 def _view(view: Mapping[str, Any], bucket: Sequence[int], mask: bytes | None) -> str:
@@ -130,4 +130,4 @@ def _image(data: bytes) -> str:
 
 def _words(text: str) -> str:
     """Text of a file or user, escaped, and kept from turning its neighbours' direction."""
-    return f"<bdi>{escape(safe(text))}</bdi>"
+    return f"<bdi>{escape(printable(text))}</bdi>"

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from prep.formatting import bytes_of, size_of
-from prep.fs.atomic import write_whole
-from prep.fs.paths import Place
+from prep.formatting import format_bytes, format_size
+from prep.fs.atomic import write_atomic
+from prep.fs.paths import NamedPath
 from prep.geometry import Size
 from prep.manifest.describe import describe_manifest
-from prep.manifest.opened import Audit
+from prep.manifest.opened import OpenedManifest
 from prep.report.pages.bucket_plot import bucket_plot
-from prep.report.pages.frame import check_page_file, framed, table
+from prep.report.pages.frame import check_page_file, render_page, table
 from prep.report.pages.frame import sections as as_sections
 from prep.report.pages.gallery import Thumbnail, from_sources, gallery
 
@@ -26,25 +26,25 @@ CARDS = 120  # in the gallery
 FINDINGS = 500  # rows; `prep inspect --json` has them all
 
 
-def write_page(audit: Audit, path: Path, *, cards: int = CARDS, thumbnail: Thumbnail | None = None) -> None:
+def write_page(audit: OpenedManifest, path: Path, *, cards: int = CARDS, thumbnail: Thumbnail | None = None) -> None:
     """Writes the page to `path`, whole or not at all; thumbnails are the sources' own unless given.
 
     Raises `CacheError` when a table of the manifest is missing or damaged.
     """
     text = page(audit, cards=cards, thumbnail=thumbnail or from_sources(audit))
-    write_whole(path, text.encode("utf-8"))
+    write_atomic(path, text.encode("utf-8"))
 
 
-def check_page(audit: Audit, path: Path) -> None:
+def check_page(audit: OpenedManifest, path: Path) -> None:
     """Raises `PathError` unless a page may be written to `path`: apart from pictures, cache and model."""
     manifest = audit.manifest
     taken = [("pictures", source) for source in manifest.sources] + [("cache", manifest.cache_root)]
     taken += [("model", manifest.model)] if isinstance(manifest.model, Path) else []
-    check_page_file(path, (Place(role=role, path=place) for role, place in taken
+    check_page_file(path, (NamedPath(role=role, path=place) for role, place in taken
                            if place is not None and place.exists()))
 
 
-def page(audit: Audit, *, cards: int, thumbnail: Thumbnail) -> str:
+def page(audit: OpenedManifest, *, cards: int, thumbnail: Thumbnail) -> str:
     """The page: what the manifest holds, sizes against buckets, a gallery, findings."""
     document = describe_manifest(audit)
     sections = [
@@ -53,7 +53,7 @@ def page(audit: Audit, *, cards: int, thumbnail: Thumbnail) -> str:
         ("Samples", gallery(audit, limit=cards, thumbnail=thumbnail)),
         ("Findings", _findings(document["findings"])),
     ]
-    return framed(document["manifest"], f"{_facts(document)}\n{as_sections(sections)}")
+    return render_page(document["manifest"], f"{_facts(document)}\n{as_sections(sections)}")
 
 
 def _facts(document: Mapping[str, Any]) -> str:
@@ -67,19 +67,19 @@ def _facts(document: Mapping[str, Any]) -> str:
 def _fields(document: Mapping[str, Any]) -> str:
     rows = [(name, array, described["dtype"], " ".join(described["dims"]),
              ", ".join(str(shape) for shape in described["shapes"]), str(field["rows"]), str(field["shards"]),
-             bytes_of(field["bytes"]))
+             format_bytes(field["bytes"]))
             for name, field in document["fields"].items() for array, described in field["arrays"].items()]
     return table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), rows, numbers=(5, 6, 7))
 
 
-def _buckets(audit: Audit, document: Mapping[str, Any]) -> str:
+def _buckets(audit: OpenedManifest, document: Mapping[str, Any]) -> str:
     losses = _crop_losses(audit)
-    rows = [(size_of(one["size"]), *(str(one[role]) for role in ("train", "validation", "prior")), f"{loss:.1f} %")
+    rows = [(format_size(one["size"]), *(str(one[role]) for role in ("train", "validation", "prior")), f"{loss:.1f} %")
             for one, loss in zip(document["buckets"], losses, strict=True)]
     return table(("bucket", "train", "validation", "prior", "cut on average"), rows, numbers=(1, 2, 3, 4))
 
 
-def _crop_losses(audit: Audit) -> list[float]:
+def _crop_losses(audit: OpenedManifest) -> list[float]:
     """Mean percent of a scaled picture's area that its views leave out, by bucket."""
     samples = audit.samples
     areas = np.array([width * height for width, height in audit.manifest.buckets], dtype=np.float64)
@@ -90,7 +90,7 @@ def _crop_losses(audit: Audit) -> list[float]:
     return [float(one) for one in np.bincount(buckets, weights=lost, minlength=len(areas)) / np.maximum(seen, 1)]
 
 
-def _plot(audit: Audit) -> str:
+def _plot(audit: OpenedManifest) -> str:
     samples = audit.samples
     sizes, counts = np.unique(np.stack([samples.width, samples.height], axis=1), axis=0, return_counts=True)
     pictures: dict[Size, int] = {(width, height): count for (width, height), count

@@ -15,15 +15,15 @@ from urllib.parse import quote
 
 import numpy as np
 
-from prep.formatting import safe, size_of
-from prep.fs.atomic import write_whole
+from prep.formatting import format_size, printable
+from prep.fs.atomic import write_atomic
 from prep.fs.blob import read_blob
 from prep.geometry import Placement, Size
 from prep.images.decode import Pixels, decode_picture, encode_png, scale_and_crop
 from prep.images.formats.parts import BadPicture
 from prep.masks.pixels import read_mask, scaled
 from prep.masks.run import Entry
-from prep.report.pages.frame import check_page_file, framed
+from prep.report.pages.frame import check_page_file, render_page
 
 CARDS = 100  # to a page: about 10 MB
 SIDE = 240  # pixels of a thumbnail's longer side
@@ -48,7 +48,7 @@ def write_sheets(path: Path, entries: Sequence[Entry], *, jobs: int, tick: Calla
             for card in pool.map(_card, shown):
                 cards.append(card)
                 tick(1)
-            write_whole(one, _page(path.stem, cards, number, paths, len(entries)).encode())
+            write_atomic(one, _page(path.stem, cards, number, paths, len(entries)).encode())
     finally:
         pool.shutdown(cancel_futures=True)
     return tuple(paths)
@@ -62,12 +62,12 @@ def overlaid(picture: Pixels, mask: Pixels) -> Pixels:
 
 
 def _card(entry: Entry) -> str:
-    name = f"<b><bdi>{escape(safe(entry.name))}</bdi></b>"
+    name = f"<b><bdi>{escape(printable(entry.name))}</bdi></b>"
     try:
         picture = decode_picture(read_blob(entry.item.picture), alpha="white")
         mask = read_mask(entry.mask.read_bytes(), picture.size) if entry.mask.is_file() else None
     except (OSError, BadPicture) as error:
-        why = f'<span class="error">{escape(safe(str(error)))}</span>'
+        why = f'<span class="error">{escape(printable(str(error)))}</span>'
         return f"<figure><figcaption>{name}{why}</figcaption></figure>\n"
     size = _thumbnail(picture.size)
     small = scale_and_crop(picture, Placement(scaled=size, crop=(0, 0), bucket=size))
@@ -77,7 +77,7 @@ def _card(entry: Entry) -> str:
         small = overlaid(small, scaled(mask, size))
     data = base64.b64encode(encode_png(small)).decode("ascii")
     return (f'<figure><img alt="" width="{size[0]}" height="{size[1]}" src="data:image/png;base64,{data}">'
-            f'<figcaption>{name}<div class="facts">{size_of(picture.size)}, {facts}</div></figcaption></figure>\n')
+            f'<figcaption>{name}<div class="facts">{format_size(picture.size)}, {facts}</div></figcaption></figure>\n')
 
 
 def _thumbnail(size: Size) -> Size:
@@ -89,7 +89,7 @@ def _thumbnail(size: Size) -> Size:
 def _page(title: str, cards: Sequence[str], number: int, paths: Sequence[Path], count: int) -> str:
     others = " ".join(map(partial(_link, number), range(len(paths)), (one.name for one in paths)))
     links = f"<p>page {others}</p>" if len(paths) > 1 else ""
-    return framed(title, f"<p>{len(cards)} of {count} pictures. What is shaded red does not train.</p>\n{links}\n"
+    return render_page(title, f"<p>{len(cards)} of {count} pictures. What is shaded red does not train.</p>\n{links}\n"
                          f'<div class="gallery">\n{"".join(cards)}</div>\n{links}')
 
 

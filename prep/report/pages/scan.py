@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prep.findings import CODES, Finding
-from prep.fs.atomic import write_whole
-from prep.report.pages.frame import framed, sections, table, words
+from prep.fs.atomic import write_atomic
+from prep.report.pages.frame import render_page, sections, table, words
 from prep.report.terminal.scan import sums_by_code
 from prep.scan.run import Previews
-from prep.scan.scanner import Report
+from prep.scan.scanner import ScanReport
 
 CARDS = 120  # pictures shown
 ROWS = 5000  # findings; `prep scan --json` has them all
@@ -26,32 +26,32 @@ def preview_names(findings: Sequence[Finding]) -> list[str]:
     return sorted(worst, key=lambda path: (worst[path], path))[:CARDS]
 
 
-def write_scan_page(path: Path, report: Report, previews: Previews) -> None:
+def write_scan_page(path: Path, report: ScanReport, previews: Previews) -> None:
     """Writes the page to `path`, whole or not at all. Raises `OSError`."""
-    write_whole(path, scan_page(report, previews(preview_names(report.findings))).encode())
+    write_atomic(path, scan_page(report, previews(preview_names(report.findings))).encode())
 
 
-def scan_page(report: Report, previews: Mapping[str, bytes]) -> str:
+def scan_page(report: ScanReport, previews: Mapping[str, bytes]) -> str:
     """The page; `previews` are PNGs by the names of pictures."""
     counts = ", ".join(f"{report.count(severity)} {severity}" for severity in _WORST)
     lead = f"<p>{report.samples} of {report.pictures} pictures are usable; {words(counts)}</p>\n"
     rows = [(one.severity, one.code, one.path, one.detail)
             for one in sorted(report.findings, key=lambda one: (_WORST[one.severity], one.path, one.code))[:ROWS]]
     more = f"<p>and {len(report.findings) - ROWS} more</p>" if len(report.findings) > ROWS else ""
-    return framed("Scan", lead + sections([
+    return render_page("Scan", lead + sections([
         ("By code", _sums(report)),
         ("Pictures", _cards(report, previews)),
         ("Findings", table(("severity", "code", "file", "what"), rows) + more if rows else "<p>none</p>"),
     ]))
 
 
-def _sums(report: Report) -> str:
+def _sums(report: ScanReport) -> str:
     rows = [(severity, code, str(count), CODES[code][1], CODES[code][2])
             for severity, code, count in sums_by_code(report.findings)]
     return table(("severity", "code", "files", "meaning", "what to do"), rows, numbers=(2,)) if rows else "<p>none</p>"
 
 
-def _cards(report: Report, previews: Mapping[str, bytes]) -> str:
+def _cards(report: ScanReport, previews: Mapping[str, bytes]) -> str:
     """A card for each picture that is shown, in the order of `previews`."""
     told: dict[str, list[Finding]] = {}
     for one in report.findings:

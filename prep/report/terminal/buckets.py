@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from prep.buckets.suggest import options_of
-from prep.dataset.preview import Outlook, preview_as_json
-from prep.formatting import names_of, size_of
+from prep.buckets.suggest import as_command_options
+from prep.dataset.preview import EpochPreview, preview_as_json
+from prep.formatting import format_size, join_names
 from prep.report.terminal.tables import _page, _table
 
 LISTED = 30  # names; --json has them all
 NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which it is worth a line
 
 
-def outlook_tables(outlook: Outlook) -> str:
+def outlook_tables(outlook: EpochPreview) -> str:
     """What `prep bucket` says: buckets, steps, and by name whoever is left out, repeated, cut or enlarged."""
     document = preview_as_json(outlook)
     rows = [
-        (size_of(one["size"]), str(one["pictures"]), str(one["samples"]), str(one["showings"]), str(one["batches"]),
+        (format_size(one["size"]), str(one["pictures"]), str(one["samples"]), str(one["showings"]), str(one["batches"]),
          "-".join(f"{scale:.2f}" for scale in one["scale"]), f"{one['crop_loss']['mean']:.1f}",
          f"{one['crop_loss']['worst']:.1f}", str(one["upscaled"]))
         for one in document["buckets"]
@@ -36,9 +36,9 @@ def suggestion_table(choices: Sequence[Mapping[str, Any]], batch_size: int) -> s
     rows = [tuple(str(one[name]) for name in ("batch_size", "buckets", "step", "min_bucket", "used_buckets", "crop",
                                               "unused", "empty", "score")) for one in each]
     return _page(_table(heads, rows, right=(0, *range(2, 9))), (
-        f"suggested: {options_of(best)}, which loses {best['score']} %: of the pictures' area {best['crop']}, "
+        f"suggested: {as_command_options(best)}, which loses {best['score']} %: of the pictures' area {best['crop']}, "
         f"of the pictures {best['unused']}, of the places in micro-batches {best['empty']}"), *(
-        f"with the batch size of this call: {options_of(one)}, which loses {one['score']} %"
+        f"with the batch size of this call: {as_command_options(one)}, which loses {one['score']} %"
         for one in each if one["batch_size"] == batch_size != best["batch_size"]))
 
 
@@ -57,7 +57,7 @@ def _step_lines(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"{views} views of {samples} samples to train on, each a row; training shows one at a time")
     for key, words in (("left_out", "left out in epoch 0"), ("repeated", "shown again in epoch 0")):
         if document[key]:
-            lines.append(f"{words} ({len(document[key])}): {names_of(document[key], LISTED)}")
+            lines.append(f"{words} ({len(document[key])}): {join_names(document[key], LISTED)}")
     return lines
 
 
@@ -73,9 +73,10 @@ def _picture_lines(document: Mapping[str, Any]) -> list[str]:
         ("enlarged more than --max-upscale", [one["path"] for one in said if one["code"] == "heavy-upscale"]),
         ("in a bucket below min_bucket", [one["path"] for one in said if one["code"] == "small-bucket"]),
     ]
-    lines = [f"{words} ({len(names)}): {names_of(names, LISTED)}" for words, names in groups if names]
-    return lines + [f"merged: {size_of(one['bucket'])} into {size_of(one['into'])} ({one['pictures']} pictures, "
-                    f"cut by {one['crop_loss']['after']:.1f} % instead of {one['crop_loss']['before']:.1f} %)"
+    lines = [f"{words} ({len(names)}): {join_names(names, LISTED)}" for words, names in groups if names]
+    return lines + [f"merged: {format_size(one['bucket'])} into {format_size(one['into'])} "
+                    f"({one['pictures']} pictures, cut by {one['crop_loss']['after']:.1f} % instead of "
+                    f"{one['crop_loss']['before']:.1f} %)"
                     for one in document["merges"]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prep.formatting import names_of, safe, size_of
+from prep.formatting import format_size, join_names, printable
 
 LISTED = 10  # names; --json has them all
 REASONS = {
@@ -19,8 +19,8 @@ REASONS = {
 def changes_text(document: Mapping[str, Any]) -> str:
     """The document of `prep diff` as lines."""
     a, b = document["a"], document["b"]
-    lines = [f"from {safe(a['manifest'])} ({a['digest'][:12]}) to {safe(b['manifest'])} ({b['digest'][:12]})",
-             *(f"not compared: {safe(note)}" for note in dict.fromkeys(document["notes"]))]
+    lines = [f"from {printable(a['manifest'])} ({a['digest'][:12]}) to {printable(b['manifest'])} ({b['digest'][:12]})",
+             *(f"not compared: {printable(note)}" for note in dict.fromkeys(document["notes"]))]
     if document["identical"]:
         return "\n".join([*lines, "they are the same, byte for byte"])
     if document["same"] is not False:
@@ -77,7 +77,7 @@ def _samples(samples: Mapping[str, Any] | None, counts: Mapping[str, Mapping[str
 
 
 def _buckets(buckets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield from _cut([f"bucket {size_of(one['size'])}: {_roles(one['b'])}, {_were(one['a'])}" for one in buckets],
+    yield from _cut([f"bucket {format_size(one['size'])}: {_roles(one['b'])}, {_were(one['a'])}" for one in buckets],
                     "buckets")
 
 
@@ -91,7 +91,7 @@ def _prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str
 def _findings(findings: Mapping[str, Sequence[Mapping[str, str]]] | None) -> Iterator[str]:
     for what, name in (("added", "new"), ("removed", "gone")):
         some = (findings or {}).get(what, ())
-        yield from _cut([f"finding {name}: {one['severity']} {one['code']}: {safe(one['path'])}" for one in some],
+        yield from _cut([f"finding {name}: {one['severity']} {one['code']}: {printable(one['path'])}" for one in some],
                         f"findings {name}")
 
 
@@ -103,7 +103,7 @@ def _cut(lines: Sequence[str], what: str) -> Iterator[str]:
 
 def _named(what: str, names: Sequence[str]) -> Iterator[str]:
     if names:
-        yield f"{what} ({len(names)}): {names_of(names, LISTED)}"
+        yield f"{what} ({len(names)}): {join_names(names, LISTED)}"
 
 
 def _roles(counts: Mapping[str, int] | None) -> str:
@@ -122,13 +122,13 @@ def _shortened(change: Mapping[str, Any]) -> str:
     words = str(change["words"])
     for value in (change["a"], change["b"]):
         words = words.replace(str(value), _short(value))
-    return safe(words)
+    return printable(words)
 
 
 def _short(value: Any) -> str:
     """A value; of a digest its beginning."""
     text = "none" if value is None else str(value)
-    return text[:12] if len(text) == 64 and not set(text) - set("0123456789abcdef") else safe(text)
+    return text[:12] if len(text) == 64 and not set(text) - set("0123456789abcdef") else printable(text)
 
 
 def _count(count: int, noun: str) -> str:

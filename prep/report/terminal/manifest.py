@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from prep.formatting import bytes_of, names_of, size_of
+from prep.formatting import format_bytes, format_size, join_names
 from prep.report.terminal.scan import finding_parts, finding_rows
 from prep.report.terminal.tables import _page, _table
 
@@ -21,9 +21,9 @@ def inspect_tables(document: Mapping[str, Any]) -> str:
              ("masks", _mask_line(document["masks"])), ("sample prompts", str(len(document["prompts"]))),
              ("rejected", str(document["rejected"])), ("manifest", document["digest"][:16])]
     fields = [(name, array, described["dtype"], " ".join(described["dims"]), _shapes(described["shapes"]),
-               str(field["rows"]), str(field["shards"]), bytes_of(field["bytes"]))
+               str(field["rows"]), str(field["shards"]), format_bytes(field["bytes"]))
               for name, field in document["fields"].items() for array, described in field["arrays"].items()]
-    buckets = [(size_of(one["size"]), *(str(one[role]) for role in ("train", "validation", "prior")))
+    buckets = [(format_size(one["size"]), *(str(one[role]) for role in ("train", "validation", "prior")))
                for one in document["buckets"]]
     return _page(
         _table(("", ""), facts), _table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), fields,
@@ -38,11 +38,11 @@ def sample_text(document: Mapping[str, Any]) -> str:
     parts: list[Table | str] = []
     for sample in document["samples"]:
         rows = [(name, str(sample[name])) for name in ("name", "id", "role", "picture", "source", "repeats", "weight")]
-        rows += [("size", size_of(sample["size"])), ("bucket", size_of(sample["bucket"])),
+        rows += [("size", format_size(sample["size"])), ("bucket", format_size(sample["bucket"])),
                  ("mask coverage", "no mask" if sample["coverage"] is None else f"{sample['coverage']:.1%}")]
         for view in sample["views"]:
             flipped = ", mirrored" if view["flip"] else ""
-            rows.append(("view", f"scaled to {size_of(view['scaled'])}, cut at {tuple(view['crop'])}{flipped}"))
+            rows.append(("view", f"scaled to {format_size(view['scaled'])}, cut at {tuple(view['crop'])}{flipped}"))
             rows += [(f"  {field}", place_of(view[field])) for field in ("latent", "mask")]
         for text in sample["texts"]:
             rows += [("caption", text["caption"]), ("  text", place_of(text["row"]))]
@@ -53,11 +53,11 @@ def sample_text(document: Mapping[str, Any]) -> str:
 def verify_tables(document: Mapping[str, Any]) -> str:
     """What `prep verify` says: a line for each damaged row, what repair costs, and notes of what costs nothing."""
     rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
-             names_of(one["samples"], 3), one["what"]) for one in document["damaged"]]
+             join_names(one["samples"], 3), one["what"]) for one in document["damaged"]]
     notes = [f"note: {note}" for note in document["notes"]]
     how = "sizes, documents and indexes as they should be" if document["quick"] else "every byte as it should be"
     if document["ok"]:
-        return _page(*notes, f"{document['shards']} shards, {bytes_of(document['bytes'])}: {how}")
+        return _page(*notes, f"{document['shards']} shards, {format_bytes(document['bytes'])}: {how}")
     if document["repair"] is None:
         cost = "without these tables nobody can tell how many rows are to be made"
     else:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prep.formatting import safe
+from prep.formatting import printable
 
 SEVERITIES = ("error", "warning", "info")
 
@@ -24,7 +24,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
     for number, head in enumerate(heads):
         table.add_column(Text(head), justify="right" if number in set(right) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(safe(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
@@ -36,7 +36,7 @@ def _page(*parts: Table | str) -> str:
         if isinstance(part, Table) and not part.row_count:
             continue
         out = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-        out.print(Text(safe(part)) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+        out.print(Text(printable(part)) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
         text = "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())  # type: ignore[attr-defined]
         blocks.append(text if isinstance(part, str) else text + "\n")
     return "\n".join(blocks).rstrip("\n")

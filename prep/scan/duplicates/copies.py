@@ -14,7 +14,7 @@ from prep.scan.duplicates.signature import LIMIT as MOST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class ScannedPicture:
     """A picture that could be decoded: about 600 bytes with all that it holds."""
 
     name: str
@@ -22,10 +22,11 @@ class Seen:
     picture: Blob
 
 
-Pixels = Callable[[Sequence[Seen]], Sequence[str]]  # pictures → a digest of every pixel of each, "" where it has none
+Pixels = Callable[[Sequence[ScannedPicture]],
+                  Sequence[str]]  # pictures → a digest of every pixel of each, "" where it has none
 
 
-def exact_copies(seen: Iterable[Seen], pixels: Pixels) -> tuple[list[Finding], list[Seen]]:
+def exact_copies(seen: Iterable[ScannedPicture], pixels: Pixels) -> tuple[list[Finding], list[ScannedPicture]]:
     """One finding for each exact copy of another picture, and the pictures that are none, by rank.
 
     The original is the largest, then the one with the shortest name: copies tend to have longer ones. Only pictures
@@ -33,7 +34,7 @@ def exact_copies(seen: Iterable[Seen], pixels: Pixels) -> tuple[list[Finding], l
     """
     files: dict[str, str] = {}
     found: list[Finding] = []
-    others: list[Seen] = []
+    others: list[ScannedPicture] = []
     for one in sorted(seen, key=_rank):
         if one.identity.file in files:
             found.append(finding(one.name, "exact-duplicate", f"same bytes as {files[one.identity.file]}"))
@@ -44,7 +45,7 @@ def exact_copies(seen: Iterable[Seen], pixels: Pixels) -> tuple[list[Finding], l
     suspects = [one for one in others if samples[_sample(one)] > 1]
     digests = dict(zip((one.name for one in suspects), pixels(suspects), strict=True))
     same: dict[str, str] = {}
-    distinct: list[Seen] = []
+    distinct: list[ScannedPicture] = []
     for one in others:
         digest = digests.get(one.name, "")
         if digest and digest in same:
@@ -55,15 +56,15 @@ def exact_copies(seen: Iterable[Seen], pixels: Pixels) -> tuple[list[Finding], l
     return found, distinct
 
 
-def _sample(one: Seen) -> tuple[int, int, int]:
+def _sample(one: ScannedPicture) -> tuple[int, int, int]:
     return *one.identity.size, one.identity.sample
 
 
-def _rank(one: Seen) -> tuple[int, int, str]:
+def _rank(one: ScannedPicture) -> tuple[int, int, str]:
     return -one.identity.size[0] * one.identity.size[1], len(one.name.rpartition("/")[2]), one.name
 
 
-def too_many(distinct: Sequence[Seen]) -> list[Finding]:
+def skipped_finding(distinct: Sequence[ScannedPicture]) -> list[Finding]:
     """The finding that says why near-duplicates are not looked for, where there are too many pictures."""
     if len(distinct) <= LIMIT:
         return []
@@ -74,7 +75,7 @@ def too_many(distinct: Sequence[Seen]) -> list[Finding]:
     return [finding(".", "duplicates-skipped", f"{len(distinct)} pictures; {says}")]
 
 
-def near_findings(nears: Iterable[Near], distinct: Sequence[Seen]) -> list[Finding]:
+def near_findings(nears: Iterable[Near], distinct: Sequence[ScannedPicture]) -> list[Finding]:
     """Near-duplicates among pictures sorted by rank, each reported once, against the first it resembles."""
     found: dict[int, Near] = {}
     for near in sorted(nears, key=lambda near: near.mirrored):
@@ -82,7 +83,7 @@ def near_findings(nears: Iterable[Near], distinct: Sequence[Seen]) -> list[Findi
     return [_near_finding(near, distinct) for near in found.values()]
 
 
-def _near_finding(near: Near, distinct: Sequence[Seen]) -> Finding:
+def _near_finding(near: Near, distinct: Sequence[ScannedPicture]) -> Finding:
     code = "mirrored-duplicate" if near.mirrored else "near-duplicate"
     alike = "the mirror image of" if near.mirrored else "nearly the same picture as"
     return finding(distinct[near.second].name, code, f"{alike} {distinct[near.first].name} ({near.score:.3f} of 1)")

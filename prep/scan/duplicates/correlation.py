@@ -59,7 +59,7 @@ class Near:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Way:
+class _Axis:
     """All thumbnails of one of the two ways, and what is searched with."""
 
     grays: Sequence[Gray]
@@ -84,7 +84,7 @@ def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lam
     return tuple(best[pair] for pair in sorted(best))
 
 
-def framed_alike(one: Thumb, other: Thumb, *, mirrored: bool) -> float:
+def whole_correlation(one: Thumb, other: Thumb, *, mirrored: bool) -> float:
     """The correlation of two whole pictures, laid over each other as they are; 0 where their aspect ratios differ."""
     moved, fixed = one.across, other.across
     wider = abs(moved.shape[1] - fixed.shape[1])
@@ -101,7 +101,7 @@ def _blocks(count: int) -> Iterator[range]:
         yield range(start, min(start + size, count))
 
 
-def _way(grays: Sequence[Gray], mirror: int) -> _Way:
+def _way(grays: Sequence[Gray], mirror: int) -> _Axis:
     halves = [_half(gray) for gray in grays]
     middles = [_middle(half) for half in halves]
     middles += [np.flip(middle, axis=mirror) for middle in middles]
@@ -109,7 +109,7 @@ def _way(grays: Sequence[Gray], mirror: int) -> _Way:
               else np.zeros((0, SIDE // 2 * PROBE), np.float32))
     _, directions = np.linalg.eigh(probes.T @ probes)
     basis = np.ascontiguousarray(directions[:, -FEW:]).astype(np.float32)
-    return _Way(grays=grays, halves=halves, probes=probes, basis=basis, few=_in_few(probes, basis), mirror=mirror)
+    return _Axis(grays=grays, halves=halves, probes=probes, basis=basis, few=_in_few(probes, basis), mirror=mirror)
 
 
 def _in_few(rows: Floats, basis: Floats) -> Floats:
@@ -147,7 +147,7 @@ def _normalised(rows: Floats) -> Floats:
     return normalised
 
 
-def _search(way: _Way, indices: range) -> Iterator[Near]:
+def _search(way: _Axis, indices: range) -> Iterator[Near]:
     """The pictures whose middle lies somewhere in one of the pictures `indices`."""
     windows = [_windows(way.halves[index]) for index in indices]
     starts = np.cumsum([0, *map(len, windows)])
@@ -180,7 +180,7 @@ def _windows(half: Floats) -> Floats:
     return _normalised(windows.transpose(1, 0, 2).reshape(windows.shape[1], -1))
 
 
-def _measure(way: _Way, other: int, index: int, *, mirrored: bool, place: int) -> float:
+def _measure(way: _Axis, other: int, index: int, *, mirrored: bool, place: int) -> float:
     """The best correlation of `other` over `index`, with its middle at `place` (half size) or a little beside it."""
     moved, fixed, half = way.grays[other], way.grays[index], way.halves[other]
     start = _start(half)

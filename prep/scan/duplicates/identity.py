@@ -38,7 +38,7 @@ def identify(data: bytes, picture: Image.Image) -> tuple[Identity, Thumb]:
                     signature=signature_of(thumb)), thumb
 
 
-def pixels_of(picture: Image.Image) -> str:
+def pixel_digest(picture: Image.Image) -> str:
     """SHA-256 of the size and every pixel of `picture` (RGB)."""
     return digest_bytes(b"%dx%d " % picture.size + picture.tobytes())
 

@@ -51,7 +51,7 @@ PROVENANCE = {"host": "h"}
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every change is worth a new file, and everything was at rest for long."""
     monkeypatch.setattr(census, "WORTH", 1)
-    monkeypatch.setattr(stamps, "REST_NS", -(10**12))
+    monkeypatch.setattr(stamps, "SETTLE_NS", -(10**12))
 
 
 def put(cache: Cache, numbers: Any, task: int = 0, rejects: tuple[Reject, ...] = ()) -> Shard:
@@ -182,7 +182,7 @@ def harm_replace_commit(cache: Cache, digest: str) -> None:
     assert document is not None and document.shard is not None
     said = {"format": "latentry/commit", "version": 1, "task": task_of(1).key, "field": "latent", "shard": digest,
             "rows": 6, "bytes": document.shard.bytes + 1, "rejects": []}
-    atomic.write_whole(path, canonical(seal(said)))
+    atomic.write_atomic(path, canonical(seal(said)))
 
 
 HARMS = [harm_lose, harm_retire, harm_collect, harm_tear, harm_empty, harm_lose_file, harm_add_file, harm_link_file,
@@ -222,11 +222,11 @@ def test_forgotten_damage_is_forgotten(filled: Cache) -> None:
 
 def test_what_changed_just_now_is_not_remembered(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stamps younger than two seconds may hide a second change within one tick of the file system's clock."""
-    monkeypatch.setattr(stamps, "REST_NS", 3600 * 10**9)
+    monkeypatch.setattr(stamps, "SETTLE_NS", 3600 * 10**9)
     put(cache, range(3))
     load_ledger(cache, remember=True)
     assert not (cache.root / NAME).exists()
-    monkeypatch.setattr(stamps, "REST_NS", -(10**12))
+    monkeypatch.setattr(stamps, "SETTLE_NS", -(10**12))
     load_ledger(cache, remember=True)
     assert len(load_index(cache).commits) == len(load_index(cache).shards) == 1
 
@@ -265,7 +265,7 @@ def test_where_ctime_means_creation_commits_are_read_every_time(
     """A shard is named by its bytes; a commit could be replaced by another with the same stamp."""
     plain, read = load_plainly(filled), []
     commit = census.read_commit
-    monkeypatch.setattr(census, "ctime_is_change", lambda: False)
+    monkeypatch.setattr(census, "ctime_is_reliable", lambda: False)
     monkeypatch.setattr(census, "read_commit", lambda cache, task: read.append(task) or commit(cache, task))
     monkeypatch.setattr(census, "read_keys", lambda *_: pytest.fail("a shard was read"))
     assert same(load_ledger(filled), plain)
@@ -480,7 +480,7 @@ STEPS = st.sampled_from(["commit", "commit", "commit", "again", "reject", "lose"
 def test_after_any_history_the_ledger_is_the_one_without_the_file(history: list[tuple[str, int]], worth: int) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as scratch:
         patch.setattr(census, "WORTH", worth)
-        patch.setattr(stamps, "REST_NS", -(10**12))
+        patch.setattr(stamps, "SETTLE_NS", -(10**12))
         patch.setattr(atomic, "sync", lambda handle: handle.flush())
         patch.setattr(atomic, "sync_dir", lambda path: None)
         cache = open_cache(Path(scratch) / "cache", create=True)

@@ -15,7 +15,7 @@ from prep.cache import damage, store
 from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
 from prep.cache.ledger.columns import gather, packed
-from prep.cache.ledger.inventory import Census
+from prep.cache.ledger.inventory import Inventory
 from prep.cache.ledger.ledger import _ledger, forget_rejects, is_finished, load_ledger, write_commit
 from prep.cache.records import Reject, RowRef, Shard, Task
 from prep.cache.store import Cache
@@ -192,8 +192,8 @@ def test_resolve_agrees_with_the_rule_said_plainly(parts: list[list[int]], wante
         (place, np.array([bytes.fromhex(key) for key in part], "S32"), np.arange(len(part), dtype=np.int32))
         for place, part in enumerate(ordered)
     ]
-    made = _ledger(Census(commits=(), shards=tuple((shard, "latent") for shard in shards),
-                          counts=tuple(map(len, ordered)), columns=gather(columns)))
+    made = _ledger(Inventory(commits=(), shards=tuple((shard, "latent") for shard in shards),
+                             counts=tuple(map(len, ordered)), columns=gather(columns)))
     keys = {names[number] for number in wanted}
     expected = {}
     for key in keys:

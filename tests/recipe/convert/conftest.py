@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from prep.formatting import safe
+from prep.formatting import printable
 from prep.recipe.convert.detect import convert
-from prep.recipe.write import recipe_text
+from prep.recipe.write import render_recipe
 
 PLACES = ("photos/sub", "more", "masks", "reg")
 
@@ -24,9 +24,9 @@ def convert_text(tmp_path, monkeypatch):
     def go(text: str, name: str = "theirs"):
         (tmp_path / name).write_text(text, encoding="utf-8")
         found = convert(tmp_path / name)
-        spelled = recipe_text(found.recipe, base=tmp_path, remarks=found.remarks)
+        spelled = render_recipe(found.recipe, base=tmp_path, remarks=found.remarks)
         comments = "".join(line.strip("# ") for line in spelled.splitlines()).replace(" ", "")
-        lost = [one.text for one in found.notes if safe(one.text).replace(" ", "") not in comments]
+        lost = [one.text for one in found.notes if printable(one.text).replace(" ", "") not in comments]
         assert not lost, "every note stands in the recipe"
         return found
 

@@ -6,9 +6,9 @@ import pytest
 from told import said
 
 from prep.buckets.sizes import step_buckets
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError
-from prep.recipe.schema import ImageChoice, Source
+from prep.recipe.schema import ImageOptions, Source
 
 WHOLE = """
 [general]
@@ -41,12 +41,12 @@ def test_a_whole_file(convert_text, tmp_path):
     found = convert_text(WHOLE)
     assert found.recipe.sources == (
         Source(path=tmp_path / "photos", repeats=3, exclude=("*/*",), mask=tmp_path / "masks",
-               caption=CaptionChoice(missing="constant", constant="ohwx dog", lines="first", shuffle=True,
-                                     keep_tokens=2, keep_separator="")),
+               caption=CaptionOptions(missing="constant", constant="ohwx dog", lines="first", shuffle=True,
+                                      keep_tokens=2, keep_separator="")),
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",),
-               caption=CaptionChoice(lines="first", keep_tokens=1, keep_separator="")))
-    assert found.recipe.caption == CaptionChoice(lines="first", keep_separator=""), "what they share"
-    assert found.recipe.image == ImageChoice(resolution=768, step=64, shortest=320, longest=1280, upscale="allow")
+               caption=CaptionOptions(lines="first", keep_tokens=1, keep_separator="")))
+    assert found.recipe.caption == CaptionOptions(lines="first", keep_separator=""), "what they share"
+    assert found.recipe.image == ImageOptions(resolution=768, step=64, shortest=320, longest=1280, upscale="allow")
     assert set(said(found)) == {"datasets[0].batch_size", "general.shuffle_caption",
                                 "datasets[0].subsets[0].conditioning_data_dir"}
 
@@ -65,8 +65,8 @@ def test_what_all_subsets_share_stands_once(convert_text, tmp_path):
     """)
     assert found.recipe.sources == (Source(path=tmp_path / "photos", exclude=("*/*",)),
                                     Source(path=tmp_path / "more", exclude=("*/*",)))
-    assert found.recipe.mask == "alpha" and found.recipe.caption == CaptionChoice(wildcards=True, keep_separator="")
-    assert found.recipe.image == ImageChoice(resolution=640, buckets="single", upscale="allow")
+    assert found.recipe.mask == "alpha" and found.recipe.caption == CaptionOptions(wildcards=True, keep_separator="")
+    assert found.recipe.image == ImageOptions(resolution=640, buckets="single", upscale="allow")
 
 
 def test_buckets_are_those_of_its_defaults(convert_text):
@@ -80,8 +80,8 @@ def test_pictures_of_a_metadata_file(convert_text, tmp_path):
     found = convert_text("[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'photos'\n"
                          "metadata_file = 'meta.json'\ncaption_prefix = 'art of'\ncaption_tag_dropout_rate = 0.1")
     assert found.recipe.sources == (Source(path=tmp_path / "photos", table=tmp_path / "meta.json"),)
-    assert found.recipe.caption == CaptionChoice(missing="reject", lines="first", dropout=0.1, keep_separator="",
-                                                 prefix="art of")
+    assert found.recipe.caption == CaptionOptions(missing="reject", lines="first", dropout=0.1, keep_separator="",
+                                                  prefix="art of")
     assert "shuffles its tags" in said(found)["datasets[0].subsets[0].caption_prefix"]
 
 
@@ -114,8 +114,8 @@ def test_cuts_and_mirror_images(convert_text):
 
 def test_one_size_that_is_no_square(convert_text):
     found = convert_text("[[datasets]]\nresolution = [768, 1040]\n[[datasets.subsets]]\nimage_dir = 'photos'")
-    assert found.recipe.image == ImageChoice(resolution=893, buckets="list", sizes=("768x1040",), step=16,
-                                             upscale="allow")
+    assert found.recipe.image == ImageOptions(resolution=893, buckets="list", sizes=("768x1040",), step=16,
+                                              upscale="allow")
     found = convert_text("[[datasets]]\nresolution = [768, 1024]\nenable_bucket = true\n"
                          "[[datasets.subsets]]\nimage_dir = 'photos'")
     assert found.recipe.image.resolution == 886 and "the square of one number" in said(found)["datasets[0].resolution"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from told import said
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
-from prep.recipe.schema import ImageChoice, Source
+from prep.recipe.schema import ImageOptions, Source
 
 # The settings of a concept that does nothing special, as far as they are not off.
 PLAIN = {"path": "photos", "include_subdirectories": True, "text": {"keep_tags_count": 0},
@@ -28,13 +28,13 @@ def test_a_whole_file(convert_json, tmp_path):
         {"name": "others", "path": "reg", "type": "PRIOR_PREDICTION"},
         {"name": "not now", "path": "masks", "enabled": False},
     ])
-    tags = CaptionChoice(variants=4, shuffle=True, dropout=0.1, separator=";", keep_tokens=2, keep_separator="")
-    other = CaptionChoice(keep_tokens=1, keep_separator="")
+    tags = CaptionOptions(variants=4, shuffle=True, dropout=0.1, separator=";", keep_tokens=2, keep_separator="")
+    other = CaptionOptions(keep_tokens=1, keep_separator="")
     assert found.recipe.sources == (
         Source(path=tmp_path / "photos", repeats=3, weight=0.5, caption=tags),
         Source(path=tmp_path / "more", role="validation", exclude=("*/*",), caption=other),
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",), caption=other))
-    assert found.recipe.image == ImageChoice(buckets="ratio", upscale="allow", crop="random", flip="both"), (
+    assert found.recipe.image == ImageOptions(buckets="ratio", upscale="allow", crop="random", flip="both"), (
         "both are on where a concept does not say")
     assert said(found)["concepts[3].enabled"] == "left out: concept 'not now'"
     assert {"resolution", "masked_training"} <= set(said(found)), "what the main configuration says is asked for"

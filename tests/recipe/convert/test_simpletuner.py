@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from told import said
 
-from prep.captions.options import CaptionChoice
+from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError
-from prep.recipe.schema import ImageChoice, Source
+from prep.recipe.schema import ImageOptions, Source
 
 PLAIN = {"id": "a", "type": "local", "instance_data_dir": "photos", "caption_strategy": "textfile", "resolution": 768}
 
@@ -33,12 +33,12 @@ def test_a_whole_file(convert_json, tmp_path):
         {"id": "bucket", "type": "aws", "instance_data_dir": "", "aws_secret_access_key": "do not tell"},
         {"id": "films", "type": "local", "dataset_type": "video", "instance_data_dir": "films"},
     ])
-    tags = CaptionChoice(shuffle=True, variants=3, separator=".", keep_tokens=1, prefix="ohwx", keep_separator="")
+    tags = CaptionOptions(shuffle=True, variants=3, separator=".", keep_tokens=1, prefix="ohwx", keep_separator="")
     assert found.recipe.sources == (
         Source(path=tmp_path / "photos", repeats=3, mask=tmp_path / "masks", caption=tags),
         Source(path=tmp_path / "more", role="validation"))
-    assert found.recipe.caption == CaptionChoice(keep_separator="")
-    assert found.recipe.image == ImageChoice(resolution=768, buckets="single", upscale="allow")
+    assert found.recipe.caption == CaptionOptions(keep_separator="")
+    assert found.recipe.image == ImageOptions(resolution=768, buckets="single", upscale="allow")
     assert set(said(found)) == {"backends[0].cache_dir_vae", *(f"backends[{number}]" for number in (1, 3, 4, 5, 6))}
     assert "do not tell" not in str(found)
     assert said(found)["backends[5]"] == "left out: its type is aws, expected local; fetch the pictures first"
@@ -95,17 +95,17 @@ def test_every_key_inside_a_key_does_so_too(convert_json, part, key, value):
 
 def test_sizes(convert_json):
     area = convert_json([backend(resolution=1.05, resolution_type="area")])
-    assert area.recipe.image == ImageChoice(resolution=1024, upscale="allow")
+    assert area.recipe.image == ImageOptions(resolution=1024, upscale="allow")
     assert "is 1024" in said(area)["backends[0].resolution"]
     side = convert_json([backend(resolution=1024, resolution_type="pixel", minimum_image_size=512)])
-    assert side.recipe.image == ImageChoice(resolution=1024, upscale="allow", min_side=512)
+    assert side.recipe.image == ImageOptions(resolution=1024, upscale="allow", min_side=512)
     assert convert_json([{"id": "a", "instance_data_dir": "photos"}]).recipe.image.resolution == 1024
 
 
 def test_cuts(convert_json):
     found = convert_json([backend(crop=True, crop_aspect="closest", crop_aspect_buckets=[1.0, 0.75, 2],
                                   crop_style="random")])
-    assert found.recipe.image == ImageChoice(
+    assert found.recipe.image == ImageOptions(
         resolution=768, buckets="list", sizes=("1088x512", "640x896", "768x768"), upscale="allow", crop="random",
         views=4)
     assert set(said(found)) == {"backends[0].crop_style"}
@@ -120,10 +120,10 @@ def test_enlarging(convert_json, threshold, upscale):
 
 def test_captions(convert_json):
     only = convert_json([backend(caption_strategy="instanceprompt", instance_prompt="a dog")])
-    assert only.recipe.caption == CaptionChoice(missing="constant", constant="a dog", keep_separator="")
+    assert only.recipe.caption == CaptionOptions(missing="constant", constant="a dog", keep_separator="")
     assert "used all the same" in said(only)["backends[0].caption_strategy"]
     joined = convert_json([backend(disable_multiline_split=True, caption_shuffle={"enable": True, "count": 2})])
-    assert joined.recipe.caption == CaptionChoice(lines="join", shuffle=True, variants=3, keep_separator="")
+    assert joined.recipe.caption == CaptionOptions(lines="join", shuffle=True, variants=3, keep_separator="")
 
 
 def test_a_parquet_table(convert_json, tmp_path):

@@ -188,10 +188,10 @@ def test_a_run_that_another_program_is_in_is_left_alone(train, make):
     from train.check import check
     from train.config.load import load_config
     from train.runs.directory import lock_run
-    from train.setup import Asked
+    from train.setup import RunRequest
 
     made = make()
-    setup = check(Asked(manifest=made.path), load_config(None, {})).setup
+    setup = check(RunRequest(manifest=made.path), load_config(None, {})).setup
     with lock_run(made.root / "run", setup):
         result = run(train, made)
     assert result.code == 5 and "another program is training in" in result.err
@@ -209,7 +209,7 @@ def test_a_directory_that_cannot_be_made_is_the_paths_matter(train, make, monkey
     elif what == "dangling":
         place.symlink_to(made.root / "nowhere" / "at" / "all")
     else:
-        monkeypatch.setattr("train.runs.directory.write_whole", refuse)
+        monkeypatch.setattr("train.runs.directory.write_atomic", refuse)
     result = train("run", made.path, "-o", place if what == "dangling" else place / "run", *SMALL)
     assert result.code == 5 and result.err.startswith("error: ") and "Traceback" not in result.err
 

@@ -102,10 +102,10 @@ def test_a_file_that_lacks_a_tensor_is_said(make, setup_of, tmp_path):
     """A checkpoint of another model, or one that was edited."""
     from safetensors.torch import load_file, save_file
 
-    from train.state import begin, put_weights
+    from train.state import create_state, put_weights
 
     setup = setup_of(make(), lora={"rank": 2})
-    parameters = begin(setup, torch.device("cpu")).denoiser.parameters
+    parameters = create_state(setup, torch.device("cpu")).denoiser.parameters
     values = lora.pack(parameters, setup.config.lora)
     save_file(values, tmp_path / "w.safetensors")
     put_weights(parameters, setup, tmp_path / "w.safetensors")

@@ -10,8 +10,8 @@ from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.rows import Rows
 from train.loop import _gather
-from train.objectives.forward import answer, latents_of, share
-from train.state import begin
+from train.objectives.forward import forward, latents_of, loss_sums
+from train.state import create_state
 
 CPU = torch.device("cpu")
 
@@ -21,14 +21,14 @@ def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, pr
     """diffusers' scheduler, `F.mse_loss`, the same noise and timesteps: float32, 1e-5."""
     made = make(prediction=prediction)
     setup = setup_of(made, batch_size=3)
-    trainee = begin(setup, CPU)
+    trainee = create_state(setup, CPU)
     scheduler = DDPMScheduler.from_pretrained(tiny_model / "scheduler", prediction_type=prediction)
     unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
     requests = draws.training(setup.index, setup.plan, 0, 3, dropout=0.0, timesteps=1000)
     with batches(Rows(setup.index), requests, masked=False, pinned=False) as feed, torch.no_grad():
         for batch in feed:
-            ours = share(answer(trainee.denoiser, batch, latents_of(made.manifest), setup.config.loss),
-                         setup.config.loss)
+            ours = loss_sums(forward(trainee.denoiser, batch, latents_of(made.manifest), setup.config.loss),
+                             setup.config.loss)
             latent = (torch.stack([torch.from_numpy(made.latents[made.samples[shot.sample].views[0].latent])
                                    for shot in batch.shots]) - 0.125) * 0.5
             text = torch.stack([torch.from_numpy(made.texts[made.samples[shot.sample].texts[0].key])
@@ -42,14 +42,14 @@ def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, pr
 
 def gradients(setup, shots, cut, settings):
     """Gradients of one step of `shots`, cut into micro-batches of `cut`."""
-    trainee, denoiser = begin(setup, CPU), None
+    trainee, denoiser = create_state(setup, CPU), None
     denoiser = trainee.denoiser
     with torch.no_grad():
         for name, value in denoiser.parameters.items():  # lora_B is 0 at first, and lora_A then has no gradient
             if "lora_B" in name:
                 value.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
     parts = [shots[start : start + cut] for start in range(0, len(shots), cut)]
-    requests = (draws.Request(bucket=0, shots=tuple(part), last=number == len(parts) - 1)
+    requests = (draws.BatchRequest(bucket=0, shots=tuple(part), last=number == len(parts) - 1)
                 for number, part in enumerate(parts))
     with batches(Rows(setup.index), requests, masked=settings["masked"], pinned=False) as feed:
         gathered = _gather(trainee, setup, feed)

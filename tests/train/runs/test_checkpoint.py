@@ -27,7 +27,7 @@ def parts():
 
 def test_what_is_saved_comes_back(tmp_path):
     folder = checkpoint.save(tmp_path, state(7), parts(), keep=0)
-    assert folder.name == "step-000007" and checkpoint.found(tmp_path) == [folder]
+    assert folder.name == "step-000007" and checkpoint.list_checkpoints(tmp_path) == [folder]
     assert checkpoint.read_state(folder) == state(7)
     assert torch.equal(checkpoint.read_tensors(folder / "a.safetensors")["x"], torch.arange(3.0))
     assert (folder / "unet" / "config.json").read_bytes() == b"{}"
@@ -36,7 +36,7 @@ def test_what_is_saved_comes_back(tmp_path):
 def test_only_the_newest_are_kept_and_steps_are_ordered_as_numbers(tmp_path):
     for step in (999_999, 1_000_000, 1_000_001):
         checkpoint.save(tmp_path, state(step), parts(), keep=2)
-    assert [folder.name for folder in checkpoint.found(tmp_path)] == ["step-1000000", "step-1000001"]
+    assert [folder.name for folder in checkpoint.list_checkpoints(tmp_path)] == ["step-1000000", "step-1000001"]
 
 
 @pytest.mark.parametrize("primitive", ["sync", "rename", "sync_dir", "write"])
@@ -52,19 +52,19 @@ def test_a_crash_leaves_the_old_checkpoint_and_no_half_new_one(tmp_path, monkeyp
     with pytest.raises(OSError, match="no power"):
         checkpoint.save(tmp_path, state(2), parts(), keep=0)
     monkeypatch.setattr(atomic, primitive, real)
-    assert calls and checkpoint.found(tmp_path) in ([old], [old, old.with_name("step-000002")])
-    for folder in checkpoint.found(tmp_path):
+    assert calls and checkpoint.list_checkpoints(tmp_path) in ([old], [old, old.with_name("step-000002")])
+    for folder in checkpoint.list_checkpoints(tmp_path):
         checkpoint.read_state(folder)
         assert len(checkpoint.read_tensors(folder / "a.safetensors")) == 1
 
 
 def test_what_a_crash_left_is_swept_away(tmp_path):
     whole = checkpoint.save(tmp_path, state(1), parts(), keep=0)
-    left = atomic.beside(whole)
+    left = atomic.temporary_name(whole)
     left.mkdir()
     (left / "state.json").write_text("{}")
-    assert checkpoint.found(tmp_path) == [whole]
-    checkpoint.sweep(tmp_path)
+    assert checkpoint.list_checkpoints(tmp_path) == [whole]
+    checkpoint.remove_partial(tmp_path)
     assert list((tmp_path / "checkpoints").iterdir()) == [whole]
 
 
@@ -88,9 +88,9 @@ def test_damaged_tensors_are_said(tmp_path):
 
 def test_tensors_that_do_not_fit_are_said(tmp_path):
     with pytest.raises(CacheError, match=r"'x' is missing in .*f, expected shape \[2\]"):
-        checkpoint.put_back({"x": torch.zeros(2)}, {}, tmp_path / "f")
+        checkpoint.copy_into({"x": torch.zeros(2)}, {}, tmp_path / "f")
     with pytest.raises(CacheError, match=r"'x' has shape \[3\] in .*f, expected shape \[2\]"):
-        checkpoint.put_back({"x": torch.zeros(2)}, {"x": torch.zeros(3)}, tmp_path / "f")
+        checkpoint.copy_into({"x": torch.zeros(2)}, {"x": torch.zeros(3)}, tmp_path / "f")
 
 
 def same(old, **new):
@@ -134,9 +134,9 @@ def test_a_damaged_file_of_a_full_fine_tune_names_the_whole_checkpoint(tmp_path)
 def test_half_written_pictures_and_results_are_swept_away_too(tmp_path):
     (tmp_path / "samples").mkdir()
     for path in (tmp_path / "lora.safetensors", tmp_path / "samples" / "step-000001.png"):
-        atomic.beside(path).write_bytes(b"half")
-    atomic.beside(tmp_path / "unet").mkdir()
+        atomic.temporary_name(path).write_bytes(b"half")
+    atomic.temporary_name(tmp_path / "unet").mkdir()
     (tmp_path / "samples" / "step-000000.png").write_bytes(b"whole")
-    checkpoint.sweep(tmp_path)
+    checkpoint.remove_partial(tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["step-000000.png"]
     assert not list(tmp_path.glob(".*"))

@@ -14,7 +14,7 @@ from train.runs import checkpoint
 from train.runs import directory as rundir
 from train.runs.checkpoint import State
 from train.runs.directory import claim_run, lock_run, read_run
-from train.setup import Asked
+from train.setup import RunRequest
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def claim(make, setup_of):
 
     def go(folder, *, resume=False, model=None, **settings):
         setup = setup_of(made, **settings)
-        claim_run(folder, setup, Asked(manifest=made.path, model=model), resume=resume)
+        claim_run(folder, setup, RunRequest(manifest=made.path, model=model), resume=resume)
         return setup
 
     return made, go

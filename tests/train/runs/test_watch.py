@@ -7,7 +7,7 @@ import io
 import pytest
 
 from train.runs import watch
-from train.runs.watch import Progress, line, watching
+from train.runs.watch import RunDisplay, line, watching
 
 START = {"event": "start", "step": 0, "steps": 10, "steps_per_epoch": 5, "device": "cpu", "parameters": 7}
 
@@ -19,7 +19,7 @@ def step(number, loss=1.0):
 def test_progress_smooths_the_loss_and_guesses_the_end(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
-    progress = Progress()
+    progress = RunDisplay()
     progress.take(START)
     assert progress.left() == "?"
     now[0] = 200.0
@@ -34,7 +34,7 @@ def test_progress_smooths_the_loss_and_guesses_the_end(monkeypatch):
 
 
 def test_a_loss_that_is_no_number_is_passed_over():
-    progress = Progress()
+    progress = RunDisplay()
     progress.take(step(1, None))
     assert progress.cells()["loss"] == "-"
 
@@ -51,7 +51,7 @@ def test_a_loss_that_is_no_number_is_passed_over():
     (step(1), None),
 ])
 def test_every_event_has_its_line(event, said):
-    assert line(Progress(), event) == said
+    assert line(RunDisplay(), event) == said
 
 
 def test_where_there_is_no_terminal_steps_come_every_ten_seconds(capsys, monkeypatch):
