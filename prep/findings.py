@@ -48,26 +48,26 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "decoder-hung": ("error", "decoding takes longer than any picture should", "save it again, or remove it"),
     "decoder-crashed": ("error", "the decoder crashes on it, or takes all memory", "save it again, or remove it"),
     "too-many-pixels": ("error", "more pixels than can be decoded safely", "make it smaller"),
-    "odd-colours": ("error", "a colour mode or range that has no one meaning", "save it as 8-bit RGB"),
+    "odd-colours": ("error", "a color mode or range that has no one meaning", "save it as 8-bit RGB"),
     # pictures that can
     "bad-checksum": ("warning", "a stored checksum does not match", "save it again, or fetch it again"),
     "missing-eoi": ("warning", "JPEG without its end marker", "fetch it again, if you can"),
     "trailing-data": ("info", "bytes after the picture's end", "nothing"),
     "metadata-bomb": ("info", "a comment of absurd size, ignored", "nothing"),
     "many-pixels": ("warning", "unusually many pixels", "make it smaller; decoding takes much memory"),
-    "not-rgb": ("info", "CMYK colours, converted", "nothing; compare the colours if they matter"),
+    "not-rgb": ("info", "CMYK colors, converted", "nothing; compare the colors if they matter"),
     "high-bit-depth": ("info", "more than 8 bits per channel, reduced", "nothing"),
     "low-bit-depth": ("info", "fewer than 8 bits per channel", "nothing"),
-    "palette": ("info", "a palette of at most 256 colours", "nothing"),
-    "grayscale": ("info", "no colours", "nothing, when that is meant"),
-    "has-alpha": ("warning", "transparency, flattened onto a colour", "choose the colour: [image] alpha"),
+    "palette": ("info", "a palette of at most 256 colors", "nothing"),
+    "grayscale": ("info", "no colors", "nothing, when that is meant"),
+    "has-alpha": ("warning", "transparency, flattened onto a color", "choose the color: [image] alpha"),
     "fully-transparent": ("warning", "transparent everywhere", "remove it"),
     "blank": ("warning", "all pixels are the same", "remove it"),
     "animated": ("warning", "several frames, the first is used", "nothing, or save the frame you want"),
     "multi-page": ("warning", "several pages, the first is used", "nothing, or save the page you want"),
     "exif-invalid": ("info", "invalid EXIF, taken as upright", "look whether the picture stands upright"),
-    "non-srgb-profile": ("info", "another colour space, converted to sRGB", "nothing"),
-    "invalid-profile": ("warning", "an unusable colour profile, taken as sRGB", "compare the colours if they matter"),
+    "non-srgb-profile": ("info", "another color space, converted to sRGB", "nothing"),
+    "invalid-profile": ("warning", "an unusable color profile, taken as sRGB", "compare the colors if they matter"),
     "too-small": ("warning", "below any usable resolution", "remove it"),
     "extreme-aspect": ("warning", "longer than any bucket", "crop it"),
     # copies
@@ -99,7 +99,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "mask-empty": ("warning", "mask is black everywhere: nothing is trained", "paint it, or remove the picture"),
     "mask-full": ("info", "mask is white everywhere", "nothing; it is the same as none"),
     "mask-inverted": ("warning", "mask is white around a black middle", "invert it, when that is not meant"),
-    "mask-not-gray": ("warning", "mask has colours or transparency", "save it as gray"),
+    "mask-not-gray": ("warning", "mask has colors or transparency", "save it as gray"),
     "orphan-mask": ("warning", "mask without a picture", "remove it, or look for its picture"),
     "masks-unused": ("info", "masks lie beside the pictures and are not asked for", "--mask sidecar"),
     # said by bucketing and encoding, not by a scan
@@ -149,9 +149,9 @@ class ScanOptions:
     severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
 
 
-def finding(path: str, code: str, detail: str, *, fatal: bool = False) -> Finding:
-    """A finding as severe as its code is; `fatal` makes it an error."""
-    return Finding(path=path, code=code, severity="error" if fatal else CODES[code][0], detail=detail)
+def finding(path: str, code: str, detail: str, *, as_error: bool = False) -> Finding:
+    """A finding as severe as its code is; `as_error` makes it an error."""
+    return Finding(path=path, code=code, severity="error" if as_error else CODES[code][0], detail=detail)
 
 
 def parse_code(value: Any, where: str) -> str:

@@ -36,12 +36,12 @@ class LatentKeys:
     def key(self, picture: str, placement: Placement, alpha: RGB | None) -> str:
         """The key of the latent of the picture with digest `picture` at `placement`.
 
-        `alpha` is the colour that its transparency is flattened onto, however it was spelled; `None` for an opaque
+        `alpha` is the color that its transparency is flattened onto, however it was spelled; `None` for an opaque
         picture.
         """
-        colour = "null" if alpha is None else integers(alpha)
+        color = "null" if alpha is None else integers(alpha)
         first, second, third, last = self._parts
-        return digest_spelled(f"{first}{colour}{second}{string(picture)}{third}{_spell(placement)}{last}")
+        return digest_spelled(f"{first}{color}{second}{string(picture)}{third}{_spell(placement)}{last}")
 
 
 class MaskKeys:

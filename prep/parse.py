@@ -48,12 +48,12 @@ def brief(value: Any) -> str:
 BRIEF = 80  # characters
 
 
-def colour_of(text: str, where: str = "colour", *, also: tuple[str, ...] = ()) -> RGB:
-    """(red, green, blue) of `#rrggbb` or a name in `COLOURS`; `also` is what else a message may offer."""
-    if text in COLOURS:
-        return COLOURS[text]
+def color_of(text: str, where: str = "color", *, also: tuple[str, ...] = ()) -> RGB:
+    """(red, green, blue) of `#rrggbb` or a name in `COLORS`; `also` is what else a message may offer."""
+    if text in COLORS:
+        return COLORS[text]
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", text):
-        raise Unparsed(f"{where} is {text!r}, expected #rrggbb, {', '.join((*COLOURS, *also))}")
+        raise Unparsed(f"{where} is {text!r}, expected #rrggbb, {', '.join((*COLORS, *also))}")
     return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
@@ -74,7 +74,7 @@ def rgb_of(value: Any, where: str) -> RGB:
 
 
 RGB = tuple[int, int, int]
-COLOURS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128), "grey": (128, 128, 128)}
+COLORS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128), "grey": (128, 128, 128)}
 
 
 def within(value: float, low: float, high: float, where: str) -> None:

@@ -12,8 +12,6 @@ from prep.loader.index import Index
 from prep.manifest.document import Manifest
 from train.config.schema import Config
 
-PATIENCE = 30.0  # seconds that prep gc may take to leave the cache
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:

@@ -10,6 +10,7 @@ from prep.digest import HOLE, digest_spelled, json_template, string
 from prep.errors import ConfigError
 
 Role = Literal["train", "validation", "prior"]
+ROLES: tuple[Role, ...] = ("train", "validation", "prior")
 MEANING = 1  # raised when the same key would give another draw
 
 

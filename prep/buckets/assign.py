@@ -130,9 +130,9 @@ def _priced(merges: Iterable[Merge], members: Mapping[tuple[Size | None, Size], 
 
 def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:
     """The bucket for a picture of `size`, or None where it is too small for any."""
-    if min(size) < rules.least:
+    if min(size) < rules.min_picture_side:
         return None
-    reach, best = rules.reach(size), nearest(size, buckets)
+    reach, best = rules.max_bucket(size), nearest(size, buckets)
     if reach is None or not enlarges(reach, best):
         return best
     if rules.upscale == "reject":
@@ -148,7 +148,7 @@ def own_bucket(size: Size, rules: Rules, reach: Size) -> Size | None:
 
     Sweeps like `step_buckets`, but every side ends at that of `reach`; of those sizes the nearest in aspect ratio.
     """
-    step, area, (_, longest) = rules.step, rules.resolution * rules.resolution, rules.ends
+    step, area, (_, longest) = rules.step, rules.resolution * rules.resolution, rules.side_range
     wide, high = (min(side, longest) // step * step for side in reach)
     swept = [(width, min(high, area // width // step * step)) for width in range(step, wide + 1, step)]
     swept += [(min(wide, area // height // step * step), height) for height in range(step, high + 1, step)]
@@ -169,7 +169,7 @@ def merge_small(members: dict[Size, Group], rules: Rules) -> tuple[dict[Size, Si
         bucket = min(small, key=lambda one: (left[one][0], one))
         count, least = left[bucket]
         targets = [one for one in left if one != bucket and 2 * one[0] * one[1] >= bucket[0] * bucket[1]
-                   and ((reach := rules.reach(least)) is None or not enlarges(reach, one))]
+                   and ((reach := rules.max_bucket(least)) is None or not enlarges(reach, one))]
         if not targets:
             stuck.add(bucket)
             continue
@@ -187,8 +187,8 @@ def _crowd(one: Group, other: Group) -> Group:
 def _too_small(name: str, size: Size, rules: Rules) -> Finding:
     """The finding for a picture that no bucket takes."""
     seen = f"picture is {size[0]}x{size[1]}"
-    if min(size) < rules.least:
-        detail = f"{seen}, expected at least {rules.least} pixels on the short side"
+    if min(size) < rules.min_picture_side:
+        detail = f"{seen}, expected at least {rules.min_picture_side} pixels on the short side"
     else:
         more = f" by more than {float(rules.upscale):g}" if isinstance(rules.upscale, Fraction) else ""
         detail = f"{seen}, expected one that needs no enlarging{more} for a bucket of kind '{rules.kind}'"

@@ -41,17 +41,17 @@ class Rules:
     sizes: tuple[Size, ...] = ()  # of kind `list`
 
     @property
-    def ends(self) -> tuple[int, int]:
+    def side_range(self) -> tuple[int, int]:
         """Shortest and longest side of buckets, defaults filled in."""
         shortest, longest = default_ends(self.resolution, self.step)
         return self.shortest or shortest, self.longest or longest
 
     @property
-    def least(self) -> int:
+    def min_picture_side(self) -> int:
         """Shortest side a picture may have, the default filled in."""
         return self.min_side or self.step
 
-    def reach(self, size: Size) -> Size | None:
+    def max_bucket(self, size: Size) -> Size | None:
         """The greatest sides that a bucket may have for a picture of `size`; `None`: any."""
         if self.upscale == "allow":
             return None
@@ -64,7 +64,7 @@ def buckets_of(rules: Rules) -> tuple[Size, ...]:
     """The buckets that `rules` offer, sorted. Raises `ConfigError`."""
     _check(rules)
     makers: Mapping[Kind, Callable[[], Iterable[Size]]] = {
-        "step": lambda: step_buckets(rules.resolution, rules.step, *rules.ends),
+        "step": lambda: step_buckets(rules.resolution, rules.step, *rules.side_range),
         "ratio": lambda: ratio_buckets(rules.resolution, rules.step),
         "sdxl-40": sdxl_buckets,
         "list": lambda: rules.sizes,
@@ -138,7 +138,7 @@ def _check(rules: Rules) -> None:
             raise ConfigError(f"image.{name} is {getattr(rules, name)}, expected 0 (the default) or more")
     if rules.resolution < rules.step:
         raise ConfigError(f"image.resolution is {rules.resolution}, expected at least the step, {rules.step}")
-    shortest, longest = rules.ends
+    shortest, longest = rules.side_range
     if rules.kind == "step" and (shortest % rules.step or shortest > longest):
         wanted = f"expected a multiple of {rules.step} up to the longest side, {longest}"
         raise ConfigError(f"image.shortest is {shortest}, {wanted}")

@@ -34,7 +34,7 @@ class Damage:
     array: str | None  # None: the whole shard
     row: int | None  # None: the whole shard; with an array, its shard index, which costs no row
     what: str
-    passing: bool = False  # it could not be read just now, perhaps for lack of rights: nothing that is remembered
+    transient: bool = False  # it could not be read just now, perhaps for lack of rights: nothing that is remembered
 
 
 def record(cache: Cache, found: Iterable[Damage]) -> None:

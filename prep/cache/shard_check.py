@@ -50,7 +50,7 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
             return [whole_shard(digest, NOT_THERE)]
         if is_transient(error) or isinstance(error,
                                              FileNotFoundError):  # a file that goes while we look: gc, or a repair
-            return [replace(whole_shard(digest, f"cannot be read: {error}"), passing=True)]
+            return [replace(whole_shard(digest, f"cannot be read: {error}"), transient=True)]
         found = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
     with contextlib.suppress(OSError):
         damage.replace(cache, digest, found)
@@ -70,7 +70,7 @@ def quick_check(cache: Cache, digest: str) -> list[Damage]:
             check_index(root / shard_format.data_path(spec), spec, header.rows)
     except (CacheError, OSError, Unparsed) as error:
         found = whole_shard(digest, str(error) if root.is_dir() else NOT_THERE)
-        return [replace(found, passing=is_transient(error) or is_transient(error.__context__))]
+        return [replace(found, transient=is_transient(error) or is_transient(error.__context__))]
     return []
 
 

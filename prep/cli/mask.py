@@ -21,7 +21,7 @@ def mask(
     source: opt.SourceArg,
     method: Annotated[str, typer.Option("--with", help="alpha, color, threshold, clipseg, segment or rembg")],
     output: Annotated[Path, typer.Option("-o", "--output", help="directory for the masks, apart from the pictures")],
-    colour: Annotated[str, typer.Option("--color", help="background colour of --with color")] = "white",
+    color: Annotated[str, typer.Option("--color", help="background color of --with color")] = "white",
     tolerance: Annotated[int, typer.Option(help="how far a channel may be from it, 0 to 255", min=0, max=255)] = 16,
     threshold: Annotated[float | None, typer.Option(help="part of white, 0 to 1, from which a pixel trains")] = None,
     invert: Annotated[bool, typer.Option("--invert", help="train what would not be trained")] = False,
@@ -49,7 +49,7 @@ def mask(
     from prep.report.pages.frame import check_page_file
 
     quiet_pillow()
-    choice = MaskOptions(method=method, colour=colour, tolerance=tolerance,  # type: ignore[arg-type]  # checked there
+    choice = MaskOptions(method=method, color=color, tolerance=tolerance,  # type: ignore[arg-type]  # checked there
                          threshold=threshold, invert=invert, smooth=smooth, expand=expand, prompts=tuple(prompt or ()),
                          labels=tuple(label or ()), combine=combine,  # type: ignore[arg-type]  # as above
                          naming=naming, force=force)  # type: ignore[arg-type]  # as above

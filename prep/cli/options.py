@@ -31,7 +31,7 @@ Upscale = Annotated[str | None, typer.Option(
 Crop = Annotated[str | None, typer.Option(help="where the bucket is cut out: centre, random or focus (of the mask)")]
 Views = Annotated[int | None, typer.Option(help="cuts of a picture, with --crop random")]
 Flip = Annotated[str | None, typer.Option(help="mirrored pictures: none, both (as they are, and mirrored) or always")]
-Alpha = Annotated[str | None, typer.Option(help="colour that transparency is flattened onto, or 'reject'")]
+Alpha = Annotated[str | None, typer.Option(help="color that transparency is flattened onto, or 'reject'")]
 MissingCaption = Annotated[str | None, typer.Option(help="stop, reject, empty, filename or constant")]
 Mask = Annotated[str | None, typer.Option(help="none, sidecar, alpha, or a directory of masks")]
 Validation = Annotated[float | None, typer.Option(help="fraction of the pictures that is kept for validation")]

@@ -65,16 +65,16 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Memo, jobs: int) -> 
     waiting: deque[KnownItem | Finding | Future[KnownItem | Finding]] = deque()
     called = fact_kinds()
 
-    def recall(blob: Blob, kind: str) -> Fact | None:
-        return facts.recall(blob, called[kind])
+    def get(blob: Blob, kind: str) -> Fact | None:
+        return facts.get(blob, called[kind])
 
     def read(blob: Blob, kind: str) -> Fact | None:
-        return facts.of(blob, called[kind], READERS[kind])
+        return facts.get_or_read(blob, called[kind], READERS[kind])
 
     pool = ThreadPoolExecutor(jobs)
     try:
         for item in items:
-            known = _ingest_item(item, recipe, recall)
+            known = _ingest_item(item, recipe, get)
             waiting.append(pool.submit(_read_item, item, recipe, read) if known is None else known)
             while waiting and (not isinstance(one := waiting[0], Future) or one.done()):
                 waiting.popleft()

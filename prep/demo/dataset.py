@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prep.demo.drawing import as_file, draw_picture
-from prep.demo.vocabulary import COLOURS, GROUNDS, LEFT_OUT, SHAPES, caption
+from prep.demo.vocabulary import COLORS, GROUNDS, LEFT_OUT, SHAPES, caption
 
 # Five buckets of 16 pixels a step at resolution 96; the last two are small on purpose.
 _SIZES = ((128, 128), (100, 140), (140, 100), (96, 96), (168, 120), (120, 168), (160, 80), (72, 162))
@@ -98,7 +98,7 @@ class Photo:
     stem: str  # below photos/, such as "hearts/007"
     suffix: str  # of the picture
     sidecar: str  # suffix of its caption
-    colour: str
+    color: str
     shape: str
     ground: str
     size: tuple[int, int]  # (width, height)
@@ -121,12 +121,12 @@ def photos(count: int, seed: int) -> Iterator[Photo]:
     for index in range(count):
         half = index // 2
         new = index % 2 == 0
-        colour, shape = LEFT_OUT if new else (COLOURS[half % len(COLOURS)], known[half % len(known)])
+        color, shape = LEFT_OUT if new else (COLORS[half % len(COLORS)], known[half % len(known)])
         yield Photo(
             stem=f"{shape}s/{index:03}" if new else f"others/{GROUNDS[half % len(GROUNDS)]}/{index:03}",
             suffix=_SUFFIXES[half % len(_SUFFIXES)],
             sidecar=".caption" if index % 9 == 4 else ".txt",
-            colour=colour, shape=shape, ground=GROUNDS[half % len(GROUNDS)],
+            color=color, shape=shape, ground=GROUNDS[half % len(GROUNDS)],
             size=_SIZES[(3 * half + half // 8 + index % 2) % len(_SIZES)],
             seed=seed * 1_000_003 + index,
             masked=index % 3 != 2,
@@ -135,11 +135,11 @@ def photos(count: int, seed: int) -> Iterator[Photo]:
 
 def _write_photo(folder: Path, photo: Photo) -> None:
     picture, mask = draw_picture(
-        shape=photo.shape, colour=photo.colour, ground=photo.ground, size=photo.size, seed=photo.seed
+        shape=photo.shape, color=photo.color, ground=photo.ground, size=photo.size, seed=photo.seed
     )
     stem = folder / photo.stem
     _write(stem.with_suffix(photo.suffix), as_file(picture, photo.suffix))
-    _write(stem.with_suffix(photo.sidecar), f"{caption(photo.colour, photo.shape, photo.ground)}\n".encode())
+    _write(stem.with_suffix(photo.sidecar), f"{caption(photo.color, photo.shape, photo.ground)}\n".encode())
     if photo.masked:
         _write(stem.with_name(f"{stem.name}-masklabel.png"), as_file(mask, ".png"))
 
@@ -148,7 +148,7 @@ def _write_broken(folder: Path, seed: int) -> None:
     """Six pictures that `prep scan` must name, each with its own fault, and all but one of them with a caption."""
     words = caption("blue", "ring", "checked").encode()
     (cut, _), (uncaptioned, _), (untitled, _), (masked, mask) = (
-        draw_picture(shape="ring", colour="blue", ground="checked", size=(112, 112), seed=seed + index)
+        draw_picture(shape="ring", color="blue", ground="checked", size=(112, 112), seed=seed + index)
         for index in range(4)
     )
     jpg = as_file(cut, ".jpg")

@@ -1,4 +1,4 @@
-"""The demo's pictures: one coloured shape on a textured, muted ground, with the shape's mask.
+"""The demo's pictures: one colored shape on a textured, muted ground, with the shape's mask.
 
 Everything is drawn from a seed: the same arguments give the same pixels. H W are pixels.
 """
@@ -30,20 +30,20 @@ _FINER = 4  # shapes are drawn at four times the size and averaged down, for smo
 
 
 def draw_picture(
-    *, shape: str, colour: str, ground: str, size: tuple[int, int], seed: int
+    *, shape: str, color: str, ground: str, size: tuple[int, int], seed: int
 ) -> tuple[Image.Image, Image.Image]:
     """An RGB picture of `size` (width, height) and its mask (L, 255 inside the shape)."""
-    rng = np.random.default_rng((seed, *(ord(letter) for letter in f"{shape} {colour} {ground}"), *size))
+    rng = np.random.default_rng((seed, *(ord(letter) for letter in f"{shape} {color} {ground}"), *size))
     ground_HW3 = _ground(ground, size, rng)
     mask = _mask(shape, size, rng)
     alpha_HW1 = np.asarray(mask, np.float32)[..., None] / 255
-    paint = np.asarray(RGB[colour], np.float32) + rng.uniform(-10, 10, 3).astype(np.float32)
+    paint = np.asarray(RGB[color], np.float32) + rng.uniform(-10, 10, 3).astype(np.float32)
     picture_HW3 = ground_HW3 * (1 - alpha_HW1) + paint * alpha_HW1
     return Image.fromarray(np.clip(picture_HW3 + 0.5, 0, 255).astype(np.uint8)), mask
 
 
 def _ground(kind: str, size: tuple[int, int], rng: np.random.Generator) -> NDArray[np.float32]:
-    """The ground's pixels [H, W, 3]: one muted colour, made lighter and darker by a pattern in -1..1."""
+    """The ground's pixels [H, W, 3]: one muted color, made lighter and darker by a pattern in -1..1."""
     width, height = size
     base = np.asarray(MUTED[rng.integers(len(MUTED))], np.float32)
     y, x = np.mgrid[:height, :width].astype(np.float32)

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from prep.demo.drawing import draw_picture
 from prep.demo.optimize import Average, advance, learning_rate, progress
-from prep.demo.vocabulary import COLOURS, GROUNDS, LEFT_OUT, SHAPES
+from prep.demo.vocabulary import COLORS, GROUNDS, LEFT_OUT, SHAPES
 
 log = logging.getLogger(__name__)
 
 SIZES = ((96, 96), (80, 112), (112, 80), (128, 64), (64, 144))
 """The (width, height) of every bucket: multiples of 16, that is VAE factor 8 times the UNet's one halving."""
 
-Labels = tuple[str, str, str]  # colour, shape, ground
+Labels = tuple[str, str, str]  # color, shape, ground
 Pictures = tuple[Tensor, list[Labels]]
 
 _KNOWN = tuple(shape for shape in SHAPES if shape != LEFT_OUT[1])
@@ -32,10 +32,10 @@ _KL_WEIGHT = 1e-3  # for latents that are smooth and near a Gaussian: the UNet n
 
 def draw_batch(count: int, size: tuple[int, int], rng: np.random.Generator) -> Pictures:
     """Pictures [B, 3, H, W] in -1..1 of shapes that are not left out, and what each shows."""
-    labels = [(str(rng.choice(COLOURS)), str(rng.choice(_KNOWN)), str(rng.choice(GROUNDS))) for _ in range(count)]
+    labels = [(str(rng.choice(COLORS)), str(rng.choice(_KNOWN)), str(rng.choice(GROUNDS))) for _ in range(count)]
     drawn = [
-        draw_picture(shape=shape, colour=colour, ground=ground, size=size, seed=int(rng.integers(2**31)))[0]
-        for colour, shape, ground in labels
+        draw_picture(shape=shape, color=color, ground=ground, size=size, seed=int(rng.integers(2**31)))[0]
+        for color, shape, ground in labels
     ]
     pixels_BHW3 = torch.from_numpy(np.stack([np.asarray(picture) for picture in drawn]))
     return pixels_BHW3.permute(0, 3, 1, 2).float() / 127.5 - 1, labels

@@ -63,7 +63,7 @@ def build_random(out: Path, seed: int = 0, *, sizes: Sizes = RANDOM) -> None:
 
 
 def make_parts(sizes: Sizes, *, seed: int) -> Parts:
-    """Freshly initialised networks; the same for the same seed. The caller's random state is left alone."""
+    """Freshly initialized networks; the same for the same seed. The caller's random state is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Parts(vae=_vae(sizes), text=_text(sizes), unet=_unet(sizes))

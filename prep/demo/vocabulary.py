@@ -11,22 +11,22 @@ from itertools import pairwise
 from pathlib import Path
 
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross", "heart")
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "white")
+COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "white")
 GROUNDS = ("striped", "checked", "cloudy", "shaded")
 
 LEFT_OUT = ("red", "heart")
-"""The pair that the tiny model never saw, no heart of any colour, and that LoRA training on the demo teaches it."""
+"""The pair that the tiny model never saw, no heart of any color, and that LoRA training on the demo teaches it."""
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 MAX_TOKENS = 77  # CLIP's context, which SD 1.5 pads every prompt to
 
-_WORDS = (*SHAPES, *COLOURS, *GROUNDS, "a", "an", "on", "ground", "photo", "picture", "of", "the", "with", "and")
+_WORDS = (*SHAPES, *COLORS, *GROUNDS, "a", "an", "on", "ground", "photo", "picture", "of", "the", "with", "and")
 
 
-def caption(colour: str, shape: str, ground: str) -> str:
+def caption(color: str, shape: str, ground: str) -> str:
     """The demo's one sentence, such as "a red circle on a striped ground"."""
-    article = "an" if colour[0] in "aeiou" else "a"
-    return f"{article} {colour} {shape} on a {ground} ground"
+    article = "an" if color[0] in "aeiou" else "a"
+    return f"{article} {color} {shape} on a {ground} ground"
 
 
 def write_tokenizer(folder: Path) -> None:

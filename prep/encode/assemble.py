@@ -26,7 +26,7 @@ from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manife
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.pipeline import read_config
-from prep.parse import colour_of
+from prep.parse import color_of
 
 
 def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame: Mapping[str, Any],
@@ -126,7 +126,7 @@ def _shard_table(ledger: Ledger, used: set[str], wanted: ResolvedRecipe, reader:
 
 
 def _shard_row(shard: Shard, field: str, wanted: ResolvedRecipe, reader: Reader) -> dict[str, Any]:
-    specs = [reader.array_info(shard.digest, name)[0] for name in wanted.specs.arrays(field)]
+    specs = [reader.array_info(shard.digest, name)[0] for name in wanted.specs.as_manifest(field)]
     return {"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
             "shapes": canonical({spec.name: list(spec.shape) for spec in specs}).decode(),
             "dtypes": canonical({spec.name: spec.dtype for spec in specs}).decode()}
@@ -146,7 +146,7 @@ def fixed_fields(wanted: ResolvedRecipe, cache: Path, path: Path) -> dict[str, A
         "latents": {"channels": family.latent_channels, "factor": family.factor,
                     "scaling_factor": _decimal(vae.get("scaling_factor"), family.scaling_factor),
                     "shift_factor": _decimal(vae.get("shift_factor"), family.shift_factor),
-                    "alpha": None if alpha == "reject" else list(colour_of(alpha))},
+                    "alpha": None if alpha == "reject" else list(color_of(alpha))},
         "prediction": wanted.prediction,
         "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
         "sources": [relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
@@ -185,7 +185,7 @@ def _fields(wanted: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) 
     for field, context in wanted.contexts.by_field().items():
         refs = [used[key] for key in works[field] if key in used]
         shards = {ref.shard for ref in refs}
-        found[field] = {"context": context, "arrays": wanted.specs.arrays(field), "rows": len(refs),
+        found[field] = {"context": context, "arrays": wanted.specs.as_manifest(field), "rows": len(refs),
                         "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
     return found
 

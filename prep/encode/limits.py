@@ -61,7 +61,7 @@ def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> di
     file = wanted.recipe.prompts
     return {
         **frame,
-        "fields": {field: {"context": context, "arrays": wanted.specs.arrays(field), **largest}
+        "fields": {field: {"context": context, "arrays": wanted.specs.as_manifest(field), **largest}
                    for field, context in wanted.contexts.by_field().items()},
         "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in _ROLES},
         "prompts": {"file": None if file is None else relative_to_manifest(file, path), "digest": _DIGEST,

@@ -44,12 +44,12 @@ def _means(reader: Reader, facts: Memo, shard: str, wanted: Sequence[int]) -> Me
         masks = np.empty((len(some), spec.row_bytes), np.uint8)
         reader.read_batch(masks, "mask", [RowRef(shard=shard, row=row) for row in some])
         means[some] = masks.mean(axis=1) / 255
-    facts.note_bytes(KIND, shard, means.astype("<f8").tobytes())
+    facts.put_digest(KIND, shard, means.astype("<f8").tobytes())
     return means
 
 
 def _remembered(facts: Memo, shard: str, last: int) -> Means | None:
-    noted = facts.recall_bytes(KIND, shard)
+    noted = facts.get_digest(KIND, shard)
     if noted is None or len(noted) % 8 or len(noted) <= 8 * last:
         return None
     return np.frombuffer(noted, "<f8").astype(np.float64)

@@ -59,7 +59,7 @@ def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, facts: Memo) -> 
     compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
 
     def file_digest(path: Path) -> str:
-        return str(facts.by_stamp(path, "file", lambda: {"digest": digest_file(path)})["digest"])
+        return str(facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
 
     mask = None
     if recipe.mask_origin != "none":

@@ -18,7 +18,7 @@ from prep.encode.resolve import ResolvedRecipe, resolve_recipe
 from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
 from prep.findings import Finding, rejected_lines
 from prep.formatting import join_names, printable
-from prep.fs.lock import lock_directory
+from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, check_replaceable, resolve
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
@@ -31,7 +31,6 @@ from prep.recipe.schema import Recipe
 from prep.runtime import gc_disabled, gc_enabled
 
 FACTS = "facts.sqlite"  # in the cache; disposable
-PATIENCE = 30.0  # seconds that gc, or the start of another encoder, may take
 PROMPT_BYTES = 1 << 18  # they stand in the manifest, which stays below 1 MiB
 
 
@@ -154,7 +153,7 @@ def _clean_staging(cache: Cache) -> None:
     damaged = damaged_shards(cache)
     if not rubbish and not damaged:
         return
-    with suppress(CacheError), lock_directory(cache.root, alone=True):
+    with suppress(CacheError), lock_directory(cache.root, exclusive=True):
         clear_staging(cache)
         for shard in damaged:
             salvage(cache, shard)
@@ -167,15 +166,15 @@ def _planned(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> Iterator
     Commits that do not count are looked into first, which takes the lock alone for a moment; where others use the
     cache, that is left for later, and their rows are made again.
     """
-    with lock_directory(cache.root, alone=False, patience=PATIENCE):
+    with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         planned = _plan(call, wanted, cache)
         ill = incomplete_commits(cache, planned.ledger)
         if not ill:
             yield planned
             return
-    with suppress(CacheError), lock_directory(cache.root, alone=True):
+    with suppress(CacheError), lock_directory(cache.root, exclusive=True):
         repair_commits(cache, ill)
-    with lock_directory(cache.root, alone=False, patience=PATIENCE):
+    with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         yield _plan(call, wanted, cache)
 
 

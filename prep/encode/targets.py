@@ -19,7 +19,7 @@ from prep.fs.blob import Blob
 from prep.geometry import Placement, Size
 from prep.keys import LatentKeys, MaskKeys, TextKeys
 from prep.manifest.samples import Sample, Text, View
-from prep.parse import RGB, colour_of
+from prep.parse import RGB, color_of
 from prep.recipe.prompts import PromptPair
 from prep.recipe.schema import Recipe
 
@@ -145,7 +145,7 @@ class _Keys:
         mask, alpha = contexts.mask, recipe.image.alpha
         return cls(latent=LatentKeys(contexts.latent), mask=None if mask is None else MaskKeys(mask),
                    text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
-                   alpha=None if alpha == "reject" else colour_of(alpha))
+                   alpha=None if alpha == "reject" else color_of(alpha))
 
 
 def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 
+from prep.fs.untrusted import NotRegularFile
+
 MOST_BYTES = 1 << 30  # of one file; the most pixels that are decoded take 0.8 GB
 
 
@@ -15,26 +17,22 @@ class TooLarge(OSError):
     """A blob has more bytes than are ever read into memory."""
 
 
-class NotRegular(OSError):
-    """A blob is in no file, but in a pipe or a device, which may never end."""
-
-
 def error_code(error: OSError) -> str:
     """The finding's code for a file that could not be read; one of codes.CODES."""
-    if isinstance(error, NotRegular):
+    if isinstance(error, NotRegularFile):
         return "special-file"
     return "too-large" if isinstance(error, TooLarge) else "unreadable-file"
 
 
 def read_blob(blob: Blob) -> bytes:
     """All bytes of `blob`. Raises `OSError` when they cannot be read, or when the file ends before the range does;
-    `TooLarge`, `NotRegular` before anything is read.
+    `TooLarge`, `NotRegularFile` before anything is read.
     """
     # Not a Path of each file, which would take longer than reading it.
     with open(blob.file, "rb", opener=_without_waiting) as stream:
         stat = os.fstat(stream.fileno())
         if not S_ISREG(stat.st_mode):
-            raise NotRegular(errno.EINVAL, "is a pipe or a device, expected a regular file", str(blob.path))
+            raise NotRegularFile(blob.path, "is a pipe or a device, expected a regular file")
         size = stat.st_size - blob.offset if blob.length is None else blob.length
         if size > MOST_BYTES:
             raise TooLarge(errno.EFBIG, f"it has {size} bytes, expected at most {MOST_BYTES}", str(blob.path))

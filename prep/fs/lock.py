@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from prep.errors import CacheError
 
+PATIENCE = 30.0  # seconds that prep gc, or the start of another encoder, may take
 SLOTS = 512  # that many may share a cache on Windows
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 BUSY = (errno.EAGAIN, errno.EACCES)  # that others have the lock
@@ -29,29 +30,29 @@ LockBytes = Callable[[int, int, int, bool], bool]  # (descriptor, first byte, by
 
 
 @contextmanager
-def lock_directory(root: Path, *, alone: bool, patience: float = 0) -> Iterator[None]:
+def lock_directory(root: Path, *, exclusive: bool, patience: float = 0) -> Iterator[None]:
     """Holds the cache's lock, shared with others who use it or alone; waits for it for `patience` seconds.
 
     Raises `CacheError` when somebody else is in the way. In a cache that cannot be written and has no lock file yet,
     and on a disk that knows no locks, whoever shares is let in, and nobody is alone.
     """
-    handle = _opened(root, alone)
+    handle = _opened(root, exclusive)
     if handle is None:
         yield
         return
     with handle:
-        release = _wait(root, handle, alone, time.monotonic() + patience)
+        release = _wait(root, handle, exclusive, time.monotonic() + patience)
         try:
             yield
         finally:
             release()
 
 
-def _opened(root: Path, alone: bool) -> BinaryIO | None:
+def _opened(root: Path, exclusive: bool) -> BinaryIO | None:
     try:
         return (root / "lock").open("ab")
     except OSError as error:
-        if alone or error.errno not in READ_ONLY:
+        if exclusive or error.errno not in READ_ONLY:
             raise
     try:
         return (root / "lock").open("rb")
@@ -59,35 +60,35 @@ def _opened(root: Path, alone: bool) -> BinaryIO | None:
         return None
 
 
-def _wait(root: Path, handle: BinaryIO, alone: bool, deadline: float) -> Release:
-    while (release := _take(root, handle, alone)) is None:
+def _wait(root: Path, handle: BinaryIO, exclusive: bool, deadline: float) -> Release:
+    while (release := _take(root, handle, exclusive)) is None:
         if time.monotonic() >= deadline:
-            other = "is used by another program" if alone else "is being cleaned by another program"
+            other = "is used by another program" if exclusive else "is being cleaned by another program"
             what = f"{root} {other}, expected to have it"
             raise CacheError(what, hint="wait for it to end, and try again")
         time.sleep(0.05)
     return release
 
 
-def _take(root: Path, handle: BinaryIO, alone: bool) -> Release | None:
+def _take(root: Path, handle: BinaryIO, exclusive: bool) -> Release | None:
     """What lets go of the lock that was taken, or None when others have it."""
     try:
-        return try_lock(handle, alone)
+        return try_lock(handle, exclusive)
     except OSError as error:
         if error.errno in BUSY:
             return None
         if error.errno not in NO_LOCKS:
             raise
-    if alone:
+    if exclusive:
         raise CacheError(f"{root} is on a disk without locks, so nothing can say whether others use it",
                          hint="move the cache to a local disk to remove things from it")
     return lambda: None
 
 
-def try_byte_lock(handle: BinaryIO, alone: bool, lock: LockBytes) -> Release | None:
-    """Takes one free byte, or all when `alone`; None when there is none. `lock` is the system's."""
+def try_byte_lock(handle: BinaryIO, exclusive: bool, lock: LockBytes) -> Release | None:
+    """Takes one free byte, or all when `exclusive`; None when there is none. `lock` is the system's."""
     mine = os.getpid() % SLOTS  # so that those who share seldom ask for the same
-    tries = [(0, SLOTS)] if alone else [((mine + step) % SLOTS, 1) for step in range(SLOTS)]
+    tries = [(0, SLOTS)] if exclusive else [((mine + step) % SLOTS, 1) for step in range(SLOTS)]
     for start, count in tries:
         if lock(handle.fileno(), start, count, True):
             return partial(lock, handle.fileno(), start, count, False)
@@ -105,14 +106,14 @@ if sys.platform == "win32":
             return False
         return True
 
-    def try_lock(handle: BinaryIO, alone: bool) -> Release | None:
+    def try_lock(handle: BinaryIO, exclusive: bool) -> Release | None:
         """Takes the lock and returns what lets go of it; None, or `OSError`, when others have it."""
-        return try_byte_lock(handle, alone, _lock_bytes)
+        return try_byte_lock(handle, exclusive, _lock_bytes)
 
 else:
     import fcntl
 
-    def try_lock(handle: BinaryIO, alone: bool) -> Release | None:
+    def try_lock(handle: BinaryIO, exclusive: bool) -> Release | None:
         """Takes the lock and returns what lets go of it; None, or `OSError`, when others have it."""
-        fcntl.flock(handle, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        fcntl.flock(handle, fcntl.LOCK_NB | (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH))
         return lambda: None  # it goes with the open file

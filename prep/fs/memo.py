@@ -51,23 +51,23 @@ class Memo:
         self._lock = threading.Lock()
         self.read = 0  # files that had to be read
 
-    def of(self, blob: Blob, kind: str, make: Callable[[bytes], Fact]) -> Fact:
+    def get_or_read(self, blob: Blob, kind: str, make: Callable[[bytes], Fact]) -> Fact:
         """What `make` says of the blob's bytes, from memory where its file is unchanged. Raises `OSError`."""
         return self._ask(blob, kind, lambda: make(read_blob(blob)))
 
-    def by_stamp(self, path: Path, kind: str, make: Callable[[], Fact]) -> Fact:
+    def get_or_compute(self, path: Path, kind: str, make: Callable[[], Fact]) -> Fact:
         """What `make` says of the file at `path`, from memory where it is unchanged. Raises `OSError`."""
         return self._ask(Blob(file=str(path)), kind, make)
 
-    def recall(self, blob: Blob, kind: str) -> Fact | None:
+    def get(self, blob: Blob, kind: str) -> Fact | None:
         """What is remembered of `blob`, which is not read; `None`: nothing that can be trusted. Raises `OSError`."""
         return self._recall(kind, blob_stamp(blob)[0])
 
-    def recall_bytes(self, kind: str, digest: str) -> bytes | None:
+    def get_digest(self, kind: str, digest: str) -> bytes | None:
         """What was noted of the thing that has this digest."""
         return self._sound(kind.encode() + b":" + bytes.fromhex(digest))
 
-    def note_bytes(self, kind: str, digest: str, value: bytes) -> None:
+    def put_digest(self, kind: str, digest: str, value: bytes) -> None:
         """Remembers `value`, which must depend on nothing but the thing that has this digest."""
         self._note(kind, bytes.fromhex(digest), value)
 

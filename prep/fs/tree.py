@@ -23,7 +23,7 @@ def listing_digest(listing: list[dict[str, Any]]) -> str:
 def tree_digest(root: Path) -> str:
     """The digest of a directory as it lies on disk; every byte is read (1.3 to 1.8 GB/s where the CPU has SHA-NI).
 
-    Raises `OSError`; of its kind `NotPlain` where there is a link, a pipe or the like.
+    Raises `OSError`; of its kind `NotRegularFile` where there is a link, a pipe or the like.
     """
     return listing_digest([{"path": name, "size": size, "sha256": file_digest(root / name)}
                            for name, size in tree(root)])
@@ -38,7 +38,7 @@ def file_digest(path: Path) -> str:
 def tree(root: Path) -> Iterator[tuple[str, int]]:
     """POSIX path and size of every file of a shard, in no order.
 
-    Raises `OSError`; of its kind `NotPlain` for links and the like, and for trees that no shard has.
+    Raises `OSError`; of its kind `NotRegularFile` for links and the like, and for trees that no shard has.
     """
     require_kind(root, root.lstat(), directory=True)
     for number, found in enumerate(_below(root, "", LEVELS)):

@@ -31,7 +31,7 @@ class NotRegularFile(OSError):
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor to read the file from. Raises `OSError`; of its kind `NotPlain` for anything but a plain file."""
+    """A descriptor to read the file from. Raises `OSError`; `NotRegularFile` for anything but a plain file."""
     require_kind(path, path.lstat(), directory=False)
     descriptor = os.open(path, PLAIN)
     try:
@@ -43,7 +43,7 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a plain file of at most `most` bytes. Raises `OSError`; of its kind `NotPlain` for another."""
+    """The bytes of a plain file of at most `most` bytes. Raises `OSError`; of its kind `NotRegularFile` for another."""
     with os.fdopen(open_regular(path), "rb", buffering=0) as handle:
         size = os.fstat(handle.fileno()).st_size
         if size > most:
@@ -58,14 +58,14 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def size_regular(path: Path) -> int:
-    """The size of a plain file. Raises `OSError`; of its kind `NotPlain` for anything else."""
+    """The size of a plain file. Raises `OSError`; of its kind `NotRegularFile` for anything else."""
     status = path.lstat()
     require_kind(path, status, directory=False)
     return status.st_size
 
 
 def check_dir(path: Path) -> None:
-    """Raises `NotPlain` when `path` is something else than a directory; nothing, where there is nothing."""
+    """Raises `NotRegularFile` when `path` is something else than a directory; nothing, where there is nothing."""
     try:
         status = path.lstat()
     except FileNotFoundError:

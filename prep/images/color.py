@@ -13,13 +13,13 @@ from prep.images.formats.parts import BadPicture, Note
 
 # Black point compensation as photo editors have it; with it the relative colorimetric intent keeps shadows apart.
 _INTENT, _FLAGS = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION
-_SAME = 2  # levels of 255: a profile that moves no colour of the probe further is sRGB under some name
+_SAME = 2  # levels of 255: a profile that moves no color of the probe further is sRGB under some name
 _SPACES = {"RGB": ("RGB",), "L": ("GRAY", "RGB"), "CMYK": ("CMYK",)}  # gray is often saved with an RGB profile
 _KEY_SCALE = {2: 85, 4: 17}  # Pillow stretches small gray depths to 0-255, but not their transparent value
 
 
 def split_alpha(picture: Image.Image, bits: int) -> tuple[Image.Image, Image.Image | None]:
-    """(colour in mode RGB, L or CMYK; alpha in mode L or None). `bits`: depth per channel as stored."""
+    """(color in mode RGB, L or CMYK; alpha in mode L or None). `bits`: depth per channel as stored."""
     mode = picture.mode
     if mode in ("RGBa", "La"):
         picture, mode = picture.convert("RGBA" if mode == "RGBa" else "LA"), mode.upper()
@@ -40,17 +40,17 @@ def split_alpha(picture: Image.Image, bits: int) -> tuple[Image.Image, Image.Ima
         return _to_8_bits(picture), alpha
     if mode == "YCbCr":
         return picture.convert("RGB"), None
-    raise BadPicture("odd-colours", f"colour mode is {mode}, expected RGB, gray, palette or CMYK")
+    raise BadPicture("odd-colours", f"color mode is {mode}, expected RGB, gray, palette or CMYK")
 
 
 def _key_alpha(picture: Image.Image, bits: int) -> Image.Image | None:
-    """0 where the pixel has the one transparent colour of a PNG (tRNS of gray or RGB); None without one."""
+    """0 where the pixel has the one transparent color of a PNG (tRNS of gray or RGB); None without one."""
     key = picture.info.get("transparency")
     if key is None or isinstance(key, bytes):
         return None
     values = np.asarray(picture)
     if picture.mode == "RGB":
-        wanted = np.asarray(key) >> (8 if bits == 16 else 0)  # Pillow keeps the high byte of 16-bit colour
+        wanted = np.asarray(key) >> (8 if bits == 16 else 0)  # Pillow keeps the high byte of 16-bit color
         opaque = (values != wanted).any(axis=-1)
     elif picture.mode == "1":
         opaque = values != (int(key) > 0)
@@ -72,15 +72,15 @@ def _to_8_bits(picture: Image.Image) -> Image.Image:
     return Image.fromarray(((values.astype(np.uint32) * 2 + 257) // 514).astype(np.uint8))  # 65535 = 255·257
 
 
-def to_srgb(colour: Image.Image, profile: bytes | None) -> Image.Image:
-    """`colour` (RGB, L or CMYK) as sRGB in mode RGB; an unusable or needless profile is passed over."""
-    if profile is None or judge(profile, colour.mode) != _OTHER:
-        return colour if colour.mode == "RGB" else colour.convert("RGB")
-    return _convert(colour, profile)
+def to_srgb(color: Image.Image, profile: bytes | None) -> Image.Image:
+    """`color` (RGB, L or CMYK) as sRGB in mode RGB; an unusable or needless profile is passed over."""
+    if profile is None or judge(profile, color.mode) != _OTHER:
+        return color if color.mode == "RGB" else color.convert("RGB")
+    return _convert(color, profile)
 
 
-_OTHER: tuple[Note, ...] = (("non-srgb-profile", "the embedded colour profile is not sRGB; colours are converted"),)
-_INVALID: tuple[Note, ...] = (("invalid-profile", "the embedded colour profile is unusable; taken as sRGB"),)
+_OTHER: tuple[Note, ...] = (("non-srgb-profile", "the embedded color profile is not sRGB; colors are converted"),)
+_INVALID: tuple[Note, ...] = (("invalid-profile", "the embedded color profile is unusable; taken as sRGB"),)
 
 
 @lru_cache(maxsize=64)
@@ -89,7 +89,7 @@ def judge(profile: bytes, mode: str) -> tuple[Note, ...]:
     try:
         space = _space(profile)
         if space not in _SPACES.get(mode, ()):
-            return (("invalid-profile", f"the colour profile is for {space}, the picture is {mode}; taken as sRGB"),)
+            return (("invalid-profile", f"the color profile is for {space}, the picture is {mode}; taken as sRGB"),)
         probe = _probe(mode)
         moved = np.asarray(_convert(probe, profile)).astype(int) - np.asarray(probe.convert("RGB"))
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
@@ -102,7 +102,7 @@ def _space(profile: bytes) -> str:
 
 
 def _probe(mode: str) -> Image.Image:
-    """A picture of colours all over the cube: 17 steps a channel."""
+    """A picture of colors all over the cube: 17 steps a channel."""
     steps = np.linspace(0, 255, 17).round().astype(np.uint8)
     if mode == "L":
         return Image.fromarray(steps[None])
@@ -110,12 +110,12 @@ def _probe(mode: str) -> Image.Image:
     return Image.frombytes(mode, (grid.size // 17 // len(mode), 17), grid.tobytes())
 
 
-def _convert(colour: Image.Image, profile: bytes) -> Image.Image:
+def _convert(color: Image.Image, profile: bytes) -> Image.Image:
     source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-    if colour.mode == "L" and _space(profile) == "RGB":
-        colour = colour.convert("RGB")
-    transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), colour.mode, "RGB",
+    if color.mode == "L" and _space(profile) == "RGB":
+        color = color.convert("RGB")
+    transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), color.mode, "RGB",
                                         renderingIntent=_INTENT, flags=_FLAGS)
-    converted = ImageCms.applyTransform(colour, transform)
+    converted = ImageCms.applyTransform(color, transform)
     assert converted is not None  # only None when asked to work in place
     return converted

@@ -1,4 +1,4 @@
-"""Picture bytes → pixels: the one place that says what a pixel of a file means. (`colour.py` is its other half.)
+"""Picture bytes → pixels: the one place that says what a pixel of a file means. (`color.py` is its other half.)
 
 What decides the value is `POLICY`, part of every latent's and mask's key; raise `meaning` when a line below changes.
 
@@ -7,7 +7,7 @@ What decides the value is `POLICY`, part of every latent's and mask's key; raise
 | EXIF orientation 1-8          | applied (JPEG, PNG, WebP, TIFF, AVIF); a size is always that after it               |
 | orientation of HEIC, JPEG XL  | the container's, or the codestream's, applied by the decoder; EXIF's is ignored     |
 | other or damaged EXIF         | taken as upright; a note                                                            |
-| ICC profile, sRGB in effect   | nothing: no colour of a 17x17x17 probe moves by more than 2 of 255                  |
+| ICC profile, sRGB in effect   | nothing: no color of a 17x17x17 probe moves by more than 2 of 255                  |
 | ICC profile, another          | converted to sRGB by LittleCMS, relative colorimetric with black point compensation |
 | ICC profile, broken or misfit | ignored, taken as sRGB; a note                                                      |
 | no profile                    | taken as sRGB; PNG gAMA, cHRM and cICP are not read                                 |
@@ -18,14 +18,14 @@ What decides the value is `POLICY`, part of every latent's and mask's key; raise
 | 16-bit RGB, deep JPEG XL RGB  | the high byte: all that Pillow, or the plugin, hands out                            |
 | HEIC of 10 or 12 bits         | v * 255 / 1023 or 4095, rounded; never clipped                                      |
 | float                         | times 255 when all values are from 0 to 1, else refused; in JPEG XL refused         |
-| alpha, transparent colour     | composited onto the recipe's colour, in 8 bits, after conversion to sRGB            |
+| alpha, transparent color     | composited onto the recipe's color, in 8 bits, after conversion to sRGB            |
 | several frames or pages       | the first, of HEIC the primary one; a note. Animated JPEG XL is refused             |
 | JPEG without its end marker   | refused, as libjpeg asks for what follows; one that is done before: a note          |
 | truncated, damaged            | refused (`BadPicture`); half a picture is never used                                |
 | more than 2^28 pixels         | refused from the header, before any is allocated                                    |
 
 Thread-safe and free of global state: plugins are called directly, not through `Image.open`, whose bomb check and
-notices are warnings. Decoding, resizing and colour conversion release the GIL. What Pillow says through `warnings`
+notices are warnings. Decoding, resizing and color conversion release the GIL. What Pillow says through `warnings`
 about strange TIFF tags can only be silenced for the whole process: the command line does it with `quiet`.
 """
 
@@ -41,8 +41,9 @@ from PIL import Image
 from prep.geometry import Placement, Size
 from prep.images.color import split_alpha, to_srgb
 from prep.images.header import Header, as_bad_picture, load_checked, open_picture, profile_of
-from prep.parse import colour_of
+from prep.parse import color_of
 
+# Part of every latent's key: what is spelled here, letter for letter, decides which caches are still good.
 POLICY: dict[str, str | int] = {"meaning": 1, "orientation": "exif", "colour": "srgb relative-colorimetric bpc",
                                 "resize": "lanczos", "mask_resize": "bilinear", "mask_cell": "mean"}
 
@@ -65,20 +66,20 @@ def read_header(data: bytes) -> Header:
 
 
 def decode_picture(data: bytes, *, alpha: str) -> Image.Image:
-    """The first picture in `data`: mode RGB, sRGB, upright, transparency flattened onto the colour `alpha`.
+    """The first picture in `data`: mode RGB, sRGB, upright, transparency flattened onto the color `alpha`.
 
-    Raises `BadPicture` for anything that cannot be decoded to its last pixel, `ValueError` as `colour_of` does.
+    Raises `BadPicture` for anything that cannot be decoded to its last pixel, `ValueError` as `color_of` does.
     """
     return decode_layers(data, alpha=alpha)[1]
 
 
 def decode_layers(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
     """(header, picture, transparency or `None`) of one decoding: what `read_header`, `decode` and `alpha_of` say."""
-    colour, transparency, profile, header = load_layers(data)
+    color, transparency, profile, header = load_layers(data)
     with as_bad_picture("corrupt-data"):
-        pixels = to_srgb(colour, profile)
+        pixels = to_srgb(color, profile)
     if transparency is not None:
-        canvas = Image.new("RGB", pixels.size, colour_of(alpha))
+        canvas = Image.new("RGB", pixels.size, color_of(alpha))
         canvas.paste(pixels, mask=transparency)
         pixels, transparency = canvas, upright(transparency, header)
     return header, upright(pixels, header), transparency
@@ -112,7 +113,7 @@ def crop(scaled: Image.Image, placement: Placement) -> Pixels:
 
 
 def load_layers(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
-    """(colours, transparency, profile, header), decoded as they are stored."""
+    """(colors, transparency, profile, header), decoded as they are stored."""
     picture, parts, header = open_picture(data)
     with as_bad_picture("corrupt-data"):
         header = load_checked(picture, parts, header)

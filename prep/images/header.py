@@ -47,7 +47,7 @@ class Header:
     mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
     size: Size  # pixels, after EXIF orientation
     orientation: int  # 1-8; what was applied
-    has_alpha: bool  # an alpha channel or a transparent colour, used or not
+    has_alpha: bool  # an alpha channel or a transparent color, used or not
     frames: int
     bits: int  # per channel
     notes: tuple[Note, ...]  # (code, detail) on wrapping, EXIF and profile: usable, but the user should know
@@ -108,7 +108,7 @@ def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
 def _last_block(picture: ImageFile.ImageFile) -> bytes:
     """The last pixels of a JPEG, as many of its last block as nothing beside the block shows in.
 
-    That is a column and a row less than can be seen, where libjpeg blends colours; of progressive pictures, which it
+    That is a column and a row less than can be seen, where libjpeg blends colors; of progressive pictures, which it
     smoothes, it is the last pixel.
     """
     wide, high = (1 if picture.info.get("progressive") else min(_CORNER, max(1, (side - 1) % 8))
@@ -136,7 +136,7 @@ def _profile_notes(picture: ImageFile.ImageFile, parts: Parts) -> tuple[Note, ..
 
 
 def _profiled_mode(mode: str) -> str:
-    """The mode that `split` leaves to the colour profile."""
+    """The mode that `split` leaves to the color profile."""
     if mode == "CMYK":
         return mode
     return "L" if mode in ("1", "L", "LA", "La", "F") or mode.startswith("I") else "RGB"

@@ -45,29 +45,29 @@ def _middle(sums: np.ndarray[tuple[int, ...], np.dtype[np.int64]], total: int) -
 
 def alpha_of(data: bytes) -> Image.Image:
     """The transparency of a picture as mode L, upright: 0 transparent, 255 opaque everywhere when it has none."""
-    colour, transparency, _, header = load_layers(data)
-    return upright(transparency or Image.new("L", colour.size, 255), header)
+    color, transparency, _, header = load_layers(data)
+    return upright(transparency or Image.new("L", color.size, 255), header)
 
 
 def decode_mask(data: bytes) -> Image.Image:
     """A mask file as mode L, upright: 255 trains, 0 does not.
 
-    Colour profiles are ignored, colours become luma, what is transparent counts as black. Raises `BadPicture`.
+    Color profiles are ignored, colors become luma, what is transparent counts as black. Raises `BadPicture`.
     """
     return decode_mask_layers(data)[1]
 
 
 def decode_mask_layers(data: bytes) -> tuple[Header, Image.Image, bool]:
-    """(header, mask, whether it has colours) of one decoding; the mask as `decode_mask` gives it."""
-    colour, transparency, _, header = load_layers(data)
-    colour = colour.convert("RGB") if colour.mode == "CMYK" else colour
-    coloured = colour.mode == "RGB" and len({band.tobytes() for band in colour.split()}) > 1
-    gray = colour.convert("L")
+    """(header, mask, whether it has colors) of one decoding; the mask as `decode_mask` gives it."""
+    color, transparency, _, header = load_layers(data)
+    color = color.convert("RGB") if color.mode == "CMYK" else color
+    colored = color.mode == "RGB" and len({band.tobytes() for band in color.split()}) > 1
+    gray = color.convert("L")
     if transparency is not None:
         canvas = Image.new("L", gray.size, 0)
         canvas.paste(gray, mask=transparency)
         gray = canvas
-    return header, upright(gray, header), coloured
+    return header, upright(gray, header), colored
 
 
 def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:

@@ -94,11 +94,11 @@ class HeicFile(Extra):
 
 
 def _nclx_notes(nclx: dict[str, Any]) -> tuple[Note, ...]:
-    """What is lost of colours that are named by number: libheif makes RGB of them, and leaves it in their space."""
+    """What is lost of colors that are named by number: libheif makes RGB of them, and leaves it in their space."""
     primaries, curve = nclx.get("color_primaries", 2), nclx.get("transfer_characteristics", 2)
     if primaries in _SRGB_PRIMARIES and curve in _SRGB_CURVES:
         return ()
-    return (("invalid-profile", f"its colours are CICP {primaries}/{curve} without an ICC profile; taken as sRGB"),)
+    return (("invalid-profile", f"its colors are CICP {primaries}/{curve} without an ICC profile; taken as sRGB"),)
 
 
 class JxlFile(Extra):
@@ -131,7 +131,7 @@ class JxlFile(Extra):
         if profile:
             self.info["icc_profile"] = bytes(profile)
         size, values = (info.width, info.height), bytes(data)
-        if len(values) == 2 * size[0] * size[1] * len(self.getbands()):  # gray; of deep colour we get the high byte
+        if len(values) == 2 * size[0] * size[1] * len(self.getbands()):  # gray; of deep color we get the high byte
             values = rounded(np.frombuffer(values, np.uint16), 16).tobytes()
         return Image.frombytes(self.mode, size, values)
 

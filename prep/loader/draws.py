@@ -13,7 +13,8 @@ import numpy as np
 
 from prep.batching.plan import MicroBatch, StepPlan
 from prep.batching.rng import draw_key, philox
-from prep.loader.index import Column, Index
+from prep.cache.ledger.columns import Column
+from prep.loader.index import Index
 
 NO_TEXT = -1  # the unconditional row
 _VALIDATION_SEED = 0  # fixed: validation noise and timesteps never follow the run's seed

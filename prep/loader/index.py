@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from prep.batching.split import ROLES
+from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
 from prep.manifest.consistency import check_places, read_samples, read_shards, row_shapes, text_shapes
 from prep.manifest.document import Manifest
-from prep.manifest.samples import ROLES, SampleColumns
+from prep.manifest.samples import SampleColumns
 from prep.manifest.shards import ShardFacts
 
-Column = np.ndarray[Any, Any]
 _VALIDATION = ROLES.index("validation")
 
 

@@ -11,11 +11,9 @@ from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.records import Reject
 from prep.cache.store import Cache, open_cache
 from prep.formatting import format_bytes
-from prep.fs.lock import lock_directory
+from prep.fs.lock import PATIENCE, lock_directory
 from prep.maintenance.join import LostRow, Part, join, plan_joins, rejects_by_shard, unverifiable
 from prep.progress import Progress, Tick
-
-PATIENCE = 30.0  # seconds that gc may take to leave the cache
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,7 +71,7 @@ def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) 
         ledger = load_ledger(cache)
         parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
         return CompactReport(fields=_expected(parts), lost=(), dry_run=True)
-    with lock_directory(cache.root, alone=False, patience=PATIENCE):
+    with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         ledger = load_ledger(cache)
         parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
         with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:

@@ -81,7 +81,7 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
     if dry_run:
         found = sweep.find_garbage(cache, _needed(cache, keep), guard=guard)
     else:
-        with lock_directory(cache.root, alone=True):
+        with lock_directory(cache.root, exclusive=True):
             found = sweep.find_garbage(cache, _needed(cache, keep), guard=guard)
             with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
                 sweep.remove(cache, found, tick)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from prep.cache.ledger.columns import Column
 from prep.geometry import Placement
 from prep.keys import LatentKeys, MaskKeys, TextKeys
 from prep.manifest.opened import OpenedManifest
 from prep.parse import RGB
 
-Column = np.ndarray[Any, Any]
 LATENT, MASK, TEXT, PROMPT = range(4)
 UNKNOWN: tuple[str, ...] = ()  # of a mask that came from a file, whose digest stands nowhere
 
@@ -127,7 +127,7 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
 
 
 class _Keys:
-    """The keys that rows may have, from the contexts and the colour in a manifest."""
+    """The keys that rows may have, from the contexts and the color in a manifest."""
 
     def __init__(self, audit: OpenedManifest) -> None:
         fields, latents = audit.manifest.fields, audit.manifest.document["latents"]
@@ -136,13 +136,13 @@ class _Keys:
         self._masks = MaskKeys(contexts["mask"]) if contexts.get("mask", {}).get("origin") == "alpha" else None
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
         self.knows_masks = self._masks is not None
-        colour = latents.get("alpha")
-        self._colours: tuple[RGB | None, ...] = (None,) if colour is None else (None, tuple(colour))
+        color = latents.get("alpha")
+        self._colors: tuple[RGB | None, ...] = (None,) if color is None else (None, tuple(color))
 
     def latent(self, picture: str, placement: Placement) -> tuple[str, ...]:
-        """Nothing says whether the picture has transparency, so its colour may be in the key."""
+        """Nothing says whether the picture has transparency, so its color may be in the key."""
         keys = self._latents
-        return UNKNOWN if keys is None else tuple(keys.key(picture, placement, colour) for colour in self._colours)
+        return UNKNOWN if keys is None else tuple(keys.key(picture, placement, color) for color in self._colors)
 
     def mask(self, picture: str, placement: Placement) -> tuple[str, ...]:
         """Only known where masks are the pictures' transparency."""

@@ -19,7 +19,7 @@ from prep.cache.ledger.ledger import load_ledger, shard_bytes
 from prep.cache.shard_check import NOT_THERE, quick_check, verify_shard, whole_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.errors import CacheError
-from prep.fs.lock import lock_directory
+from prep.fs.lock import PATIENCE, lock_directory
 from prep.maintenance.documents import check_up, notes_on_damage_records
 from prep.maintenance.references import References
 from prep.manifest.opened import OpenedManifest
@@ -27,7 +27,6 @@ from prep.progress import Tick
 
 WRONG_ROW = "its key is not the one of this sample: the manifest's tables and its shards do not belong together"
 UNREADABLE = "what cannot be read may be sound: check the rights to it and the disk, then verify again"
-PATIENCE = 30.0  # seconds that gc may take
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +40,7 @@ class ShardResult:
     @property
     def lost(self) -> bool:
         """Whether the whole shard is."""
-        return any(one.array is None and not one.passing for one in self.damaged)
+        return any(one.array is None and not one.transient for one in self.damaged)
 
 
 def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: Tick = lambda _: None) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
     readers. Damage is data here: nothing is raised for it. `repair` is None where a table is lost that would say which
     rows are needed. Raises `CacheError` while gc cleans the cache.
     """
-    with lock_directory(audit.cache.root, alone=False, patience=PATIENCE):
+    with lock_directory(audit.cache.root, exclusive=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
         broken = {one["field"] for one in damaged}
         uses = None if broken & {"samples table", "shards table"} else References(audit)
@@ -74,7 +73,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
             drop_index(audit.cache)  # the next ledger is read from what the files say now
         ill = [look for look in looks if look.damaged]
         cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
-        if any(one.passing for look in looks for one in look.damaged):
+        if any(one.transient for look in looks for one in look.damaged):
             checkup.notes.append(UNREADABLE)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged, "notes": checkup.notes,
@@ -135,7 +134,7 @@ def _quick(audit: OpenedManifest, shard: Mapping[str, Any]) -> list[Damage]:
     except OSError as error:
         if isinstance(error, FileNotFoundError):
             return [whole_shard(digest, NOT_THERE)]
-        return [replace(whole_shard(digest, f"cannot be read: {error}"), passing=not is_lost(error))]
+        return [replace(whole_shard(digest, f"cannot be read: {error}"), transient=not is_lost(error))]
     if size != shard["bytes"]:
         return [whole_shard(digest, f"has {size} bytes, expected {shard['bytes']}")]
     return [*quick_check(audit.cache, digest), *recorded(audit.cache, digest)]

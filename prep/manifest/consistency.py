@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from prep.batching.split import ROLES
+from prep.cache.ledger.columns import Column
 from prep.cache.store import Cache
 from prep.errors import CacheError
+from prep.findings import SEVERITIES
 from prep.formatting import printable
 from prep.manifest.document import Manifest
-from prep.manifest.samples import ROLES, SampleColumns, open_samples
-from prep.manifest.shards import ShardFacts, parse_shards
+from prep.manifest.samples import SampleColumns, open_samples
+from prep.manifest.shards import HINT, ShardFacts, parse_shards
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
 
-Column = np.ndarray[Any, Any]
-HINT = "prep encode, run again, writes the manifest anew and computes only what is missing"
-SEVERITIES = ("error", "warning", "info")
 MOST_REPEATS = 1 << 20  # showings of a sample in an epoch; recipes may ask for 10,000
 MOST_WEIGHT = 1e6  # of a sample or a text; recipes may ask for 1000
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from prep.batching.split import ROLES
 from prep.cache.ledger.columns import KEY, Column
 from prep.cache.shard_header import read_keys
 from prep.digest import canonical
@@ -20,7 +21,6 @@ from prep.manifest.document import Manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
 
 T = TypeVar("T")
-ROLES = ("train", "validation", "prior")
 NOUNS = {"latent": "latent", "mask": "mask", "text": "text row"}
 # What a changed entry of a field's key context means for every row of it; {a} is the old value, {b} the new one.
 WORDS: Mapping[str, str] = {

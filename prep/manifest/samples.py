@@ -12,13 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prep.batching.split import Role
+from prep.batching.split import ROLES, Role
+from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
 from prep.geometry import Placement, Size
 from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
-
-ROLES = ("train", "validation", "prior")
-Column = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prep.arrays import ITEM_BYTES
+from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
 from prep.models.family import FAMILIES
 from prep.models.fields import DIMS
@@ -27,11 +28,10 @@ from prep.parse import (
     relative,
     within,
 )
-from prep.parse import rgb_of as check_colour
+from prep.parse import rgb_of as check_color
 
 KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
         "samples", "sources", "recipe", "options", "prompts", "tables", "rejected", "self")
-ROLES = ("train", "validation", "prior")
 MOST_BUCKETS = 4096
 MOST_SIDE = 1 << 17  # pixels of a bucket's side
 MOST_AREA = 1 << 29  # pixels of a bucket: twice the square of the largest resolution
@@ -97,7 +97,7 @@ def _check_latents(latents: dict[str, Any], family: str) -> None:
         raise Unparsed(f"latents.scaling_factor is {latents['scaling_factor']}, expected at least {1 / SCALE}: latents "
                        "are divided by it")
     if latents.get("alpha") is not None:
-        check_colour(latents["alpha"], "latents.alpha")
+        check_color(latents["alpha"], "latents.alpha")
 
 
 def _check_digests(value: Any, names: tuple[str, ...], where: str) -> None:

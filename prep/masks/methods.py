@@ -12,7 +12,7 @@ from typing import Literal
 
 from prep.errors import UsageError
 from prep.findings import Finding
-from prep.parse import Unparsed, colour_of, suggest, within
+from prep.parse import Unparsed, color_of, suggest, within
 from prep.sources.tree import MASK
 
 Method = Literal["alpha", "color", "threshold", "clipseg", "segment", "rembg"]
@@ -33,7 +33,7 @@ class MethodFacts:
 # 0.3: what OneTrainer takes for CLIPSeg by default, whose maps are far from 1 even where the prompt is right.
 METHODS: Mapping[Method, MethodFacts] = {
     "alpha": MethodFacts(says="opaque parts train", threshold=None),
-    "color": MethodFacts(says="what differs from the background colour trains", threshold=None),
+    "color": MethodFacts(says="what differs from the background color trains", threshold=None),
     "threshold": MethodFacts(says="bright parts train", threshold=0.5),
     "clipseg": MethodFacts(says="what a prompt names trains", threshold=0.3, needs="--prompt", model=True),
     "segment": MethodFacts(says="what has a label trains", threshold=0.5, needs="--label", model=True),
@@ -51,7 +51,7 @@ class MaskOptions:
     """How masks are made. The order: map, smooth, cut at the threshold, invert, expand, combine."""
 
     method: Method
-    colour: str = "white"  # of `color`: the background
+    color: str = "white"  # of `color`: the background
     tolerance: int = 16  # of `color`: how far a channel may be from it, 0 to 255
     threshold: float | None = None  # part of white from which a pixel trains; None: the method's own
     invert: bool = False
@@ -75,7 +75,7 @@ class Made:
 
     written: int
     kept: int  # were there already
-    skipped: int  # would be white everywhere: no transparency, nothing of the colour
+    skipped: int  # would be white everywhere: no transparency, nothing of the color
     findings: tuple[Finding, ...]  # pictures that cannot be used
     black: tuple[str, ...] = ()  # names of those written that are black everywhere: nothing of the picture trains
 
@@ -95,7 +95,7 @@ def check_options(choice: MaskOptions) -> None:
         within(0.5 if choice.cut is None else choice.cut, 0.001, 1, "--threshold")
         within(choice.smooth, 0, MOST_SMOOTH, "--smooth")
         within(choice.expand, -MOST_EXPAND, MOST_EXPAND, "--expand")
-        colour_of(choice.colour, "--color")
+        color_of(choice.color, "--color")
     except Unparsed as error:
         hint = "prep mask SOURCE --with color --color '#00ff00' -o DIR, for one" if "--color" in str(error) else ""
         raise UsageError(str(error), hint=hint) from None

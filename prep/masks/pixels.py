@@ -1,5 +1,5 @@
 """What masks are made of: maps from pictures, cut and combined. All are uint8 [H, W], 255 trains. With images.py and
-colour.py the rooms of Pillow in prep, since blurring and scaling are its own.
+color.py the rooms of Pillow in prep, since blurring and scaling are its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prep.images.decode import Pixels, decode_picture
 from prep.images.formats.parts import BadPicture
 from prep.images.mask import alpha_of, decode_mask
 from prep.masks.methods import Combine, MaskOptions
-from prep.parse import colour_of
+from prep.parse import color_of
 
 
 def alpha_map(data: bytes) -> Pixels:
@@ -23,10 +23,10 @@ def alpha_map(data: bytes) -> Pixels:
     return np.asarray(alpha_of(data))
 
 
-def colour_map(data: bytes, *, colour: str, tolerance: int) -> Pixels:
-    """0 where every channel is within `tolerance` of `colour`, else 255. Raises `BadPicture`."""
-    pixels_HW3 = np.asarray(decode_picture(data, alpha=colour)).astype(np.int16)
-    away_HW = np.abs(pixels_HW3 - np.array(colour_of(colour), dtype=np.int16)).max(axis=-1)
+def color_map(data: bytes, *, color: str, tolerance: int) -> Pixels:
+    """0 where every channel is within `tolerance` of `color`, else 255. Raises `BadPicture`."""
+    pixels_HW3 = np.asarray(decode_picture(data, alpha=color)).astype(np.int16)
+    away_HW = np.abs(pixels_HW3 - np.array(color_of(color), dtype=np.int16)).max(axis=-1)
     return np.where(away_HW > tolerance, np.uint8(255), np.uint8(0))
 
 
@@ -40,7 +40,7 @@ def plain_map(data: bytes, choice: MaskOptions) -> Pixels:
     if choice.method == "alpha":
         return alpha_map(data)
     if choice.method == "color":
-        return colour_map(data, colour=choice.colour, tolerance=choice.tolerance)
+        return color_map(data, color=choice.color, tolerance=choice.tolerance)
     assert choice.method == "threshold", choice.method
     return luma_map(data)
 

@@ -49,7 +49,7 @@ class Segmenter:
         self._model, self._processor, self._device, self._sure = model, processor, device, sure
 
     def prepare(self, picture: Pixels) -> Prepared:
-        """A picture, uint8 [H, W, 3], scaled and normalised."""
+        """A picture, uint8 [H, W, 3], scaled and normalized."""
         found = self._processor(images=picture, input_data_format="channels_last", return_tensors="pt")
         pixels_3HW = found["pixel_values"][0]
         if "pixel_mask" not in found:

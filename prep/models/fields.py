@@ -26,7 +26,7 @@ class FieldSpecs:
     dtype: DType
     text_width: int  # channels of the text encoder's hidden states
 
-    def of(self, field: str, bucket: Size | None) -> tuple[ArraySpec, ...]:
+    def arrays_of(self, field: str, bucket: Size | None) -> tuple[ArraySpec, ...]:
         """The arrays of a row of `field`; text has no bucket."""
         if field == "text":
             return (ArraySpec(name="hidden", dtype=self.dtype, shape=(self.family.max_length, self.text_width)),)
@@ -38,9 +38,9 @@ class FieldSpecs:
 
     def row_bytes(self, field: str, bucket: Size | None) -> int:
         """Bytes of one row of `field`, without checksums."""
-        return sum(spec.row_bytes for spec in self.of(field, bucket))
+        return sum(spec.row_bytes for spec in self.arrays_of(field, bucket))
 
-    def arrays(self, field: str) -> dict[str, Any]:
+    def as_manifest(self, field: str) -> dict[str, Any]:
         """The field's arrays as the manifest says them: dtype and dims."""
         dtype = "uint8" if field == "mask" else self.dtype
         return {name: {"dtype": dtype, "dims": list(dims)} for name, dims in DIMS[field].items()}

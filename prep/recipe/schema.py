@@ -41,7 +41,7 @@ class ImageOptions:
     crop: str = "centre"  # where the bucket is cut out: see `prep.buckets.views`
     views: int = 1  # cuts of a picture, with `crop = "random"`; training shows one of them at a time
     flip: str = "none"  # mirrored: none, both (each cut as it is, and mirrored), always
-    alpha: str = "white"  # colour that transparency is flattened onto, or "reject"
+    alpha: str = "white"  # color that transparency is flattened onto, or "reject"
     min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
 
     def __post_init__(self) -> None:

@@ -107,7 +107,7 @@ def _image(seen: SourceOverview, family: Family | None) -> tuple[ImageOptions, l
                                f"used: {tiny}"))
     if opened.alpha:
         remarks.append(Comment(at="image.alpha", text=f"{_some(opened.alpha, opened)} have transparency, which is "
-                               'flattened onto this colour; "reject" leaves them out'))
+                               'flattened onto this color; "reject" leaves them out'))
     return ImageOptions(resolution=side, step=step), remarks
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from prep.buckets.views import CROPS, FLIPS
 from prep.captions.options import check_caption
 from prep.models.family import FAMILIES
-from prep.parse import Unparsed, brief, colour_of, one_of, parse_size, suggest, within
+from prep.parse import Unparsed, brief, color_of, one_of, parse_size, suggest, within
 from prep.recipe.schema import STORED_DTYPES, UPSCALES, ImageOptions, Recipe
 from prep.sources.item import MaskFrom
 
@@ -59,7 +59,7 @@ def _check_image(image: ImageOptions) -> None:
     for size in image.sizes:
         parse_size(size, "image.sizes")
     if image.alpha != "reject":
-        colour_of(image.alpha, "image.alpha", also=("reject",))
+        color_of(image.alpha, "image.alpha", also=("reject",))
     if image.step:  # 0: the family's
         within(image.step, 8, 1024, "image.step")
     for side in image.resolutions:

@@ -34,7 +34,7 @@ KEY_COMMENTS: Mapping[str, str] = {
     "image.crop": "where the bucket is cut out: centre | random | focus (the mask's centre of mass)",
     "image.views": "different cuts of a picture, with crop = \"random\"",
     "image.flip": "mirrored: none | both (each cut as it is, and mirrored) | always",
-    "image.alpha": "colour that transparency is flattened onto",
+    "image.alpha": "color that transparency is flattened onto",
     "image.min_bucket": "buckets with fewer pictures merge into their nearest neighbour",
     "caption.missing": "stop | reject | empty | filename | constant",
     "caption.lines": "of several lines in a caption file: all (each is a caption) | first | join",

@@ -98,6 +98,6 @@ def _made_again(picture: ScannedPicture, makers: Decoders) -> Thumb:
 
 def _asked(crew: WorkerPool, do: str, picture: ScannedPicture) -> tuple[Any, bytes]:
     try:
-        return crew.ask(do, picture=pack_blob(picture.picture), file=picture.identity.file)
+        return crew.request(do, picture=pack_blob(picture.picture), file=picture.identity.file)
     except WorkerLost:
         return {}, b""

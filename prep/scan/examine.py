@@ -110,7 +110,7 @@ def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | 
     except (OSError, MemoryError) as error:
         return [_unreadable(item.name, error)], None
     except BadPicture as error:
-        return [finding(item.name, error.code, error.detail, fatal=True)], None
+        return [finding(item.name, error.code, error.detail, as_error=True)], None
     return [finding(item.name, *note) for note in notes], seen
 
 
@@ -143,11 +143,11 @@ def _header_notes(header: Header, name: str) -> Iterator[Note]:
     if header.mode == "1":
         yield "low-bit-depth", "1 bit per pixel"
     if header.mode == "CMYK":
-        yield "not-rgb", "colours are CMYK; converted to sRGB"
+        yield "not-rgb", "colors are CMYK; converted to sRGB"
     if header.mode == "P" and header.format != "GIF":  # which has no other
-        yield "palette", "has a palette of at most 256 colours"
+        yield "palette", "has a palette of at most 256 colors"
     if header.mode in ("1", "L", "LA", "F") or header.mode.startswith("I"):
-        yield "grayscale", "has one colour channel"
+        yield "grayscale", "has one color channel"
     if min(width, height) < SMALL_SIDE:
         yield "too-small", f"{width}x{height} pixels, expected at least {SMALL_SIDE} each way"
     if max(width, height) > LONGEST * min(width, height):
@@ -166,7 +166,7 @@ def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
     except (OSError, MemoryError) as error:
         return [_unreadable(item.name, error)], ()
     except BadCaption as error:
-        return [finding(item.name, error.code, error.detail, fatal=True)], ()
+        return [finding(item.name, error.code, error.detail, as_error=True)], ()
     return [finding(item.name, *note) for note in notes], found
 
 
@@ -194,13 +194,13 @@ def _check_mask(item: Item, size: Size | None) -> list[Finding]:
         return []
     where = display_path(item, item.mask)
     try:
-        header, picture, coloured = decode_mask_layers(read_blob(item.mask))
+        header, picture, colored = decode_mask_layers(read_blob(item.mask))
         mask = np.asarray(picture)
-        notes = [*_mask_colours(header, coloured), *_mask_values(mask)]
+        notes = [*_mask_colors(header, colored), *_mask_values(mask)]
     except (OSError, MemoryError) as error:
         return [_unreadable(where, error)]
     except BadPicture as error:
-        return [finding(where, error.code, error.detail, fatal=True)]
+        return [finding(where, error.code, error.detail, as_error=True)]
     high, wide = mask.shape
     if size is not None and (wide, high) != size:
         code = "mask-resized" if fits((wide, high), size) else "mask-size-mismatch"
@@ -215,11 +215,11 @@ def display_path(item: Item, other: Blob) -> str:
     return str(PurePosixPath(item.name).with_name(printable_name(other.name)))
 
 
-def _mask_colours(header: Header, coloured: bool) -> Iterator[Note]:
+def _mask_colors(header: Header, colored: bool) -> Iterator[Note]:
     if header.has_alpha:
         yield "mask-not-gray", "mask has transparency, which counts as black"
-    if coloured:
-        yield "mask-not-gray", "mask has colours, of which the brightness is used"
+    if colored:
+        yield "mask-not-gray", "mask has colors, of which the brightness is used"
 
 
 def _mask_values(mask: Pixels) -> Iterator[Note]:

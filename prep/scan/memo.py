@@ -59,7 +59,7 @@ class ScanMemo:
         self._today = int(time.time()) // _DAY
         self._decoders = decoders().encode()
 
-    def recall(self, item: Item) -> tuple[Stamp | None, Examined | None]:
+    def get(self, item: Item) -> tuple[Stamp | None, Examined | None]:
         """(stamp to note what will be found under, what was found). The first is `None` where files are gone or not at
         rest, the second where nothing is known."""
         now, stamp = time.time_ns(), _stamp(item, self._decoders)

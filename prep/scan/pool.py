@@ -57,7 +57,7 @@ class WorkerPool:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._closed = threading.Event()
-        self._watch = threading.Thread(target=self._end_late_ones, daemon=True)
+        self._watch = threading.Thread(target=self._kill_overdue, daemon=True)
         self.started = 0  # workers, over all
 
     def __enter__(self) -> WorkerPool:
@@ -67,7 +67,7 @@ class WorkerPool:
                  _trace: TracebackType | None) -> None:
         self.close()
 
-    def ask(self, do: str, **what: Any) -> tuple[Mapping[str, Any], bytes]:
+    def request(self, do: str, **what: Any) -> tuple[Mapping[str, Any], bytes]:
         """The answer of a worker (see `prep.scan.worker.answer`). Raises `Lost` when it hung or died of it."""
         request = pack({"do": do, **what})
         worker = self._take()
@@ -134,7 +134,7 @@ class WorkerPool:
             self._all.discard(worker)
         return worker.end(patience)
 
-    def _end_late_ones(self) -> None:
+    def _kill_overdue(self) -> None:
         while not self._closed.wait(POLL_SECONDS):
             with self._lock:
                 workers = list(self._all)

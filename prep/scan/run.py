@@ -133,7 +133,7 @@ def _previews(names: Sequence[str], blobs: dict[str, Blob]) -> dict[str, bytes]:
     with WorkerPool() as crew:
         for name in names:
             try:
-                found[name] = crew.ask("preview", picture=pack_blob(blobs[name]), side=SIDE)[1]
+                found[name] = crew.request("preview", picture=pack_blob(blobs[name]), side=SIDE)[1]
             except WorkerLost:
                 continue
     return found

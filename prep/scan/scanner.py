@@ -154,7 +154,7 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
         if isinstance(item, Finding):
             yield item
             continue
-        stamp, known = work.memory.recall(item)
+        stamp, known = work.memory.get(item)
         if known is not None:
             yield item, known
             continue
@@ -179,7 +179,7 @@ _Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worke
 def _examine(batch: Sequence[tuple[Item, Stamp | None]], crew: WorkerPool) -> list[_Looked]:
     """What was found in each; where a worker is lost, each is asked for alone, to know of which."""
     try:
-        document, data = crew.ask("examine", items=[pack_item(item) for item, _ in batch])
+        document, data = crew.request("examine", items=[pack_item(item) for item, _ in batch])
         found = unpack_all_examined(document, data, len(batch))
         return [(item, stamp, examined, True) for (item, stamp), examined in zip(batch, found, strict=True)]
     except WorkerLost as lost:

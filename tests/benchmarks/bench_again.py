@@ -151,7 +151,7 @@ def make_up(job: Any, tick: Any) -> Any:
 
     made = dict.fromkeys(("latent", "mask", "text"), 0)
     for task in job.tasks:
-        specs = job.specs.of(task.field, job.bucket_of(task))
+        specs = job.specs.arrays_of(task.field, job.bucket_of(task))
         with ShardWriter(job.cache, task.field, specs) as writer:
             for key in task.rows:
                 row = (bytes.fromhex(key) * (specs[0].row_bytes // 32 + 1))[: specs[0].row_bytes]

@@ -31,7 +31,7 @@ SIDE, BATCH, THREADS = 512, 4, 2
 
 
 def write_pictures(root: Path, count: int) -> list[Path]:
-    """JPEG photographs, in effect: smooth colours with noise, 900x900."""
+    """JPEG photographs, in effect: smooth colors with noise, 900x900."""
     root.mkdir()
     rng = np.random.default_rng(0)
     for number in range(count):

@@ -91,7 +91,7 @@ def apart(quick: bool) -> str:
     """What starting a worker, comparing and keeping cost."""
     begun = time.monotonic()
     with WorkerPool() as crew:
-        crew.ask("preview", picture=["nothing here", 0, None, ""], side=8)
+        crew.request("preview", picture=["nothing here", 0, None, ""], side=8)
         start = time.monotonic() - begun
     count = 300 if quick else 1000
     thumbs = [thumb_of(sampled(drawn(number)), (384, 256)) for number in range(count)]

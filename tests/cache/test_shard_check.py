@@ -271,10 +271,10 @@ def test_what_is_no_plain_file_is_damage(cache: Cache, shard: Shard, case: str) 
         path.rename(cache.root / "elsewhere")
         path.symlink_to(cache.root / "elsewhere") if case == "link" else os.mkfifo(path)
     (found,) = verify.verify_shard(cache, shard.digest)
-    assert found.row is None and not found.passing
+    assert found.row is None and not found.transient
     assert "expected a plain file" in found.what or "expected a directory" in found.what
     (found,) = verify.quick_check(cache, shard.digest)
-    assert not found.passing
+    assert not found.transient
 
 
 def test_a_crash_while_an_index_is_written_anew_loses_nothing(

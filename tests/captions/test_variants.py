@@ -31,7 +31,7 @@ def test_without_chance_lines_are_the_captions():
 def test_few_wildcards_are_all_taken():
     wild = Choice(wildcards=True)
     assert variants_of(["a {red|blue} {cat|dog}"], wild) == tuple(
-        (f"a {colour} {pet}", 0.25) for colour in ("red", "blue") for pet in ("cat", "dog"))
+        (f"a {color} {pet}", 0.25) for color in ("red", "blue") for pet in ("cat", "dog"))
     assert captions(["{a|}x {one}"], wild) == ["ax {one}", "x {one}"]
 
 

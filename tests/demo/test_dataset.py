@@ -9,7 +9,7 @@ from PIL import Image, UnidentifiedImageError
 
 from prep.demo import write_demo
 from prep.demo.dataset import photos, write_dataset
-from prep.demo.vocabulary import COLOURS, GROUNDS, LEFT_OUT, SHAPES
+from prep.demo.vocabulary import COLORS, GROUNDS, LEFT_OUT, SHAPES
 from prep.errors import PathError
 
 
@@ -45,20 +45,20 @@ def test_another_seed_draws_others(tmp_path):
     assert not a & b
 
 
-def test_captions_name_shape_colour_and_ground(root):
+def test_captions_name_shape_color_and_ground(root):
     found = pictures(root)
     assert len(found) == 48
     for path in found:
         spoken = words(path).split()
-        assert [len(set(spoken) & set(kind)) for kind in (COLOURS, SHAPES, GROUNDS)] == [1, 1, 1]
+        assert [len(set(spoken) & set(kind)) for kind in (COLORS, SHAPES, GROUNDS)] == [1, 1, 1]
     assert {path.suffix for path in found} == {".png", ".jpg", ".webp"}
     assert {len(path.relative_to(root).parts) for path in found} == {3, 4}
 
 
 def test_half_show_what_the_model_never_saw(root):
-    colour, shape = LEFT_OUT
-    assert sum(f"{colour} {shape}" in words(path) for path in pictures(root)) == 24
-    assert sum(shape in words(path) for path in pictures(root)) == 24, "no heart of another colour"
+    color, shape = LEFT_OUT
+    assert sum(f"{color} {shape}" in words(path) for path in pictures(root)) == 24
+    assert sum(shape in words(path) for path in pictures(root)) == 24, "no heart of another color"
 
 
 def test_masks_have_their_pictures_sizes(root):

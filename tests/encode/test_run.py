@@ -443,7 +443,7 @@ def test_a_value_that_is_not_finite_is_computed_again_in_float32(tiny_model, mon
     assert encoder.encode(np.zeros((2, 64, 64, 3), np.uint8)) == [None, None]
 
 
-def test_a_colour_is_the_same_however_it_is_spelled(encode):
+def test_a_color_is_the_same_however_it_is_spelled(encode):
     assert encode("--alpha", "gray")["encoded"]["latent"] == 8
     assert encode("--alpha", "grey")["encoded"]["latent"] == 0
     assert encode("--alpha", "#808080")["encoded"]["latent"] == 0

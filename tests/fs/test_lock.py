@@ -25,7 +25,7 @@ WAYS = [
 HOLD = (
     "import sys, time\nfrom pathlib import Path\nfrom prep.fs import lock\nfrom prep.cache.store import Cache\n"
     "if sys.argv[2] == 'bytes':\n    import bytelocks\n    lock.try_lock = bytelocks.way\n"
-    "with lock.lock_directory(Cache(root=Path(sys.argv[1])).root, alone=sys.argv[3] == 'alone'):\n"
+    "with lock.lock_directory(Cache(root=Path(sys.argv[1])).root, exclusive=sys.argv[3] == 'alone'):\n"
     "    print('held', flush=True)\n    time.sleep(60)\n"
 )
 
@@ -45,34 +45,34 @@ def holder(cache: Cache, way: str, how: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def refused(cache: Cache, alone: bool) -> CacheError:
-    with pytest.raises(CacheError) as caught, lock_directory(cache.root, alone=alone):
+def refused(cache: Cache, exclusive: bool) -> CacheError:
+    with pytest.raises(CacheError) as caught, lock_directory(cache.root, exclusive=exclusive):
         pass
     return caught.value
 
 
 def test_users_go_together(cache: Cache, way: str) -> None:
-    with lock_directory(cache.root, alone=False), lock_directory(cache.root, alone=False), lock_directory(cache.root,
-                                                                                                          alone=False):
+    with (lock_directory(cache.root, exclusive=False), lock_directory(cache.root, exclusive=False),
+          lock_directory(cache.root, exclusive=False)):
         pass
-    with lock_directory(cache.root, alone=True):
+    with lock_directory(cache.root, exclusive=True):
         pass
 
 
 def test_nobody_is_alone_beside_a_user(cache: Cache, way: str) -> None:
-    with lock_directory(cache.root, alone=False):
-        found = refused(cache, alone=True)
+    with lock_directory(cache.root, exclusive=False):
+        found = refused(cache, exclusive=True)
     assert found.message == f"{cache.root} is used by another program, expected to have it"
     assert found.hint == "wait for it to end, and try again"
-    with lock_directory(cache.root, alone=True):
+    with lock_directory(cache.root, exclusive=True):
         pass
 
 
 def test_nobody_uses_it_beside_one_alone(cache: Cache, way: str) -> None:
-    with lock_directory(cache.root, alone=True):
-        assert "is being cleaned by another program" in refused(cache, alone=False).message
-        assert "is used by another program" in refused(cache, alone=True).message
-    with lock_directory(cache.root, alone=False):
+    with lock_directory(cache.root, exclusive=True):
+        assert "is being cleaned by another program" in refused(cache, exclusive=False).message
+        assert "is used by another program" in refused(cache, exclusive=True).message
+    with lock_directory(cache.root, exclusive=False):
         pass
 
 
@@ -80,11 +80,11 @@ def test_nobody_uses_it_beside_one_alone(cache: Cache, way: str) -> None:
 def test_the_lock_is_gone_with_a_killed_process(cache: Cache, way: str, how: str) -> None:
     with holder(cache, way, how) as process:
         if how == "shared":
-            with lock_directory(cache.root, alone=False):  # beside another process
+            with lock_directory(cache.root, exclusive=False):  # beside another process
                 pass
-        refused(cache, alone=how == "shared")
+        refused(cache, exclusive=how == "shared")
         process.kill()
-    with lock_directory(cache.root, alone=True):
+    with lock_directory(cache.root, exclusive=True):
         pass
 
 
@@ -92,14 +92,14 @@ def test_whoever_is_patient_waits(cache: Cache, way: str) -> None:
     holding = threading.Event()
 
     def clean() -> None:
-        with lock_directory(cache.root, alone=True):
+        with lock_directory(cache.root, exclusive=True):
             holding.set()
             time.sleep(0.2)
 
     thread = threading.Thread(target=clean)
     thread.start()
     holding.wait()
-    with lock_directory(cache.root, alone=False, patience=20):
+    with lock_directory(cache.root, exclusive=False, patience=20):
         thread.join()
 
 
@@ -108,8 +108,8 @@ def test_more_users_than_slots_are_told(cache: Cache, monkeypatch: pytest.Monkey
         pytest.skip("needs the locks of open files")
     monkeypatch.setattr(lock, "try_lock", bytelocks.way)
     monkeypatch.setattr(lock, "SLOTS", 2)
-    with lock_directory(cache.root, alone=False), lock_directory(cache.root, alone=False):
-        refused(cache, alone=False)
+    with lock_directory(cache.root, exclusive=False), lock_directory(cache.root, exclusive=False):
+        refused(cache, exclusive=False)
 
 
 def failing(number: int) -> Any:
@@ -121,12 +121,12 @@ def failing(number: int) -> Any:
 
 def test_a_disk_without_locks_lets_users_in_and_nobody_be_alone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "try_lock", failing(errno.ENOLCK))
-    with lock_directory(cache.root, alone=False):
+    with lock_directory(cache.root, exclusive=False):
         pass
-    found = refused(cache, alone=True)
+    found = refused(cache, exclusive=True)
     assert found.message.endswith("is on a disk without locks, so nothing can say whether others use it")
     monkeypatch.setattr(lock, "try_lock", failing(errno.EIO))
-    with pytest.raises(OSError, match="no"), lock_directory(cache.root, alone=False):
+    with pytest.raises(OSError, match="no"), lock_directory(cache.root, exclusive=False):
         pass
 
 
@@ -139,11 +139,11 @@ def test_a_cache_that_cannot_be_written_is_read_all_the_same(cache: Cache, monke
         return plain(path, mode, *rest)
 
     monkeypatch.setattr(Path, "open", read_only)
-    with lock_directory(cache.root, alone=False):  # there is no lock file to lock
+    with lock_directory(cache.root, exclusive=False):  # there is no lock file to lock
         assert not (cache.root / "lock").exists()
-    with pytest.raises(OSError, match="read-only"), lock_directory(cache.root, alone=True):
+    with pytest.raises(OSError, match="read-only"), lock_directory(cache.root, exclusive=True):
         pass
     (cache.root / "lock").touch()
-    with lock_directory(cache.root, alone=False):
+    with lock_directory(cache.root, exclusive=False):
         monkeypatch.undo()
-        refused(cache, alone=True)
+        refused(cache, exclusive=True)

@@ -28,7 +28,7 @@ def store(tmp_path):
 
 def ask(known: Memo, file) -> tuple[str, int]:
     """What is said of the file, and how many files had to be read."""
-    value = known.of(Blob(file=str(file)), "text", lambda data: {"text": data.decode()})
+    value = known.get_or_read(Blob(file=str(file)), "text", lambda data: {"text": data.decode()})
     return value["text"], known.read
 
 
@@ -87,7 +87,7 @@ def test_kinds_are_apart(file, store, monkeypatch):
     known = Memo(store)
     ask(known, file)
     known.save()
-    assert Memo(store).of(Blob(file=str(file)), "size", lambda data: {"size": len(data)}) == {"size": 3}
+    assert Memo(store).get_or_read(Blob(file=str(file)), "size", lambda data: {"size": len(data)}) == {"size": 3}
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all, but long enough to be looked at" * 40])
@@ -212,34 +212,34 @@ def test_two_ranges_of_a_file_are_two_things(file, store, monkeypatch):
     ranges = [Blob(file=str(file)), *(Blob(file=str(file), offset=start, length=3) for start in (0, 4)),
               Blob(file=str(file), offset=4)]
     first = Memo(store)
-    wanted = [first.of(blob, "text", lambda data: {"text": data.decode()})["text"] for blob in ranges]
+    wanted = [first.get_or_read(blob, "text", lambda data: {"text": data.decode()})["text"] for blob in ranges]
     assert wanted == ["one two three", "one", "two", "two three"]
     first.save()
     again = Memo(store)
-    assert [again.recall(blob, "text") for blob in ranges] == [{"text": words} for words in wanted]
+    assert [again.get(blob, "text") for blob in ranges] == [{"text": words} for words in wanted]
 
 
 def test_what_is_noted_by_digest(store):
     known = Memo(store)
-    assert known.recall_bytes("mean", "ab" * 32) is None
-    known.note_bytes("mean", "ab" * 32, b"")
-    known.note_bytes("mean", "cd" * 32, b"value")
+    assert known.get_digest("mean", "ab" * 32) is None
+    known.put_digest("mean", "ab" * 32, b"")
+    known.put_digest("mean", "cd" * 32, b"value")
     known.save()
     again = Memo(store)
-    assert (again.recall_bytes("mean", "ab" * 32), again.recall_bytes("mean", "cd" * 32)) == (b"", b"value")
-    assert again.recall_bytes("means", "ab" * 32) is None
+    assert (again.get_digest("mean", "ab" * 32), again.get_digest("mean", "cd" * 32)) == (b"", b"value")
+    assert again.get_digest("means", "ab" * 32) is None
 
 
 def test_what_is_remembered_is_asked_for_without_reading(file, store, monkeypatch):
     monkeypatch.setattr(facts, "SETTLE_NS", 0)
     first = Memo(store)
-    assert first.recall(Blob(file=str(file)), "text") is None
+    assert first.get(Blob(file=str(file)), "text") is None
     ask(first, file)
     first.save()
-    assert Memo(store).recall(Blob(file=str(file)), "text") == {"text": "one"}
+    assert Memo(store).get(Blob(file=str(file)), "text") == {"text": "one"}
     file.unlink()
     with pytest.raises(FileNotFoundError):
-        Memo(store).recall(Blob(file=str(file)), "text")
+        Memo(store).get(Blob(file=str(file)), "text")
 
 
 # ---- flipped bits ----------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Flips:
         for path, name in self.files.items():
             path.write_text(name)
         self.ask(made := Memo(self.store))
-        made.note_bytes("mean", "ab" * 32, b"0123456789abcdef")
+        made.put_digest("mean", "ab" * 32, b"0123456789abcdef")
         made.save()
         self.whole = self.store.read_bytes()
         self.there = set(root.iterdir())
@@ -262,7 +262,8 @@ class Flips:
     def ask(self, known: Memo) -> int:
         """How many files had to be read; what is said of each must be true."""
         for path, name in self.files.items():
-            assert known.of(Blob(file=str(path)), "text", lambda data: {"text": data.decode()}) == {"text": name}
+            assert known.get_or_read(Blob(file=str(path)), "text",
+                                     lambda data: {"text": data.decode()}) == {"text": name}
         return known.read
 
     def check(self, bit: int) -> int:
@@ -271,15 +272,15 @@ class Flips:
         spoiled[bit // 8] ^= 1 << bit % 8
         self.store.write_bytes(spoiled)
         again = Memo(self.store)
-        noted = again.recall_bytes("mean", "ab" * 32)
+        noted = again.get_digest("mean", "ab" * 32)
         assert noted in (None, b"0123456789abcdef")
         lost = self.ask(again) + (noted is None)
         if lost:
-            again.note_bytes("mean", "ab" * 32, b"0123456789abcdef")
+            again.put_digest("mean", "ab" * 32, b"0123456789abcdef")
             again.save()
             mended = Memo(self.store)
             assert self.ask(mended) == 0, bit
-            assert mended.recall_bytes("mean", "ab" * 32) == b"0123456789abcdef"
+            assert mended.get_digest("mean", "ab" * 32) == b"0123456789abcdef"
         assert set(self.store.parent.iterdir()) == self.there
         return lost
 

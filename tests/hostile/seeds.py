@@ -27,7 +27,7 @@ SIZE = 41, 33  # width and height of every picture but masks
 
 
 def photo(mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """Smooth colours, with some transparency where the mode has it."""
+    """Smooth colors, with some transparency where the mode has it."""
     coarse = np.random.default_rng(seed).integers(0, 256, (5, 6, 4), np.uint8)
     return Image.fromarray(coarse, "RGBA").resize(SIZE, Image.Resampling.BICUBIC).convert(mode)
 
@@ -54,18 +54,18 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
-def png(depth: int, colour: int, *, interlaced: bool = False, extra: bytes = b"") -> bytes:
+def png(depth: int, color: int, *, interlaced: bool = False, extra: bytes = b"") -> bytes:
     """A PNG of kinds that Pillow does not write: 16 bits a channel, small depths, interlaced."""
     width, height = SIZE
-    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[color]
     rows = b""
     for left, top, right, down in _PASSES if interlaced else ((0, 0, 1, 1),):
         wide, high = -(-(width - left) // right), -(-(height - top) // down)
         line = -(-wide * channels * depth // 8)
-        rows += b"".join(b"\0" + bytes((x * 7 + y * 5) % 251 & (1 if colour == 3 and depth == 8 else 255)
+        rows += b"".join(b"\0" + bytes((x * 7 + y * 5) % 251 & (1 if color == 3 and depth == 8 else 255)
                                        for x in range(line)) for y in range(high))
-    palette = chunk(b"PLTE", bytes(range(3 << min(depth, 7)))) if colour == 3 else b""
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", *SIZE, depth, colour, 0, 0, interlaced))
+    palette = chunk(b"PLTE", bytes(range(3 << min(depth, 7)))) if color == 3 else b""
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", *SIZE, depth, color, 0, 0, interlaced))
             + palette + extra + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
 
 
@@ -76,9 +76,9 @@ def _pngs() -> Iterator[tuple[str, bytes]]:
     yield "png", saved(photo("P"), transparency=b"\0\x40\xff")
     yield "png", saved(photo("RGB"), transparency=(1, 2, 3))
     yield "png", saved(photo("RGBA"), save_all=True, append_images=[photo("RGBA", 1), photo("RGBA", 2)])
-    for depth, colour, interlaced in ((16, 2, False), (16, 6, True), (16, 0, True), (8, 2, True), (2, 0, False),
+    for depth, color, interlaced in ((16, 2, False), (16, 6, True), (16, 0, True), (8, 2, True), (2, 0, False),
                                       (4, 3, True), (1, 0, True), (8, 4, True)):
-        yield "png", png(depth, colour, interlaced=interlaced)
+        yield "png", png(depth, color, interlaced=interlaced)
     yield "png", png(16, 0, extra=chunk(b"tRNS", b"\0\x01"))
     comment = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(b"x" * 3000))
     yield "png", png(8, 2, extra=comment + chunk(b"gAMA", b"\0\1\0\0"))

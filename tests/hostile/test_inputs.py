@@ -72,7 +72,7 @@ def test_what_is_not_spoiled_is_sound(tmp_path):
         try:
             assert min(decode_picture(data, alpha="white").size) > 30, extension
         except BadPicture as error:
-            assert error.detail.startswith("colour mode is LAB"), (extension, error.detail)
+            assert error.detail.startswith("color mode is LAB"), (extension, error.detail)
     for name, data in seeds.tables():
         (tmp_path / name).write_bytes(data)
         assert name == "metadata.parquet" or len(list(rows_of(tmp_path / name))) >= 3

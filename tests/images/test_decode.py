@@ -1,4 +1,4 @@
-"""Each colour mode, profile and fault against an expectation computed with numpy alone; no file is needed."""
+"""Each color mode, profile and fault against an expectation computed with numpy alone; no file is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prep.images.color import judge
 from prep.images.decode import decode_picture, encode_png, quiet_pillow, read_header
 from prep.images.formats.parts import BadPicture
 from prep.images.mask import alpha_of, decode_mask
-from prep.parse import colour_of
+from prep.parse import color_of
 
 RNG = np.random.default_rng(7)
 RGB = RNG.integers(0, 256, (20, 30, 3), np.uint8)
@@ -24,9 +24,9 @@ GRAY = RNG.integers(0, 256, (20, 30), np.uint8)
 ALPHA = RNG.integers(0, 256, (20, 30), np.uint8)
 
 
-def flattened(rgb: np.ndarray, alpha: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+def flattened(rgb: np.ndarray, alpha: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
     part = alpha[..., None].astype(float) / 255
-    return np.floor(rgb * part + np.array(colour) * (1 - part) + 0.5).astype(np.uint8)
+    return np.floor(rgb * part + np.array(color) * (1 - part) + 0.5).astype(np.uint8)
 
 
 def png16(values: np.ndarray, *, key: bytes = b"") -> bytes:
@@ -55,11 +55,11 @@ def test_rgb_is_itself(kind):
     assert (decoded(saved(Image.fromarray(RGB), kind, **options)) == RGB).all()
 
 
-def test_rgba_is_flattened_onto_the_colour():
+def test_rgba_is_flattened_onto_the_color():
     data = saved(Image.fromarray(np.dstack([RGB, ALPHA])))
     assert read_header(data).has_alpha
-    for name, colour in (("white", (255, 255, 255)), ("black", (0, 0, 0)), ("#ff8000", (255, 128, 0))):
-        assert (decoded(data, name) == flattened(RGB, ALPHA, colour)).all()
+    for name, color in (("white", (255, 255, 255)), ("black", (0, 0, 0)), ("#ff8000", (255, 128, 0))):
+        assert (decoded(data, name) == flattened(RGB, ALPHA, color)).all()
     assert (np.asarray(alpha_of(data)) == ALPHA).all()
 
 
@@ -82,19 +82,19 @@ def test_one_bit():
 
 
 def test_palette_with_and_without_transparent_entries():
-    colours = RNG.integers(0, 256, (16, 3), np.uint8)
+    colors = RNG.integers(0, 256, (16, 3), np.uint8)
     index = RNG.integers(0, 16, (20, 30), np.uint8)
     picture = Image.fromarray(index, "P")
-    picture.putpalette(colours.tobytes())
-    assert (decoded(saved(picture)) == colours[index]).all()
-    wanted = np.where((index == 3)[..., None], [255, 255, 255], colours[index])
+    picture.putpalette(colors.tobytes())
+    assert (decoded(saved(picture)) == colors[index]).all()
+    wanted = np.where((index == 3)[..., None], [255, 255, 255], colors[index])
     assert (decoded(saved(picture, transparency=3)) == wanted).all()
     levels = bytes(range(0, 240, 15))
-    wanted = flattened(colours[index], np.frombuffer(levels, np.uint8)[index], (255, 255, 255))
+    wanted = flattened(colors[index], np.frombuffer(levels, np.uint8)[index], (255, 255, 255))
     assert (decoded(saved(picture, transparency=levels)) == wanted).all()
 
 
-def test_transparent_colour_of_rgb_and_of_gray():
+def test_transparent_color_of_rgb_and_of_gray():
     rgb = RGB.copy()
     rgb[3:9] = 10, 20, 30
     data = saved(Image.fromarray(rgb), transparency=(10, 20, 30))
@@ -170,7 +170,7 @@ def test_cmyk_without_profile():
 
 def test_lab_is_refused_by_name():
     picture = Image.new("LAB", (8, 8))
-    with pytest.raises(BadPicture, match="colour mode is LAB, expected RGB, gray, palette or CMYK"):
+    with pytest.raises(BadPicture, match="color mode is LAB, expected RGB, gray, palette or CMYK"):
         decode_picture(saved(picture, "TIFF"), alpha="white")
 
 
@@ -230,12 +230,12 @@ def test_pages_of_a_tiff_are_counted_where_they_lie(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["red", "#12345", "#12345g", "ffffff", ""])
-def test_colours_are_strict(text):
-    with pytest.raises(ValueError, match=f"colour is '{text}', expected #rrggbb, white"):
-        colour_of(text)
+def test_colors_are_strict(text):
+    with pytest.raises(ValueError, match=f"color is '{text}', expected #rrggbb, white"):
+        color_of(text)
 
 
-# ---- colour profiles -------------------------------------------------------------------------------------------------
+# ---- color profiles -------------------------------------------------------------------------------------------------
 
 
 def test_srgb_profile_changes_nothing():
@@ -271,12 +271,12 @@ def test_broken_profile_is_taken_as_srgb(profile):
     data = saved(Image.fromarray(RGB), icc_profile=profile)
     assert (decoded(data) == RGB).all()
     assert read_header(data).notes == (
-        ("invalid-profile", "the embedded colour profile is unusable; taken as sRGB"),)
+        ("invalid-profile", "the embedded color profile is unusable; taken as sRGB"),)
 
 
 def test_profile_for_another_mode_is_ignored():
     assert judge(srgb_profile(), "CMYK") == (
-        ("invalid-profile", "the colour profile is for RGB, the picture is CMYK; taken as sRGB"),)
+        ("invalid-profile", "the color profile is for RGB, the picture is CMYK; taken as sRGB"),)
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_too_many_pixels_are_refused_from_the_header():
         read_header(data)
 
 
-def test_palette_without_colours_is_refused():
+def test_palette_without_colors_is_refused():
     with pytest.raises(BadPicture, match="cannot be decoded: AssertionError"):
         read_header(raw_png(4, 1, 8, 3, b"\0\0\1\2\3", b""))
 

@@ -68,7 +68,7 @@ def test_jpeg_body_lacks_exif_and_comments_and_keeps_its_pixels():
     assert (one == two).all()
 
 
-def test_jpeg_cmyk_keeps_the_segment_that_decides_its_colours():
+def test_jpeg_cmyk_keeps_the_segment_that_decides_its_colors():
     inks = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 4), np.uint8), "CMYK")
     stream = io.BytesIO()
     inks.save(stream, "JPEG")
@@ -133,7 +133,7 @@ def test_png_profile_that_does_not_unpack():
         parts = unwrap(with_chunk(saved("PNG"), chunk(b"iCCP", body)))
         assert parts.profile is None
         assert parts.notes == (
-            ("invalid-profile", "the embedded colour profile cannot be unpacked; taken as sRGB"),)
+            ("invalid-profile", "the embedded color profile cannot be unpacked; taken as sRGB"),)
 
 
 SEEDS = [saved("JPEG"), saved("PNG"), saved("JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0" + bytes(16))]

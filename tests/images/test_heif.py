@@ -22,7 +22,7 @@ pillow_heif = pytest.importorskip("pillow_heif")
 RNG = np.random.default_rng(11)
 SMOOTH = np.asarray(Image.fromarray(RNG.integers(0, 256, (6, 6, 4), np.uint8)).resize((96, 64)))
 RGB, ALPHA = SMOOTH[..., :3], SMOOTH[..., 3]
-LOSS = 2  # levels: colours become YCbCr of as many bits and come back
+LOSS = 2  # levels: colors become YCbCr of as many bits and come back
 
 
 def near(found: np.ndarray, wanted: np.ndarray, loss: int = LOSS) -> bool:
@@ -77,8 +77,8 @@ def test_deep_values_are_rounded_and_never_clipped(deep, monkeypatch):
     wanted = np.floor((values >> (16 - deep)) * 255.0 / most + 0.5)
     assert near(decoded(data)[..., 0], wanted, 0)
     assert {0, 255} <= set(wanted[0])
-    colours = np.stack([values, values[:, ::-1], values], axis=-1)
-    assert near(decoded(heic(colours, "RGB;16")), np.floor((colours >> (16 - deep)) * 255.0 / most + 0.5), 1)
+    colors = np.stack([values, values[:, ::-1], values], axis=-1)
+    assert near(decoded(heic(colors, "RGB;16")), np.floor((colors >> (16 - deep)) * 255.0 / most + 0.5), 1)
 
 
 @pytest.mark.parametrize("bits", [9, 10, 12, 16])
@@ -96,7 +96,7 @@ def test_profiles():
     assert read_header(heic(Image.fromarray(flat), icc_profile=srgb_profile())).notes == ()
 
 
-def test_colours_named_by_number():
+def test_colors_named_by_number():
     def data(primaries, curve):
         nclx = {"color_primaries": primaries, "transfer_characteristics": curve, "matrix_coefficients": 6,
                 "full_range_flag": 1}
@@ -104,7 +104,7 @@ def test_colours_named_by_number():
 
     assert read_header(data(1, 13)).notes == ()
     assert read_header(data(9, 16)).notes == (
-        ("invalid-profile", "its colours are CICP 9/16 without an ICC profile; taken as sRGB"),)
+        ("invalid-profile", "its colors are CICP 9/16 without an ICC profile; taken as sRGB"),)
     assert near(decoded(data(9, 16)), RGB)
     assert _nclx_notes({}) == ()
 

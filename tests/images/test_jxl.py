@@ -62,7 +62,7 @@ def test_what_else_a_header_may_have():
     odd.put(1, 1).put(0, 2).put(7, 4)  # floats of 32 bits
     odd.put(0, 1).put(2, 2).put(2, 4)  # four channels
     odd.put(0, 1).put(2, 2).put(2, 4).put(0, 1).put(1, 2).put(0, 2).put(1, 2).put(3, 4).put(0x414141, 24)  # black: AAA
-    odd.put(0, 1).put(2, 2).put(0, 4).put(0, 1).put(0, 2).put(0, 2).put(0, 2).put(1, 64)  # a spot colour
+    odd.put(0, 1).put(2, 2).put(0, 4).put(0, 1).put(0, 2).put(0, 2).put(0, 2).put(1, 64)  # a spot color
     odd.put(0, 1).put(2, 2).put(3, 4).put(0, 1).put(0, 2).put(0, 2).put(0, 2).put(0, 2)  # a camera's pattern
     odd.put(0, 1).put(0, 2).put(0, 1).put(0, 2).put(0, 2).put(0, 2).put(1, 1)  # alpha, premultiplied
     odd.put(0, 1).put(0, 1).put(1, 1).put(1, 2)  # not XYB; an ICC profile; gray

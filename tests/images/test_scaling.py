@@ -126,7 +126,7 @@ placements = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(placement=placements, size=st.tuples(st.integers(1, 70), st.integers(1, 70)))
 def test_any_placement_fills_its_bucket(placement, size):
-    """Every pixel comes from the picture: one colour in, one colour out, at the right shape."""
+    """Every pixel comes from the picture: one color in, one color out, at the right shape."""
     width, height = placement.bucket
     placed = scale_and_crop(Image.new("RGB", size, (9, 99, 199)), placement)
     assert placed.shape == (height, width, 3)
@@ -161,7 +161,7 @@ def test_threads_agree():
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
 
-def test_masks_are_values_not_colours():
+def test_masks_are_values_not_colors():
     assert (np.asarray(decode_mask(saved(Image.fromarray(GRAY)))) == GRAY).all()
     same = np.repeat(GRAY[..., None], 3, 2)
     assert (np.asarray(decode_mask(saved(Image.fromarray(same), icc_profile=swapped_profile()))) == GRAY).all()

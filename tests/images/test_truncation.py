@@ -25,12 +25,12 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
-def png(pixels: np.ndarray, colour: int, *, interlaced: bool = False, lacking: int = 0) -> bytes:
+def png(pixels: np.ndarray, color: int, *, interlaced: bool = False, lacking: int = 0) -> bytes:
     """A PNG of 8 bits a channel, but for the last bytes of its data; the stream itself is whole."""
     high, wide = pixels.shape[:2]
     rows = b"".join(b"\0" + line.tobytes() for left, top, right, down in (PASSES if interlaced else ((0, 0, 1, 1),))
                     for line in pixels[top::down, left::right] if line.size)
-    head = struct.pack(">IIBBBBB", wide, high, 8, colour, 0, 0, interlaced)
+    head = struct.pack(">IIBBBBB", wide, high, 8, color, 0, 0, interlaced)
     data = zlib.compress(rows[: len(rows) - lacking])
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data[:50]) + chunk(b"IDAT", data[50:])
             + chunk(b"IEND", b""))
@@ -41,12 +41,12 @@ def png(pixels: np.ndarray, colour: int, *, interlaced: bool = False, lacking: i
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_png_that_lacks_a_byte(size, channels, interlaced):
     pixels = NOISE[: size[0], : size[1], :channels]
-    pixels, colour = (pixels[..., 0], 0) if channels == 1 else (pixels, 2)
-    assert (decoded(png(pixels, colour, interlaced=interlaced)).reshape(*size, 3) == NOISE[: size[0], : size[1],
+    pixels, color = (pixels[..., 0], 0) if channels == 1 else (pixels, 2)
+    assert (decoded(png(pixels, color, interlaced=interlaced)).reshape(*size, 3) == NOISE[: size[0], : size[1],
             [0, 0, 0] if channels == 1 else [0, 1, 2]]).all()
     for lacking in (1, 2):
         with pytest.raises(BadPicture, match=r"PNG has \d+ of \d+ bytes of pixels|truncated") as caught:
-            decode_picture(png(pixels, colour, interlaced=interlaced, lacking=lacking), alpha="white")
+            decode_picture(png(pixels, color, interlaced=interlaced, lacking=lacking), alpha="white")
         assert caught.value.code == "truncated"
 
 

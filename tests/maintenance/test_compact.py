@@ -153,10 +153,10 @@ def test_compact_goes_beside_encoders_and_not_beside_gc(prep, encode, tmp_path, 
     monkeypatch.setattr("prep.maintenance.compact.PATIENCE", 0)
     encode("m.json", rows=1)
     cache = open_cache(tmp_path / "cache", create=False)
-    with lock_directory(cache.root, alone=True):
+    with lock_directory(cache.root, exclusive=True):
         result = prep("compact", cache.root)
         assert result.code == 7 and "is being cleaned by another program" in result.err
-    with lock_directory(cache.root, alone=False):
+    with lock_directory(cache.root, exclusive=False):
         assert prep("compact", cache.root).code == 0
 
 

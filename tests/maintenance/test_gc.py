@@ -184,7 +184,7 @@ def test_a_cache_is_not_cleaned_while_it_is_used(gc, tmp_path):
     path = write_small(tmp_path)
     cache = open_cache(tmp_path / "cache", create=False)
     left = cache.stage()
-    with lock_directory(cache.root, alone=False):
+    with lock_directory(cache.root, exclusive=False):
         result = gc("--keep", path, "--yes")
         assert result.code == 7 and left.exists()
         assert result.err.startswith(f"error: {cache.root} is used by another program, expected to have it\nhint: wait")
@@ -196,8 +196,8 @@ def test_a_dead_user_of_the_cache_blocks_nobody(gc, tmp_path):
     path = write_small(tmp_path)
     program = ("import sys, time\nfrom pathlib import Path\nfrom prep.fs.lock import lock_directory\n"
                "from prep.cache.store import Cache\n"
-               "with lock_directory(Cache(root=Path(sys.argv[1])).root, alone=False):\n    print('held', flush=True)\n"
-               "    time.sleep(60)")
+               "with lock_directory(Cache(root=Path(sys.argv[1])).root, exclusive=False):\n"
+               "    print('held', flush=True)\n    time.sleep(60)")
     with subprocess.Popen([sys.executable, "-c", program, tmp_path / "cache"], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"held\n"
         assert gc("--keep", path, "--yes").code == 7
@@ -212,7 +212,7 @@ def test_training_keeps_its_cache(train, prep, gc, tiny_model, tmp_path, monkeyp
     asked: list[int] = []
 
     def held_by_us(setup, run, place, log, *, resume):
-        with pytest.raises(CacheError, match="is used by another program"), lock_directory(cache.root, alone=True):
+        with pytest.raises(CacheError, match="is used by another program"), lock_directory(cache.root, exclusive=True):
             pass
         asked.append(1)
         log("end", 1, result="lora.safetensors")
@@ -277,7 +277,7 @@ def test_gc_and_encoders_take_turns(prep, encode, photos, tmp_path):
     holding = threading.Event()
 
     def clean():
-        with lock_directory(tmp_path / "cache", alone=True):
+        with lock_directory(tmp_path / "cache", exclusive=True):
             holding.set()
             time.sleep(0.3)
 

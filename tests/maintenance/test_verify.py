@@ -141,13 +141,13 @@ def test_rows_of_other_pictures_or_another_vae_are_found_though_every_byte_is_so
     assert verify(with_context(small, field), quick=True)["ok"]
 
 
-def test_a_latent_on_another_colour_is_found_and_an_opaque_one_has_none(small):
+def test_a_latent_on_another_color_is_found_and_an_opaque_one_has_none(small):
     latents = small.manifest.document["latents"]
-    for colour in ([255, 255, 254], None):
-        found = verify(changed(small, latents={**latents, "alpha": colour}))
+    for color in ([255, 255, 254], None):
+        found = verify(changed(small, latents={**latents, "alpha": color}))
         assert [one["samples"] for one in found["damaged"]] == [["c.png"]]
     unsaid = {name: value for name, value in latents.items() if name != "alpha"}
-    assert verify(changed(small, latents=unsaid))["ok"], "a manifest from before colours were said in it"
+    assert verify(changed(small, latents=unsaid))["ok"], "a manifest from before colors were said in it"
 
 
 def test_masks_from_files_have_keys_that_nobody_knows(small):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from prep.batching.split import ROLES
 from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.digest import digest_bytes
@@ -19,7 +20,7 @@ from prep.errors import CacheError
 from prep.findings import Finding
 from prep.geometry import Placement
 from prep.manifest import tables
-from prep.manifest.samples import ROLES, Sample, Text, View, build_samples, open_samples
+from prep.manifest.samples import Sample, Text, View, build_samples, open_samples
 
 SHARD = digest_bytes(b"latents")
 TEXTS = digest_bytes(b"texts")

@@ -188,12 +188,12 @@ def test_without_combine_ones_own_is_taken_over_as_it_is(owned, tmp_path):
 def test_files_that_are_there_are_combined_and_count_before_ones_own(owned, tmp_path):
     out = tmp_path / "out"
     make(owned, out, Halves())
-    make(owned, out, method="color", colour="black", tolerance=2, combine="add", mask_from="sidecar")
+    make(owned, out, method="color", color="black", tolerance=2, combine="add", mask_from="sidecar")
     assert (read(out / "0-masklabel.png") == left_half(SIZES[0])).all()  # nothing in it but black
     assert (read(out / "4-masklabel.png") == 255).all()  # written, since the file would say something else
-    again = make(owned, out, method="color", colour="black", tolerance=2, combine="add", mask_from="sidecar")
+    again = make(owned, out, method="color", color="black", tolerance=2, combine="add", mask_from="sidecar")
     assert again.written == 7
-    make(owned, out, method="color", colour="black", combine="replace")
+    make(owned, out, method="color", color="black", combine="replace")
     assert not read(out / "0-masklabel.png").any()
 
 

@@ -60,14 +60,14 @@ def test_alpha(pictures, tmp_path):
     assert len(ticks) == 4
 
 
-def test_colour(pictures, tmp_path):
+def test_color(pictures, tmp_path):
     out = tmp_path / "masks"
-    made = make(items(pictures), method="color", colour="#00ff00", tolerance=16, out=out)
+    made = make(items(pictures), method="color", color="#00ff00", tolerance=16, out=out)
     assert made.written == 2
     wanted = np.zeros((30, 40), np.uint8)
     wanted[5:15, 10:20] = 255
     assert (read(out / "sub" / "green-masklabel.png") == wanted).all()
-    strict = make(items(pictures), method="color", colour="#00ff00", tolerance=9, out=out, force=True)
+    strict = make(items(pictures), method="color", color="#00ff00", tolerance=9, out=out, force=True)
     assert strict.written == 2
     assert read(out / "sub" / "green-masklabel.png")[0, 0] == 255
 
@@ -85,7 +85,7 @@ def test_masks_that_are_there_are_kept(pictures, tmp_path):
 
 def test_masks_pair_with_their_pictures(pictures, tmp_path):
     out = tmp_path / "masks"
-    make(items(pictures), method="color", colour="#00ff00", out=out)
+    make(items(pictures), method="color", color="#00ff00", out=out)
     paired = {one.name for one in walk(pictures, source=0, mask_from=out) if isinstance(one, Item) and one.mask}
     assert paired == {"clear.png", "sub/green.png"}
 
@@ -145,7 +145,7 @@ def test_links_never_lead_masks_out_of_their_directory(pictures, tmp_path, targe
     before = names(tmp_path)
     green = [one for one in items(pictures) if one.name == "sub/green.png"]
     with pytest.raises(PathError, match=r"masks/sub leads to .*, expected a directory below .*masks") as caught:
-        make(green, method="color", colour="#00ff00", out=out)
+        make(green, method="color", color="#00ff00", out=out)
     assert caught.value.hint == "remove the link, or choose another directory: -o DIR"
     assert names(tmp_path) == before
 
@@ -154,7 +154,7 @@ def test_links_inside_the_masks_directory_and_to_it_are_fine(pictures, tmp_path)
     (tmp_path / "real" / "other").mkdir(parents=True)
     (tmp_path / "real" / "sub").symlink_to("other")
     (tmp_path / "masks").symlink_to("real")
-    made = make(items(pictures), method="color", colour="#00ff00", out=tmp_path / "masks")
+    made = make(items(pictures), method="color", color="#00ff00", out=tmp_path / "masks")
     assert made.written == 2
     assert names(tmp_path / "real") == ["clear-masklabel.png", "other/green-masklabel.png"]
 
@@ -177,7 +177,7 @@ def test_files_that_are_gone(pictures, tmp_path):
 
 def test_the_originals_are_not_touched(pictures, tmp_path):
     before = {path: path.read_bytes() for path in pictures.rglob("*") if path.is_file()}
-    make(items(pictures), method="color", colour="#00ff00", out=tmp_path / "masks")
+    make(items(pictures), method="color", color="#00ff00", out=tmp_path / "masks")
     assert {path: path.read_bytes() for path in pictures.rglob("*") if path.is_file()} == before
 
 
@@ -185,7 +185,7 @@ def test_the_originals_are_not_touched(pictures, tmp_path):
     ("options", "says"),
     [({"method": "magic"}, "--with is 'magic', expected one of: alpha, color, threshold, clipseg, segment, rembg"),
      ({"method": "color", "tolerance": 255}, "--tolerance is 255, expected a number from 0 to 254"),
-     ({"method": "color", "colour": "greenish"}, "--color is 'greenish', expected #rrggbb"),
+     ({"method": "color", "color": "greenish"}, "--color is 'greenish', expected #rrggbb"),
      ({"method": "threshold", "threshold": 0.0}, "--threshold is 0.0, expected a number from 0.001 to 1"),
      ({"method": "alpha", "smooth": 300.0}, "--smooth is 300.0, expected a number from 0 to 256"),
      ({"method": "alpha", "expand": -2000}, "--expand is -2000, expected a number from -1024 to 1024"),

@@ -231,7 +231,7 @@ def test_another_tools_file(written, folder, prep, tmp_path):
     recipe = written("--from", tmp_path / "kohya.toml")
     assert [one.path.resolve() for one in recipe.sources] == [tmp_path / "photos"] * 2
     assert written.result.err.splitlines() == [
-        "note: general.color_aug = True: colours are never changed: no counterpart",
+        "note: general.color_aug = True: colors are never changed: no counterpart",
         "note: datasets[0].subsets[0].resize_interpolation = 'area': pictures are resized by Lanczos (and 1 more)"]
     source = written.text.partition("[[source]]")[2]
     assert source.startswith("\n# datasets[0].subsets[0].resize_interpolation = 'area'"), "each note at its place"

@@ -120,11 +120,11 @@ def test_a_source_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("alpha", ["white", "grey", "#0a1B2c", "reject"])
-def test_colours_below_transparency(recipe, alpha):
+def test_colors_below_transparency(recipe, alpha):
     assert recipe("[[source]]\npath='p'", **{"image.alpha": alpha}).image.alpha == alpha
 
 
-def test_an_option_that_is_no_colour_shows_before_any_picture_is_read(prep, photos, tiny_model, tmp_path):
+def test_an_option_that_is_no_color_shows_before_any_picture_is_read(prep, photos, tiny_model, tmp_path):
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "--alpha", "purple")
     assert result.code == 3 and "image.alpha is 'purple', expected #rrggbb" in result.err
     assert not (tmp_path / "cache").exists()

@@ -126,7 +126,7 @@ def attack(tmp_path, seed: int, count: int) -> tuple[int, int]:
         for item, examined in seen:
             if examined.usable:  # whole: it can be decoded once more
                 assert examined.identity is not None, (seed, item.name)
-                assert crew.ask("pixels", picture=pack_blob(item.picture))[0]["pixels"], (seed, item.name)
+                assert crew.request("pixels", picture=pack_blob(item.picture))[0]["pixels"], (seed, item.name)
             else:
                 assert any(one.severity == "error" for one in examined.findings), (seed, item.name)
     return pictures, samples

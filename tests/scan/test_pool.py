@@ -97,11 +97,11 @@ def item(path):
 def test_a_worker_that_died_between_two_pictures_is_replaced(tmp_path):
     path = draw(tmp_path / "a.png", (64, 48), seed=1)
     with WorkerPool() as crew:
-        first = crew.ask("examine", items=[item(path)])
+        first = crew.request("examine", items=[item(path)])
         (worker,) = crew._all
         worker._process.kill()
         worker._process.wait()
-        assert crew.ask("examine", items=[item(path)]) == first and crew.started == 2
+        assert crew.request("examine", items=[item(path)]) == first and crew.started == 2
 
 
 def test_no_more_workers_than_are_asked_and_none_are_left(tmp_path):
@@ -132,7 +132,7 @@ def refused(*_, **__):
 def test_a_worker_that_is_never_ready_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(crew_module, "START", 0.2)
     with WorkerPool(command=("-c", "import time; time.sleep(60)")) as crew:
-        assert crew.ask("preview", picture=["nothing here", 0, None, ""], side=8) == ({}, b"")
+        assert crew.request("preview", picture=["nothing here", 0, None, ""], side=8) == ({}, b"")
 
 
 def test_the_directory_one_stands_in_is_no_place_for_modules(tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_the_directory_one_stands_in_is_no_place_for_modules(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     path = draw(tmp_path / "a.png", (64, 48), seed=1)
     with WorkerPool() as crew:
-        document, data = crew.ask("examine", items=[item(path)])
+        document, data = crew.request("examine", items=[item(path)])
         assert crew.started == 1
     assert unpack_all_examined(document, data, 1)[0].identity is not None
 
@@ -170,7 +170,7 @@ def test_when_it_is_closed_nothing_is_decoded_any_more(tmp_path):
     crew = WorkerPool(processes=False)
     crew.close()
     with pytest.raises(WorkerLost, match="the scan ended before it was decoded"):
-        crew.ask("examine", items=[item(draw(tmp_path / "a.png", (64, 48), seed=1))])
+        crew.request("examine", items=[item(draw(tmp_path / "a.png", (64, 48), seed=1))])
 
 
 @posix
@@ -198,7 +198,7 @@ def test_an_answer_that_is_cut_or_too_long_is_none():
                              "import sys; sys.stdout.buffer.write(b'\\x11\\0\\0\\0latentry worker 1' + b'\\xff' * 9);"
                              "sys.stdout.flush(); sys.stdin.read(1)")) as crew:
         with pytest.raises(WorkerLost) as error:
-            crew.ask("preview", picture=["x", 0, None, ""], side=8)
+            crew.request("preview", picture=["x", 0, None, ""], side=8)
         assert error.value.code == "decoder-crashed"
 
 

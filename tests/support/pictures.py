@@ -12,7 +12,7 @@ from prep.images.decode import decode_picture, read_header
 
 
 def draw(path: Path, size: tuple[int, int], *, seed: int, alpha: bool = False) -> Path:
-    """Writes a picture of smooth random colours."""
+    """Writes a picture of smooth random colors."""
     path.parent.mkdir(parents=True, exist_ok=True)
     channels = 4 if alpha else 3
     coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, channels), dtype=np.uint8)

@@ -91,7 +91,7 @@ def extra_fields(bits: Bits, *, orientation: int = 1, animated: bool = False) ->
 
 
 def usual_rest(bits: Bits) -> Bits:
-    """The rest of a header of 8-bit sRGB: depth, no channels, XYB, colours, tone mapping, extensions, transform."""
+    """The rest of a header of 8-bit sRGB: depth, no channels, XYB, colors, tone mapping, extensions, transform."""
     return bits.put(0, 1).put(0, 2).put(1, 1).put(0, 2).put(1, 1).put(1, 1).put(1, 1).put(0, 2).put(1, 1)
 
 

@@ -49,8 +49,8 @@ def key_of(word):
 
 def latent(name, placement):
     width, height = placement.bucket
-    colour = WHITE if name == "c.png" else None
-    key = latent_key(key_of(f"picture {name}"), placement, colour, CONTEXT)
+    color = WHITE if name == "c.png" else None
+    key = latent_key(key_of(f"picture {name}"), placement, color, CONTEXT)
     return Row(key, "latent", "latent", "bfloat16", np.full((4, height // 8, width // 8), 7, np.uint16))
 
 

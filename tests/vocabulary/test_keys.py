@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prep import keys
 from prep.digest import HOLE, canonical, digest_json, digest_parts, digest_strings, seal
 from prep.geometry import Placement
+from prep.images.decode import POLICY
 from prep.parse import Unparsed, sealed_json
 
 PLACEMENT = Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96))
@@ -44,6 +45,18 @@ GOLDEN = {
 @pytest.mark.parametrize(("key", "wanted"), GOLDEN.values(), ids=GOLDEN.keys())
 def test_golden_vectors(key, wanted):
     assert key == wanted
+
+
+def test_golden_vectors_of_the_policy_that_ships():
+    """A word of the policy spelled otherwise would make every cache in the field stale."""
+    latents = keys.latent_context(image=POLICY, vae="ab" * 32, posterior="mean", compute="float32", stored="bfloat16")
+    masks = keys.mask_context(image=POLICY, origin="file", factor=8)
+    placed = Placement(scaled=(64, 72), crop=(0, 4), bucket=(64, 64))
+    assert digest_json(POLICY) == "1026a64196e8a452057f5e1d8527ac36356fca41b93047c6e64990db1765ddc5"
+    assert keys.latent_key("cd" * 32, placed, None, latents) == (
+        "390be939020e2719484fc93e7dcae55552560f5bcc2d1bf9ca2b35c0479164aa")
+    assert keys.mask_key("cd" * 32, placed, masks) == (
+        "c3fb1c4e010a980a593476332da49bf9b0f06e25c4904353d77a6d50a409e2c8")
 
 
 def test_canonical_json_is_what_the_standard_library_sorts():

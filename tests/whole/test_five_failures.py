@@ -181,7 +181,7 @@ def test_validation_over_cached_latents_keeps_to_one_device(encode, train, place
     for number in range(20, 26):
         Image.new("RGB", (96, 96), (number, 9 * number, 0)).save(place / "photos" / f"{number}.png")
         Image.new("L", (96, 96), 10 * number).save(place / "photos" / f"{number}-masklabel.png")
-        (place / "photos" / f"{number}.txt").write_text("a plain colour")
+        (place / "photos" / f"{number}.txt").write_text("a plain color")
     assert encode("--mask", "sidecar", "--validation", 0.3)["encoded"]["mask"] > 3
     with playing() as there:
         monkeypatch.setattr(device, "choose", lambda name: there)

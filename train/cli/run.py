@@ -38,12 +38,11 @@ def run(
     for line in _uneven(report) if not quiet else ():
         say(line)
 
-    from prep.fs.lock import lock_directory
+    from prep.fs.lock import PATIENCE, lock_directory
     from train.check import check_shards
     from train.runs.directory import claim_run, lock_run
     from train.runs.log import Log
     from train.runs.watch import watching
-    from train.setup import PATIENCE
 
     with defer_interrupts():
         from prep.loader.device import choose
@@ -51,7 +50,7 @@ def run(
 
     place = choose(device)
     index = report.setup.index
-    with lock_run(folder, report.setup), lock_directory(index.cache.root, alone=False, patience=PATIENCE):
+    with lock_run(folder, report.setup), lock_directory(index.cache.root, exclusive=False, patience=PATIENCE):
         check_shards(index)  # it may have been here since
         claim_run(folder, report.setup, asked, resume=resume)
         with watching(quiet) as watch, Log(folder / "log.jsonl", watch) as log:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prep.batching.plan import Underfill
+
 Method = Literal["lora", "full"]
-Underfill = Literal["drop", "partial", "repeat"]
 Precision = Literal["auto", "bf16", "fp32"]
 
 

@@ -145,7 +145,7 @@ def remove_foreign_commits(cache: Cache, tasks: Iterable[Task]) -> None:
 
 
 def shard_bytes(root: Path) -> int:
-    """The bytes of all files of a shard, as the disk has them now. Raises `FileNotFoundError`, `NotPlain`."""
+    """The bytes of all files of a shard, as the disk has them now. Raises `FileNotFoundError`, `NotRegularFile`."""
     return sum(size for _, size in tree(root))
 
 

@@ -28,7 +28,7 @@ class Job:
     specs: FieldSpecs
     wants: Targets
     tasks: tuple[Task, ...]
-    alpha: str  # colour that transparency is flattened onto
+    alpha: str  # color that transparency is flattened onto
     origin: str  # of masks: "file" or "alpha"
     compute: str  # dtype of the encoders
     device: str

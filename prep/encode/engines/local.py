@@ -145,7 +145,7 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
     begun, failed = time.monotonic(), len(tally.transient)
     rejects: list[Reject] = []
     made_keys: list[str] = []
-    with ShardWriter(job.cache, task.field, job.specs.of(task.field, job.bucket_of(task))) as writer:
+    with ShardWriter(job.cache, task.field, job.specs.arrays_of(task.field, job.bucket_of(task))) as writer:
         for key, made in rows:
             if isinstance(made, Reject | Finding):
                 tally.refuse(made)

@@ -46,7 +46,7 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def unwrap_jpeg(data: bytes) -> Parts:
-    """A JPEG without APP1-13 and comments; the Adobe segment stays, it decides the colours."""
+    """A JPEG without APP1-13 and comments; the Adobe segment stays, it decides the colors."""
     kept: list[bytes] = [data[:2]]
     chunks: dict[int, bytes] = {}
     exif: bytes | None = None

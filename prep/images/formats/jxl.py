@@ -13,7 +13,7 @@ from prep.images.formats.isobmff import boxes
 from prep.images.formats.parts import BadPicture
 
 _ALPHA, _SPOT, _BLACK, _CFA = 0, 2, 4, 5  # kinds of extra channels
-_GRAY = 1  # of colour spaces
+_GRAY = 1  # of color spaces
 _RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
 _SIDES = ((1, 9), (1, 13), (1, 18), (1, 30))
 _MOST = 1 << 14  # bytes that are looked at; a header with dozens of named channels has some hundred
@@ -162,7 +162,7 @@ def _depth(bits: _Bits) -> tuple[int, bool]:
 
 
 def _extra_channel(bits: _Bits) -> tuple[int, bool]:
-    """(its kind, whether it is an alpha with which colours were multiplied)."""
+    """(its kind, whether it is an alpha with which colors were multiplied)."""
     if bits.flag():
         return _ALPHA, False
     kind = bits.enum()

@@ -1,6 +1,6 @@
 """Is all of a PNG or JPEG there? Pillow leaves black, and libjpeg gray, what compressed data that end too early lack.
 
-Both are looked at only where the last pixels of a decoded picture are of that colour, so that hardly any picture is
+Both are looked at only where the last pixels of a decoded picture are of that color, so that hardly any picture is
 decoded twice.
 """
 
@@ -17,14 +17,14 @@ _PROFILE_LIMIT = 1 << 24  # bytes; the largest CMYK profiles in use have about 3
 _TEXT_LIMIT = 1 << 20  # bytes a compressed comment may have; Pillow's own limit too
 
 STEP = 1 << 20  # bytes that are unpacked at a time
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the colour type of a PNG
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the color type of a PNG
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
 def check_complete(body: bytes) -> None:
     """Raises `BadPicture` where a PNG's data are fewer than its header says."""
-    width, height, depth, colour, _, _, interlaced = struct.unpack_from(">IIBBBBB", body, 16)
-    wanted = sum(_bytes_of(-(-(width - left) // right), -(-(height - top) // down), depth * _CHANNELS[colour])
+    width, height, depth, color, _, _, interlaced = struct.unpack_from(">IIBBBBB", body, 16)
+    wanted = sum(_bytes_of(-(-(width - left) // right), -(-(height - top) // down), depth * _CHANNELS[color])
                  for left, top, right, down in (_PASSES if interlaced else ((0, 0, 1, 1),)))
     stream, there = zlib.decompressobj(), 0
     for kind, start, stop in png_chunks(body):
@@ -118,5 +118,5 @@ def _png_profile(chunk: bytes | None, notes: list[Note]) -> bytes | None:
         return None
     profile = _inflate(chunk[chunk.find(b"\0") + 2 :], _PROFILE_LIMIT)
     if profile is None:
-        notes.append(("invalid-profile", "the embedded colour profile cannot be unpacked; taken as sRGB"))
+        notes.append(("invalid-profile", "the embedded color profile cannot be unpacked; taken as sRGB"))
     return profile

@@ -25,7 +25,7 @@ from prep.sources.item import MaskFrom
 _TRAIN = "a setting of training: train.toml has it as"
 _DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
 _LEFT: Mapping[str, str] = {
-    "color_aug": "colours are never changed: no counterpart",
+    "color_aug": "colors are never changed: no counterpart",
     "face_crop_aug_range": "no faces are looked for: no counterpart",
     "random_crop": CUTS,
     "caption_dropout_rate": "captions are left out in training, not in the cache: no counterpart in a recipe",

@@ -19,7 +19,7 @@ from prep.recipe.convert.draft import FLAT, Asked, Converted, Draft, Layer
 from prep.recipe.schema import ImageOptions, Source
 
 _ROLES: Mapping[str, Role] = {"STANDARD": "train", "VALIDATION": "validation", "PRIOR_PREDICTION": "prior"}
-_COLOURS = "colours are never changed: no counterpart"
+_COLORS = "colors are never changed: no counterpart"
 _TURNED = "pictures are not turned: no counterpart"
 _DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
 _PLAIN: Mapping[str, str] = {
@@ -28,9 +28,9 @@ _PLAIN: Mapping[str, str] = {
 MOST_VIEWS = 64  # cuts of a picture that a recipe takes
 _IMAGE: Mapping[str, str] = {
     "enable_random_rotate": _TURNED, "enable_fixed_rotate": _TURNED, "random_rotate_max_angle": _TURNED,
-    **{f"{kind}_{name}": _COLOURS for kind in ("enable_random", "enable_fixed")
+    **{f"{kind}_{name}": _COLORS for kind in ("enable_random", "enable_fixed")
        for name in ("brightness", "contrast", "saturation", "hue")},
-    **{f"random_{name}_max_strength": _COLOURS for name in ("brightness", "contrast", "saturation", "hue")},
+    **{f"random_{name}_max_strength": _COLORS for name in ("brightness", "contrast", "saturation", "hue")},
     "enable_random_circular_mask_shrink": "masks are used as they are: no counterpart",
     "enable_random_mask_rotate_crop": "pictures are not turned, and masks do not move the crop: no counterpart",
 }

@@ -75,7 +75,7 @@ def bucket_shapes(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> 
 
 
 def bucket_plot(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> str:
-    """An `<svg>` in the page's own colours, with titles to hover over; nothing where there is nothing to show."""
+    """An `<svg>` in the page's own colors, with titles to hover over; nothing where there is nothing to show."""
     body = "\n".join(_as_svg(shape) for shape in bucket_shapes(pictures, buckets))
     return (f'<svg class="plot" viewBox="0 0 {WHOLE} {WHOLE}" role="img" '
             f'aria-label="picture sizes and buckets">\n{body}\n</svg>') if body else ""

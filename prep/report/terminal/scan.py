@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
-from prep.findings import CODES, Finding
-from prep.report.terminal.tables import SEVERITIES, _page, _table
+from prep.findings import CODES, SEVERITIES, Finding
+from prep.report.terminal.tables import _page, _table
 
 SCREEN = 20  # findings; more are summed up by code
 ERRORS = 10  # that are shown by name all the same

@@ -1,4 +1,4 @@
-"""Reports as text for a terminal: tables that read well without colour; the only room of rich beside the progress bar.
+"""Reports as text for a terminal: tables that read well without color; the only room of rich beside the progress bar.
 
 Names and captions come from files, so whatever a terminal would obey in them is shown escaped.
 """
@@ -14,8 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from prep.formatting import printable
-
-SEVERITIES = ("error", "warning", "info")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> Table:

@@ -1,7 +1,7 @@
 """Pictures that show one photo: cut, resized, brightened or mirrored copies, found on small gray thumbnails.
 
 Each picture is kept at a height of 64 (sliding left and right over another finds cuts at the sides) and at a width of
-64 (the same up and down). The middle of each is compared with every place of every other by normalised correlation,
+64 (the same up and down). The middle of each is compared with every place of every other by normalized correlation,
 which neither brightness nor contrast moves; a place that fits is then measured over all that the two share.
 
 Measured on 63 real photos of 12 subjects: the two pairs that were cut from one photo reach 0.99 and 0.996, the nearest
@@ -64,7 +64,7 @@ class _Axis:
 
     grays: Sequence[Gray]
     halves: Sequence[Floats]
-    probes: Floats  # [2N, SIDE/2 · PROBE], normalised: the middles, then the middles of the mirror images
+    probes: Floats  # [2N, SIDE/2 · PROBE], normalized: the middles, then the middles of the mirror images
     basis: Floats  # [SIDE/2 · PROBE, FEW], orthonormal
     few: Floats  # [2N, FEW + 1]: the probes in that basis, and the length of what it leaves out
     mirror: int  # the axis along which a mirror image is flipped
@@ -105,7 +105,7 @@ def _way(grays: Sequence[Gray], mirror: int) -> _Axis:
     halves = [_half(gray) for gray in grays]
     middles = [_middle(half) for half in halves]
     middles += [np.flip(middle, axis=mirror) for middle in middles]
-    probes = (_normalised(np.stack([middle.reshape(-1) for middle in middles])) if middles
+    probes = (_normalized(np.stack([middle.reshape(-1) for middle in middles])) if middles
               else np.zeros((0, SIDE // 2 * PROBE), np.float32))
     _, directions = np.linalg.eigh(probes.T @ probes)
     basis = np.ascontiguousarray(directions[:, -FEW:]).astype(np.float32)
@@ -138,13 +138,13 @@ def _middle(half: Floats) -> Floats:
     return half[:, _start(half) : _start(half) + PROBE]
 
 
-def _normalised(rows: Floats) -> Floats:
+def _normalized(rows: Floats) -> Floats:
     """Each row with mean 0 and length 1; zeros where it is flat."""
     centred = rows - rows.mean(axis=1, keepdims=True)
     spread = np.sqrt((centred * centred).sum(axis=1, keepdims=True))
     flat = spread < FLAT * np.sqrt(rows.shape[1])
-    normalised: Floats = np.where(flat, 0, centred / np.maximum(spread, 1e-6)).astype(np.float32)
-    return normalised
+    normalized: Floats = np.where(flat, 0, centred / np.maximum(spread, 1e-6)).astype(np.float32)
+    return normalized
 
 
 def _search(way: _Axis, indices: range) -> Iterator[Near]:
@@ -173,11 +173,11 @@ def _search(way: _Axis, indices: range) -> Iterator[Near]:
 
 
 def _windows(half: Floats) -> Floats:
-    """[place, SIDE/2 · PROBE]: every patch of a probe's size, normalised; none where the thumbnail is too narrow."""
+    """[place, SIDE/2 · PROBE]: every patch of a probe's size, normalized; none where the thumbnail is too narrow."""
     if half.shape[1] < PROBE:
         return np.zeros((0, SIDE // 2 * PROBE), np.float32)
     windows = np.lib.stride_tricks.sliding_window_view(half, PROBE, axis=1)  # [SIDE/2, places, PROBE]
-    return _normalised(windows.transpose(1, 0, 2).reshape(windows.shape[1], -1))
+    return _normalized(windows.transpose(1, 0, 2).reshape(windows.shape[1], -1))
 
 
 def _measure(way: _Axis, other: int, index: int, *, mirrored: bool, place: int) -> float:
@@ -200,5 +200,5 @@ def _correlation(moved: Gray, fixed: Gray, offset: int) -> float:
     if high - low < SHARED * min(moved.shape[1], fixed.shape[1]):
         return 0.0
     pair = np.stack([moved[:, low - offset : high - offset].reshape(-1), fixed[:, low:high].reshape(-1)])
-    one, two = _normalised(pair.astype(np.float32))
+    one, two = _normalized(pair.astype(np.float32))
     return float(one @ two)
