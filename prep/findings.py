@@ -121,10 +121,18 @@ class Finding:
     code: str  # stable, kebab-case
     severity: Severity
     detail: str  # for people: what was seen, what was wanted
+    other: str | None = None  # of a duplicate: the path of the picture that it resembles; no table on disk has it
+    likeness: float | None = None  # of a duplicate: the correlation of the two, at most 1; 1: the same pixels
 
     def as_json(self) -> dict[str, Any]:
-        """The finding in every document of `--json`."""
-        return {"path": self.path, "code": self.code, "severity": self.severity, "detail": self.detail}
+        """The finding in every document of `--json`; `other` and `likeness` only where it has them."""
+        document: dict[str, Any] = {"path": self.path, "code": self.code, "severity": self.severity,
+                                    "detail": self.detail}
+        if self.other is not None:
+            document["other"] = self.other
+        if self.likeness is not None:
+            document["likeness"] = self.likeness
+        return document
 
 
 def rejected_line(found: Finding) -> str:
@@ -149,9 +157,11 @@ class ScanOptions:
     severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
 
 
-def finding(path: str, code: str, detail: str, *, as_error: bool = False) -> Finding:
+def finding(path: str, code: str, detail: str, *, as_error: bool = False, other: str | None = None,
+            likeness: float | None = None) -> Finding:
     """A finding as severe as its code is; `as_error` makes it an error."""
-    return Finding(path=path, code=code, severity="error" if as_error else CODES[code][0], detail=detail)
+    return Finding(path=path, code=code, severity="error" if as_error else CODES[code][0], detail=detail, other=other,
+                   likeness=likeness)
 
 
 def parse_code(value: Any, where: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,7 @@ def bucket(
     from prep.fs.memo import Memo
     from prep.progress import DeferredTotal
     from prep.report.pages.buckets import check_bucket_files, write_bucket_files
+    from prep.report.pages.frame import origin_of
     from prep.report.terminal.buckets import outlook_tables, suggestion_table
 
     quiet_pillow()
@@ -57,8 +59,8 @@ def bucket(
     view = preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,
                          micro_batch=micro_batch, seed=seed, world=world,
                          underfill=underfill)  # type: ignore[arg-type]  # checked there
-    write_bucket_files(view, html, png)
     rejected = [one for one in surveyed.findings if one.severity == "error"]
+    write_bucket_files(view, html, png, origin=origin_of(recipe, date.today()), rejected=rejected)
     suggestions = [one.as_json() for one in suggest_buckets(sizes_of(recipe, surveyed.items),
                                                             rules_of(recipe))] if suggest else []
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def inspect(
 
         quiet_pillow()
         check_page(opened, html)
-        write_page(opened, html)
+        write_page(opened, html, date.today())
         say(f"wrote {html}")
     document = describe_manifest(opened) if sample is None else describe_samples(opened, sample)
     if as_json:

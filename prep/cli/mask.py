@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from prep.cli.options import quiet_pillow
 
 if TYPE_CHECKING:
     from prep.masks.run import Entry
+    from prep.report.pages.frame import Origin
 
 
 def mask(
@@ -46,7 +48,7 @@ def mask(
     from prep.dataset.listing import picture_places
     from prep.masks.methods import MaskOptions
     from prep.masks.run import MaskCall, run_mask
-    from prep.report.pages.frame import check_page_file
+    from prep.report.pages.frame import check_page_file, origin_of
 
     quiet_pillow()
     choice = MaskOptions(method=method, color=color, tolerance=tolerance,  # type: ignore[arg-type]  # checked there
@@ -58,7 +60,7 @@ def mask(
         check_page_file(html, picture_places(recipe))
     masked = run_mask(MaskCall(
         recipe=recipe, choice=choice, output=output, model=model or "",
-        show=None if html is None else partial(_write_pages, html, jobs, not quiet),
+        show=None if html is None else partial(_write_pages, html, origin_of(recipe, date.today()), jobs, not quiet),
         device=device, batch_size=batch_size, jobs=jobs, download=download,
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
     if as_json:
@@ -67,8 +69,8 @@ def mask(
         put(masked.as_text())
 
 
-def _write_pages(page: Path, jobs: int, shown: bool, entries: Sequence[Entry]) -> tuple[Path, ...]:
+def _write_pages(page: Path, origin: Origin, jobs: int, shown: bool, entries: Sequence[Entry]) -> tuple[Path, ...]:
     from prep.report.pages.masks import write_sheets
 
     with progress("showing", len(entries), unit="pictures", shown=shown) as tick:
-        return write_sheets(page, entries, jobs=jobs, tick=tick)
+        return write_sheets(page, origin, entries, jobs=jobs, tick=tick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,8 @@ def scan(
     select: Annotated[list[str] | None, typer.Option(help="only findings of this code; may be repeated")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="no findings of this code; may be repeated")] = None,
     every: Annotated[bool, typer.Option("--all", help="every finding by name, however many there are")] = False,
-    write_report: Annotated[Path | None, typer.Option(help="write one self-contained HTML page")] = None,
+    html: Annotated[Path | None, typer.Option("--html", "--write-report",
+                                              help="write one self-contained HTML page")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="exit 1 for warnings, too")] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="read every file again, whatever its stamps say")] = False,
     jobs: Annotated[int, typer.Option(help="processes that decode", min=1)] = opt.JOBS,
@@ -30,7 +32,7 @@ def scan(
 ) -> None:
     """Decode every picture, read every caption and mask, and say what is wrong with them. Exit 1 for errors."""
     from prep.dataset.listing import picture_places
-    from prep.report.pages.frame import check_page_file
+    from prep.report.pages.frame import check_page_file, origin_of
     from prep.report.pages.scan import write_scan_page
     from prep.report.terminal.scan import findings_table
     from prep.scan.run import ScanCall, run_scan
@@ -38,11 +40,11 @@ def scan(
 
     quiet_pillow()
     recipe = opt.recipe_from_options(source, mask="sidecar" if mask is None and source.suffix != ".toml" else mask)
-    if write_report is not None:
-        check_page_file(write_report, picture_places(recipe))
+    if html is not None:
+        check_page_file(html, picture_places(recipe))
     report = run_scan(ScanCall(
         recipe=recipe, jobs=jobs, model=model, select=select or (), ignore=ignore or (), rehash=rehash,
-        show=None if write_report is None else partial(write_scan_page, write_report),
+        show=None if html is None else partial(write_scan_page, html, origin_of(recipe, date.today())),
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
     if as_json:
         put_json(document(report))

@@ -46,6 +46,12 @@ class SampleColumns:
         """How many of them have a mask."""
         return len(self) - int(self.table["coverage"].null_count)
 
+    @property
+    def caption_lengths(self) -> Column:
+        """Characters of each caption, int64, in the order of `texts`; computed from the table each time."""
+        captions = pc.struct_field(pc.list_flatten(self.table["texts"]), "caption")
+        return _numbers(pc.utf8_length(captions)).astype(np.int64)
+
     def name(self, sample: int) -> str:
         """The sample's name, for messages."""
         return str(self.table["name"][sample].as_py())

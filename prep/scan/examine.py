@@ -14,11 +14,12 @@ from prep.digest import digest_bytes
 from prep.findings import Finding, finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob, error_code, read_blob
-from prep.geometry import Placement, Size, fits
-from prep.images.decode import Picture, Pixels, decode_layers, decode_picture, encode_png, scale_and_crop
+from prep.geometry import Size, fits
+from prep.images.decode import Picture, Pixels, decode_layers, decode_picture
 from prep.images.formats.parts import BadPicture, Note
 from prep.images.header import Header
 from prep.images.mask import decode_mask_layers
+from prep.images.thumbnail import encode_jpeg, shrink
 from prep.scan.duplicates.correlation import Thumb
 from prep.scan.duplicates.identity import Identity, identify, pixel_digest, sampled, thumb_of
 from prep.sources.item import Item
@@ -76,15 +77,10 @@ def thumbnail(picture: Blob, file: str | None = None) -> Thumb | None:
     return None if whole is None else thumb_of(sampled(whole), whole.size)
 
 
-def preview_png(picture: Blob, side: int) -> bytes:
-    """A PNG of a picture with its longer side at most `side`; nothing where it cannot be decoded."""
+def preview_jpeg(picture: Blob, side: int) -> bytes:
+    """A JPEG of a picture with its longer side at most `side` pixels; nothing where it cannot be decoded."""
     whole = _decoded(picture)
-    if whole is None:
-        return b""
-    longer = max(whole.size)
-    width, height = (max(1, length * min(side, longer) // longer) for length in whole.size)
-    return encode_png(scale_and_crop(whole, Placement(scaled=(width, height), crop=(0, 0),
-                                                      bucket=(width, height))))
+    return b"" if whole is None else encode_jpeg(shrink(whole, side))
 
 
 def _decoded(picture: Blob, file: str | None = None) -> Picture | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from prep.captions.options import CaptionOptions
@@ -22,12 +23,12 @@ from prep.scan.protocol import pack_blob
 from prep.scan.scanner import Check, ScanReport, nothing_else, scan
 from prep.sources.item import Item
 
-SIDE = 160  # pixels of a preview's longer side
+SIDE = 320  # pixels of a preview's longer side
 UNSAID = {"missing-caption", "empty-caption"}
 NEAR_CODES = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
 
 
-Previews = Callable[[Sequence[str]], Mapping[str, bytes]]  # names of items to a small PNG of each that has one
+Previews = Callable[[Sequence[str]], Mapping[str, bytes]]  # names of items to a small JPEG of each that has one
 Show = Callable[[ScanReport, Previews], object]
 
 
@@ -72,7 +73,7 @@ def run_scan(asked: ScanCall) -> ScanReport:
     report = replace(report, samples=report.samples - len(left),
                      findings=apply_policy(said, choice, select=asked.select, ignore=asked.ignore))
     if asked.show is not None:
-        asked.show(report, lambda names: _previews([name for name in names if name in blobs], blobs))
+        asked.show(report, lambda names: _previews([name for name in names if name in blobs], blobs, asked.jobs))
     return report
 
 
@@ -127,13 +128,17 @@ def _token_check(model: str, recipe: Recipe) -> Check:
     return check
 
 
-def _previews(names: Sequence[str], blobs: dict[str, Blob]) -> dict[str, bytes]:
-    """A small PNG of each picture, by name; made by a worker, like everything that is decoded."""
-    found: dict[str, bytes] = {}
-    with WorkerPool() as crew:
-        for name in names:
-            try:
-                found[name] = crew.request("preview", picture=pack_blob(blobs[name]), side=SIDE)[1]
-            except WorkerLost:
-                continue
-    return found
+def _previews(names: Sequence[str], blobs: Mapping[str, Blob], jobs: int) -> dict[str, bytes]:
+    """A small JPEG of each picture, by name; made by `jobs` workers, like everything that is decoded."""
+    def preview(name: str) -> bytes:
+        try:
+            return crew.request("preview", picture=pack_blob(blobs[name]), side=SIDE)[1]
+        except WorkerLost:
+            return b""
+
+    with WorkerPool() as crew, ThreadPoolExecutor(jobs) as pool:
+        try:
+            return {name: data for name, data in zip(names, pool.map(preview, names), strict=True) if data}
+        finally:
+            crew.close()  # before the pool waits for who waits for a worker
+            pool.shutdown(cancel_futures=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.images.decode import quiet_pillow
-from prep.scan.examine import check_item, exact_pixels, preview_png, thumbnail
+from prep.scan.examine import check_item, exact_pixels, preview_jpeg, thumbnail
 from prep.scan.protocol import (
     pack,
     pack_examined,
@@ -47,7 +47,7 @@ def answer(request: bytes) -> bytes:
         return pack({}, pack_thumb(thumbnail(unpack_blob(document["picture"]), document.get("file"))))
     if document["do"] == "pixels":
         return pack({"pixels": exact_pixels(unpack_blob(document["picture"]), document.get("file"))})
-    return pack({}, preview_png(unpack_blob(document["picture"]), document["side"]))
+    return pack({}, preview_jpeg(unpack_blob(document["picture"]), document["side"]))
 
 
 def main() -> None:

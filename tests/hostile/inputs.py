@@ -40,7 +40,7 @@ from prep.images.formats.parts import BadPicture  # noqa: E402
 from prep.recipe.init import init_from_file  # noqa: E402
 from prep.recipe.load import load_recipe  # noqa: E402
 from prep.recipe.overview import overview_of  # noqa: E402
-from prep.scan.examine import check_item, exact_pixels, preview_png  # noqa: E402
+from prep.scan.examine import check_item, exact_pixels, preview_jpeg  # noqa: E402
 from prep.scan.protocol import pack, pack_examined, pack_thumb, unpack, unpack_all_examined  # noqa: E402
 from prep.sources.directory import walk  # noqa: E402
 from prep.sources.item import Item  # noqa: E402
@@ -122,7 +122,7 @@ def picture(bench: Bench, rng: Random) -> bool:
             picture, mask = Blob(file=str(good)), Blob(file=str(path))
         usable = checked(Item(name="a.png", source=0, picture=picture, caption=None, captions=("x",), mask=mask), bench)
         if mask is None:
-            assert bool(exact_pixels(picture)) == usable and bool(preview_png(picture, 16)) == usable
+            assert bool(exact_pixels(picture)) == usable and bool(preview_jpeg(picture, 16)) == usable
             try:
                 read_header(spoiled)
             except BadPicture:

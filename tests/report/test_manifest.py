@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
 from dataclasses import replace
+from datetime import date
 from html.parser import HTMLParser
 from types import MappingProxyType
 
 import numpy as np
 import pytest
+from pictures import saved
+from PIL import Image
+from tarred import member, tar_of
 
 from prep.digest import digest_bytes
 from prep.images.decode import decode_picture, encode_png, read_header
-from prep.images.mask import decode_mask
+from prep.images.thumbnail import SHADE, SHADED
 from prep.manifest import describe as audit
-from prep.report.pages.bucket_plot import bucket_plot
 from prep.report.pages.gallery import from_sources, no_thumbnail
 from prep.report.pages.manifest import page, write_page
+from prep.report.pages.originals import Originals
 
-VOID = {"meta", "img", "input", "br", "line"}
+VOID = {"meta", "img", "input", "br", "wbr"}
+MADE = date(2024, 2, 29)
 
 
 class Checker(HTMLParser):
@@ -52,16 +58,35 @@ def parse(text):
 
 
 def plain(opened):
-    return page(opened, cards=10, thumbnail=no_thumbnail)
+    return page(opened, MADE, cards=10, thumbnail=no_thumbnail)
 
 
 def test_the_page_nests_and_has_all_sections(small):
     text = plain(small)
-    checker = parse(text)
-    assert re.findall("<h2>(.*?)</h2>", text) == ["Fields", "Buckets", "Samples", "Findings"]
-    assert checker.tags.count("figure") == 3
-    assert "3 of 3 samples" in text
+    parse(text)
+    assert re.findall(r"<h2[^>]*>(.*?)(?: <span|</h2>)", text) == [
+        "What it holds", "Buckets", "Sizes, masks and captions", "Samples", "Findings"]
+    assert text.count('<figure class="card') == 3
     assert "prefers-color-scheme: dark" in text
+
+
+def test_the_page_says_what_it_is_of_and_when_it_was_made(small):
+    text = plain(small)
+    assert re.search(r"<title>manifest: Manifest, 2024-02-29, Latentry [0-9.]+</title>", text)
+    head = text.split("</header>")[0]
+    assert '<time datetime="2024-02-29">' in head and "2 to train on, 1 to validate with; 1 rejected" in head
+    assert "why 1 picture could not be used" in head
+    assert plain(small) == text, "the same bytes from the same inputs"
+
+
+def test_charts_of_masks_and_captions(small):
+    charts = plain(small).split('<figure class="bars">')[1:]
+    rows = [dict(re.findall(r'<th scope="row">([^<]*)</th>.*?<span class="number">(\d+)</span>', one))
+            for one in charts]
+    assert {name for name, count in rows[0].items() if count != "0"} == {"50–60 %"} and "2 samples without" in charts[0]
+    assert rows[1] == {"0–4": "0", "5–9": "2", "10–14": "0", "15–19": "0", "20–24": "0", "25–29": "0", "30–34": "0",
+                       "35–39": "0", "40–44": "1"}
+    assert "Shortest 6, median 6, longest 44." in charts[1]
 
 
 def test_nothing_is_loaded_and_nothing_runs(small):
@@ -70,8 +95,10 @@ def test_nothing_is_loaded_and_nothing_runs(small):
     assert not {"script", "link", "iframe", "object", "form"} & set(checker.tags)
     for name, value in checker.attributes:
         assert not name.startswith("on")
-        if name in ("src", "href"):
+        if name == "src":
             assert value.startswith("data:image/")
+        if name == "href":
+            assert value.startswith("#")
     assert "http:" not in text
     assert "https:" not in text
     assert "url(" not in text
@@ -80,7 +107,7 @@ def test_nothing_is_loaded_and_nothing_runs(small):
 
 def test_captions_names_and_findings_are_escaped(small):
     text = plain(small)
-    assert "&lt;script&gt;alert(&#x27;caption&#x27;)&lt;/script&gt; &amp; \\x1b[31mred" in text
+    assert "&lt;script&gt;alert(&#39;caption&#39;)&lt;/script&gt; &amp; \\x1b[31mred" in text
     assert "ends &lt;early&gt;" in text
     assert "\x1b" not in text
 
@@ -89,9 +116,12 @@ def test_crop_and_mask_are_drawn_where_they_are(small):
     text = plain(small)
     # 64x72 scaled, cut at (0, 4) to 64x64
     assert "left:0.000%;top:5.556%;width:100.000%;height:88.889%" in text
-    (mask,) = re.findall('src="data:image/png;base64,([^"]*)"', text)
-    pixels = np.asarray(decode_mask(base64.b64decode(mask)))
-    assert pixels.tolist() == (np.arange(64, dtype=np.uint8).reshape(8, 8) * 4).tolist()
+    (shade,) = re.findall('class="shade" alt="" src="data:image/png;base64,([^"]*)"', text)
+    with Image.open(io.BytesIO(base64.b64decode(shade))) as picture:
+        pixels = np.asarray(picture.convert("RGBA"))
+    mask = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    assert (pixels[..., :3] == SHADE).all()
+    assert np.abs(pixels[..., 3] - SHADED * (255 - mask.astype(float))).max() <= 0.5
 
 
 def test_a_mask_that_cannot_be_read_is_not_drawn(small):
@@ -102,19 +132,38 @@ def test_a_mask_that_cannot_be_read_is_not_drawn(small):
 
 
 def test_without_its_source_a_card_says_the_size(small):
-    text = page(small, cards=10, thumbnail=from_sources(small))
-    assert text.count('128x144, source not here</div>') == 2
+    text = page(small, MADE, cards=10, thumbnail=from_sources(small))
+    assert text.count("128x144: the original picture is not here</span>") == 2
 
 
 def test_fewer_cards_than_samples(small):
-    text = page(small, cards=2, thumbnail=no_thumbnail)
-    assert text.count("<figure>") == 2
-    assert "2 of 3 samples" in text
+    text = page(small, MADE, cards=2, thumbnail=no_thumbnail)
+    assert text.count('<figure class="card') == 2
+    assert "2 of 3 samples, evenly spread" in text
+
+
+def test_a_page_has_room_for_so_many_bytes_of_pictures(small, monkeypatch):
+    monkeypatch.setattr("prep.report.pages.frame.MOST_BYTES", 5000)
+    text = page(small, MADE, cards=10, thumbnail=lambda _: b"\xff\xd8\xff" + bytes(1500))
+    assert text.count('src="data:image/jpeg;') == 1 and "The page has no room for 2 pictures." in text
+
+
+def test_long_captions_and_many_of_them_are_cut(small, monkeypatch):
+    monkeypatch.setattr("prep.report.pages.gallery.LETTERS", 10)
+    monkeypatch.setattr("prep.report.pages.gallery.CAPTIONS", 0)
+    assert plain(small).count("and 1 more captions") == 3
+    monkeypatch.setattr("prep.report.pages.gallery.CAPTIONS", 1)
+    assert "&lt;script&gt;al</bdi>" in plain(small) and "… 44 characters in all" in plain(small)
 
 
 def test_jpeg_and_png_thumbnails(small):
-    text = page(small, cards=1, thumbnail=lambda _: b"\xff\xd8jpeg")
+    text = page(small, MADE, cards=1, thumbnail=lambda _: b"\xff\xd8\xffjpeg")
     assert 'src="data:image/jpeg;base64,' in text
+
+
+def test_nothing_but_jpeg_and_png_is_shown(small):
+    text = page(small, MADE, cards=1, thumbnail=lambda _: b"<svg onload=alert(1)>")
+    assert "data:image" not in text.replace('class="shade" alt="" src="data:image/png', "")
 
 
 @pytest.fixture
@@ -131,14 +180,14 @@ def photo(small):
 def test_a_thumbnail_is_the_whole_picture(small, photo):
     made = decode_picture(from_sources(small)(photo[1]), alpha="white")
     assert made.size == (128, 144)
-    assert made.getpixel((5, 5)) == (200, 200, 200)
+    assert max(abs(level - 200) for level in made.getpixel((5, 5))) <= 2
 
 
 def test_large_pictures_shrink(small, photo):
     data = encode_png(np.zeros((100, 1000, 3), np.uint8))
     photo[0].write_bytes(data)
     made = from_sources(small)({**photo[1], "picture": digest_bytes(data)})
-    assert read_header(made).size == (240, 24)
+    assert read_header(made).size == (320, 32)
 
 
 def test_another_picture_under_the_name_is_not_shown(small, photo):
@@ -159,23 +208,39 @@ def test_a_source_without_a_path_has_no_pictures(small, photo, source):
 
 
 def test_writing(small, tmp_path):
-    write_page(small, tmp_path / "page.html")
+    write_page(small, tmp_path / "page.html", MADE)
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_the_plot_has_a_mark_for_each_size():
-    text = bucket_plot({(500, 400): 3, (1000, 800): 1}, {(512, 384): 4})
-    parse(text)
-    assert text.count("<circle") == 2
-    assert "<title>3 pictures of 500x400</title>" in text
-    assert "<title>bucket 512x384: 4 samples</title>" in text
-    # one aspect ratio is one diagonal: as far right as up
-    (x1, y1), (x2, y2) = [(float(x), float(y)) for x, y in re.findall('cx="([^"]*)" cy="([^"]*)"', text)]
-    assert x2 - x1 == pytest.approx(y1 - y2, abs=0.2)
+def in_tar(small, sources):
+    document = MappingProxyType({**small.manifest.document, "sources": sources})
+    return replace(small, manifest=replace(small.manifest, document=document))
 
 
-def test_a_plot_of_nothing():
-    assert bucket_plot({}, {}) == ""
+@pytest.mark.parametrize(("source", "label"), [("one.tar", "one.tar"), ("{one,two}.tar", "one.tar"),
+                                               ("*.tar", "one.tar"), ("?/same.tar", "a/same.tar")])
+def test_pictures_in_tars_are_found_by_their_names(small, source, label):
+    """Each in the tar that its name begins with, whose names may be braces, a glob, or need their directory."""
+    root, data = small.manifest.path.parent, saved(Image.new("RGB", (60, 40), "teal"))
+    for name in ("one.tar", "two.tar", "a/same.tar", "b/same.tar"):
+        (root / name).parent.mkdir(exist_ok=True)
+        mine = data if name == label else saved(Image.new("RGB", (60, 40), "red"))
+        (root / name).write_bytes(tar_of([member("x/0.png", mine), member("x/0.txt", b"teal")]))
+    opened = in_tar(small, [source])
+    (sample,) = audit.describe_samples(small, "a.png")["samples"]
+    sample |= {"name": f"{label}/x/0.png", "picture": digest_bytes(data)}
+    assert Originals(opened).read(sample) == data
+    assert decode_picture(from_sources(opened)(sample), alpha="white").size == (60, 40)
+    for change in ({"name": f"{label}/x/1.png"}, {"name": "three.tar/x/0.png"}, {"name": f"{label}/../x/0.png"},
+                   {"picture": digest_bytes(b"another")}):
+        assert Originals(opened).read({**sample, **change}) is None
+
+
+@pytest.mark.parametrize("source", ["gone.tar", "{1..99999999}.tar", "[.tar", "s3://bucket/x.tar", "broken.tar"])
+def test_tars_that_are_gone_or_cannot_be_read_have_no_pictures(small, source):
+    (small.manifest.path.parent / "broken.tar").write_bytes(b"no tar")
+    (sample,) = audit.describe_samples(small, "a.png")["samples"]
+    assert Originals(in_tar(small, [source])).read({**sample, "name": f"{source}/a.png"}) is None
 
 
 @pytest.mark.parametrize("target", ["photos/0.png", "m.json", "cache/latentry.json", "cache/page.html", "mine.html"])

@@ -55,6 +55,14 @@ def test_options(prep, source, options, wanted, code):
     assert (result.json["pictures"], result.json["samples"]) == (3, 2)  # what is not told is wrong all the same
 
 
+def test_json_names_the_other_picture_of_a_duplicate(prep, source):
+    findings = {one["code"]: one for one in prep("scan", source, "--json", *MODEL_FREE).json["findings"]}
+    assert findings["exact-duplicate"] == {
+        "path": "copy of a.png", "code": "exact-duplicate", "severity": "warning", "detail": "same bytes as a.png",
+        "other": "a.png", "likeness": 1.0}
+    assert set(findings["empty-file"]) == {"path", "code", "severity", "detail"}
+
+
 RECIPE = """
 [scan]
 ignore = ["missing-caption"]
@@ -198,11 +206,13 @@ def test_the_page_has_everything_and_needs_nothing(prep, source, tmp_path):
     text = (tmp_path / "r.html").read_text()
     page = Page(text)
     assert result.code == 1 and "script" not in page.tags
-    assert page.loaded and all(one.startswith("data:image/png;base64,") for one in page.loaded)
-    assert "2 of 3 pictures" not in page.text and "3 of 4 pictures are usable; 1 error" in page.text
+    assert page.loaded and all(one.startswith(("data:image/jpeg;base64,", "#")) for one in page.loaded)
+    assert "3 of 4 pictures can be used" in page.text and "what has one of the 1 error below" in page.text
     for code in ("empty-file", "exact-duplicate", "missing-caption", "blank"):
         assert code in page.text
-    assert "<script>alert(1)<_script>&\\u202e.png" in page.text and len(page.loaded) == 2
+    assert "<script>alert(1)<_script>&\\u202e.png" in page.text
+    pictures = [one for one in page.loaded if not one.startswith("#")]
+    assert len(pictures) == 4, "the copy beside its original, and two with findings of their own"
     again = prep("scan", source, "--write-report", tmp_path / "r.html", *MODEL_FREE)
     assert again.code == 1 and (tmp_path / "r.html").read_text() == text
 

@@ -261,8 +261,14 @@ def test_a_whole_source(tmp_path):
         ("cat small.png", "near-duplicate"): told[("cat small.png", "near-duplicate")],
         ("dog flipped.png", "mirrored-duplicate"): told[("dog flipped.png", "mirrored-duplicate")],
     }
-    assert told[("cat small.png", "near-duplicate")].startswith("nearly the same picture as cat.jpg (0.9")
+    assert told[("cat small.png", "near-duplicate")].startswith("nearly the same picture as cat.jpg (9")
     assert told[("dog flipped.png", "mirrored-duplicate")].startswith("the mirror image of dog.png (")
+    others = {one.path: (one.other, one.likeness) for one in report.findings if one.other is not None}
+    assert {path: other for path, (other, _) in others.items()} == {
+        "cat copy.jpg": "cat.jpg", "cat pixels.png": "cat.jpg", "cat small.png": "cat.jpg",
+        "dog flipped.png": "dog.png"}
+    assert others["cat copy.jpg"][1] == others["cat pixels.png"][1] == 1
+    assert all(0.9 < likeness <= 1 for _, likeness in others.values())
     assert list(report.findings) == sorted(report.findings, key=lambda one: (one.path, one.code))
     assert (report.count("error"), report.count("info")) == (1, 1)
 

@@ -84,6 +84,7 @@ LIBRARIES = {
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
     "rich": {"prep.cli.console", "prep.report.terminal.*", "train.runs.watch"},
+    "jinja2": {"prep.report.pages.frame"}, "markupsafe": {"prep.report.pages.frame"},
     "webdataset": {"prep.sources.tars"}, "braceexpand": {"prep.sources.walk"},
 }
 
@@ -96,7 +97,7 @@ LAZY = {
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",
-         "pillow_heif", "pillow_jxl")
+         "pillow_heif", "pillow_jxl", "jinja2")
 MOST_MODULES = 14  # of a folder; the commands may have one each
 
 

@@ -1,31 +1,37 @@
-"""The bucket plot: picture sizes against buckets, both axes logarithmic, as shapes and as inline SVG.
+"""The bucket plot: picture sizes against buckets, both axes logarithmic, as shapes for a page and for a PNG.
 
-On logarithmic axes one aspect ratio is one diagonal, and the bucket nearest in log aspect ratio is nearest here.
+On logarithmic axes one aspect ratio is one diagonal, and the bucket nearest in log aspect ratio is nearest here. Each
+bucket has its diagonal drawn: a picture goes to the nearest one and is scaled along it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import log2, sqrt
-from typing import Literal
+from math import isqrt, log2, sqrt
+from typing import ClassVar, Literal
 
 from prep.geometry import Size
 
 SIDE = 460  # of the plot, in user units
-MARGIN = 44
-WHOLE = SIDE + 2 * MARGIN  # width and height with the margins
+LEFT, TOP, RIGHT, BOTTOM = 58, 120, 22, 56  # margins
+WIDTH, HEIGHT = LEFT + SIDE + RIGHT, TOP + SIDE + BOTTOM
 HALF = 5  # of a bucket's square
 DOTS = 2000  # distinct picture sizes drawn, the most frequent first; a page must stay small
+NOTE = ("A picture goes to the bucket whose line is nearest, is scaled along that line, and loses what the bucket does "
+        "not cover.")
+TICK = 44  # user units between the numbers of an axis, at least
+LABEL_WIDTH, LABEL_HEIGHT = 80, 17  # user units that a bucket's name takes
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
     """Pictures of one size."""
 
+    kind: ClassVar = "dot"
     x: float
     y: float
-    radius: float  # area: how many pictures
+    radius: float  # the more pictures, the larger
     says: str
 
 
@@ -33,6 +39,8 @@ class Dot:
 class Square:
     """A bucket."""
 
+    kind: ClassVar = "bucket"
+    half: ClassVar = HALF
     x: float  # of its middle
     y: float
     says: str
@@ -40,9 +48,9 @@ class Square:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the grid, or the diagonal of all squares."""
+    """A line of the grid, the diagonal of all squares, or that of a bucket."""
 
-    kind: Literal["grid", "square"]
+    kind: Literal["grid", "square", "aspect"]
     ends: tuple[float, float, float, float]  # x1 y1 x2 y2
 
 
@@ -50,48 +58,87 @@ class Line:
 class Label:
     """Words; `x` is where they start, end, or have their middle, `y` their base line."""
 
+    kind: ClassVar = "label"
     x: float
     y: float
     anchor: Literal["start", "middle", "end"]
     words: str
+    tone: Literal["tick", "axis", "legend", "name"]
 
 
 Shape = Dot | Square | Line | Label
 
 
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """What a page draws; no shapes where there is nothing to show."""
+
+    shapes: Sequence[Shape]
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
 def bucket_shapes(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> list[Shape]:
-    """What is drawn, from back to front: a dot for each picture size, a square for each bucket; y points down."""
+    """What is drawn, from back to front: a line and a square for each bucket, a dot for each picture size, a legend.
+
+    y points down. `pictures` and `buckets` have how many pictures there are of a size or in a bucket.
+    """
     if not pictures or not buckets:
         return []
     sides = [side for size in (*pictures, *buckets) for side in size]
     scale = _Scale(min(sides), max(sides))
     drawn = sorted(pictures.items(), key=lambda one: (-one[1], one[0]))[:DOTS]
     most = max(pictures.values())
-    dots = (Dot(scale.x(wide), scale.y(high), 2 + 7 * sqrt(count / most), f"{count} pictures of {wide}x{high}")
-            for (wide, high), count in drawn)
-    squares = (Square(scale.x(wide), scale.y(high), f"bucket {wide}x{high}: {count} samples")
-               for (wide, high), count in sorted(buckets.items()))
-    return [*scale.grid(), *dots, *squares]
+    dots = [Dot(scale.x(wide), scale.y(high), _radius(count, most),
+                f"{count} {'picture' if count == 1 else 'pictures'} of {wide}x{high}")
+            for (wide, high), count in drawn]
+    squares = [Square(scale.x(wide), scale.y(high), f"bucket {wide}x{high}: {count} samples")
+               for (wide, high), count in sorted(buckets.items())]
+    names = [f"{wide}x{high}" for wide, high in sorted(buckets)]
+    return [*scale.grid(), *(_aspect(one.x, one.y) for one in squares), *dots, *squares,
+            *_names(squares, names, dots), *_legend(most)]
 
 
-def bucket_plot(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> str:
-    """An `<svg>` in the page's own colors, with titles to hover over; nothing where there is nothing to show."""
-    body = "\n".join(_as_svg(shape) for shape in bucket_shapes(pictures, buckets))
-    return (f'<svg class="plot" viewBox="0 0 {WHOLE} {WHOLE}" role="img" '
-            f'aria-label="picture sizes and buckets">\n{body}\n</svg>') if body else ""
+def _radius(count: int, most: int) -> float:
+    """3 for one picture; the area beyond grows with the count, up to a radius of 11."""
+    return round(3 + 8 * sqrt((count - 1) / max(most - 1, 9)), 1)
 
 
-def _as_svg(shape: Shape) -> str:
-    match shape:
-        case Dot(x, y, radius, says):
-            return f'<circle class="picture" cx="{x}" cy="{y}" r="{radius:.1f}"><title>{says}</title></circle>'
-        case Square(x, y, says):
-            return (f'<rect class="bucket" x="{x - HALF:.1f}" y="{y - HALF:.1f}" width="{2 * HALF}" '
-                    f'height="{2 * HALF}"><title>{says}</title></rect>')
-        case Line(kind, (x1, y1, x2, y2)):
-            return f'<line class="{kind}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
-        case Label(x, y, anchor, words):
-            return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{words}</text>'
+def _aspect(x: float, y: float) -> Line:
+    """The diagonal through a bucket, from one border of the plot to the other: all sizes of its aspect ratio."""
+    low, high = max(LEFT - x, y - TOP - SIDE), min(LEFT + SIDE - x, y - TOP)
+    return Line("aspect", (round(x + low, 1), round(y - low, 1), round(x + high, 1), round(y - high, 1)))
+
+
+def _names(squares: Sequence[Square], names: Sequence[str], dots: Sequence[Dot]) -> Iterator[Label]:
+    """The size of each bucket to the left of its square, where nothing else lies."""
+    places = [*((one.x, one.y, float(HALF)) for one in squares), *((one.x, one.y, one.radius) for one in dots)]
+    taken = [(x - half, y - half, x + half, y + half) for x, y, half in places]
+    for one, name in zip(squares, names, strict=True):
+        right, middle = one.x - HALF - 4, one.y
+        box = right - LABEL_WIDTH, middle - LABEL_HEIGHT / 2, right, middle + LABEL_HEIGHT / 2
+        if box[0] > LEFT and not any(_overlap(box, other) for other in taken):
+            taken.append(box)
+            yield Label(round(right, 1), round(middle + 4, 1), "end", name, "name")
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _legend(most: int) -> Iterator[Shape]:
+    """What dots, squares and lines stand for, above the plot."""
+    x, middle = LEFT + 13, LEFT + 13
+    for count in sorted({1, max(1, isqrt(most)), most}):
+        yield Dot(x, 20, _radius(count, most), "")
+        yield Label(x + 15, 25, "start", f"{count:,}", "legend")
+        x += 40 + 11 * len(f"{count:,}")
+    yield Label(x - 8, 25, "start", "pictures of one size" if most > 1 else "picture of one size", "legend")
+    yield Line("aspect", (middle - 10, 54, middle + 10, 34))
+    yield Square(middle, 44, "")
+    yield Label(LEFT + 36, 49, "start", "bucket, on the line of its aspect ratio", "legend")
+    yield Line("square", (middle - 10, 78, middle + 10, 58))
+    yield Label(LEFT + 36, 73, "start", "width = height", "legend")
 
 
 class _Scale:
@@ -100,23 +147,39 @@ class _Scale:
     def __init__(self, least: int, most: int) -> None:
         self.low, self.high = log2(least) - 0.2, log2(most) + 0.2
 
-    def x(self, width: int) -> float:
+    def x(self, width: float) -> float:
         """User units from the left."""
-        return round(MARGIN + SIDE * (log2(width) - self.low) / (self.high - self.low), 1)
+        return round(LEFT + SIDE * self._part(width), 1)
 
-    def y(self, height: int) -> float:
+    def y(self, height: float) -> float:
         """User units from the top."""
-        return round(WHOLE - self.x(height), 1)
+        return round(TOP + SIDE * (1 - self._part(height)), 1)
+
+    def _part(self, side: float) -> float:
+        return (log2(side) - self.low) / (self.high - self.low)
 
     def grid(self) -> Iterator[Shape]:
-        """Lines and numbers at powers of two, the square's diagonal, and the axes' names."""
-        low, high = MARGIN, MARGIN + SIDE
-        yield Line("square", (low, high, high, low))
-        yield Label(high, high + 36, "end", "width in pixels")
-        yield Label(4, low - 14, "start", "height in pixels")
-        for power in range(int(self.low) + 1, int(self.high) + 1):
-            across, up = self.x(1 << power), self.y(1 << power)
-            yield Line("grid", (across, low, across, high))
-            yield Line("grid", (low, up, high, up))
-            yield Label(across, high + 18, "middle", str(1 << power))
-            yield Label(low - 6, up + 4, "end", str(1 << power))
+        """Lines and numbers, the diagonal of squares, and the axes' names."""
+        (left, right), (top, bottom) = (LEFT, LEFT + SIDE), (TOP, TOP + SIDE)
+        for side in self.ticks():
+            across, up = self.x(side), self.y(side)
+            yield Line("grid", (across, top, across, bottom))
+            yield Line("grid", (left, up, right, up))
+            yield Label(across, bottom + 18, "middle", str(side), "tick")
+            yield Label(left - 6, up + 4, "end", str(side), "tick")
+        yield Line("square", (left, bottom, right, top))
+        yield Label(right, bottom + 42, "end", "width of picture or bucket, in pixels", "axis")
+        yield Label(6, top - 12, "start", "height, in pixels", "axis")
+
+    def ticks(self) -> list[int]:
+        """The sides with a number: powers of two and the steps between that pictures have, as many as there is room
+        for.
+        """
+        octave = SIDE / (self.high - self.low)  # user units of a doubling
+        powers = range(int(self.high) + 1)
+        if octave / 2 >= TICK:  # halves are 512, 768 (0.58 of a doubling), 1024
+            sides = [side for power in powers for side in (1 << power, 3 << power >> 1) if side]
+        else:
+            every = next(step for step in range(1, 99) if step * octave >= TICK)
+            sides = [1 << power for power in powers if power % every == 0]
+        return sorted({side for side in sides if self.low < log2(side) < self.high})

@@ -9,26 +9,26 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from prep.geometry import Size
-from prep.report.pages.bucket_plot import HALF, WHOLE, Dot, Label, Line, Shape, Square, bucket_shapes
+from prep.report.pages.bucket_plot import HALF, HEIGHT, WIDTH, Dot, Label, Line, Shape, Square, bucket_shapes
 
 MARK = b"tEXtSoftware\0Latentry"  # by which a plot of ours is known, and may be replaced
 UNIT = 2  # pixels of a user unit
 SMOOTH = 2  # drawn so many times as large, and scaled down: Pillow's lines have hard edges
-LETTERS = 12  # user units
-PAPER, SOFT, GRID, DOT, BUCKET = "#fcfcfa", "#6b7178", "#d9dcdf", (59, 110, 168, 90), "#c4402f"  # page.css, light
-_LEGEND: tuple[Shape, ...] = (
-    Dot(250, 26, 5, ""), Label(260, 30, "start", "pictures of one size"), Square(404, 26, ""),
-    Label(415, 30, "start", "a bucket"))
+LETTERS = 13  # user units
+# As in page.css, light; the paper is opaque, so that the plot can be read on a dark page, too.
+PAPER, INK, SOFT, DOT, BUCKET = "#ffffff", "#1b1f24", "#565e68", (47, 109, 181, 110), "#c2410c"
+LINES = {"grid": (27, 31, 36, 28), "square": (27, 31, 36, 90), "aspect": (194, 65, 12, 80)}
+DASH = 5  # user units of a dash, and of the gap behind it
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # Pillow's: left, middle, right; s is the base line
 
 
 def bucket_png(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> bytes:
     """The bytes of a PNG file; nothing is in it where there are no pictures or no buckets."""
     scale = UNIT * SMOOTH
-    sheet = Image.new("RGB", (WHOLE * scale, WHOLE * scale), PAPER)
+    sheet = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), PAPER)
     pen = ImageDraw.Draw(sheet, "RGBA")  # RGBA: dots show what is below them
     font = ImageFont.load_default(LETTERS * scale)
-    for shape in (*bucket_shapes(pictures, buckets), *_LEGEND):
+    for shape in bucket_shapes(pictures, buckets):
         _draw(pen, font, shape, scale)
     notes, out = PngInfo(), io.BytesIO()
     notes.add_text("Software", "Latentry")
@@ -43,8 +43,20 @@ def _draw(pen: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.FreeTy
             pen.circle((x * scale, y * scale), radius * scale, fill=DOT)
         case Square(x, y, _):
             ends = [(x - HALF) * scale, (y - HALF) * scale, (x + HALF) * scale, (y + HALF) * scale]
-            pen.rectangle(ends, outline=BUCKET, width=2 * scale)
-        case Line(_, ends):
-            pen.line([end * scale for end in ends], fill=GRID, width=scale)
-        case Label(x, y, anchor, words):
-            pen.text((x * scale, y * scale), words, fill=SOFT, font=font, anchor=_ANCHORS[anchor])
+            pen.rectangle(ends, fill=PAPER, outline=BUCKET, width=2 * scale)
+        case Line(kind, ends):
+            for part in _dashes(ends) if kind == "square" else (ends,):
+                pen.line([end * scale for end in part], fill=LINES[kind], width=scale)
+        case Label(x, y, anchor, words, tone):
+            color = INK if tone in ("axis", "legend") else SOFT
+            pen.text((x * scale, y * scale), words, fill=color, font=font, anchor=_ANCHORS[anchor],
+                     stroke_width=2 * SMOOTH, stroke_fill=PAPER)  # lines end at the letters
+
+
+def _dashes(ends: tuple[float, float, float, float]) -> list[tuple[float, float, float, float]]:
+    """A line in pieces."""
+    x1, y1, x2, y2 = ends
+    length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1)
+    cuts = [min(start / length, 1.0) for start in range(0, int(length) + 2 * DASH, DASH)]
+    places = [(x1 + (x2 - x1) * cut, y1 + (y2 - y1) * cut) for cut in cuts]
+    return [(*start, *end) for start, end in zip(places[::2], places[1::2], strict=False)]

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prep.dataset.listing import picture_places
 from prep.dataset.preview import EpochPreview, preview_as_json
+from prep.findings import Finding
 from prep.formatting import format_size
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 from prep.geometry import Size
 from prep.recipe.schema import Recipe
-from prep.report.pages.bucket_plot import bucket_plot
+from prep.report.pages.bucket_plot import NOTE, Plot, bucket_shapes
 from prep.report.pages.bucket_png import MARK, bucket_png
-from prep.report.pages.frame import check_page_file, render_page, sections, table
+from prep.report.pages.frame import Origin, check_page_file, render_page
+from prep.report.pages.parts import Bars, Column, Head, Section, Stat, Table, bars_of, findings_table, plural
 
 ROWS = 1000  # pictures in a list; `prep bucket --json` has them all
+CUTS = (0, 1, 5, 10, 20, 40)  # percent: upper edges of bins
+SCALES = (0.25, 0.5, 0.75, 1, 1.5, 2)  # factors: upper edges of bins; above 1, a picture is enlarged
+NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which the head mentions it
 
 
 def check_bucket_files(recipe: Recipe, page: Path | None, plot: Path | None) -> None:
@@ -34,10 +40,11 @@ def check_bucket_files(recipe: Recipe, page: Path | None, plot: Path | None) -> 
         check_replaceable(plot, "plot", lambda start: not start or MARK in start)
 
 
-def write_bucket_files(outlook: EpochPreview, page: Path | None, plot: Path | None) -> None:
-    """Writes the page and the plot, each whole or not at all."""
+def write_bucket_files(outlook: EpochPreview, page: Path | None, plot: Path | None, *, origin: Origin,
+                       rejected: Sequence[Finding]) -> None:
+    """Writes the page and the plot, each whole or not at all; `rejected`: pictures that cannot be used."""
     if page is not None:
-        write_atomic(page, bucket_page(outlook).encode())
+        write_atomic(page, bucket_page(outlook, origin, rejected).encode())
     if plot is not None:
         write_atomic(plot, bucket_png(*_sizes(outlook)))
 
@@ -48,32 +55,112 @@ def _sizes(outlook: EpochPreview) -> tuple[Mapping[Size, int], Mapping[Size, int
     return sizes, {(one["size"][0], one["size"][1]): one["pictures"] for one in preview_as_json(outlook)["buckets"]}
 
 
-def bucket_page(outlook: EpochPreview) -> str:
+def bucket_page(outlook: EpochPreview, origin: Origin, rejected: Sequence[Finding] = ()) -> str:
     """The page of an outlook."""
     document = preview_as_json(outlook)
-    return render_page("Buckets", sections([
-        ("Sizes and buckets", bucket_plot(*_sizes(outlook)) or "<p>none</p>"),
-        ("Buckets", _buckets(document)),
-        ("Most cut away", _pictures(document, "crop_loss", least=0.0)),
-        ("Most enlarged", _pictures(document, "scale", least=1.0)),
-        ("Findings", table(("severity", "code", "file", "what"), [
-            (one["severity"], one["code"], one["path"], one["detail"]) for one in document["findings"][:ROWS]])),
-    ]))
+    findings = [one.as_json() for one in rejected] + document["findings"]
+    tables = {
+        "cut": _pictures(document, "crop_loss", "Pictures that lose most to the crop", least=0.0),
+        "enlarged": _pictures(document, "scale", "Pictures that are enlarged most", least=1.0),
+        "left-out": _names(document["left_out"], "Pictures that epoch 0 leaves out"),
+        "repeated": _names(document["repeated"], "Pictures that epoch 0 shows again"),
+        "merges": _merges(document),
+        "findings": findings_table(findings, ROWS),
+    }
+    titles = {"cut": "Most cut away", "enlarged": "Most enlarged", "left-out": "Left out in epoch 0",
+              "repeated": "Shown again in epoch 0", "merges": "Merged buckets", "findings": "Findings"}
+    shown = {name: table for name, table in tables.items() if table.rows or name == "findings"}
+    sections = [
+        Section(id="plot", title="Sizes and buckets", note=NOTE),
+        Section(id="buckets", title="Buckets", count=len(document["buckets"])),
+        *(Section(id=name, title=titles[name], count=len(table.rows) + table.more) for name, table in shown.items())]
+    return render_page("buckets.html", origin, head=_head(document, findings), sections=sections, tables=shown,
+                       plot=Plot(bucket_shapes(*_sizes(outlook))), charts=_charts(document), buckets=_buckets(document))
 
 
-def _buckets(document: Mapping[str, Any]) -> str:
-    rows = [(format_size(one["size"]), *(str(one[name]) for name in ("pictures", "samples", "showings", "batches")),
-             "-".join(f"{scale:.2f}" for scale in one["scale"]), f"{one['crop_loss']['mean']:.1f}",
-             f"{one['crop_loss']['worst']:.1f}", str(one["upscaled"])) for one in document["buckets"]]
-    heads = ("bucket", "pictures", "to train", "an epoch", "micro-batches", "scale", "cut %", "worst", "enlarged")
-    return table(heads, rows, numbers=range(1, 9))
+def _head(document: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> Head:
+    pictures = {one["name"] for one in document["pictures"]}
+    refused = {one["path"] for one in findings if one["severity"] == "error"} - pictures
+    cut = {one["name"] for one in document["pictures"] if one["crop_loss"] >= NOTABLE_LOSS}
+    enlarged = {one["name"] for one in document["pictures"] if one["upscaled"]}
+    whole = len(pictures) + len(refused)
+    steps = document["steps_per_epoch"]
+    todo, tone = _todo(len(refused), len(cut), len(enlarged))
+    sides = ", ".join(str(one["resolution"]) for one in document["resolutions"])
+    return Head(
+        kind="Buckets", part=len(pictures) / whole if whole else None, todo=todo,
+        tone=tone,  # type: ignore[arg-type]  # one of three
+        what=f"{plural(whole, 'picture')}, {plural(len(document['buckets']), 'bucket')} at resolution {sides},",
+        usable=(f"{len(pictures):,} of {plural(whole, 'picture')} fit a bucket: {plural(steps, 'step')} an epoch, "
+                f"each of up to {plural(document['batch_size'], 'sample')}"),
+        stats=(Stat(value=f"{len(document['buckets']):,}", label="buckets"),
+               Stat(value=f"{steps:,}", label="steps an epoch"),
+               Stat(value=f"{len(cut):,}", label=f"lose {NOTABLE_LOSS:.0f} % or more", tone="warning"),
+               Stat(value=f"{len(enlarged):,}", label="enlarged", tone="info"),
+               Stat(value=f"{len(refused):,}", label="not used", tone="error")))
 
 
-def _pictures(document: Mapping[str, Any], what: str, *, least: float) -> str:
+def _todo(refused: int, cut: int, enlarged: int) -> tuple[str, str]:
+    """What the head says, and how bad it is."""
+    if refused:
+        return f"Look at the {plural(refused, 'file')} in Findings that cannot be used.", "error"
+    if cut or enlarged:
+        some = " and ".join(words for count, words in (
+            (cut, f"{plural(cut, 'picture loses', 'pictures lose')} {NOTABLE_LOSS:.0f} % or more"),
+            (enlarged, f"{plural(enlarged, 'picture is', 'pictures are')} enlarged")) if count)
+        return f"{some}. Look at them below, or let prep bucket --suggest find better buckets.", "warning"
+    return "Nothing. Run prep encode.", "good"
+
+
+def _charts(document: Mapping[str, Any]) -> list[Bars]:
+    """How much is cut away of how many pictures, and how far they are scaled."""
+    pictures = document["pictures"]
+    if not pictures:
+        return []
+    return [bars_of("Cut away, in percent of the area", "percent", "pictures",
+                    _binned([one["crop_loss"] for one in pictures], CUTS, " %")),
+            bars_of("Scaled by", "factor", "pictures", _binned([one["scale"] for one in pictures], SCALES, ""))]
+
+
+def _binned(values: Sequence[float], edges: Sequence[float], unit: str) -> Iterator[tuple[str, int]]:
+    """Counts of values up to each edge, and above the last; bins hold their upper edge."""
+    places = [bisect_left(edges, value) for value in values]
+    for number, (low, high) in enumerate(zip([0, *edges], edges, strict=False)):
+        name = f"{high:g}{unit}" if high == 0 else f"{low:g}–{high:g}{unit}"
+        yield name, places.count(number)
+    yield f"above {edges[-1]:g}{unit}", places.count(len(edges))
+
+
+def _buckets(document: Mapping[str, Any]) -> Table:
+    rows = tuple((format_size(one["size"]), *(f"{one[name]:,}" for name in ("pictures", "samples", "showings",
+                                                                           "batches")),
+                  "-".join(f"{scale:.2f}" for scale in one["scale"]), f"{one['crop_loss']['mean']:.1f}",
+                  f"{one['crop_loss']['worst']:.1f}", f"{one['upscaled']:,}") for one in document["buckets"])
+    heads = ("pictures", "to train", "an epoch", "micro-batches", "scale", "cut %", "worst cut %", "enlarged")
+    return Table(caption="Buckets, and what they do to the pictures", rows=rows, columns=(
+        Column(head="bucket", kind="code"), *(Column(head=head, kind="number") for head in heads)))
+
+
+def _pictures(document: Mapping[str, Any], what: str, caption: str, *, least: float) -> Table:
     """The pictures above `least`, the worst first."""
     above = (one for one in document["pictures"] if one[what] > least)
     worst = sorted(above, key=lambda one: (-one[what], one["name"]))
-    rows = [(one["name"], format_size(one["size"]), format_size(one["bucket"]), f"{one['crop_loss']:.1f}",
-             f"{one['scale']:.2f}") for one in worst[:ROWS]]
-    more = f"<p>and {len(worst) - ROWS} more</p>" if len(worst) > ROWS else ""
-    return table(("file", "size", "bucket", "cut %", "scale"), rows, numbers=(3, 4)) + more if rows else "<p>none</p>"
+    rows = tuple((one["name"], format_size(one["size"]), format_size(one["bucket"]), f"{one['crop_loss']:.1f}",
+                  f"{one['scale']:.2f}") for one in worst[:ROWS])
+    return Table(caption=caption, rows=rows, more=max(0, len(worst) - ROWS), columns=(
+        Column(head="file", kind="name"), Column(head="size", kind="number"), Column(head="bucket", kind="number"),
+        Column(head="cut %", kind="number"), Column(head="scale", kind="number")))
+
+
+def _names(names: Sequence[str], caption: str) -> Table:
+    return Table(caption=caption, columns=(Column(head="file", kind="name"),),
+                 rows=tuple((name,) for name in names[:ROWS]), more=max(0, len(names) - ROWS))
+
+
+def _merges(document: Mapping[str, Any]) -> Table:
+    rows = tuple((format_size(one["bucket"]), format_size(one["into"]), f"{one['pictures']:,}",
+                  f"{one['crop_loss']['before']:.1f}", f"{one['crop_loss']['after']:.1f}")
+                 for one in document["merges"])
+    return Table(caption="Buckets with fewer pictures than min_bucket", rows=rows, columns=(
+        Column(head="bucket", kind="code"), Column(head="into", kind="code"), Column(head="pictures", kind="number"),
+        Column(head="cut % before", kind="number"), Column(head="cut % after", kind="number")))

@@ -1,54 +1,121 @@
-"""What all our pages share: one file, no script, no address, light and dark; every text escaped."""
+"""Renders pages: one self-contained file without scripts or links to other sites, light and dark, all text escaped.
+
+Templates are in `templates/`. Jinja2 escapes every value, and `_spelled_out` spells out control characters before that,
+so a name or a caption stays text. Only this module may mark text as HTML.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+import base64
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from prep.formatting import printable
 from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
+from prep.recipe.schema import Recipe
+from prep.report.pages.parts import Head, Section
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+MARK = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # begins the policy of every page of ours
+POLICY = f"{MARK}; base-uri 'none'; form-action 'none'"
+MOST_BYTES = 10 << 20  # of a page's pictures, as text; the page stays below 15 MB
+PLACES = 5  # sources that the head names
+_KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+_BREAKS = re.compile(r"(?<=[^/][/_-])")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What a page shows, and the day it was made."""
+
+    name: str  # of the data set, for titles
+    places: tuple[str, ...]  # where it lies, as the user wrote it
+    made: date
+
+
+def origin_of(recipe: Recipe, made: date) -> Origin:
+    """The origin of a page on a recipe's pictures."""
+    paths = [source.path for source in recipe.sources]
+    names = list(dict.fromkeys(_name_of(path) for path in paths))
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    places = [str(path) for path in paths]
+    if len(places) > PLACES:
+        places[PLACES:] = [f"and {len(places) - PLACES} more sources"]
+    return Origin(name=", ".join(names[:2]) + more, places=tuple(places), made=made)
+
+
+def _name_of(path: Path) -> str:
+    """The last part of a path; of `.` and `..`, that of the directory they lead to."""
+    return (path.name if path.name not in ("", "..") else path.resolve().name) or str(path)
 
 
 def check_page_file(path: Path, apart: Iterable[NamedPath]) -> None:
     """Raises `PathError` unless a page may be written to `path`: apart from these, over nothing but a page."""
     for place in apart:
         check_disjoint([place, NamedPath(role="page", path=path)])
-    check_replaceable(path, "page", lambda start: not start or POLICY.encode() in start)
+    check_replaceable(path, "page", lambda start: not start or MARK.encode() in start)
 
 
-def render_page(title: str, body: str) -> str:
-    """A whole page of a title and a body."""
-    name = words(title)
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{name}</title>\n'
-            f"<style>\n{_css()}</style></head>\n<body>\n<h1>{name}</h1>\n{body}\n</body></html>\n")
+def render_page(template: str, origin: Origin, *, head: Head, sections: Iterable[Section], **values: Any) -> str:
+    """The page that a template makes of its head, its sections in their order, and what they show.
+
+    The same values give the same bytes.
+    """
+    by_id = {one.id: one for one in sections}
+    return _environment().get_template(template).render(origin=origin, head=head, sections=by_id, **values) + "\n"
 
 
-def sections(parts: Iterable[tuple[str, str]]) -> str:
-    """Sections of a heading and a body each."""
-    return "\n".join(f"<section><h2>{title}</h2>\n{inner}\n</section>" for title, inner in parts)
+class Pictures:
+    """The pictures of one page, as addresses that hold their data; no more than `MOST_BYTES` of them."""
+
+    def __init__(self) -> None:
+        self._left = MOST_BYTES
+        self.refused = 0  # pictures for which no room was left
+
+    def add(self, data: bytes | None) -> str:
+        """The `data:` address of a PNG or JPEG; "" for no picture, for another format, and when the page is full."""
+        kind = next((kind for start, kind in _KINDS.items() if data is not None and data.startswith(start)), None)
+        if data is None or kind is None:
+            return ""
+        length = (len(data) + 2) // 3 * 4
+        if length > self._left:
+            self.refused += 1
+            return ""
+        self._left -= length
+        # Safe: base64 has letters, digits, "+", "/" and "=" alone. Markup, so that no filter reads through megabytes.
+        return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}")
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """An HTML table of escaped cells; columns in `numbers` are flush right."""
-    def cells(tag: str, row: Sequence[str]) -> str:
-        kinds = (' class="number"' if number in numbers else "" for number in range(len(row)))
-        return "".join(f"<{tag}{kind}>{words(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
-
-    head = f"<thead><tr>{cells('th', heads)}</tr></thead>" if any(heads) else ""
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table>{head}<tbody>\n{body}\n</tbody></table>"
-
-
-def words(text: str) -> str:
-    """Text from anywhere, escaped."""
-    return escape(printable(text))
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("prep.report.pages"), autoescape=True, finalize=_spelled_out, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"breakable": _breakable, "thousands": _thousands}
+    css = files("prep.report.pages").joinpath("page.css").read_text(encoding="utf-8")
+    environment.globals |= {"policy": Markup(POLICY), "css": Markup(css), "version": version("latentry")}
+    return environment
 
 
-def _css() -> str:
-    return files("prep.report.pages").joinpath("page.css").read_text(encoding="utf-8")
+def _spelled_out(value: Any) -> Any:
+    """What a template shows of a value: text with its control characters spelled out, HTML of our macros as it is."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _breakable(text: str) -> Markup:
+    """A path or an identifier, which may be broken into lines after each of its parts."""
+    return Markup("<wbr>").join(escape(part) for part in _BREAKS.split(printable(text)))
+
+
+def _thousands(number: int) -> str:
+    """12,345."""
+    return f"{number:,}"

@@ -1,37 +1,41 @@
-"""`prep mask --html`: pictures with their masks over them, a hundred to a page, that need nothing else.
-
-Every name is escaped, and the page's own policy forbids scripts and loading anything.
-"""
+"""`prep mask --html`: pictures with their masks over them, a hundred to a page, each page with links to the others."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
-
-from prep.formatting import format_size, printable
+from prep.findings import finding
+from prep.formatting import format_size
 from prep.fs.atomic import write_atomic
-from prep.fs.blob import read_blob
-from prep.geometry import Placement, Size
-from prep.images.decode import Pixels, decode_picture, encode_png, scale_and_crop
+from prep.fs.blob import error_code, read_blob
+from prep.images.decode import decode_picture
 from prep.images.formats.parts import BadPicture
+from prep.images.thumbnail import encode_jpeg, encode_shade, shrink, shrunk_size
 from prep.masks.pixels import read_mask, scaled
 from prep.masks.run import Entry
-from prep.report.pages.frame import check_page_file, render_page
+from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
+from prep.report.pages.parts import Card, Head, Link, Overlay, Pager, Section, Shot, Stat, plural
 
-CARDS = 100  # to a page: about 10 MB
-SIDE = 240  # pixels of a thumbnail's longer side
-SHADE = (208, 32, 48)  # of what does not train: a red that skin and skies have not
-SHADED = 0.65  # part of the shade in it
+CARDS = 100  # to a page: about 4 MB
+SIDE = 320  # pixels of a thumbnail's longer side
+AROUND = 3  # pages before and after this one that are linked by number, beside the first and the last
 
 
-def write_sheets(path: Path, entries: Sequence[Entry], *, jobs: int, tick: Callable[[int], object]) -> tuple[Path, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shown:
+    """What a card is made of."""
+
+    card: Card  # without its pictures
+    picture: bytes  # b"": it cannot be read
+    shade: bytes  # b"": no mask
+
+
+def write_sheets(path: Path, origin: Origin, entries: Sequence[Entry], *, jobs: int,
+                 tick: Callable[[int], object]) -> tuple[Path, ...]:
     """Writes `path`, and `NAME-2.html` and so on beside it where there are more than `CARDS`; each whole or not at all.
 
     Raises `PathError` where one of them would replace something else.
@@ -43,57 +47,85 @@ def write_sheets(path: Path, entries: Sequence[Entry], *, jobs: int, tick: Calla
         check_page_file(one, ())
     pool = ThreadPoolExecutor(jobs)
     try:
-        for number, (one, shown) in enumerate(zip(paths, pages, strict=True)):
-            cards = []
-            for card in pool.map(_card, shown):
-                cards.append(card)
+        for number, (one, inside) in enumerate(zip(paths, pages, strict=True)):
+            shown = []
+            for entry in pool.map(_show, inside):
+                shown.append(entry)
                 tick(1)
-            write_atomic(one, _page(path.stem, cards, number, paths, len(entries)).encode())
+            write_atomic(one, _page(origin, shown, number, paths, len(entries)).encode())
     finally:
         pool.shutdown(cancel_futures=True)
     return tuple(paths)
 
 
-def overlaid(picture: Pixels, mask: Pixels) -> Pixels:
-    """uint8 [H, W, 3]: `picture`, shaded where `mask` (uint8 [H, W], 255 trains) leaves it out."""
-    left_out_HW1 = SHADED * (1 - mask.astype(np.float32)[..., None] / 255)
-    mixed_HW3 = picture * (1 - left_out_HW1) + np.array(SHADE, np.float32) * left_out_HW1
-    return mixed_HW3.round().astype(np.uint8)
-
-
-def _card(entry: Entry) -> str:
-    name = f"<b><bdi>{escape(printable(entry.name))}</bdi></b>"
+def _show(entry: Entry) -> _Shown:
     try:
         picture = decode_picture(read_blob(entry.item.picture), alpha="white")
         mask = read_mask(entry.mask.read_bytes(), picture.size) if entry.mask.is_file() else None
-    except (OSError, BadPicture) as error:
-        why = f'<span class="error">{escape(printable(str(error)))}</span>'
-        return f"<figure><figcaption>{name}{why}</figcaption></figure>\n"
-    size = _thumbnail(picture.size)
-    small = scale_and_crop(picture, Placement(scaled=size, crop=(0, 0), bucket=size))
-    facts = "no mask: all of it trains"
-    if mask is not None:
-        facts = f"{mask.mean() / 255:.0%} trains"
-        small = overlaid(small, scaled(mask, size))
-    data = base64.b64encode(encode_png(small)).decode("ascii")
-    return (f'<figure><img alt="" width="{size[0]}" height="{size[1]}" src="data:image/png;base64,{data}">'
-            f'<figcaption>{name}<div class="facts">{format_size(picture.size)}, {facts}</div></figcaption></figure>\n')
+    except OSError as error:
+        return _unreadable(entry, error_code(error), f"cannot be read: {error.strerror or error}")
+    except BadPicture as error:
+        return _unreadable(entry, error.code, error.detail)
+    fact = format_size(picture.size) if mask is not None else f"{format_size(picture.size)}, no mask: all of it trains"
+    card = Card(shot=Shot(name=entry.name, address="", size=picture.size), facts=(fact,),
+                part=None if mask is None else float(mask.mean()) / 255)
+    shade = b"" if mask is None else encode_shade(scaled(mask, shrunk_size(picture.size, SIDE)))
+    return _Shown(card=card, picture=encode_jpeg(shrink(picture, SIDE)), shade=shade)
 
 
-def _thumbnail(size: Size) -> Size:
-    longer = max(size)
-    width, height = (max(1, side * min(SIDE, longer) // longer) for side in size)
-    return width, height
+def _unreadable(entry: Entry, code: str, detail: str) -> _Shown:
+    said = finding(entry.name, code, detail, as_error=True)
+    card = Card(shot=Shot(name=entry.name, address="", instead="This picture cannot be read."), tone="error",
+                findings=(said,))
+    return _Shown(card=card, picture=b"", shade=b"")
 
 
-def _page(title: str, cards: Sequence[str], number: int, paths: Sequence[Path], count: int) -> str:
-    others = " ".join(map(partial(_link, number), range(len(paths)), (one.name for one in paths)))
-    links = f"<p>page {others}</p>" if len(paths) > 1 else ""
-    return render_page(title, f"<p>{len(cards)} of {count} pictures. What is shaded red does not train.</p>\n{links}\n"
-                         f'<div class="gallery">\n{"".join(cards)}</div>\n{links}')
+def _page(origin: Origin, shown: Sequence[_Shown], number: int, paths: Sequence[Path], count: int) -> str:
+    pictures = Pictures()
+    cards = [_card(one, pictures) for one in shown]
+    kind = "Masks" if len(paths) == 1 else f"Masks, page {number + 1} of {len(paths)}"
+    first = number * CARDS
+    note = "" if len(paths) == 1 else f"Pictures {first + 1:,} to {first + len(shown):,} of {count:,}, in order."
+    return render_page("masks.html", origin, head=_head(kind, cards, count), cards=cards, pager=_pager(number, paths),
+                       sections=[Section(id="masks", title="Masks", count=len(cards), note=note)])
 
 
-def _link(current: int, number: int, name: str) -> str:
-    """The number of a page, as a link unless it is this one."""
-    words = str(number + 1)
-    return words if number == current else f'<a href="./{escape(quote(name))}">{words}</a>'
+def _card(one: _Shown, pictures: Pictures) -> Card:
+    """The card with its pictures, as far as the page has room."""
+    shot = one.card.shot
+    address, shade = pictures.add(one.picture), pictures.add(one.shade)
+    size = shot.size if address else None
+    instead = shot.instead if not one.picture else "This page has no room for more pictures."
+    overlays = (Overlay(shade=shade),) if shade else ()
+    return Card(shot=Shot(name=shot.name, address=address, instead=instead, size=size, overlays=overlays),
+                tone=one.card.tone, facts=one.card.facts, findings=one.card.findings, part=one.card.part)
+
+
+def _head(kind: str, cards: Sequence[Card], count: int) -> Head:
+    masks = [one.part for one in cards if one.part is not None]
+    black, broken = sum(part == 0 for part in masks), sum(bool(one.findings) for one in cards)
+    mean = sum(masks) / len(masks) if masks else None
+    usable = (f"{len(masks):,} of the {plural(len(cards), 'picture')} on this page have a mask"
+              + ("" if mean is None else f"; on average {mean:.0%} of the picture trains"))
+    todo = "Look whether what is shaded red should not train. To change a mask, edit its file, or run prep mask again."
+    if black:
+        todo = f"{plural(black, 'mask is', 'masks are')} black everywhere: nothing of the picture would train. " + todo
+    return Head(
+        kind=kind, what=plural(count, "picture"), usable=usable, part=mean, todo=todo,
+        tone="warning" if black or broken else "good",
+        stats=(Stat(value=f"{len(masks):,}", label="with a mask", tone="good"),
+               Stat(value=f"{len(cards) - len(masks) - broken:,}", label="without a mask", tone="info"),
+               Stat(value=f"{black:,}", label="black everywhere", tone="warning"),
+               Stat(value=f"{broken:,}", label="unreadable", tone="error")))
+
+
+def _pager(number: int, paths: Sequence[Path]) -> Pager:
+    def address(other: int) -> str:
+        return "" if other == number or not 0 <= other < len(paths) else f"./{quote(paths[other].name)}"
+
+    near = sorted({0, len(paths) - 1, *range(number - AROUND, number + AROUND + 1)} & set(range(len(paths))))
+    links: list[Link | None] = []
+    for before, other in zip([-1, *near], near, strict=False):
+        links += [None] * (other > before + 1)
+        links.append(Link(number=other + 1, address=address(other)))
+    return Pager(before=address(number - 1), after=address(number + 1), links=tuple(links))

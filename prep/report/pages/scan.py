@@ -1,67 +1,166 @@
-"""`prep scan --write-report`: one page with the sums by code, the pictures that have findings, and all findings."""
+"""Writes the page of `prep scan --html`: sums, duplicates side by side, pictures with findings, all findings."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from prep.findings import CODES, Finding
+from prep.findings import CODES, SEVERITIES, Finding
 from prep.fs.atomic import write_atomic
-from prep.report.pages.frame import render_page, sections, table, words
+from prep.report.pages.frame import Origin, Pictures, render_page
+from prep.report.pages.parts import Card, Column, Head, Pair, Section, Shot, Stat, Table, plural
 from prep.report.terminal.scan import sums_by_code
 from prep.scan.run import Previews
 from prep.scan.scanner import ScanReport
 
 CARDS = 120  # pictures shown
-ROWS = 5000  # findings; `prep scan --json` has them all
-_WORST = {"error": 0, "warning": 1, "info": 2}
+PAIRS = 60  # duplicates shown beside what they resemble
+ROWS = 500  # findings of a code; `prep scan --json` has them all
+SAME = {"exact-duplicate", "pixel-duplicate"}
+MOST_ALIKE = 0.999  # shown for two pictures with different pixels
+RELATIONS = {"exact-duplicate": "same bytes as", "pixel-duplicate": "same pixels as",
+             "near-duplicate": "resembles", "mirrored-duplicate": "mirror image of"}
+NO_PREVIEW = "This picture cannot be shown."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeGroup:
+    """All findings of one code and severity."""
+
+    code: str
+    severity: str
+    count: int
+    first: bool  # of this code: of two severities, links lead to the worse
+    meaning: str
+    todo: str
+    open: bool
+    table: Table
+
+
+def write_scan_page(path: Path, origin: Origin, report: ScanReport, previews: Previews) -> None:
+    """Writes the page to `path`, whole or not at all. Raises `OSError`."""
+    write_atomic(path, scan_page(origin, report, previews(preview_names(report.findings))).encode())
 
 
 def preview_names(findings: Sequence[Finding]) -> list[str]:
-    """The pictures that are shown: the worst first, those that are only remarked upon last."""
+    """Lists the pictures that the page shows, each once: those of pairs, then those with cards."""
+    pairs = shown_pairs(findings)
+    names = [name for one in pairs for name in (one.path, one.other or "")]
+    return list(dict.fromkeys([*names, *_card_names(findings, pairs)]))
+
+
+def shown_pairs(findings: Sequence[Finding]) -> list[Finding]:
+    """Lists the duplicates shown as pairs: the worst first, near ones before exact ones."""
+    duplicates = [one for one in findings if one.other is not None]
+    return sorted(duplicates, key=lambda one: (SEVERITIES.index(one.severity), one.code in SAME,
+                                               -(one.likeness or 0), one.path))[:PAIRS]
+
+
+def _card_names(findings: Sequence[Finding], pairs: Sequence[Finding]) -> list[str]:
+    """Lists the pictures with a card, the worst first. A finding that a pair shows needs no card."""
+    shown = {(one.path, one.code) for one in pairs}
     worst: dict[str, int] = {}
     for one in findings:
-        worst[one.path] = min(worst.get(one.path, 3), _WORST[one.severity])
+        if (one.path, one.code) not in shown:
+            rank = SEVERITIES.index(one.severity)
+            worst[one.path] = min(worst.get(one.path, rank), rank)
     return sorted(worst, key=lambda path: (worst[path], path))[:CARDS]
 
 
-def write_scan_page(path: Path, report: ScanReport, previews: Previews) -> None:
-    """Writes the page to `path`, whole or not at all. Raises `OSError`."""
-    write_atomic(path, scan_page(report, previews(preview_names(report.findings))).encode())
+def scan_page(origin: Origin, report: ScanReport, previews: Mapping[str, bytes]) -> str:
+    """The page; `previews` are JPEGs by the names of pictures."""
+    pictures = Pictures()
+    chosen = shown_pairs(report.findings)
+    pairs = [_pair(one, previews, pictures) for one in chosen]
+    cards = _cards(report, [name for name in _card_names(report.findings, chosen) if previews.get(name)], previews,
+                   pictures)
+    sums = _sums(report)
+    sections = [Section(id="codes", title="What was found", count=len(sums.rows))]
+    if pairs:
+        every = sum(one.other is not None for one in report.findings)
+        sections.append(Section(id="duplicates", title="Duplicates", count=every, note=_more(every, len(pairs))))
+    if cards:
+        every = len({one.path for one in report.findings})
+        sections.append(Section(id="pictures", title="Pictures with findings", count=len(cards), note=(
+            f"{every:,} files have findings. Shown here: those that can be decoded, the worst first.")))
+    sections.append(Section(id="findings", title="All findings", count=len(report.findings)))
+    return render_page("scan.html", origin, head=_head(report), sections=sections, codes=sums, pairs=pairs,
+                       cards=cards, groups=_groups(report))
 
 
-def scan_page(report: ScanReport, previews: Mapping[str, bytes]) -> str:
-    """The page; `previews` are PNGs by the names of pictures."""
-    counts = ", ".join(f"{report.count(severity)} {severity}" for severity in _WORST)
-    lead = f"<p>{report.samples} of {report.pictures} pictures are usable; {words(counts)}</p>\n"
-    rows = [(one.severity, one.code, one.path, one.detail)
-            for one in sorted(report.findings, key=lambda one: (_WORST[one.severity], one.path, one.code))[:ROWS]]
-    more = f"<p>and {len(report.findings) - ROWS} more</p>" if len(report.findings) > ROWS else ""
-    return render_page("Scan", lead + sections([
-        ("By code", _sums(report)),
-        ("Pictures", _cards(report, previews)),
-        ("Findings", table(("severity", "code", "file", "what"), rows) + more if rows else "<p>none</p>"),
-    ]))
+def _more(every: int, shown: int) -> str:
+    return f"The first {shown:,} are shown; the others are in the list of findings." if every > shown else ""
 
 
-def _sums(report: ScanReport) -> str:
-    rows = [(severity, code, str(count), CODES[code][1], CODES[code][2])
-            for severity, code, count in sums_by_code(report.findings)]
-    return table(("severity", "code", "files", "meaning", "what to do"), rows, numbers=(2,)) if rows else "<p>none</p>"
+def _head(report: ScanReport) -> Head:
+    errors, warnings, infos = (report.count(severity) for severity in SEVERITIES)
+    broken = report.pictures - report.samples
+    if not report.pictures:
+        todo, tone = "No picture was found. Check the path of the source.", "error"
+    elif errors or broken:
+        todo = (f"Repair, replace or remove what has one of the {plural(errors, 'error')} below"
+                + (f", then look at the {plural(warnings, 'warning')}." if warnings else "."))
+        tone = "error"
+    elif warnings:
+        todo, tone = f"Look at the {plural(warnings, 'warning')} below. No warning stops prep encode.", "warning"
+    else:
+        todo, tone = "Nothing. Run prep bucket, or prep encode.", "good"
+    part = report.samples / report.pictures if report.pictures else None
+    return Head(
+        kind="Scan", what=plural(report.pictures, "picture"), todo=todo, part=part,
+        tone=tone,  # type: ignore[arg-type]  # one of three
+        usable=f"{report.samples:,} of {plural(report.pictures, 'picture')} can be used",
+        stats=(Stat(value=f"{report.pictures:,}", label="pictures"),
+               Stat(value=f"{report.samples:,}", label="usable", tone="good"),
+               Stat(value=f"{errors:,}", label="errors", tone="error"),
+               Stat(value=f"{warnings:,}", label="warnings", tone="warning"),
+               Stat(value=f"{infos:,}", label="notes", tone="info")))
 
 
-def _cards(report: ScanReport, previews: Mapping[str, bytes]) -> str:
-    """A card for each picture that is shown, in the order of `previews`."""
-    told: dict[str, list[Finding]] = {}
+def _sums(report: ScanReport) -> Table:
+    rows = tuple((severity, code, f"{count:,}", CODES[code][1], CODES[code][2])
+                 for severity, code, count in sums_by_code(report.findings))
+    return Table(caption="Findings by code", rows=rows, columns=(
+        Column(head="severity", kind="severity"), Column(head="code", kind="group"),
+        Column(head="files", kind="number"), Column(head="meaning"), Column(head="what to do")))
+
+
+def _groups(report: ScanReport) -> list[CodeGroup]:
+    """All findings by code, the worst first; notes are folded away."""
+    members: dict[tuple[str, str], list[Finding]] = {}
     for one in report.findings:
-        told.setdefault(one.path, []).append(one)
-    cards = [_card(name, data, told.get(name, ())) for name, data in previews.items() if data]
-    return f'<div class="gallery">\n{"".join(cards)}</div>' if cards else "<p>none</p>"
+        members.setdefault((one.severity, one.code), []).append(one)
+    sums = sums_by_code(report.findings)
+    worst = {code: severity for severity, code, _ in reversed(sums)}
+    return [CodeGroup(code=code, severity=severity, count=count, first=worst[code] == severity, meaning=CODES[code][1],
+                      todo=CODES[code][2], open=severity != "info", table=_files(code, members[severity, code]))
+            for severity, code, count in sums]
 
 
-def _card(name: str, data: bytes, findings: Sequence[Finding]) -> str:
-    lines = "<br>".join(f"{words(one.code)}: {words(one.detail)}" for one in findings)
-    return (f'<figure><img alt="" style="display:block;margin:0 auto" '
-            f'src="data:image/png;base64,{base64.b64encode(data).decode("ascii")}">'
-            f"<figcaption><b><bdi>{words(name)}</bdi></b>{lines}</figcaption></figure>\n")
+def _files(code: str, findings: Sequence[Finding]) -> Table:
+    return Table(caption=f"Files with {code}", columns=(Column(head="file", kind="name"), Column(head="what")),
+                 rows=tuple((one.path, one.detail) for one in findings[:ROWS]), more=max(0, len(findings) - ROWS))
+
+
+def _pair(one: Finding, previews: Mapping[str, bytes], pictures: Pictures) -> Pair:
+    def shot(name: str) -> Shot:
+        return Shot(name=name, address=pictures.add(previews.get(name)), instead=NO_PREVIEW)
+
+    likeness = "the same" if one.code in SAME else f"{min(one.likeness or 0, MOST_ALIKE):.1%} alike"
+    return Pair(finding=one, copy=shot(one.path), original=shot(one.other or ""), likeness=likeness,
+                relation=RELATIONS.get(one.code, "resembles"))
+
+
+def _cards(report: ScanReport, names: Sequence[str], previews: Mapping[str, bytes], pictures: Pictures) -> list[Card]:
+    """A card for each of these pictures, in this order."""
+    said: dict[str, list[Finding]] = {}
+    for one in report.findings:
+        said.setdefault(one.path, []).append(one)
+    return [_card(name, sorted(said[name], key=lambda one: SEVERITIES.index(one.severity)),
+                  pictures.add(previews.get(name))) for name in names]
+
+
+def _card(name: str, findings: Sequence[Finding], address: str) -> Card:
+    return Card(shot=Shot(name=name, address=address, instead=NO_PREVIEW), tone=findings[0].severity,
+                findings=tuple(findings))

@@ -37,7 +37,7 @@ def exact_copies(seen: Iterable[ScannedPicture], pixels: Pixels) -> tuple[list[F
     others: list[ScannedPicture] = []
     for one in sorted(seen, key=_rank):
         if one.identity.file in files:
-            found.append(finding(one.name, "exact-duplicate", f"same bytes as {files[one.identity.file]}"))
+            found.append(_copy_finding(one, "exact-duplicate", "bytes", files[one.identity.file]))
         else:
             others.append(one)
         files.setdefault(one.identity.file, one.name)
@@ -49,11 +49,15 @@ def exact_copies(seen: Iterable[ScannedPicture], pixels: Pixels) -> tuple[list[F
     for one in others:
         digest = digests.get(one.name, "")
         if digest and digest in same:
-            found.append(finding(one.name, "pixel-duplicate", f"same pixels as {same[digest]}"))
+            found.append(_copy_finding(one, "pixel-duplicate", "pixels", same[digest]))
         else:
             distinct.append(one)
         same.setdefault(digest, one.name)
     return found, distinct
+
+
+def _copy_finding(one: ScannedPicture, code: str, what: str, original: str) -> Finding:
+    return finding(one.name, code, f"same {what} as {original}", other=original, likeness=1.0)
 
 
 def _sample(one: ScannedPicture) -> tuple[int, int, int]:
@@ -86,4 +90,6 @@ def near_findings(nears: Iterable[Near], distinct: Sequence[ScannedPicture]) -> 
 def _near_finding(near: Near, distinct: Sequence[ScannedPicture]) -> Finding:
     code = "mirrored-duplicate" if near.mirrored else "near-duplicate"
     alike = "the mirror image of" if near.mirrored else "nearly the same picture as"
-    return finding(distinct[near.second].name, code, f"{alike} {distinct[near.first].name} ({near.score:.3f} of 1)")
+    other, likeness = distinct[near.first].name, round(min(near.score, 1.0), 4)  # rounding may exceed 1 by 1e-7
+    return finding(distinct[near.second].name, code, f"{alike} {other} ({likeness:.1%} alike)", other=other,
+                   likeness=likeness)

@@ -1,0 +1,46 @@
+"""Small copies of pictures and masks, for pages. No row depends on them."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image
+
+from prep.geometry import Placement, Size
+from prep.images.decode import Picture, Pixels, scale_and_crop
+
+QUALITY = 82  # of JPEG: a photo of 360 pixels takes 15 to 40 kB, and its PNG six times as much
+SHADE = (208, 32, 48)  # of what does not train: a red that skin and skies have not
+SHADED = 0.65  # opacity of the shade where a mask is black
+
+
+def shrunk_size(size: Size, side: int) -> Size:
+    """`size` shrunk until its longer side is at most `side` pixels; never enlarged, and each side at least 1."""
+    longer = max(size)
+    width, height = (max(1, length * min(side, longer) // longer) for length in size)
+    return width, height
+
+
+def shrink(picture: Picture, side: int) -> Pixels:
+    """uint8 [H, W, 3]: the whole of `picture` (RGB), its longer side at most `side` pixels."""
+    size = shrunk_size(picture.size, side)
+    return scale_and_crop(picture, Placement(scaled=size, crop=(0, 0), bucket=size))
+
+
+def encode_jpeg(pixels: Pixels) -> bytes:
+    """`pixels`, uint8 [H, W, 3], as the bytes of a JPEG file."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=QUALITY)
+    return stream.getvalue()
+
+
+def encode_shade(mask_HW: Pixels) -> bytes:
+    """A PNG to lay over a picture: red where a mask (255 trains) leaves the picture out, transparent where it trains.
+
+    The mask's levels are the palette's numbers, so a pixel takes a byte.
+    """
+    shade = Image.fromarray(mask_HW).convert("L")
+    shade.putpalette(bytes(SHADE) * 256)
+    stream = io.BytesIO()
+    shade.save(stream, "PNG", transparency=bytes(round(SHADED * (255 - level)) for level in range(256)))
+    return stream.getvalue()

@@ -1,0 +1,77 @@
+"""Reads a manifest's source pictures from directories and tars, as far as they still exist.
+
+A picture is returned only if its digest is the sample's, so that a hostile manifest cannot put other files on a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from prep.digest import digest_bytes
+from prep.errors import PathError
+from prep.fs.blob import Blob, read_blob
+from prep.manifest.opened import OpenedManifest
+from prep.sources.item import Item
+from prep.sources.tar_index import Listings
+from prep.sources.tars import walk_tar
+from prep.sources.walk import is_tars, labelled, tars_of
+
+MOST_BYTES = 1 << 28  # of a picture; larger ones get no thumbnail
+
+
+class Originals:
+    """The sources of a manifest. Threads may share one."""
+
+    def __init__(self, opened: OpenedManifest) -> None:
+        self._sources = opened.manifest.sources
+        self._tars: dict[Path, dict[str, Path]] = {}  # by source: its tars by label, the first part of members' names
+        self._members: dict[Path, dict[str, Blob]] = {}
+        self._lock = Lock()
+
+    def read(self, sample: Mapping[str, Any]) -> bytes | None:
+        """Returns the bytes of a described sample's picture; `None` if it is missing or has changed."""
+        root = self._sources[sample["source"]] if sample["source"] < len(self._sources) else None
+        if root is None or not _is_below(sample["name"]):
+            return None
+        try:
+            blob = self._blob(root, sample["name"])
+            data = None if blob is None or _too_large(blob) else read_blob(blob)
+        except (OSError, ValueError, PathError):
+            return None
+        return data if data is not None and digest_bytes(data) == sample["picture"] else None
+
+    def _blob(self, root: Path, name: str) -> Blob | None:
+        if not is_tars(root):
+            return Blob(file=str(root / name))
+        with self._lock:
+            if root not in self._tars:
+                self._tars[root] = {label: tar for tar, label in labelled(tars_of(root))}
+            tars = self._tars[root]
+            label = next((start for start in _starts(name) if start in tars), None)
+            return None if label is None else self._inside(tars[label], label).get(name)
+
+    def _inside(self, tar: Path, label: str) -> Mapping[str, Blob]:
+        """The pictures of a tar by name."""
+        if tar not in self._members:
+            found = walk_tar(tar, label=label, source=0, sidecar=False, listings=Listings())
+            self._members[tar] = {one.name: one.picture for one in found if isinstance(one, Item)}
+        return self._members[tar]
+
+
+def _starts(name: str) -> list[str]:
+    """The directories above a name, the longest first."""
+    parts = name.split("/")
+    return ["/".join(parts[:number]) for number in range(len(parts) - 1, 0, -1)]
+
+
+def _is_below(name: str) -> bool:
+    """Whether a sample's name leads to something below its source, on any system."""
+    parts = name.replace("\\", "/").split("/")
+    return bool(name) and "\0" not in name and ":" not in parts[0] and not {"", ".."} & set(parts)
+
+
+def _too_large(blob: Blob) -> bool:
+    return (blob.path.stat().st_size if blob.length is None else blob.length) > MOST_BYTES
