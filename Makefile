@@ -7,7 +7,7 @@ BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/installed
 DEMO ?= demo
 
-.PHONY: venv demo test test-all lint bench clean
+.PHONY: venv demo test test-all lint docs bench clean
 
 venv: $(STAMP)
 
@@ -31,6 +31,10 @@ test-all: venv
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The pages that are generated from the code.
+docs: venv
+	$(BIN)/python -m tests.docs
 
 bench: $(BENCH_STAMP)
 	$(BENCH_VENV)/bin/python -m tests.benchmarks $(BENCH)

@@ -1,7 +1,7 @@
 """The document `manifest.json`: written canonically, read strictly; small, relative, without times.
 
 It names its cache and a local model relative to itself, a Hub model by id, and the Arrow tables by digest. Its
-format is described in manifests/README.md and manifests/manifest.schema.json.
+format is described in manifests/format.md and manifests/manifest.schema.json.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from prep.models.fields import DIMS
 from prep.parse import sealed_json
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-PAGE = (MANIFESTS / "README.md").read_text(encoding="utf-8")
+PAGE = (MANIFESTS / "format.md").read_text(encoding="utf-8")
 SCHEMA = json.loads((MANIFESTS / "manifest.schema.json").read_text())
 BLOCKS = re.findall(r"^```(json|hex) (.*)\n((?:.*\n)*?)```$", PAGE, re.MULTILINE)
 
