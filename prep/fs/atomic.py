@@ -14,14 +14,20 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from prep.fs.untrusted import is_link
 
 PRIMITIVES = ("create", "write", "sync", "sync_dir", "rename", "link", "remove", "make_dir", "remove_dir", "protect")
 Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, a contiguous numpy array
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 NO_STAGING = {errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS}
+NO_DIRECTORY = {errno.ENOTDIR, errno.ELOOP, errno.EMLINK}  # what systems say of a link that is not to be followed
+DIRECTORY = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
+HAS_DIR_FD = {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd and os.scandir in os.supports_fd
 NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOTSUP, errno.EISDIR}
 
 
@@ -83,13 +89,17 @@ def link(source: Path, target: Path) -> None:
         rename(source, target)
 
 
-def remove(path: Path) -> None:
-    """The file is gone when this returns, read-only or not, there or not."""
-    try:
-        path.unlink(missing_ok=True)
-    except PermissionError:  # Windows keeps read-only files
-        path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-        path.unlink(missing_ok=True)
+def remove(path: Path, *, dir_fd: int | None = None) -> None:
+    """Removes a file, read-only or not, there or not; with `dir_fd`, the one called `path.name` in that directory."""
+    name = path if dir_fd is None else path.name
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.unlink(name, dir_fd=dir_fd)  # noqa: PTH108  # pathlib has no dir_fd
+        except PermissionError:
+            if dir_fd is not None or path.is_symlink():
+                raise
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR)  # Windows keeps read-only files
+            path.unlink()
 
 
 def make_dir(path: Path) -> None:
@@ -97,10 +107,10 @@ def make_dir(path: Path) -> None:
     path.mkdir()
 
 
-def remove_dir(path: Path) -> None:
-    """The empty directory is gone when this returns, there or not."""
+def remove_dir(path: Path, *, dir_fd: int | None = None) -> None:
+    """Removes an empty directory, there or not; with `dir_fd`, the one called `path.name` in that directory."""
     with contextlib.suppress(FileNotFoundError):
-        path.rmdir()
+        os.rmdir(path if dir_fd is None else path.name, dir_fd=dir_fd)  # noqa: PTH106  # pathlib has no dir_fd
 
 
 def protect(path: Path) -> None:
@@ -109,15 +119,19 @@ def protect(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """The directory is gone when this returns, read-only files in it or not, there or not; links are not followed."""
-    if path.is_symlink() or not path.is_dir():
+    """Removes a directory with all in it, or a file; nothing there is no error. Links are removed, never followed.
+
+    Directories are opened one inside the other and never through a link, so that nobody who may write into them can
+    lead the removal elsewhere. Any depth will do: two of them are open at a time.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if is_link(status) or not stat.S_ISDIR(status.st_mode):
         remove(path)
         return
-    if not os.access(path, os.W_OK):
-        path.chmod(path.stat().st_mode | stat.S_IRWXU)
-    with contextlib.suppress(FileNotFoundError):  # another process removes it, too
-        for inner in sorted(path.iterdir()):
-            remove_tree(inner)
+    (_empty_by_descriptor if HAS_DIR_FD else _empty_by_path)(path)
     remove_dir(path)
 
 
@@ -191,6 +205,108 @@ def make_dirs(path: Path) -> None:
     with contextlib.suppress(FileExistsError):  # another process was quicker
         make_dir(path)
     sync_dir(path.parent)
+
+
+@dataclass(slots=True)
+class _Level:
+    """A directory on the way down into a tree that is being removed."""
+
+    name: str
+    mark: tuple[int, int]  # device and inode
+    left: list[str]  # directories in it that are still to be removed
+
+
+def _empty_by_descriptor(root: Path) -> None:
+    """Removes all that is in `root`. Raises `OSError`, also when a directory on the way is moved meanwhile."""
+    while not _emptied(root):
+        pass  # another process removed the directory that we were in: look again
+
+
+def _emptied(root: Path) -> bool:
+    descriptor = _open_dir(root, None)
+    if descriptor is None:
+        return True
+    try:
+        levels = [_level(root, "", descriptor)]
+        while levels[-1].left or len(levels) > 1:
+            if levels[-1].left:
+                name = levels[-1].left.pop()
+                below = _open_dir(root / name, descriptor)
+                if below is not None:
+                    os.close(descriptor)
+                    descriptor = below
+                    levels.append(_level(root, name, descriptor))
+                continue
+            done = levels.pop()
+            above = os.open("..", DIRECTORY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = above
+            if _mark(descriptor) != levels[-1].mark:
+                raise OSError(errno.ESTALE, "a directory was moved while it was being removed", str(root))
+            remove_dir(root / done.name, dir_fd=descriptor)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _level(root: Path, name: str, descriptor: int) -> _Level:
+    """An open directory whose files are removed now. (`root` only names things in errors: paths may be too long.)"""
+    left = []
+    with os.scandir(descriptor) as found:
+        for entry in sorted(found, key=lambda one: one.name):
+            if entry.is_dir(follow_symlinks=False):
+                left.append(entry.name)
+            else:
+                remove(root / entry.name, dir_fd=descriptor)
+    return _Level(name, _mark(descriptor), left)
+
+
+def _open_dir(path: Path, dir_fd: int | None) -> int | None:
+    """A descriptor of a directory that its owner may now empty; `None` when it is gone, or was replaced by a file."""
+    name = path if dir_fd is None else path.name
+    try:
+        try:
+            descriptor = os.open(name, DIRECTORY, dir_fd=dir_fd)
+        except PermissionError:
+            with contextlib.suppress(OSError, NotImplementedError, ValueError):
+                os.chmod(name, stat.S_IRWXU, dir_fd=dir_fd, follow_symlinks=False)  # noqa: PTH101  # as above
+            descriptor = os.open(name, DIRECTORY, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in NO_DIRECTORY:
+            raise
+        remove(path, dir_fd=dir_fd)
+        return None
+    mode = os.fstat(descriptor).st_mode
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, stat.S_IMODE(mode) | stat.S_IRWXU)
+    return descriptor
+
+
+def _empty_by_path(root: Path) -> None:
+    """The same where directories cannot be opened (Windows): looking for links is all that can be done."""
+    found = [root]
+    for folder in found:  # grows
+        if not os.access(folder, os.W_OK):
+            folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
+        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+            for inner in sorted(folder.iterdir()):
+                status = inner.lstat()
+                if stat.S_ISDIR(status.st_mode) and not is_link(status):
+                    found.append(inner)
+                else:
+                    remove(inner)
+    for folder in reversed(found[1:]):
+        remove_dir(folder)
+
+
+def _mark(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prep.arrays import ArraySpec
-from prep.cache.ledger import index as lookup
+from prep.cache.ledger import ledger
 from prep.cache.ledger.columns import select
 from prep.cache.ledger.index import NAME, Lookup, load_index, save_index
 from prep.cache.ledger.ledger import Ledger, load_ledger, load_plainly, write_commit
@@ -111,7 +111,7 @@ def load_behind(cache: Cache) -> Ledger:
     commits = {task: found for task, found in full.commits.items()
                if found[1].shard and found[1].shard.digest in behind}
     known = Lookup(commits=commits, shards=behind, columns=select(full.columns, numbers))
-    with mock.patch.object(lookup, "read", lambda _: known):
+    with mock.patch.object(ledger, "load_index", lambda _: known):
         return load_ledger(cache)
 
 

@@ -128,33 +128,116 @@ def test_a_failing_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         atomic.sync_dir(tmp_path)
 
 
-def test_remove_tree_takes_read_only_files(tmp_path: Path) -> None:
+@pytest.fixture(params=["by descriptor", "by path"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How trees are removed: by path where directories cannot be opened, as on Windows."""
+    if request.param == "by path":
+        monkeypatch.setattr(atomic, "HAS_DIR_FD", False)
+    elif not atomic.HAS_DIR_FD:
+        pytest.skip("needs directories that can be opened")
+    return str(request.param)
+
+
+def test_remove_tree_takes_read_only_files(tmp_path: Path, way: str) -> None:
     (tmp_path / "tree" / "inner").mkdir(parents=True)
     (tmp_path / "tree" / "inner" / "a").write_bytes(b"x")
     atomic.protect(tmp_path / "tree" / "inner" / "a")
+    (tmp_path / "tree" / "inner").chmod(0o555)
     atomic.remove_tree(tmp_path / "tree")
     atomic.remove_tree(tmp_path / "tree")
     assert names(tmp_path) == []
+    (tmp_path / "a").write_bytes(b"x")
+    atomic.remove_tree(tmp_path / "a")
+    assert names(tmp_path) == []
 
 
-def test_remove_tree_follows_no_link(tmp_path: Path) -> None:
+def test_remove_tree_follows_no_link(tmp_path: Path, way: str) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "a").write_bytes(b"x")
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept", target_is_directory=True)
+    (tmp_path / "tree" / "inner").mkdir(parents=True)
+    for link in ("tree/link", "tree/inner/link", "alone"):
+        (tmp_path / link).symlink_to(tmp_path / "kept", target_is_directory=True)
     atomic.remove_tree(tmp_path / "tree")
+    atomic.remove_tree(tmp_path / "alone")
     assert names(tmp_path) == ["kept"] and names(tmp_path / "kept") == ["a"]
 
 
-def test_remove_tree_beside_another_that_removes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not atomic.HAS_DIR_FD, reason="needs directories that can be opened")
+@pytest.mark.parametrize("place", ["tree", "tree/inner"])
+def test_a_link_put_in_the_place_of_a_directory_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Whoever may write in a shared tmp/ can put a link there after we looked, and before we open."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a").write_bytes(b"x")
     (tmp_path / "tree" / "inner").mkdir(parents=True)
+    plain = atomic._open_dir
+
+    def swapped(path: Path, dir_fd: int | None) -> int | None:
+        if path.name == place.rpartition("/")[2]:
+            (tmp_path / place).rename(tmp_path / "aside")
+            (tmp_path / place).symlink_to(tmp_path / "kept", target_is_directory=True)
+        return plain(path, dir_fd)
+
+    monkeypatch.setattr(atomic, "_open_dir", swapped)
+    atomic.remove_tree(tmp_path / "tree")
+    assert names(tmp_path) == ["aside", "kept"] and names(tmp_path / "kept") == ["a"]
+
+
+@pytest.mark.skipif(not atomic.HAS_DIR_FD, reason="needs directories that can be opened")
+def test_a_directory_that_is_moved_elsewhere_ends_the_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way up from it leads out of the tree."""
+    (tmp_path / "tree" / "outer" / "inner").mkdir(parents=True)
+    (tmp_path / "kept" / "tree").mkdir(parents=True)
+    plain = atomic._level
+
+    def moved(root: Path, name: str, descriptor: int) -> atomic._Level:
+        found = plain(root, name, descriptor)
+        if name == "inner":
+            (tmp_path / "tree" / "outer" / "inner").rename(tmp_path / "kept" / "inner")
+        return found
+
+    monkeypatch.setattr(atomic, "_level", moved)
+    with pytest.raises(OSError, match="was moved while it was being removed"):
+        atomic.remove_tree(tmp_path / "tree")
+    assert names(tmp_path / "kept") == ["inner", "tree"]
+
+
+def test_remove_tree_of_any_depth(tmp_path: Path, way: str) -> None:
+    """Deeper than Python calls functions, and than a process may have files open; by path, as long as paths may be."""
+    limits = None
+    if way == "by descriptor":
+        import resource
+
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    before = Path.cwd()
+    (tmp_path / "tree").mkdir()
+    try:
+        os.chdir(tmp_path / "tree")
+        for _ in range(3000 if limits else 1200):
+            Path("d").mkdir()
+            os.chdir("d")
+        os.chdir(before)
+        atomic.remove_tree(tmp_path / "tree")
+    finally:
+        os.chdir(before)
+        if limits is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert names(tmp_path) == []
+
+
+def test_remove_tree_beside_another_that_removes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    (tmp_path / "tree" / "outer" / "inner").mkdir(parents=True)
     for name in "abc":
-        (tmp_path / "tree" / "inner" / name).write_bytes(b"x")
+        (tmp_path / "tree" / "outer" / "inner" / name).write_bytes(b"x")
     plain = atomic.remove
 
-    def quicker(path: Path) -> None:
+    def quicker(path: Path, **options: int) -> None:
         shutil.rmtree(tmp_path / "tree", ignore_errors=True)
-        plain(path)
+        plain(path, **options)
 
     monkeypatch.setattr(atomic, "remove", quicker)
     atomic.remove_tree(tmp_path / "tree")
