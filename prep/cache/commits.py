@@ -29,15 +29,29 @@ class Commit:
 
 
 def read_commit(cache: Cache, task: str) -> Commit | None:
-    """The commit of a task, or None when it has none or a damaged one. Raises `CacheError` for another version."""
+    """The commit of a task; `None` when it has none, a damaged one, or one that this user may not read.
+
+    Raises `CacheError` for another version.
+    """
     try:
         return checked_commit(cache, task)
-    except (FileNotFoundError, NotRegularFile, Unparsed):
+    except (FileNotFoundError, PermissionError, NotRegularFile, Unparsed):
         return None
 
 
+def is_damaged(cache: Cache, task: str) -> bool:
+    """Whether a task has a commit that says nothing: not one that merely cannot be read now."""
+    try:
+        checked_commit(cache, task)
+    except (NotRegularFile, Unparsed):
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def checked_commit(cache: Cache, task: str) -> Commit:
-    """The commit of a task; what is wrong with it is told. Raises `Unparsed`, `OSError`, `CacheError` for a version."""
+    """The commit of a task. Raises `Unparsed`, `OSError`, and `CacheError` for another version."""
     path = cache.commit(task)
     document = sealed_json(read_regular(path, MOST), "commit")
     if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):

@@ -14,7 +14,7 @@ from prep.cache.shard_format import MAX_ROWS
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.fs import atomic
-from prep.fs.lock import Release, try_lock
+from prep.fs.lock import Release, is_current, try_lock
 from prep.fs.untrusted import NotRegularFile, check_dir, read_regular
 from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json
 
@@ -102,25 +102,30 @@ def _write(cache: Cache, shard: str, damages: Iterable[Damage]) -> None:
     rows = sorted((_as_json(damage) for damage in damages), key=canonical)
     document = {"format": "latentry/damage", "version": 1, "shard": shard, "damages": rows}
     atomic.remove_directory_in_way(cache.damaged(shard))
-    atomic.write_atomic(cache.damaged(shard), canonical(seal(document)), staging=cache.staging())
+    cache.write(cache.damaged(shard), canonical(seal(document)))
 
 
 @contextlib.contextmanager
 def _in_turn(cache: Cache) -> Iterator[None]:
-    """One at a time among all who change records, so that none writes over what another has just added.
+    """Lets one process at a time change records, so that none overwrites what another has just added.
 
-    The lock is a kernel's, gone with its holder, on a file in damaged/. Where there is none to be had in time, this
-    goes on all the same: a finding may be lost then, and whoever meets that row again finds it again.
+    The kernel releases the lock when its holder ends. After `PATIENCE` seconds without the lock this continues all the
+    same: a finding may be lost then, and whoever meets that row again finds it again.
     """
     folder = cache.root / "damaged"
-    atomic.make_dirs(folder)
+    cache.make_dirs(folder)
     check_dir(folder)
-    with os.fdopen(os.open(folder / "lock", LOCK_FLAGS, 0o666), "r+b", buffering=0) as handle:
-        release = _take(handle, time.monotonic() + PATIENCE)
-        try:
-            yield
-        finally:
-            release()
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with os.fdopen(os.open(folder / "lock", LOCK_FLAGS, 0o666), "r+b", buffering=0) as handle:
+            atomic.set_mode(handle.fileno(), cache.file_mode)
+            release = _take(handle, deadline)
+            try:
+                if is_current(handle, folder / "lock") or time.monotonic() >= deadline:
+                    yield
+                    return
+            finally:
+                release()
 
 
 def _take(handle: Any, deadline: float) -> Release:

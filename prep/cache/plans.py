@@ -30,13 +30,12 @@ TRAILER = 32  # bytes of SHA-256 after the stream, since a plan is not named by 
 def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, ...]:
     """The plan to follow for the keys digested as `wanted`: the one already stored, or else `tasks`."""
     target = cache.plan(wanted)
-    atomic.make_dirs(target.parent)
-    if atomic.create_exclusive(target, _encode(tasks), staging=cache.staging()):
+    if cache.create(target, _encode(tasks)):
         return tuple(tasks)
     stored = read_plan(cache, wanted)
     if stored is None:
         atomic.remove_directory_in_way(target)
-        atomic.write_atomic(target, _encode(tasks), staging=cache.staging())
+        cache.write(target, _encode(tasks))
         return tuple(tasks)
     return stored
 

@@ -10,6 +10,8 @@ rubbish in tmp/ at most.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.paths import MARKER
 from prep.fs.tree import file_digest, tree_digest
-from prep.fs.untrusted import check_cache_root, check_directories, entries, read_regular
+from prep.fs.untrusted import check_cache_root, check_directories, entries, entries_if_allowed, read_regular
 from prep.parse import Unparsed, brief, digest_of, sealed_json
 
 MARKER_BYTES = 1 << 16  # at most
@@ -30,6 +32,7 @@ Kind = str  # one of SUFFIX
 SUFFIX = {"tables": ".arrow", "commits": ".json", "plans": ".arrow", "damaged": ".json"}
 SETTLED = 3600.0  # seconds after which every system has written names by itself; Linux does within 30
 FANNED = {"tables", "commits"}  # kinds of which there can be many: two digits make a directory
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,39 +75,69 @@ class Cache:
         """The file of a damage record, by its shard's digest."""
         return self.file("damaged", digest)
 
+    @property
+    def dir_mode(self) -> int:
+        """Permissions of directories in the cache: those of its own, so that no user's umask shuts others out."""
+        return atomic.shared_dir_mode(self.root)
+
+    @property
+    def file_mode(self) -> int:
+        """Permissions of files in the cache, as `dir_mode`; of what never changes, write permission is removed."""
+        return atomic.shared_file_mode(self.root)
+
     def stage(self) -> Path:
         """A fresh directory in tmp/."""
         path = self.staging() / secrets.token_hex(16)
-        atomic.make_dir(path)
+        atomic.make_dir(path, mode=self.dir_mode)
         return path
 
     def staging(self) -> Path:
-        """The directory tmp/: whatever is in it after a crash is rubbish."""
-        atomic.make_dirs(self.root / "tmp")
+        """The directory tmp/: whatever is in it after a crash is left over."""
+        self.make_dirs(self.root / "tmp")
         return self.root / "tmp"
 
+    def make_dirs(self, path: Path) -> None:
+        """A directory in the cache, and those above it, exist."""
+        if not path.is_dir():
+            atomic.make_dirs(path, mode=self.dir_mode)
+
+    def write(self, path: Path, data: atomic.Buffer, *, read_only: bool = False) -> None:
+        """Writes a file of the cache, whole or not at all."""
+        atomic.write_atomic(path, data, read_only=read_only, staging=self.staging(), mode=self.file_mode)
+
+    def create(self, path: Path, data: atomic.Buffer) -> bool:
+        """True when this call created a file of the cache; False, and nothing written, when it was there already."""
+        self.make_dirs(path.parent)
+        return atomic.create_exclusive(path, data, staging=self.staging(), mode=self.file_mode)
+
+    def closed(self, kind: Kind) -> list[Path]:
+        """The directories of a kind that this user may not list, so that what they hold is not seen."""
+        return [Path(fan.path) for fan in entries(self.root / kind)
+                if fan.is_dir(follow_symlinks=False) and not os.access(fan.path, os.R_OK | os.X_OK)]
+
     def names(self, kind: Kind) -> Iterator[str]:
-        """The digests of every file of a kind, sorted; other files are not ours and are passed over."""
+        """The digests of every file of a kind, sorted; other files are skipped, and directories that are `closed`."""
         for name in self._listed(kind):
             with contextlib.suppress(Unparsed):
                 if name.endswith(SUFFIX[kind]):
                     yield digest_of(name.removesuffix(SUFFIX[kind]), kind)
 
     def shards(self) -> Iterator[str]:
-        """The digests of every shard directory, sorted."""
+        """The digests of every shard directory, sorted; `closed` directories are skipped."""
         for name in self._listed("shards"):
             with contextlib.suppress(Unparsed):
                 yield digest_of(name, "shards")
 
     def _listed(self, kind: Kind) -> Iterator[str]:
-        """The names below the directory of a kind, in order; links and what is no directory are passed over."""
+        """The names below the directory of a kind, in order; links and other files are skipped."""
         found = entries(self.root / kind)
         if kind not in FANNED and kind != "shards":
             yield from (entry.name for entry in found)
             return
         for fan in found:
             if fan.is_dir(follow_symlinks=False):
-                yield from (entry.name for entry in entries(Path(fan.path)) if entry.name.startswith(fan.name))
+                yield from (entry.name for entry in entries_if_allowed(Path(fan.path))
+                            if entry.name.startswith(fan.name))
 
 
 def open_cache(path: Path, *, create: bool) -> Cache:
@@ -151,7 +184,7 @@ def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
 
 def _move_in(cache: Cache, staged: Path, digest: str) -> None:
     target = cache.shard(digest)
-    atomic.make_dirs(target.parent)
+    cache.make_dirs(target.parent)
     if target.exists() and not _is_whole(target, digest):
         _move_out(cache, target)
     try:
@@ -165,11 +198,21 @@ def _move_in(cache: Cache, staged: Path, digest: str) -> None:
 
 
 def _move_out(cache: Cache, target: Path) -> None:
-    """Takes a shard out of sight in one step, then from the disk."""
-    aside = cache.stage()
-    with contextlib.suppress(FileNotFoundError):  # another process was quicker
-        atomic.rename(target, aside / target.name)
+    """Takes a shard out of sight in one step, then off the disk.
+
+    A full disk may have no room for another name: then the shard is removed where it is, its first document first.
+    """
+    aside = cache.root / "tmp" / secrets.token_hex(16)
+    try:
+        cache.staging()
+        atomic.rename(target, aside)
         atomic.sync_dir(target.parent)
+    except FileNotFoundError:  # another process was quicker
+        return
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        aside = target
     atomic.remove_tree(aside)
 
 
@@ -177,12 +220,12 @@ def publish_table(cache: Cache, data: atomic.Buffer) -> str:
     """Puts `data` at the digest of its bytes, read-only, and returns that; a damaged file already there is replaced."""
     digest = digest_bytes(data)
     target = cache.table(digest)
-    atomic.make_dirs(target.parent)
+    cache.make_dirs(target.parent)
     if _is_whole(target, digest, file_digest):
         atomic.sync_dir(target.parent)  # its writer may have died before it did
     else:
         atomic.remove_directory_in_way(target)
-        atomic.write_atomic(target, data, read_only=True, staging=cache.staging())
+        cache.write(target, data, read_only=True)
     return digest
 
 
@@ -207,8 +250,13 @@ def sync_recent_directories(cache: Cache) -> None:
                 atomic.sync_dir(folder)
 
 
-def clear_staging(cache: Cache) -> None:
-    """Empties tmp/. Only for whoever knows that nobody else is writing; what cannot be removed stays: it is rubbish."""
+def leftovers(cache: Cache) -> list[Path]:
+    """What crashes left in tmp/. Raises `OSError`."""
+    return [Path(entry.path) for entry in entries(cache.root / "tmp")]
+
+
+def clear_leftovers(cache: Cache) -> None:
+    """Removes tmp/. Only for whoever has the cache alone; what cannot be removed stays."""
     with contextlib.suppress(OSError):  # another user's, say, or a marker in the making
         atomic.remove_tree(cache.root / "tmp")
 
@@ -218,9 +266,10 @@ def _create(path: Path, create: bool) -> None:
         raise CacheError(f"{path} is not a cache: it has no {MARKER}", hint="prep encode SOURCE --cache DIR makes one")
     check_can_create(path)
     marker = canonical(seal({"format": "latentry/cache", "version": VERSION}))
+    atomic.make_dirs(path.absolute())
     while not (path / MARKER).exists():
         with contextlib.suppress(FileNotFoundError):  # whoever was quicker has emptied tmp/ since: no lock is held yet
-            atomic.write_atomic(path / MARKER, marker, staging=Cache(root=path.absolute()).staging())
+            Cache(root=path.absolute()).create(path / MARKER, marker)  # never replaced: it is what locks are on
     atomic.sync_dir(path.absolute().parent)  # also after another's making of it: that may have died before its own
 
 

@@ -94,7 +94,7 @@ class ShardWriter:
         for growing in self._files.values():
             with contextlib.suppress(OSError):  # a full disk, again
                 growing.close()
-        with contextlib.suppress(OSError):  # rubbish in tmp/
+        with contextlib.suppress(OSError):  # a leftover in tmp/
             atomic.remove_tree(self._staged)
 
     def __enter__(self) -> ShardWriter:
@@ -116,19 +116,19 @@ class ShardWriter:
         return growing.end()
 
     def _grow(self, path: str) -> _Growing:
-        self._files[path] = _Growing(self._staged, path)
+        self._files[path] = _Growing(self.cache, self._staged, path)
         return self._files[path]
 
 
 class _Growing:
     """A staged file that knows its size and SHA-256. A thread digests its blocks while this one writes and syncs."""
 
-    def __init__(self, root: Path, path: str) -> None:
+    def __init__(self, cache: Cache, root: Path, path: str) -> None:
         self.path = path
         self.full = root / path
         if not self.full.parent.is_dir():
-            atomic.make_dir(self.full.parent)
-        self.handle: BinaryIO = atomic.create(self.full)
+            atomic.make_dir(self.full.parent, mode=cache.dir_mode)
+        self.handle: BinaryIO = atomic.create(self.full, mode=cache.file_mode)
         self.size = 0
         self.running = hashlib.sha256()
         self._block, self._filled = _new_block(), 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prep.cache.store import Cache, check_can_create, clear_staging, open_cache
+from prep.cache.store import Cache, check_can_create, clear_leftovers, leftovers, open_cache
 from prep.dataset.listing import picture_places
 from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome
@@ -107,7 +107,7 @@ def run_encode(call: EncodeCall) -> EncodeReport:
         return _dry_run(call, wanted)
     cache = open_cache(call.cache, create=True)
     facts.save()
-    _clean_staging(cache)
+    _clean_up(cache)
     with _planned(call, wanted, cache) as planned:
         outcome = _run(call, wanted, planned, cache, model)
         sealed = assemble_manifest(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
@@ -147,14 +147,13 @@ def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
                           "--mask none encodes without")
 
 
-def _clean_staging(cache: Cache) -> None:
-    """Rubbish goes, and shards of which damage is remembered are mended; left for later while others use the cache."""
-    rubbish = any((cache.root / "tmp").glob("*"))
+def _clean_up(cache: Cache) -> None:
+    """Clears leftovers and salvages damaged shards, unless another process is using the cache."""
     damaged = damaged_shards(cache)
-    if not rubbish and not damaged:
+    if not damaged and not leftovers(cache):
         return
     with suppress(CacheError), lock_directory(cache.root, exclusive=True):
-        clear_staging(cache)
+        clear_leftovers(cache)
         for shard in damaged:
             salvage(cache, shard)
 

@@ -28,15 +28,20 @@ NO_STAGING = {errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS}
 NO_DIRECTORY = {errno.ENOTDIR, errno.ELOOP, errno.EMLINK}  # what systems say of a link that is not to be followed
 DIRECTORY = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 HAS_DIR_FD = {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd and os.scandir in os.supports_fd
+SHARED_DIR = 0o3077  # of a directory's permissions, what directories below it have, too
+SHARED_FILE = 0o066
 NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOTSUP, errno.EISDIR}
 
 
-def create(path: Path) -> BinaryIO:
+def create(path: Path, *, mode: int | None = None) -> BinaryIO:
     """A new, empty file to write to, without a buffer, which would fail again when it is closed.
 
-    Raises `FileExistsError`.
+    With `mode` it has these permissions, whatever the umask. Raises `FileExistsError`.
     """
-    return path.open("xb", buffering=0)
+    handle = path.open("xb", buffering=0)
+    if mode is not None:
+        set_mode(handle.fileno(), mode)
+    return handle
 
 
 def write(handle: BinaryIO, data: Buffer) -> None:
@@ -94,7 +99,7 @@ def remove(path: Path, *, dir_fd: int | None = None) -> None:
     name = path if dir_fd is None else path.name
     with contextlib.suppress(FileNotFoundError):
         try:
-            os.unlink(name, dir_fd=dir_fd)  # noqa: PTH108  # pathlib has no dir_fd
+            os.unlink(name, dir_fd=dir_fd)  # pathlib has no dir_fd
         except PermissionError:
             if dir_fd is not None or path.is_symlink():
                 raise
@@ -102,20 +107,44 @@ def remove(path: Path, *, dir_fd: int | None = None) -> None:
             path.unlink()
 
 
-def make_dir(path: Path) -> None:
-    """One new directory. Raises `FileExistsError`."""
+def make_dir(path: Path, *, mode: int | None = None) -> None:
+    """Makes a directory; with `mode` it has these permissions, whatever the umask. Raises `FileExistsError`."""
     path.mkdir()
+    if mode is not None and HAS_DIR_FD:
+        with contextlib.suppress(OSError):  # on a disk without permissions, or moved already
+            descriptor = os.open(path, DIRECTORY)
+            try:
+                set_mode(descriptor, mode)
+            finally:
+                os.close(descriptor)
 
 
 def remove_dir(path: Path, *, dir_fd: int | None = None) -> None:
     """Removes an empty directory, there or not; with `dir_fd`, the one called `path.name` in that directory."""
     with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path if dir_fd is None else path.name, dir_fd=dir_fd)  # noqa: PTH106  # pathlib has no dir_fd
+        os.rmdir(path if dir_fd is None else path.name, dir_fd=dir_fd)
 
 
 def protect(path: Path) -> None:
     """A file that nobody writes to by mistake. Directories stay writable, so that `rm -r` needs no chmod."""
     path.chmod(path.stat().st_mode & ~0o222)
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """Gives an open file or directory these permissions, where the system and the disk have such."""
+    if hasattr(os, "fchmod") and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, mode)
+
+
+def shared_dir_mode(root: Path) -> int:
+    """Permissions for directories below `root`: its own, so that no user's umask shuts out others who may use it."""
+    return root.stat().st_mode & SHARED_DIR | 0o700
+
+
+def shared_file_mode(root: Path) -> int:
+    """Permissions for files below `root`, as `shared_dir_mode`."""
+    return root.stat().st_mode & SHARED_FILE | 0o600
 
 
 def remove_tree(path: Path) -> None:
@@ -149,31 +178,32 @@ def temporary_name(path: Path, staging: Path | None = None) -> Path:
     return (staging or path.parent) / f".{secrets.token_hex(8)}.partial"
 
 
-def write_synced(path: Path, data: Buffer) -> None:
+def write_synced(path: Path, data: Buffer, *, mode: int | None = None) -> None:
     """Creates `path` with `data`, on the disk. Raises `FileExistsError`."""
-    with create(path) as handle:
+    with create(path, mode=mode) as handle:
         write(handle, data)
         sync(handle)
 
 
-def write_atomic(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None) -> None:
+def write_atomic(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None,
+                 mode: int | None = None) -> None:
     """`path` has `data`, on the disk. Whoever looks meanwhile, or after a crash, sees all of the old or the new.
 
     What a crash leaves lies in `staging`, where that is on the same file system and can be written; else, and without
-    it, beside `path`.
+    it, beside `path`. `mode` as for `create`.
     """
     try:
-        _write_whole(path, data, read_only, temporary_name(path, staging))
+        _write_whole(path, data, read_only, temporary_name(path, staging), mode)
     except OSError as error:
         if staging is None or error.errno not in NO_STAGING:
             raise
-        _write_whole(path, data, read_only, temporary_name(path))
+        _write_whole(path, data, read_only, temporary_name(path), mode)
     sync_dir(path.parent)
 
 
-def _write_whole(path: Path, data: Buffer, read_only: bool, staged: Path) -> None:
+def _write_whole(path: Path, data: Buffer, read_only: bool, staged: Path, mode: int | None) -> None:
     try:
-        write_synced(staged, data)
+        write_synced(staged, data, mode=mode)
         if read_only:
             protect(staged)
         rename(staged, path)
@@ -181,13 +211,13 @@ def _write_whole(path: Path, data: Buffer, read_only: bool, staged: Path) -> Non
         _forget(staged)
 
 
-def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None) -> bool:
+def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, mode: int | None = None) -> bool:
     """True when this call created `path` with `data`; False, and nothing written, when it was there already."""
     if path.exists():
         return False
     staged = temporary_name(path, staging)
     try:
-        write_synced(staged, data)
+        write_synced(staged, data, mode=mode)
         link(staged, path)
     except FileExistsError:
         return False
@@ -197,13 +227,13 @@ def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None) -
     return True
 
 
-def make_dirs(path: Path) -> None:
-    """The directory and its parents exist, and their names are on the disk."""
+def make_dirs(path: Path, *, mode: int | None = None) -> None:
+    """The directory and its parents exist, and their names are on the disk. `mode` as for `make_dir`."""
     if path.is_dir():
         return
-    make_dirs(path.parent)
+    make_dirs(path.parent, mode=mode)
     with contextlib.suppress(FileExistsError):  # another process was quicker
-        make_dir(path)
+        make_dir(path, mode=mode)
     sync_dir(path.parent)
 
 
@@ -271,7 +301,7 @@ def _open_dir(path: Path, dir_fd: int | None) -> int | None:
             descriptor = os.open(name, DIRECTORY, dir_fd=dir_fd)
         except PermissionError:
             with contextlib.suppress(OSError, NotImplementedError, ValueError):
-                os.chmod(name, stat.S_IRWXU, dir_fd=dir_fd, follow_symlinks=False)  # noqa: PTH101  # as above
+                os.chmod(name, stat.S_IRWXU, dir_fd=dir_fd, follow_symlinks=False)
             descriptor = os.open(name, DIRECTORY, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
@@ -281,9 +311,7 @@ def _open_dir(path: Path, dir_fd: int | None) -> int | None:
         remove(path, dir_fd=dir_fd)
         return None
     mode = os.fstat(descriptor).st_mode
-    if mode & stat.S_IRWXU != stat.S_IRWXU:
-        with contextlib.suppress(OSError):
-            os.fchmod(descriptor, stat.S_IMODE(mode) | stat.S_IRWXU)
+    set_mode(descriptor, stat.S_IMODE(mode) | stat.S_IRWXU)
     return descriptor
 
 

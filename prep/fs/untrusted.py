@@ -106,6 +106,14 @@ def entries(root: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+def entries_if_allowed(root: Path) -> list[os.DirEntry[str]]:
+    """The same; empty, too, where this user may not list the directory: another user's, in a shared cache."""
+    try:
+        return entries(root)
+    except PermissionError:
+        return []
+
+
 def is_link(status: os.stat_result) -> bool:
     """Whether that is a link, or on Windows a junction."""
     return stat.S_ISLNK(status.st_mode) or bool(getattr(status, "st_reparse_tag", 0) & NAME_SURROGATE)

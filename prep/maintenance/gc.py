@@ -60,7 +60,7 @@ class GcReport:
 
 WORDS = {"commits": ("commit", "commits"), "shards": ("shard", "shards"), "tables": ("table", "tables"),
          "plans": ("plan", "plans"), "damaged": ("damage record", "damage records"),
-         "staging": ("leftover in tmp", "leftovers in tmp"), "manifests": ("manifest", "manifests")}
+         "staging": ("leftover", "leftovers"), "manifests": ("manifest", "manifests")}
 
 
 def _count(count: int, kind: str) -> str:

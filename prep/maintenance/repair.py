@@ -10,7 +10,7 @@ import numpy as np
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
-from prep.cache.commits import Commit, read_commit
+from prep.cache.commits import Commit, is_damaged, read_commit
 from prep.cache.damage import forget
 from prep.cache.ledger.columns import KEY, Column, packed
 from prep.cache.ledger.ledger import Ledger, write_commit
@@ -43,7 +43,8 @@ def repair_commits(cache: Cache, tasks: Iterable[str]) -> None:
     for task in tasks:
         found = read_commit(cache, task)
         if found is None:
-            atomic.remove_tree(cache.commit(task))
+            if is_damaged(cache, task):
+                atomic.remove_tree(cache.commit(task))
         elif found.shard is not None:
             _mend_shard(cache, found, found.shard)
 
@@ -172,7 +173,7 @@ def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
     for spec in header.arrays:
         path = root / shard_format.data_path(spec)
         staged = atomic.temporary_name(path, cache.staging())
-        with atomic.create(staged) as handle:
+        with atomic.create(staged, mode=cache.file_mode) as handle:
             for part in _data_of(root, header, spec):
                 atomic.write(handle, part)
             atomic.sync(handle)

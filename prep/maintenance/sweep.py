@@ -1,4 +1,4 @@
-"""What of a cache nobody needs any more, and its removal: commits before shards, out of sight before off the disk.
+"""Finds what no kept manifest needs, and removes it: commits before shards, each shard out of sight in one step.
 
 Needed is what kept manifests name, what an unfinished plan is about, and whatever is young: an interrupted encode's
 finished work, or a manifest of an hour ago that was not thought of. Commits without a shard only say which rows cannot
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from prep.cache.commits import Commit, read_commit
+from prep.cache.commits import Commit, checked_commit
 from prep.cache.ledger.index import drop_index
 from prep.cache.plans import read_plan
 from prep.cache.shard_header import read_keys
-from prep.cache.store import Cache, clear_staging
+from prep.cache.store import FANNED, Cache, clear_leftovers, leftovers, retire_shard
 from prep.errors import CacheError
 from prep.fs import atomic
+from prep.fs.untrusted import NotRegularFile, is_link
 from prep.manifest.tables import SHARDS, read_table
+from prep.parse import Unparsed
 from prep.progress import Tick
 
 ABANDONED = 7 * 86400.0  # seconds after which nobody goes on with a plan that nothing was done for
@@ -66,11 +69,13 @@ class _Look:
 def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
     """What nobody needs; whatever was written less than `guard` seconds ago counts as needed.
 
-    Raises `CacheError` for a commit of another version, whose meaning is not known here.
+    Raises `CacheError` for a commit of another version, whose meaning is not known here, and where something cannot be
+    read: it may say what is needed.
     """
+    _require_all_seen(cache)
     found = {kind: list(_names(cache, kind)) for kind in KINDS}
     at = _Look(cache=cache, guard=guard, now=time.time(), found=found,
-               commits={task: read_commit(cache, task) for task in found["commits"]})
+               commits={task: _commit(cache, task) for task in found["commits"]})
     at.young = {kind: {name for name in found[kind] if _is_young(at, _path(cache, kind, name))} for kind in KINDS}
     plans = _living_plans(at)
     firm = set(needed.shards) | _shards_of_plans(at, plans, needed.shards)
@@ -83,7 +88,7 @@ def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
         "damaged": set(found["damaged"]) & shards,
     }
     gone = {kind: tuple(name for name in found[kind] if name not in stays[kind]) for kind in KINDS}
-    left = list(_leftovers(cache))
+    left = leftovers(cache)
     return Sweep(
         remove=gone, keep={kind: tuple(sorted(stays[kind])) for kind in KINDS}, staging=len(left),
         sizes={**{kind: _bytes(_path(cache, kind, name) for name in gone[kind]) for kind in KINDS},
@@ -94,28 +99,29 @@ def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
 
 
 def remove(cache: Cache, sweep: Sweep, tick: Tick = lambda _: None) -> None:
-    """Removes what `look` found, and empties tmp/; `tick(1)` for each. Only for whoever is alone with the cache.
+    """Removes what `find_garbage` found, and leftovers; `tick(1)` for each. Only for whoever has the cache alone.
 
-    A crash leaves a cache in which all that was needed is whole, and the rest of the rubbish, in tmp/ or not.
+    Needs no room on the disk. A crash leaves a cache in which all that was needed is intact, and some of the rest.
     """
     if any(sweep.remove.values()):
         drop_index(cache)
     for kind in KINDS:
-        aside = cache.stage() if sweep.remove[kind] else None
-        if aside is None:
-            continue
-        parents = set()
         for name in sweep.remove[kind]:
-            path = _path(cache, kind, name)
-            with contextlib.suppress(FileNotFoundError):
-                atomic.rename(path, aside / name)
-            parents.add(path.parent)
-        for parent in sorted(parents):
-            atomic.sync_dir(parent)
-        for name in sweep.remove[kind]:
-            atomic.remove_tree(aside / name)
+            if kind == "shards":
+                retire_shard(cache, name)
+            else:
+                atomic.remove_tree(cache.file(kind, name))
             tick(1)
-    clear_staging(cache)
+        for parent in sorted({_path(cache, kind, name).parent for name in sweep.remove[kind]}):
+            atomic.sync_dir(parent)
+    clear_leftovers(cache)
+
+
+def _require_all_seen(cache: Cache) -> None:
+    for kind in ("shards", *sorted(FANNED)):
+        for folder in cache.closed(kind):
+            raise CacheError(f"{folder} cannot be listed (no permission), so nothing is removed",
+                             hint="run prep gc as a user who may read and write all of the cache")
 
 
 def _names(cache: Cache, kind: str) -> Iterator[str]:
@@ -124,13 +130,16 @@ def _names(cache: Cache, kind: str) -> Iterator[str]:
     return (name for name in every if _path(cache, kind, name).exists())
 
 
+def _commit(cache: Cache, task: str) -> Commit | None:
+    """The commit; `None` when it is damaged. Raises `OSError` when this user may not read it."""
+    try:
+        return checked_commit(cache, task)
+    except (FileNotFoundError, NotRegularFile, Unparsed):
+        return None
+
+
 def _path(cache: Cache, kind: str, name: str) -> Path:
     return cache.shard(name) if kind == "shards" else cache.file(kind, name)
-
-
-def _leftovers(cache: Cache) -> Iterator[Path]:
-    staging = cache.root / "tmp"
-    return staging.iterdir() if staging.is_dir() else iter(())
 
 
 def _written(path: Path) -> float:
@@ -198,11 +207,15 @@ def _guarded(at: _Look, stays: Mapping[str, set[str]], firm: set[str], needed: N
 
 
 def _bytes(paths: Iterable[Path]) -> int:
-    """Bytes of files and of all in directories, whatever lies there; links are not followed."""
-    total = 0
-    for path in paths:
-        inner = (Path(root, name) for root, _, names in os.walk(path) for name in names)
-        for file in inner if path.is_dir() and not path.is_symlink() else (path,):
-            with contextlib.suppress(FileNotFoundError):
-                total += file.lstat().st_size
+    """Bytes of files and of all in directories, however deep; links are not followed, what cannot be seen counts 0."""
+    total, left = 0, list(paths)
+    while left:
+        path = left.pop()
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and not is_link(status):
+                with os.scandir(path) as found:
+                    left += [Path(entry.path) for entry in found]
+            else:
+                total += status.st_size
     return total

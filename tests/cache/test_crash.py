@@ -19,7 +19,7 @@ from prep.cache import plans
 from prep.cache import shard_check as verify
 from prep.cache.ledger.ledger import is_finished, load_ledger, write_commit
 from prep.cache.records import Task
-from prep.cache.store import Cache, clear_staging, open_cache
+from prep.cache.store import Cache, clear_leftovers, open_cache
 from prep.maintenance import repair
 from prep.manifest import tables
 
@@ -66,7 +66,7 @@ def test_a_crash_anywhere_leaves_rubbish_at_most(
         cache = job(root, draw, put)
         sound(cache)
         assert state(root) == wanted, f"crash before step {point}: {disk.seen[point]}"
-        clear_staging(cache)
+        clear_leftovers(cache)
 
 
 def test_a_crash_in_a_repair_loses_no_good_row(
@@ -121,5 +121,5 @@ def test_commits_come_after_their_shards(tmp_path: Path, monkeypatch: pytest.Mon
     job(tmp_path / "cache", draw, put)
     below = [(name, path.removeprefix(str(tmp_path / "cache"))) for name, path in disk.seen]
     order = [name for name, path in below if path.startswith("/tmp/") and name in ("rename", "link")]
-    wanted = ["rename", "link", "rename", "link", "rename", "link", "rename"]
+    wanted = ["link", "link", "rename", "link", "rename", "link", "rename"]
     assert order == wanted, "marker, plan, (shard, commit) twice, table"

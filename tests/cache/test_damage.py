@@ -130,6 +130,21 @@ def test_the_test_of_lost_findings_sees_them(cache: Cache, monkeypatch: Any) -> 
     assert len(plain(cache, A)) == 1
 
 
+def test_a_lock_file_that_is_deleted_loses_no_finding(cache: Cache, monkeypatch: Any) -> None:
+    """Whoever waited for the deleted file takes the lock again, on the file that is there now."""
+    plain, opened = damage.try_lock, []
+
+    def deleted(handle: Any, alone: bool) -> Any:
+        if not opened:
+            (cache.root / "damaged" / "lock").unlink()
+        opened.append(os.fstat(handle.fileno()).st_nlink)
+        return plain(handle, alone)
+
+    monkeypatch.setattr(damage, "try_lock", deleted)
+    damage.record(cache, [row(1)])
+    assert opened == [0, 1] and damage.recorded(cache, A) == (row(1),)
+
+
 @pytest.mark.parametrize("answer", [None, OSError(37, "No locks available")])
 def test_without_a_lock_the_finding_is_recorded_all_the_same(cache: Cache, monkeypatch: Any, answer: Any) -> None:
     def refuse(handle: Any, alone: bool) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prep.cache import store
+from prep.cache import damage, store
+from prep.cache.ledger.ledger import write_commit
+from prep.cache.plans import write_plan
+from prep.cache.records import Shard, Task
 from prep.cache.store import Cache, open_cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
+from prep.fs.lock import lock_directory
 from prep.fs.paths import MARKER
 
 A = "ab" * 32
@@ -33,14 +38,14 @@ def test_an_empty_directory_becomes_a_cache_also_after_a_crash(tmp_path: Path) -
 
 def test_two_at_once_make_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was quicker has emptied tmp/ while the other staged its marker there: nobody holds the lock yet."""
-    plain = atomic.rename
+    plain = atomic.link
 
     def late(source: Path, target: Path) -> None:
-        monkeypatch.setattr(atomic, "rename", plain)
-        store.clear_staging(open_cache(tmp_path, create=True))
+        monkeypatch.setattr(atomic, "link", plain)
+        store.clear_leftovers(open_cache(tmp_path, create=True))
         plain(source, target)
 
-    monkeypatch.setattr(atomic, "rename", late)
+    monkeypatch.setattr(atomic, "link", late)
     open_cache(tmp_path, create=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latentry.json"]
 
@@ -59,11 +64,11 @@ def test_a_directory_that_was_there_is_synced_when_it_becomes_a_cache(
 def test_rubbish_that_cannot_be_removed_stays(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache.staging() / "another's").write_bytes(b"x")
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, **options: int) -> None:
         raise PermissionError(errno.EPERM, "not yours")
 
     monkeypatch.setattr(atomic, "remove", refuse)
-    store.clear_staging(cache)
+    store.clear_leftovers(cache)
     assert (cache.root / "tmp" / "another's").exists()
 
 
@@ -145,9 +150,9 @@ def test_retire_takes_the_damage_record_along(cache: Cache, shard: object) -> No
     assert list((cache.root / "tmp").iterdir()) == []
 
 
-def test_clear_staging(cache: Cache) -> None:
+def test_clear_leftovers(cache: Cache) -> None:
     (cache.stage() / "a").write_bytes(b"")
-    store.clear_staging(cache)
+    store.clear_leftovers(cache)
     assert not (cache.root / "tmp").exists()
 
 
@@ -160,3 +165,53 @@ def test_settling_syncs_every_directory_that_changed_lately(cache: Cache, monkey
     monkeypatch.setattr(atomic, "sync_dir", lambda path: synced.append(path.relative_to(cache.root).as_posix()))
     store.sync_recent_directories(cache)
     assert synced == [".", "shards", "commits", "shards/ab", "commits/ab"]
+
+
+# ---- shared by several users -----------------------------------------------------------------------------------------
+
+POSIX = pytest.mark.skipif(os.name != "posix", reason="permissions as POSIX has them")
+
+
+@POSIX
+@pytest.mark.parametrize(("shared", "of_dirs", "of_files"), [(0o777, 0o777, 0o666), (0o2770, 0o2770, 0o660),
+                                                             (0o700, 0o700, 0o600), (0o755, 0o755, 0o644)])
+def test_what_is_in_a_cache_has_the_permissions_of_the_cache(
+    tmp_path: Path, draw: Any, put: Any, latent: Any, shared: int, of_dirs: int, of_files: int
+) -> None:
+    """Whatever umask a user has: a directory that others cannot list ends their runs."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(shared)
+    before = os.umask(0o077)
+    try:
+        cache = open_cache(tmp_path / "cache", create=True)
+        made = put(cache, "latent", [latent], draw([latent], 3))
+        task = Task(key=A, field="latent", rows=("cd" * 32,))
+        write_commit(cache, task, made, [], {})
+        write_plan(cache, A, [task])
+        store.publish_table(cache, b"table")
+        damage.record(cache, [damage.Damage(shard=A, field=None, array=None, row=None, what="gone")])
+        with lock_directory(cache.root, exclusive=False):
+            pass
+    finally:
+        os.umask(before)
+    found = [path for path in cache.root.rglob("*") if path != cache.root / "tmp"]
+    modes = {path.relative_to(cache.root).as_posix(): path.stat().st_mode & 0o7777 for path in found}
+    assert {mode for name, mode in modes.items() if (cache.root / name).is_dir()} == {of_dirs}
+    assert {mode for name, mode in modes.items() if (cache.root / name).is_file()} == {of_files, of_files & 0o444}
+    assert {"latentry.json", "lock", "damaged/lock", f"plans/{A}.arrow"} <= set(modes)
+
+
+def test_directories_of_others_are_skipped(cache: Cache, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of another user with a umask of 077 and an earlier version; a test as root could list them."""
+    plain, scandir = os.access, os.scandir
+    hidden = cache.shard(shard.digest).parent
+
+    def refuse(path: Any) -> Any:
+        if path == hidden:
+            raise PermissionError(errno.EACCES, "no", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != hidden and plain(path, mode))
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert list(cache.shards()) == [] and cache.closed("shards") == [hidden]
+    assert cache.closed("commits") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs import lock
 from prep.fs.lock import lock_directory
+from prep.fs.paths import MARKER
 
 WAYS = [
     "flock",
@@ -24,7 +26,7 @@ WAYS = [
 ]
 HOLD = (
     "import sys, time\nfrom pathlib import Path\nfrom prep.fs import lock\nfrom prep.cache.store import Cache\n"
-    "if sys.argv[2] == 'bytes':\n    import bytelocks\n    lock.try_lock = bytelocks.way\n"
+    "if sys.argv[2] == 'bytes':\n    import bytelocks\n    lock.try_lock, lock.LOCKED = bytelocks.way, ('lock',)\n"
     "with lock.lock_directory(Cache(root=Path(sys.argv[1])).root, exclusive=sys.argv[3] == 'alone'):\n"
     "    print('held', flush=True)\n    time.sleep(60)\n"
 )
@@ -34,6 +36,7 @@ HOLD = (
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "bytes":
         monkeypatch.setattr(lock, "try_lock", bytelocks.way)
+        monkeypatch.setattr(lock, "LOCKED", ("lock",))
     return str(request.param)
 
 
@@ -62,16 +65,16 @@ def test_users_go_together(cache: Cache, way: str) -> None:
 def test_nobody_is_alone_beside_a_user(cache: Cache, way: str) -> None:
     with lock_directory(cache.root, exclusive=False):
         found = refused(cache, exclusive=True)
-    assert found.message == f"{cache.root} is used by another program, expected to have it"
-    assert found.hint == "wait for it to end, and try again"
+    assert found.message == f"{cache.root} is in use by another process"
+    assert found.hint == "wait for it to finish, then try again"
     with lock_directory(cache.root, exclusive=True):
         pass
 
 
 def test_nobody_uses_it_beside_one_alone(cache: Cache, way: str) -> None:
     with lock_directory(cache.root, exclusive=True):
-        assert "is being cleaned by another program" in refused(cache, exclusive=False).message
-        assert "is used by another program" in refused(cache, exclusive=True).message
+        assert "is being cleaned by another process" in refused(cache, exclusive=False).message
+        assert "is in use by another process" in refused(cache, exclusive=True).message
     with lock_directory(cache.root, exclusive=False):
         pass
 
@@ -124,26 +127,88 @@ def test_a_disk_without_locks_lets_users_in_and_nobody_be_alone(cache: Cache, mo
     with lock_directory(cache.root, exclusive=False):
         pass
     found = refused(cache, exclusive=True)
-    assert found.message.endswith("is on a disk without locks, so nothing can say whether others use it")
+    assert found.message.endswith("is on a disk without locks, so it is not known whether others use it")
     monkeypatch.setattr(lock, "try_lock", failing(errno.EIO))
     with pytest.raises(OSError, match="no"), lock_directory(cache.root, exclusive=False):
         pass
 
 
-def test_a_cache_that_cannot_be_written_is_read_all_the_same(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_cache_that_cannot_be_written_is_shared_all_the_same(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     plain = Path.open
 
     def read_only(path: Path, mode: str = "r", *rest: Any) -> Any:
-        if mode == "ab":
-            raise OSError(errno.EROFS, "read-only")
+        if mode != "rb":
+            raise OSError(number, "no")
         return plain(path, mode, *rest)
 
     monkeypatch.setattr(Path, "open", read_only)
-    with lock_directory(cache.root, exclusive=False):  # there is no lock file to lock
-        assert not (cache.root / "lock").exists()
-    with pytest.raises(OSError, match="read-only"), lock_directory(cache.root, exclusive=True):
-        pass
-    (cache.root / "lock").touch()
     with lock_directory(cache.root, exclusive=False):
+        assert not (cache.root / "lock").exists()
+        assert "is in use by another process" in refused(cache, exclusive=True).message
+    with lock_directory(cache.root, exclusive=True):  # gc on a full disk
+        refused(cache, exclusive=False)
+
+
+def test_nothing_can_be_removed_from_a_cache_that_cannot_be_written(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = refused(cache, exclusive=True)
+    assert found.message == f"{cache.root} cannot be written, so nothing can be removed from it"
+    with lock_directory(cache.root, exclusive=False):
+        pass
+
+
+@pytest.mark.parametrize("how", ["alone", "shared"])
+def test_deleting_the_lock_file_lets_nobody_in(cache: Cache, how: str) -> None:
+    """(Windows does not delete open files.)"""
+    with holder(cache, "flock", how) as process:
+        for _ in range(3):
+            (cache.root / "lock").unlink()
+            refused(cache, exclusive=True)
+            (cache.root / "lock").touch()
+        process.kill()
+    with lock_directory(cache.root, exclusive=True):
+        pass
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_processes_of_earlier_versions_are_respected(cache: Cache, way: str, exclusive: bool) -> None:
+    """They lock CACHE/lock alone."""
+    with (cache.root / "lock").open("ab") as handle:
+        release = lock.try_lock(handle, not exclusive)
+        assert release is not None
+        refused(cache, exclusive)
+        release()
+    with lock_directory(cache.root, exclusive=not exclusive), (cache.root / "lock").open("ab") as handle:
+        try:
+            assert lock.try_lock(handle, exclusive) is None
+        except OSError as error:
+            assert error.errno in lock.BUSY
+
+
+def test_a_file_replaced_while_it_was_locked_is_locked_again(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = cache.root / MARKER
+    plain, opened = lock._opened, []
+
+    def replaced(path: Path, exclusive: bool) -> Any:
+        handle = plain(path, exclusive)
+        opened.append(path.name)
+        if opened.count(MARKER) == 1:
+            (marker.parent / "new").write_bytes(marker.read_bytes())
+            (marker.parent / "new").replace(marker)
+        return handle
+
+    monkeypatch.setattr(lock, "_opened", replaced)
+    with lock_directory(cache.root, exclusive=False):
+        assert opened == [MARKER, MARKER, "lock"]
         monkeypatch.undo()
         refused(cache, exclusive=True)
+
+
+def test_a_file_replaced_again_and_again_is_given_up(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "is_current", lambda *_: False)
+    assert "was replaced 100 times while it was being locked" in refused(cache, exclusive=False).message

@@ -155,7 +155,7 @@ def test_compact_goes_beside_encoders_and_not_beside_gc(prep, encode, tmp_path, 
     cache = open_cache(tmp_path / "cache", create=False)
     with lock_directory(cache.root, exclusive=True):
         result = prep("compact", cache.root)
-        assert result.code == 7 and "is being cleaned by another program" in result.err
+        assert result.code == 7 and "is being cleaned by another process" in result.err
     with lock_directory(cache.root, exclusive=False):
         assert prep("compact", cache.root).code == 0
 

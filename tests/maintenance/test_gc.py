@@ -90,7 +90,7 @@ def test_what_people_read(encode, gc, photos, tmp_path):
     keep = ("--keep", tmp_path / "old.json")
     lines = gc(*keep).out.splitlines()
     assert lines[0].startswith("would remove 1 commit: ") and lines[1].startswith("would remove 1 shard: ")
-    assert "would remove 1 leftover in tmp: 3 bytes" in lines
+    assert "would remove 1 leftover: 3 bytes" in lines
     assert lines[-1].endswith("would be freed; nothing was removed: --yes does it")
     assert "for 1 manifest" in lines[-2]
     guarded = gc(*keep, "--older-than", "7d").out
@@ -187,7 +187,7 @@ def test_a_cache_is_not_cleaned_while_it_is_used(gc, tmp_path):
     with lock_directory(cache.root, exclusive=False):
         result = gc("--keep", path, "--yes")
         assert result.code == 7 and left.exists()
-        assert result.err.startswith(f"error: {cache.root} is used by another program, expected to have it\nhint: wait")
+        assert result.err.startswith(f"error: {cache.root} is in use by another process\nhint: wait")
         assert gc("--keep", path).code == 0  # looking harms nobody
     assert gc("--keep", path, "--yes").code == 0 and not left.exists()
 
@@ -212,7 +212,8 @@ def test_training_keeps_its_cache(train, prep, gc, tiny_model, tmp_path, monkeyp
     asked: list[int] = []
 
     def held_by_us(setup, run, place, log, *, resume):
-        with pytest.raises(CacheError, match="is used by another program"), lock_directory(cache.root, exclusive=True):
+        with (pytest.raises(CacheError, match="is in use by another process"),
+              lock_directory(cache.root, exclusive=True)):
             pass
         asked.append(1)
         log("end", 1, result="lora.safetensors")

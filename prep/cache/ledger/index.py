@@ -85,7 +85,7 @@ def is_known_layout(tree: Tree) -> bool:
 def save_index(cache: Cache, lookup: Lookup) -> None:
     """Remembers, whole or not at all; where that cannot be written, nothing is remembered."""
     with contextlib.suppress(OSError):
-        atomic.write_atomic(cache.root / NAME, _spell(lookup), staging=cache.staging())
+        cache.write(cache.root / NAME, _spell(lookup))
 
 
 def drop_index(cache: Cache) -> None:

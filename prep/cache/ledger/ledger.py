@@ -92,13 +92,12 @@ def write_commit(
     """
     document = _document(task.key, task.field, shard, rejects, provenance)
     target = cache.commit(task.key)
-    atomic.make_dirs(target.parent)
-    if atomic.create_exclusive(target, document, staging=cache.staging()):
+    if cache.create(target, document):
         return True
     if is_finished(cache, task.key):
         return False
     atomic.remove_directory_in_way(target)
-    atomic.write_atomic(target, document, staging=cache.staging())
+    cache.write(target, document)
     return True
 
 
@@ -117,7 +116,7 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
             atomic.remove(cache.commit(task))
         else:
             document = _document(task, found.field, found.shard, left, found.provenance)
-            atomic.write_atomic(cache.commit(task), document, staging=cache.staging())
+            cache.write(cache.commit(task), document)
 
 
 def is_finished(cache: Cache, task: str) -> bool:
