@@ -1,6 +1,6 @@
-"""Everything drawn by chance, keyed by what it is for: permutations, random numbers, the choice of validation samples.
+"""Keyed permutations of 0..n-1 that are looked up in O(1).
 
-No generator is carried along, so a draw is the same on 1 or 8 ranks and after any resume.
+There is no generator state to carry along, so a draw is the same on 1 or 8 ranks and after any resume.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SHIFT = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def permute(indices: NDArray[np.int64] | int, size: int, key: bytes) -> NDArray[np.int64]:
-    """Where a permutation of 0..size-1, chosen by `key`, sends `indices`; same shape; O(1) for each.
+    """Maps `indices` by the permutation of 0..size-1 that `key` chooses; same shape, O(1) for each index.
 
-    A Feistel network over the next power of four, walked on until it lands below `size` (Black and Rogaway, CT-RSA
-    2002, method 2): fewer than 4 walks on average, 64 / size for the smallest sizes.
+    A Feistel network over the next power of four, applied until the result is below `size` (Black and Rogaway, CT-RSA
+    2002, method 2): fewer than 4 rounds on average, 64 / size for the smallest sizes.
     """
     given = np.asarray(indices, dtype=np.int64)
     assert given.size == 0 or (given.min() >= 0 and given.max() < size), f"an index is not below {size}"
@@ -36,9 +36,9 @@ def permute(indices: NDArray[np.int64] | int, size: int, key: bytes) -> NDArray[
 
 def permute_each(indices: NDArray[np.int64], which: NDArray[np.int64], sizes: Sequence[int],
                  keys: Sequence[bytes]) -> NDArray[np.int64]:
-    """`permute` of many permutations at once: indices[i] by that of sizes[which[i]] and keys[which[i]].
+    """Like `permute`, for many permutations at once: indices[i] by that of sizes[which[i]] and keys[which[i]].
 
-    Numbers in blocks cost a tenth of what they cost one permutation at a time (40 of them, 2048 numbers).
+    In blocks an index costs a tenth of what it costs one permutation at a time (40 permutations, 2048 indices).
     """
     limits, halves = np.array(sizes, np.uint64)[which], np.array([_half(size) for size in sizes], np.uint64)[which]
     rounds = np.array([_round_keys(key) for key in keys], np.uint64).T[:, which]  # [ROUNDS, indices]
@@ -50,19 +50,19 @@ def permute_each(indices: NDArray[np.int64], which: NDArray[np.int64], sizes: Se
 
 
 def _half(size: int) -> int:
-    """Bits of half a number of the network that `size` is walked in."""
+    """Half the bits of the Feistel network for `size`."""
     return max(LEAST_HALF, ((size - 1).bit_length() + 1) // 2)
 
 
 def _round_keys(key: bytes) -> list[np.uint64]:
-    """One number of 64 bits for each round."""
+    """One 64-bit number per round."""
     stream = b"".join(hashlib.sha256(key + bytes([number])).digest() for number in range(ROUNDS // 4))
     return [np.uint64(int.from_bytes(stream[start : start + 8], "little")) for start in range(0, 8 * ROUNDS, 8)]
 
 
 def _feistel(values: NDArray[np.uint64], half: NDArray[np.uint64] | np.uint64,
              keys: Iterable[NDArray[np.uint64] | np.uint64]) -> NDArray[np.uint64]:
-    """`half` and each of `keys` are one for all values, or one for each."""
+    """Applies the rounds; `half` and each of `keys` are scalars, or arrays like `values`."""
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
     for key in keys:

@@ -1,7 +1,7 @@
 """Which samples form step k of epoch e: a pure function of counts per bucket, seed, batch size, micro-batch and policy.
 
-Two keyed permutations, each O(1) to look into: of a bucket's occurrences, cut into micro-batches of one bucket; then of
-the epoch's micro-batches, cut into steps. Nothing is stored and nothing shuffled, so any step can be asked for first.
+Two keyed permutations, each looked up in O(1): one of a bucket's occurrences, cut into micro-batches of one bucket;
+then one of the epoch's micro-batches, cut into steps. Nothing is stored or shuffled: any step can be computed first.
 An *occurrence* is one showing of a sample in an epoch: a bucket with samples of repeats 1 and 3 has occurrences 0..3.
 """
 
@@ -31,11 +31,11 @@ class MicroBatch:
 
     bucket: int
     occurrences: Indices  # [n]
-    turns: Indices  # [n]; 0: first showing in this epoch; more: repeated to fill, so draws differ by it
+    turns: Indices  # [n]; 0: first showing in this epoch; above 0: repeated to fill a batch, with draws of its own
 
     @property
     def repeated(self) -> NDArray[np.bool_]:
-        """[n]: which entries are there only to fill."""
+        """[n]: which entries only fill the batch."""
         return self.turns > 0
 
 
@@ -43,9 +43,9 @@ class MicroBatch:
 class StepPlan:
     """The steps of any epoch.
 
-    `drop` and `repeat` make every step `batch_size` samples: the one leaves out what does not fill a micro-batch of its
-    bucket or the last step, the other fills both by showing some again. `partial` shows everything once: a bucket's
-    last micro-batch may be short, and the last step may have fewer micro-batches.
+    With `drop` and `repeat` every step has `batch_size` samples: `drop` leaves out what does not fill a micro-batch of
+    its bucket or the last step, `repeat` fills both by showing some samples again. `partial` shows everything once: a
+    bucket's last micro-batch may be short, and the last step may have fewer micro-batches.
     """
 
     counts: tuple[int, ...]  # occurrences by bucket
@@ -67,12 +67,12 @@ class StepPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of every epoch; 0 when the policy leaves nothing."""
+        """Steps of every epoch; 0 if the policy drops everything."""
         spare = 0 if self.underfill == "drop" else self.per_step - 1
         return (sum(self.batches) + spare) // self.per_step
 
     def step(self, epoch: int, number: int) -> tuple[MicroBatch, ...]:
-        """The micro-batches of one step, in the order they are dealt to ranks."""
+        """The micro-batches of one step, in the order in which ranks take turns."""
         assert 0 <= number < self.steps_per_epoch, f"step {number} of {self.steps_per_epoch}"
         end = (number + 1) * self.per_step
         if self.underfill == "partial":
@@ -89,7 +89,7 @@ class StepPlan:
             yield from self.step(epoch, number)
 
     def left_out(self, epoch: int) -> dict[int, Indices]:
-        """Occurrences that the epoch does not show, sorted, by bucket; costs no more than there are."""
+        """Occurrences that the epoch drops, sorted, by bucket; the cost is proportional to their number."""
         if self.underfill != "drop":
             return {}
         missing: dict[int, list[Indices]] = {}
@@ -102,7 +102,7 @@ class StepPlan:
         return {bucket: occurrences for bucket, occurrences in found.items() if len(occurrences)}
 
     def repeated(self, epoch: int) -> dict[int, Indices]:
-        """Occurrences shown again to fill up, sorted, by bucket, one entry for each extra showing."""
+        """Occurrences repeated to fill batches, sorted, by bucket; one entry per extra showing."""
         if self.underfill != "repeat" or not self.steps_per_epoch:
             return {}
         again: dict[int, list[Indices]] = {}
@@ -117,11 +117,11 @@ class StepPlan:
 
     @cached_property
     def _starts(self) -> Indices:
-        """[buckets + 1]: number of micro-batches in the buckets before each."""
+        """[buckets + 1]: how many micro-batches the buckets before each have."""
         return np.concatenate([[0], np.cumsum(self.batches, dtype=np.int64)]).astype(np.int64)
 
     def _at(self, epoch: int, places: Indices) -> tuple[MicroBatch, ...]:
-        """The micro-batches at `places` of the epoch's order; places beyond the end begin another lap."""
+        """The micro-batches at `places` of the epoch's order; places past the end start another lap."""
         total = int(self._starts[-1])
         if not len(places):
             return ()
@@ -136,7 +136,7 @@ class StepPlan:
         for bucket, number, lap in zip(buckets.tolist(), numbers.tolist(), laps.tolist(), strict=True):
             count, end = self.counts[bucket], (number + 1) * self.micro_batch
             places = np.arange(number * self.micro_batch, end if self.underfill == "repeat" else min(end, count))
-            turns_a_lap = -(-self.batches[bucket] * self.micro_batch // count)  # so that no two showings share a turn
+            turns_a_lap = -(-self.batches[bucket] * self.micro_batch // count)  # no two showings share a number
             spans.append(places % count)
             turns.append(places // count + lap * turns_a_lap)
         used, which = np.unique(buckets, return_inverse=True)
@@ -159,7 +159,7 @@ def step_plan(
     micro_batch: int | None = None,
     underfill: Underfill = "partial",
 ) -> StepPlan:
-    """The plan for `counts` occurrences by bucket; `micro_batch` is `batch_size` unless given. Raises `ConfigError`."""
+    """The plan for `counts` occurrences by bucket; `micro_batch` defaults to `batch_size`. Raises `ConfigError`."""
     micro = batch_size if micro_batch is None else micro_batch
     for name, value in (("batch_size", batch_size), ("micro_batch", micro)):
         if value < 1:
@@ -184,7 +184,7 @@ def rounds(step: Sequence[MicroBatch], world: int) -> int:
 
 
 def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = ()) -> None:
-    """Raises `EmptyPlanError`, with policy, counts by bucket and some `names` of samples, when the plan has no step."""
+    """Raises `EmptyPlanError`, with policy, counts by bucket and some sample `names`, if the plan has no step."""
     if plan.steps_per_epoch:
         return
     if not sum(plan.counts):

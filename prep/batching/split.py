@@ -1,4 +1,4 @@
-"""Roles of samples, and which pictures are held out for validation: those whose salted digests rank lowest."""
+"""Sample roles, and which pictures are held out for validation: those whose salted digests rank lowest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prep.errors import ConfigError
 
 Role = Literal["train", "validation", "prior"]
 ROLES: tuple[Role, ...] = ("train", "validation", "prior")
-MEANING = 1  # raised when the same key would give another draw
+MEANING = 1  # raise it when the same digest would get another rank
 
 
 def is_validation(picture: str, fraction: Fraction | float | str, salt: str = "latentry") -> bool:
@@ -22,7 +22,7 @@ def is_validation(picture: str, fraction: Fraction | float | str, salt: str = "l
 def choose_validation(
     pictures: Iterable[str], fraction: Fraction | float | str, salt: str = "latentry"
 ) -> tuple[frozenset[str], str | None]:
-    """The pictures (by digest) for validation, and a notice where the fraction alone would have chosen none."""
+    """Digests of the pictures held out for validation, and a notice if the fraction alone would have chosen none."""
     ranks, share = _ranks(set(pictures), salt), _share(fraction)
     below = share.numerator * 2**256
     chosen = frozenset(picture for picture, rank in ranks.items() if rank * share.denominator < below)
@@ -33,7 +33,7 @@ def choose_validation(
 
 
 def _rank(picture: str, salt: str) -> int:
-    """A number below 2²⁵⁶, spread evenly."""
+    """A uniformly distributed number below 2²⁵⁶."""
     return _ranks([picture], salt)[picture]
 
 
@@ -43,7 +43,7 @@ def _ranks(pictures: Iterable[str], salt: str) -> dict[str, int]:
 
 
 def _share(fraction: Fraction | float | str) -> Fraction:
-    """The exact fraction as written: 0.05 is 1/20, not the nearest binary number. Raises `ConfigError`."""
+    """The fraction exactly as written: 0.05 is 1/20, not the nearest binary number. Raises `ConfigError`."""
     try:
         share = Fraction(str(fraction))
     except (ValueError, ZeroDivisionError):

@@ -1,9 +1,9 @@
-"""Buckets and placements from names and sizes alone: pure, exact integers, the same on every machine.
+"""Assigns pictures to buckets from their sizes alone: pure, in exact integers, the same on every machine.
 
-A picture goes to the bucket nearest in |log(aspect ratio)|, is scaled to cover it and cropped in the centre,
-or as `views` says. It is never enlarged unless asked: one too small for its bucket gets a bucket of its own area, in
-the same step, or none where the rules say so.
-Sizes are (width, height) in pixels; `sizes.Rules` says which buckets there are.
+A picture goes to the bucket nearest in |log(aspect ratio)|, is scaled to cover it, and is cropped at the center or as
+`views` says. It is not enlarged unless the rules allow it: a picture too small for its bucket gets a bucket of about
+its own area, with the same step, or none if the rules say so.
+Sizes are (width, height) in pixels; `sizes.Rules` defines the buckets.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from prep.buckets.sizes import Rules, buckets_of
 from prep.findings import Finding
 from prep.geometry import Placement, Size, cover, crop_loss, enlarges, nearest
 
-Group = tuple[int, Size]  # how many pictures, and the shortest width and height among them
+Group = tuple[int, Size]  # number of pictures, and the smallest width and height among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """One picture and where it went."""
+    """One picture and its bucket."""
 
-    index: int  # place in the input
+    index: int  # index in the input
     name: str
     size: Size
-    resolution: int  # of the rules that gave it this bucket
-    views: tuple[Placement, ...]  # in one bucket and at one scale; at least one
+    resolution: int  # the resolution of the rules that assigned this bucket
+    views: tuple[Placement, ...]  # all in one bucket and at one scale; at least one
 
     @property
     def placement(self) -> Placement:
@@ -37,7 +37,7 @@ class Assignment:
 
     @property
     def scale(self) -> float:
-        """Factor from picture to scaled picture, before rounding to whole pixels."""
+        """The factor by which the picture is scaled, before rounding to whole pixels."""
         (width, height), (wide, high) = self.size, self.placement.bucket
         return max(wide / width, high / height)
 
@@ -48,37 +48,37 @@ class Assignment:
 
     @property
     def crop_loss(self) -> float:
-        """Percent of the picture's area that is cut away."""
+        """Percent of the picture's area that is cropped away."""
         return crop_loss(self.placement)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merge:
-    """A bucket that had too few pictures, and where they went."""
+    """A bucket with too few pictures, and the bucket that took them."""
 
     bucket: Size
     into: Size
     pictures: int
-    before: float = field(default=0.0, compare=False)  # percent of their area that is cut away, on average ...
-    after: float = field(default=0.0, compare=False)  # ... in the bucket and where they went
+    before: float = field(default=0.0, compare=False)  # percent of their area cropped away, on average ...
+    after: float = field(default=0.0, compare=False)  # ... in their bucket and in the one that took them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignments:
-    """Where every picture goes; `findings` has those that go nowhere, and buckets that stayed too small."""
+    """The bucket of every picture; `findings` has pictures without one, and buckets that stayed too small."""
 
     rules: tuple[Rules, ...]  # one for each resolution
     buckets: tuple[Size, ...]  # those with pictures, sorted
-    pictures: tuple[Assignment, ...]  # in the order given; at several resolutions, one after the other
+    pictures: tuple[Assignment, ...]  # in input order; of several resolutions one after the other
     findings: tuple[Finding, ...]
     merges: tuple[Merge, ...]
 
 
 def assign_buckets(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Rules) -> Assignments:
-    """Bucket and placement of every (name, size), once for each of the rules; but twice in one bucket is once.
+    """Assigns every (name, size) a bucket and placement, once per rules; the same bucket twice counts once.
 
-    So a picture that is too small for a second resolution has no second sample that is the same as its first.
-    Raises `ConfigError` for rules that make no sense.
+    So a picture that is too small for a second resolution gets no second sample equal to its first.
+    Raises `ConfigError` for contradictory rules.
     """
     given, every = list(pictures), (rules, *more)
     runs = [_placed([size for _, size in given], each) for each in every]
@@ -99,7 +99,7 @@ def assign_buckets(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Ru
 
 
 def _placed(sizes: Sequence[Size], rules: Rules) -> tuple[dict[Size, Placement], tuple[Merge, ...]]:
-    """Where pictures of these sizes go, and the merges on the way; a size that no bucket takes is not in it."""
+    """Placements by size, and the merges that led to them; a size that no bucket takes is missing."""
     buckets = buckets_of(rules)
     homes = {size: assign(size, buckets, rules) for size in set(sizes)}
     members: dict[Size, Group] = {}
@@ -113,7 +113,7 @@ def _placed(sizes: Sequence[Size], rules: Rules) -> tuple[dict[Size, Placement],
 
 
 def _priced(merges: Iterable[Merge], members: Mapping[tuple[Size | None, Size], int]) -> tuple[Merge, ...]:
-    """The merges, each with what it cuts away of the pictures it moves; `members` counts (bucket, size) before all."""
+    """The merges with their crop losses; `members` counts (bucket, size) before any merge."""
     inside: dict[Size, Counter[Size]] = defaultdict(Counter)
     for (home, size), count in members.items():
         if home is not None:
@@ -129,7 +129,7 @@ def _priced(merges: Iterable[Merge], members: Mapping[tuple[Size | None, Size], 
 
 
 def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:
-    """The bucket for a picture of `size`, or None where it is too small for any."""
+    """The bucket for a picture of `size`, or None if it is too small for all."""
     if min(size) < rules.min_picture_side:
         return None
     reach, best = rules.max_bucket(size), nearest(size, buckets)
@@ -137,16 +137,16 @@ def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:
         return best
     if rules.upscale == "reject":
         return None
-    if rules.kind in ("list", "single"):  # the user named the shapes: no others are made
+    if rules.kind in ("list", "single"):  # the user listed the sizes: make no others
         fitting = [bucket for bucket in buckets if not enlarges(reach, bucket)]
         return nearest(size, fitting) if fitting else None
     return own_bucket(size, rules, reach)
 
 
 def own_bucket(size: Size, rules: Rules, reach: Size) -> Size | None:
-    """The bucket for a picture too small for the others: within `reach`, as large as it can be, cutting little.
+    """The bucket for a picture too small for the others: as large as possible within `reach`, with little cropping.
 
-    Sweeps like `step_buckets`, but every side ends at that of `reach`; of those sizes the nearest in aspect ratio.
+    Sweeps like `step_buckets`, with each side limited by `reach`, and takes the size nearest in aspect ratio.
     """
     step, area, (_, longest) = rules.step, rules.resolution * rules.resolution, rules.side_range
     wide, high = (min(side, longest) // step * step for side in reach)
@@ -157,11 +157,11 @@ def own_bucket(size: Size, rules: Rules, reach: Size) -> Size | None:
 
 
 def merge_small(members: dict[Size, Group], rules: Rules) -> tuple[dict[Size, Size], tuple[Merge, ...]]:
-    """Moves (bucket to final bucket) and merges that leave as few buckets as can be below `rules.min_bucket`.
+    """Moves (bucket to final bucket) and merges that leave as few buckets as possible below `rules.min_bucket`.
 
-    The bucket with the fewest pictures goes first, into the nearest in aspect ratio that none of its pictures is too
-    small for and that has at least half its area: a picture must not shrink to a thumbnail to keep another one company.
-    What has no such neighbour stays.
+    The bucket with the fewest pictures is merged first, into the one nearest in aspect ratio for which none of its
+    pictures is too small, and which has at least half its area: merging must not shrink a picture to a thumbnail.
+    A bucket without such a neighbor stays.
     """
     left, moves, stuck = dict(members), dict[Size, Size](), set[Size]()
     merges: list[Merge] = []

@@ -1,4 +1,4 @@
-"""The lists of bucket sizes a recipe can ask for, as (width, height) in pixels; exact integers."""
+"""The lists of bucket sizes that a recipe can choose, as (width, height) in pixels; exact integers."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from typing import Literal
 from prep.errors import ConfigError
 from prep.geometry import Size
 
-STEP = 64  # pixels between bucket sides where no model's family is known: bucket_reso_steps of kohya's sd-scripts
+STEP = 64  # pixels between bucket sides if the model family is unknown: bucket_reso_steps of kohya's sd-scripts
 Kind = Literal["step", "sdxl-40", "ratio", "list", "single"]
-Upscale = Literal["never", "allow", "reject"] | Fraction  # a fraction: so many times at most
+Upscale = Literal["never", "allow", "reject"] | Fraction  # a number: enlarge at most so many times
 
 # Long sides by short side, both ways up, of the sizes in appendix I of the SDXL paper (arXiv 2307.01952) ...
 _SDXL: Mapping[int, tuple[int, ...]] = {
     512: (1856, 1920, 1984, 2048), 576: (1664, 1728, 1792), 640: (1536, 1600), 704: (1408, 1472),
     768: (1280, 1344), 832: (1152, 1216), 896: (1088, 1152), 960: (1024, 1088), 1024: (1024,),
 }
-_SDXL_WIDE_ONLY: Size = (1344, 704)  # ... of which the paper has this one in landscape alone
+_SDXL_WIDE_ONLY: Size = (1344, 704)  # ... of which the paper lists this one only in landscape
 
-# Aspect ratios of the `ratio` buckets, those OneTrainer users know; each also upright.
+# Aspect ratios of the `ratio` buckets, as OneTrainer users know them; each also in portrait.
 RATIOS = tuple(Fraction(text) for text in ("1", "5/4", "3/2", "7/4", "2", "5/2", "3", "7/2", "4"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What decides the bucket of a picture; 0 stands for the default said beside it."""
+    """What decides the bucket of a picture; 0 means the default in the comment."""
 
     resolution: int  # the buckets' area is about resolution²
     kind: Kind = "step"
-    step: int = STEP  # sides are multiples of it; itself a multiple of the family's 8 × patch
+    step: int = STEP  # sides are multiples of it; must be a multiple of the family's 8 × patch
     shortest: int = 0  # shortest side of a `step` bucket; default: `default_ends`
-    longest: int = 0  # longest side of a `step` bucket, or of one made for a small picture; default: `default_ends`
-    min_side: int = 0  # a picture with a shorter side is not used; default: step
+    longest: int = 0  # longest side of a `step` bucket, or of one for a small picture; default: `default_ends`
+    min_side: int = 0  # pictures with a shorter side are skipped; default: step
     upscale: Upscale = "never"  # see `reach`
-    min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
-    sizes: tuple[Size, ...] = ()  # of kind `list`
+    min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbor
+    sizes: tuple[Size, ...] = ()  # for kind `list`
 
     @property
     def side_range(self) -> tuple[int, int]:
-        """Shortest and longest side of buckets, defaults filled in."""
+        """Shortest and longest bucket side, with defaults filled in."""
         shortest, longest = default_ends(self.resolution, self.step)
         return self.shortest or shortest, self.longest or longest
 
     @property
     def min_picture_side(self) -> int:
-        """Shortest side a picture may have, the default filled in."""
+        """The shortest side a picture may have, with the default filled in."""
         return self.min_side or self.step
 
     def max_bucket(self, size: Size) -> Size | None:
-        """The greatest sides that a bucket may have for a picture of `size`; `None`: any."""
+        """The largest sides of a bucket for a picture of `size`; `None`: no limit."""
         if self.upscale == "allow":
             return None
         if isinstance(self.upscale, Fraction):
@@ -82,17 +82,17 @@ def buckets_of(rules: Rules) -> tuple[Size, ...]:
 def default_ends(resolution: int, step: int) -> tuple[int, int]:
     """Shortest and longest side of the step buckets: R/4 (but 256 where that is at most R/2) and 2R.
 
-    At 1024 and 512 these are the 256..2048 and 256..1024 that people set by hand in kohya's sd-scripts.
+    At 1024 and 512 these are 256..2048 and 256..1024, the values usually set by hand in kohya's sd-scripts.
     """
     shortest = max(resolution // 4, min(256, resolution // 2))
     return max(step, shortest // step * step), 2 * resolution // step * step
 
 
 def step_buckets(resolution: int, step: int, shortest: int, longest: int) -> tuple[Size, ...]:
-    """Every width from `shortest` to `longest` by `step`, each with the greatest height that keeps to the area.
+    """Every width from `shortest` to `longest` by `step`, each with the largest height that keeps within the area.
 
-    Both ways up, and the square. The same sizes as kohya's sd-scripts: 41 for 1024 (64, 256..2048), 17 for 512
-    (64, 256..1024). Heights stop at `longest`, so the narrowest buckets are smaller than the area allows.
+    In landscape and portrait, and the square. The same sizes as kohya's sd-scripts: 41 for 1024 (64, 256..2048), 17 for
+    512 (64, 256..1024). Heights stop at `longest`, so the narrowest buckets are smaller than the area allows.
     """
     square = resolution // step * step
     found = {(square, square)}
@@ -104,7 +104,7 @@ def step_buckets(resolution: int, step: int, shortest: int, longest: int) -> tup
 
 
 def ratio_buckets(resolution: int, step: int) -> tuple[Size, ...]:
-    """`RATIOS` at the area of resolution², sides rounded to `step`, both ways up: 17 for 1024 and 64."""
+    """`RATIOS` at the area of resolution², sides rounded to `step`, landscape and portrait: 17 for 1024 and 64."""
     found: set[Size] = set()
     for ratio in RATIOS:
         long, short = _rounded_root(ratio, resolution, step), _rounded_root(1 / ratio, resolution, step)
@@ -129,7 +129,7 @@ def _rounded_root(ratio: Fraction, resolution: int, step: int) -> int:
 
 
 def _check(rules: Rules) -> None:
-    """Raises `ConfigError` for rules that no list of buckets can follow."""
+    """Raises `ConfigError` for contradictory rules."""
     for name in ("step", "min_bucket"):
         if getattr(rules, name) < 1:
             raise ConfigError(f"image.{name} is {getattr(rules, name)}, expected at least 1")

@@ -1,12 +1,12 @@
-"""Which buckets and batch size lose least of a data set: all kinds × steps × `min_bucket` × batch sizes, counted.
+"""Suggests the buckets and batch size with the smallest loss, of all kinds × steps × `min_bucket` × batch sizes.
 
-What is lost is a sum of three, each in percent:
+The loss is the sum of three terms, each in percent:
 
-    crop    of the area of the pictures that are used, cut away
-    unused  of the pictures, that no bucket takes
-    empty   of the places in an epoch's micro-batches, since a bucket's last one is not full
+    crop    cropped area of the pictures that are used
+    unused  pictures that no bucket takes
+    empty   empty slots in an epoch's micro-batches, since a bucket's last one is not full
 
-The batch size of 1 leaves no place empty, so the largest batch is named that loses at most `NEAR` more than the least.
+Batch size 1 has no empty slots, so the suggestion is the largest batch size within `NEAR` of the smallest loss.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from prep.errors import ConfigError
 from prep.geometry import Size, cover, crop_loss
 
 KINDS: tuple[Kind, ...] = ("step", "ratio", "sdxl-40", "single")
-STEPS = (16, 32, 64)  # multiples of the recipe's step, or the family's, are tried
-MIN_BUCKETS = (1, 2, 4, 8, 16)  # of `min_bucket`
+STEPS = (16, 32, 64)  # multiples of the recipe's or family's step to try
+MIN_BUCKETS = (1, 2, 4, 8, 16)  # values of `min_bucket` to try
 BATCHES = (1, 2, 4, 8, 16, 32)
 TOLERANCE = 1.0  # percent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """One set of buckets with one batch size, and what is lost with it; in percent."""
+    """One set of buckets with one batch size, and its losses in percent."""
 
     kind: Kind
     step: int
     min_bucket: int
     batch_size: int
-    buckets: int  # that have pictures
+    buckets: int  # buckets with pictures
     crop: float
     unused: float
     empty: float
 
     @property
     def score(self) -> float:
-        """All that is lost."""
+        """The total loss."""
         return self.crop + self.unused + self.empty
 
     def as_json(self) -> dict[str, Any]:
-        """The choice in `prep bucket --json`."""
+        """The suggestion as `prep bucket --json` has it."""
         return {"buckets": self.kind, "step": self.step, "min_bucket": self.min_bucket, "batch_size": self.batch_size,
                 "used_buckets": self.buckets, "crop": round(self.crop, 2), "unused": round(self.unused, 2),
                 "empty": round(self.empty, 2), "score": round(self.score, 2)}
 
 
 def as_command_options(choice: Mapping[str, Any]) -> str:
-    """A choice, as `as_json` has it, as one types it."""
+    """A suggestion from `as_json` as command-line options."""
     return (f"--buckets {choice['buckets']} --step {choice['step']} --min-bucket {choice['min_bucket']} "
             f"--batch-size {choice['batch_size']}")
 
 
-Sizes = Mapping[Size, tuple[int, int]]  # how many pictures are of a size, and how often an epoch shows one of them
+Sizes = Mapping[Size, tuple[int, int]]  # number of pictures of a size, and their showings per epoch
 
 
 def suggest_buckets(sizes: Sizes, rules: Sequence[Rules]) -> list[Suggestion]:
-    """The best choice, then the best of each batch size; nothing where no choice uses any picture.
+    """The best suggestion, then the best of each batch size; empty if none uses any picture.
 
-    Of `rules`, one for each resolution, all is kept that is not tried; their step, and multiples of it, are.
+    `rules` has one entry per resolution; their steps and multiples of these are tried, and everything else is kept.
     """
     tried = [choice for one in _candidates(rules) for choice in _choices(sizes, one)]
     best = [min((one for one in tried if one.batch_size == batch), key=_order) for batch in BATCHES if tried]
@@ -76,7 +76,7 @@ def suggest_buckets(sizes: Sizes, rules: Sequence[Rules]) -> list[Suggestion]:
 
 
 def _order(one: Suggestion) -> tuple[float, int, int, int]:
-    """Of equals the fewer buckets, then the larger step, then the less merging."""
+    """The sort key: among equals fewer buckets first, then the larger step, then less merging."""
     return round(one.score, 6), one.buckets, -one.step, one.min_bucket
 
 
@@ -93,7 +93,7 @@ def _candidates(rules: Sequence[Rules]) -> Iterator[tuple[Rules, ...]]:
 
 
 def _choices(sizes: Sizes, rules: Sequence[Rules]) -> Iterator[Suggestion]:
-    """What each `min_bucket` and batch size lose with these buckets."""
+    """A suggestion for each `min_bucket` and batch size with these buckets."""
     homes = [{size: assign(size, buckets_of(one), one) for size in sizes} for one in rules]
     members = [_members(sizes, each) for each in homes]
     for least in MIN_BUCKETS:

@@ -1,6 +1,6 @@
-"""The views of a picture at its bucket: where the bucket is cut out of the scaled picture, and which are mirrored.
+"""The views of a picture in its bucket: where the bucket is cropped from the scaled picture, and which are mirrored.
 
-All in exact integers, so that the same picture has the same rows on every machine.
+Everything is in exact integers, so that the same picture has the same rows on every machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Flip = Literal["none", "both", "always"]
 
 CROPS: tuple[Crop, ...] = ("centre", "random", "focus")
 FLIPS: tuple[Flip, ...] = ("none", "both", "always")
-MEANING = 1  # raised when the same picture, bucket and view would get another random crop
+MEANING = 1  # raise it when the same picture, bucket and view would get another random crop
 _MIRRORED = {"none": (False,), "both": (False, True), "always": (True,)}
 _DRAW = json_template({"kind": "crop", "meaning": MEANING, "bucket": HOLE, "picture": HOLE, "view": HOLE})
 
@@ -26,19 +26,19 @@ class Framing:
     """Which views a picture gets."""
 
     crop: Crop = "centre"
-    views: int = 1  # cuts of a picture, as far as there are different ones; only `random` has more than one
-    flip: Flip = "none"  # both: each cut as it is, and mirrored
+    views: int = 1  # crops per picture, as far as they differ; only `random` has more than one
+    flip: Flip = "none"  # both: each crop as it is, and mirrored
 
     @property
     def plain(self) -> bool:
-        """Whether `bucket.place` says it all."""
+        """Whether the centered crop is the only view."""
         return self.crop == "centre" and self.flip == "none"
 
 
 def views_of(placement: Placement, picture: str, framing: Framing, focus: Focus | None = None) -> tuple[Placement, ...]:
-    """The views of the picture with digest `picture`, which `placement` cuts in the centre; no two are the same.
+    """The views of the picture with digest `picture`, whose centered crop is `placement`; all different.
 
-    `focus` is where its mask is; without one it is cut in the centre.
+    `focus` is the mask's center of mass; without one the crop is centered.
     """
     crops = [placement.crop]
     if framing.crop == "random":
@@ -49,10 +49,10 @@ def views_of(placement: Placement, picture: str, framing: Framing, focus: Focus 
 
 
 def random_crops(placement: Placement, picture: str, count: int) -> list[tuple[int, int]]:
-    """`count` different (left, top), or all where there are fewer; the first ones are the same for any `count`.
+    """`count` different (left, top), or all if there are fewer; a larger `count` only appends.
 
-    A shuffle of all offsets (Fisher and Yates) as far as it is needed; each draw is the SHA-256 of picture, bucket and
-    view, so that more views later leave the rows of the first ones as they are.
+    A partial Fisher-Yates shuffle of all offsets; each draw is the SHA-256 of picture, bucket and view, so that adding
+    views later keeps the rows of the first ones.
     """
     across, down = (whole - cut for whole, cut in zip(placement.scaled, placement.bucket, strict=True))
     places = (across + 1) * (down + 1)
@@ -69,7 +69,7 @@ def random_crops(placement: Placement, picture: str, count: int) -> list[tuple[i
 
 
 def focus_crop(placement: Placement, focus: Focus) -> tuple[int, int]:
-    """The (left, top) that has `focus` as near to the middle of the bucket as the picture allows, rounding half up."""
+    """The (left, top) that brings `focus` nearest to the middle of the bucket, rounding half up."""
     left, top = ((2 * at * whole - cut * ONE + ONE) // (2 * ONE)
                  for at, whole, cut in zip(focus, placement.scaled, placement.bucket, strict=True))
     (wide, high), (width, height) = placement.scaled, placement.bucket

@@ -1,4 +1,4 @@
-"""What a recipe can say of captions, and the checks of it."""
+"""The caption options of a recipe, and their checks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ CAPTION_LINES = ("all", "first", "join")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionOptions:
-    """What a picture's captions become: see `prep.captions.variants`."""
+    """How a picture's captions become variants: see `prep.captions.variants`."""
 
-    missing: str = "stop"  # what happens to a picture without a caption
+    missing: str = "stop"  # what to do with a picture without a caption
     constant: str = ""  # the caption of `missing = "constant"`
-    lines: str = "all"  # of several lines, each is a caption (all), the first is, or they are joined
-    variants: int = 8  # captions of a sample, at most, as far as chance makes them
-    wildcards: bool = False  # {a|b} is one of a and b
-    shuffle: bool = False  # tags in any order
-    dropout: float = 0.0  # chance of a tag to be left out
+    lines: str = "all"  # of several lines: each is a caption (all), only the first is, or all joined are one
+    variants: int = 8  # number of captions per sample, at most, if wildcards or shuffling make several
+    wildcards: bool = False  # {a|b} becomes a or b
+    shuffle: bool = False  # shuffle tags
+    dropout: float = 0.0  # probability that a tag is dropped
     separator: str = ","  # between tags
-    keep_tokens: int = 0  # tags at the start that stay where they are
-    keep_separator: str = "|||"  # what is before the first, and after the second, stays where it is; "": none
-    together: str = ""  # tags with this between them stay together, as one; a separator is put there; "": none
-    trigger: str = ""  # a word that every caption has: at [trigger], else at the start
+    keep_tokens: int = 0  # number of tags at the start that stay in place
+    keep_separator: str = "|||"  # tags before the first, and after the second, stay in place; "": none
+    together: str = ""  # tags joined by this stay together; it becomes a separator; "": none
+    trigger: str = ""  # a word for every caption: at [trigger], else at the start
     prefix: str = ""
     suffix: str = ""
 

@@ -1,6 +1,6 @@
-"""Caption bytes → captions. Each line of a text file that has text is one; a JSON file names its own.
+"""Caption bytes to captions. Each non-empty line of a text file is a caption; a JSON file has its own keys.
 
-What becomes of several captions (all, the first, or joined), and which variants are made of them, the recipe says.
+The recipe says what becomes of several captions (all, the first, or joined), and which variants are made of them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 _UTF16 = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")  # all but tab and line ends
-HALF = re.compile("[\ud800-\udfff]")  # of a character: JSON can spell it, no encoding of text or name of a file can
-MANY_WORDS = 512  # no text encoder of ours takes more tokens than this, and a word is at least one
-_LISTS, _STRINGS = ("captions", "texts"), ("caption", "text", "prompt")  # keys of a JSON caption, by who comes first
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")  # all except tab and line ends
+HALF = re.compile("[\ud800-\udfff]")  # unpaired surrogates: JSON can spell them, no text encoding or file name can
+MANY_WORDS = 512  # more than any text encoder takes
+_LISTS, _STRINGS = ("captions", "texts"), ("caption", "text", "prompt")  # more than any text encoder takes
 
 CaptionNote = tuple[str, str]  # (code of codes.CODES, what was seen)
 Format = Literal["text", "json"]
@@ -31,12 +31,12 @@ class BadCaption(Exception):
 
 
 def read_caption(data: bytes, form: Format = "text") -> tuple[str, ...]:
-    """The captions in a file; none when it has no text. Raises `BadCaption`: not text, or none we can decode."""
+    """The captions in a file; none if it has no text. Raises `BadCaption` if it is not text or cannot be decoded."""
     return examine_caption(data, form)[0]
 
 
 def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...], tuple[CaptionNote, ...]]:
-    """(captions, notes on how they are written). UTF-8 with or without mark, UTF-16 with one. Raises `BadCaption`."""
+    """(captions, notes on their encoding). UTF-8 with or without BOM, UTF-16 with one. Raises `BadCaption`."""
     text, notes = _decoded(data)
     found, said = judge_captions(text.splitlines() if form == "text" else _in_json(text))
     if not found:
@@ -46,7 +46,7 @@ def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...]
 
 
 def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[CaptionNote, ...]]:
-    """(captions, each on one line, and notes) of texts from a file or a table; no empty ones. Raises `BadCaption`."""
+    """(captions, each on one line; notes) from texts of a file or table; drops empty ones. Raises `BadCaption`."""
     lines = []
     for text in texts:
         if controls := _CONTROL.findall(text):
@@ -66,9 +66,9 @@ def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Caption
 
 
 def captions_of(table: dict[str, Any]) -> list[str]:
-    """The captions that a JSON table names: a list, a string, tags, or a caption followed by its tags (kohya's way).
+    """The captions of a JSON object: a list, a string, tags, or a caption followed by its tags (as kohya writes it).
 
-    Nothing when it has none of these keys. Raises `BadCaption` for a value of another type.
+    Empty if it has none of these keys. Raises `BadCaption` for a value of another type.
     """
     for key in _LISTS:
         if table.get(key) is not None:

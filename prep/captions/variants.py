@@ -1,8 +1,8 @@
-"""Caption lines → the captions that training may see, each with its weight: a pure function of lines and recipe.
+"""Caption lines to the captions that training may see, with weights: a pure function of lines and recipe.
 
-What other trainers draw anew at each step (a line, a wildcard, the order of tags, tags left out) is drawn here, once,
-as a fixed list: each variant is a text row of its own, cached like any other, and `train` draws one each time it shows
-the sample. Where there are few enough possibilities, all are taken; else as many as the recipe says are drawn, keyed by
+What other trainers draw anew at each step (a line, a wildcard, the order of tags, dropped tags) is drawn here once, as
+a fixed list. Each variant is a text row of its own, cached like any other, and `train` draws one whenever it shows the
+sample. If there are few enough possibilities, all are taken; otherwise as many as the recipe says are drawn, keyed by
 the line, so that the same line has the same variants everywhere.
 """
 
@@ -16,17 +16,17 @@ from itertools import product
 from prep.captions.options import CaptionOptions
 from prep.digest import canonical
 
-MEANING = 1  # raised when the same line would give other variants
-_WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")  # {a|b}; braces without a bar are text
-_TIGHT = ("", ",", ".", ";", ":")  # what stands without a space before it
-_OPEN, _CLOSE = "\x01", "\x02"  # for {{ and }}, which are braces in a caption with wildcards; no caption has these
-TRIGGER = "[trigger]"  # where in a caption the trigger word goes
+MEANING = 1  # raise it when the same line would get other variants
+_WILDCARD = re.compile(r"\{([^{}|]*(?:\|[^{}|]*)+)\}")  # {a|b}; braces without a bar are plain text
+_TIGHT = ("", ",", ".", ";", ":")  # characters that take no space before them
+_OPEN, _CLOSE = "\x01", "\x02"  # stand-ins for {{ and }}, literal braces beside wildcards; in no caption
+TRIGGER = "[trigger]"  # where the trigger word goes in a caption
 
 
 def variants_of(lines: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str, float], ...]:
-    """(caption, weight) for each distinct variant of a sample's `lines`, in the order they come; weights sum to 1.
+    """(caption, weight) for each distinct variant of a sample's `lines`, in order; weights sum to 1.
 
-    Every line has the same weight, and `choice.variants` is shared among them, each having at least one.
+    Every line has the same weight. The lines share `choice.variants`; each has at least one.
     """
     found: dict[str, float] = {}
     share = max(1, choice.variants // max(1, len(lines)))
@@ -60,14 +60,14 @@ def _of_line(line: str, choice: CaptionOptions, most: int) -> list[str]:
 
 
 def _parts(line: str) -> list[list[str]]:
-    """The line as texts and choices in turn: "a {b|c}" → [["a "], ["b", "c"], [""]]; {{ and }} are braces of text."""
+    """The line as texts and choices in turn: "a {b|c}" → [["a "], ["b", "c"], [""]]; {{ and }} are literal braces."""
     pieces = _WILDCARD.split(line.replace("{{", _OPEN).replace("}}", _CLOSE))
     plain = [piece.replace(_OPEN, "{").replace(_CLOSE, "}") for piece in pieces]
     return [piece.split("|") if place % 2 else [piece] for place, piece in enumerate(plain)]
 
 
 def _ordered(text: str, choice: CaptionOptions, stream: Iterator[int] | None) -> str:
-    """The caption with its free tags shuffled and thinned by `stream`; as it is where that is None."""
+    """The caption with its free tags shuffled and dropped by `stream`; unchanged if that is None."""
     head, free, tail = _tags(text, choice)
     if stream is None:
         return text if choice.keep_separator not in text or not choice.keep_separator else \
@@ -76,12 +76,12 @@ def _ordered(text: str, choice: CaptionOptions, stream: Iterator[int] | None) ->
         free = [tag for _, _, tag in sorted((next(stream), place, tag) for place, tag in enumerate(free))]
     left = [tag for tag in free if next(stream) >= choice.dropout * 2**64]
     if not (head or left or tail):
-        left = free[:1]  # no caption at all is another thing: the trainer's caption dropout
+        left = free[:1]  # never drop all: an empty caption is the trainer's caption dropout
     return _joined([*head, *left, *tail], choice)
 
 
 def _tags(text: str, choice: CaptionOptions) -> tuple[list[str], list[str], list[str]]:
-    """(tags that stay at the start, tags that chance may move, tags that stay at the end)."""
+    """(tags fixed at the start, free tags, tags fixed at the end)."""
     if choice.keep_separator and choice.keep_separator in text:
         first, _, rest = text.partition(choice.keep_separator)
         middle, _, last = rest.partition(choice.keep_separator)
@@ -99,7 +99,7 @@ def _joined(tags: Sequence[str], choice: CaptionOptions) -> str:
 
 
 def _dressed(caption: str, choice: CaptionOptions) -> str:
-    """The caption with trigger word, prefix and suffix; an empty one stays empty."""
+    """The caption with trigger word, prefix and suffix; an empty caption stays empty."""
     if choice.together:
         caption = _joined([part.strip() for part in caption.split(choice.together)], choice)
     text = " ".join(caption.split())
@@ -125,12 +125,12 @@ def _numbers(line: str, number: int) -> Iterator[int]:
 
 
 def captions_of(found: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str, float], ...]:
-    """What a picture's captions become, with their weights; nothing where there are none."""
+    """The variants of a picture's captions, with weights; empty if there are none."""
     return variants_of(_lines(found, choice), choice)
 
 
 def _lines(found: Sequence[str], choice: CaptionOptions) -> Sequence[str]:
-    """The lines of a caption file that count, as the recipe says."""
+    """The lines of a caption file that the recipe uses."""
     if choice.lines == "join":
         return [" ".join(found)] if found else []
     return found[:1] if choice.lines == "first" else found

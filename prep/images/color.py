@@ -1,4 +1,4 @@
-"""Any mode a picture can have → 8-bit sRGB without alpha, and its alpha apart. The policy is in `images.py`."""
+"""Any color mode to 8-bit sRGB, with alpha apart. The policy is in `decode.py`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from PIL import Image, ImageCms
 
 from prep.images.formats.parts import BadPicture, Note
 
-# Black point compensation as photo editors have it; with it the relative colorimetric intent keeps shadows apart.
+# Black point compensation, as photo editors use it: it keeps shadows apart under the relative colorimetric intent.
 _INTENT, _FLAGS = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION
-_SAME = 2  # levels of 255: a profile that moves no color of the probe further is sRGB under some name
+_SAME = 2  # levels of 255: a profile that moves no probe color further is sRGB under some name
 _SPACES = {"RGB": ("RGB",), "L": ("GRAY", "RGB"), "CMYK": ("CMYK",)}  # gray is often saved with an RGB profile
 _KEY_SCALE = {2: 85, 4: 17}  # Pillow stretches small gray depths to 0-255, but not their transparent value
 
@@ -73,7 +73,7 @@ def _to_8_bits(picture: Image.Image) -> Image.Image:
 
 
 def to_srgb(color: Image.Image, profile: bytes | None) -> Image.Image:
-    """`color` (RGB, L or CMYK) as sRGB in mode RGB; an unusable or needless profile is passed over."""
+    """`color` (RGB, L or CMYK) as sRGB in mode RGB; an unusable or needless profile is ignored."""
     if profile is None or judge(profile, color.mode) != _OTHER:
         return color if color.mode == "RGB" else color.convert("RGB")
     return _convert(color, profile)
@@ -85,7 +85,7 @@ _INVALID: tuple[Note, ...] = (("invalid-profile", "the embedded color profile is
 
 @lru_cache(maxsize=64)
 def judge(profile: bytes, mode: str) -> tuple[Note, ...]:
-    """What is to be said of a profile on a picture of `mode` (RGB, L, CMYK): nothing when it is sRGB in effect."""
+    """Notes on a profile for a picture of `mode` (RGB, L, CMYK); none if it is sRGB in effect."""
     try:
         space = _space(profile)
         if space not in _SPACES.get(mode, ()):
@@ -102,7 +102,7 @@ def _space(profile: bytes) -> str:
 
 
 def _probe(mode: str) -> Image.Image:
-    """A picture of colors all over the cube: 17 steps a channel."""
+    """A picture of colors across the RGB cube: 17 steps per channel."""
     steps = np.linspace(0, 255, 17).round().astype(np.uint8)
     if mode == "L":
         return Image.fromarray(steps[None])
@@ -117,5 +117,5 @@ def _convert(color: Image.Image, profile: bytes) -> Image.Image:
     transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), color.mode, "RGB",
                                         renderingIntent=_INTENT, flags=_FLAGS)
     converted = ImageCms.applyTransform(color, transform)
-    assert converted is not None  # only None when asked to work in place
+    assert converted is not None  # None only when working in place
     return converted

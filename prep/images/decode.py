@@ -1,6 +1,6 @@
-"""Picture bytes → pixels: the one place that says what a pixel of a file means. (`color.py` is its other half.)
+"""Picture bytes to pixels: the one place that defines what a pixel of a file means. (`color.py` is its other half.)
 
-What decides the value is `POLICY`, part of every latent's and mask's key; raise `meaning` when a line below changes.
+`POLICY` decides the value and is part of every latent's and mask's key; raise `meaning` when a line below changes.
 
 | file has                      | we do                                                                               |
 |-------------------------------|-------------------------------------------------------------------------------------|
@@ -25,8 +25,8 @@ What decides the value is `POLICY`, part of every latent's and mask's key; raise
 | more than 2^28 pixels         | refused from the header, before any is allocated                                    |
 
 Thread-safe and free of global state: plugins are called directly, not through `Image.open`, whose bomb check and
-notices are warnings. Decoding, resizing and color conversion release the GIL. What Pillow says through `warnings`
-about strange TIFF tags can only be silenced for the whole process: the command line does it with `quiet`.
+notices are warnings. Decoding, resizing and color conversion release the GIL. Pillow's `warnings` about strange TIFF
+tags can only be silenced for the whole process: the command line calls `quiet_pillow`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from prep.images.color import split_alpha, to_srgb
 from prep.images.header import Header, as_bad_picture, load_checked, open_picture, profile_of
 from prep.parse import color_of
 
-# Part of every latent's key: what is spelled here, letter for letter, decides which caches are still good.
+# Part of every latent's key: changing a letter here makes every cache stale.
 POLICY: dict[str, str | int] = {"meaning": 1, "orientation": "exif", "colour": "srgb relative-colorimetric bpc",
                                 "resize": "lanczos", "mask_resize": "bilinear", "mask_cell": "mean"}
 
@@ -56,7 +56,7 @@ _TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: 
 
 
 def quiet_pillow() -> None:
-    """Silences Pillow's warnings in this process; for a command's start, never for a library."""
+    """Silences Pillow's warnings in this process. Call it when a command starts, never from a library."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -74,7 +74,7 @@ def decode_picture(data: bytes, *, alpha: str) -> Image.Image:
 
 
 def decode_layers(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
-    """(header, picture, transparency or `None`) of one decoding: what `read_header`, `decode` and `alpha_of` say."""
+    """(header, picture, transparency or `None`) from decoding once: as `read_header`, `decode_picture`, `alpha_of`."""
     color, transparency, profile, header = load_layers(data)
     with as_bad_picture("corrupt-data"):
         pixels = to_srgb(color, profile)
@@ -86,9 +86,9 @@ def decode_layers(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Imag
 
 
 def scale_and_crop(picture: Image.Image, placement: Placement) -> Pixels:
-    """The bucket's pixels, uint8 [H, W, 3]: `picture` (RGB) scaled as a whole with Lanczos, cut, perhaps mirrored.
+    """The bucket's pixels, uint8 [H, W, 3]: `picture` (RGB) scaled with Lanczos, cropped, perhaps mirrored.
 
-    The whole is scaled, not only what the cut needs: Pillow keeps a box in float32, and the last bits would differ.
+    The whole picture is scaled, not only the crop: Pillow keeps a box in float32, and the last bits would differ.
     """
     return crop(resize(picture, placement.scaled, Image.Resampling.LANCZOS), placement)
 
@@ -113,7 +113,7 @@ def crop(scaled: Image.Image, placement: Placement) -> Pixels:
 
 
 def load_layers(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
-    """(colors, transparency, profile, header), decoded as they are stored."""
+    """(colors, transparency, profile, header), as stored in the file."""
     picture, parts, header = open_picture(data)
     with as_bad_picture("corrupt-data"):
         header = load_checked(picture, parts, header)

@@ -1,4 +1,4 @@
-"""A picture's bytes → what they say before they are decoded, and the object that will decode them."""
+"""Reads a picture's header, and picks the object that will decode it."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ OPENERS: Mapping[str, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
 
 MAX_PIXELS = 1 << 28  # 16384 x 16384: 0.8 GB as RGB
 
-_CORNER = 4  # pixels of 8: a plain gray pixel is found at the end of many pictures, a plain gray corner of few
-_NEARLY = 4  # of 255: gray that libjpeg smoothed, as it does with the first scans of a progressive picture
+_CORNER = 4  # pixels, of 8: many pictures end in a plain gray pixel, few in a plain gray corner
+_NEARLY = 4  # levels of 255: libjpeg smooths gray, as in the first scans of a progressive picture
 _DEEP = {"I": 32, "F": 32, "1": 1}
-_MOST_PAGES = 1 << 16  # that are counted; of a hostile TIFF a directory may be at every sixth byte
+_MOST_PAGES = 1 << 16  # pages to count, at most; a hostile TIFF may have a directory at every sixth byte
 _ORIENTATION, _PLANES = 0x0112, 0x011C  # tags of TIFF
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What a file says of itself before its pixels are decoded."""
+    """What is known of a picture before its pixels are decoded."""
     format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF HEIC JXL
     mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
     size: Size  # pixels, after EXIF orientation
@@ -50,7 +50,7 @@ class Header:
     has_alpha: bool  # an alpha channel or a transparent color, used or not
     frames: int
     bits: int  # per channel
-    notes: tuple[Note, ...]  # (code, detail) on wrapping, EXIF and profile: usable, but the user should know
+    notes: tuple[Note, ...]  # (code, detail) on container, EXIF and profile: usable, but the user should know
 
 
 def open_picture(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
@@ -66,7 +66,7 @@ def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
     if width * height > MAX_PIXELS:
         raise BadPicture("too-many-pixels", f"header says {width}x{height} pixels, expected at most {MAX_PIXELS}")
     turn, notes = _orientation(picture, parts)
-    if turn >= 5 and parts.format != "TIFF":  # Pillow has turned a TIFF's size already
+    if turn >= 5 and parts.format != "TIFF":  # Pillow has already swapped a TIFF's sides
         width, height = height, width
     notes += _profile_notes(picture, parts)
     stored = f"{picture.mode} {picture.tile[0].args if picture.tile else ''}"  # such as "RGB ('RGB;16L', …)"
@@ -79,12 +79,12 @@ def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
 
 
 def profile_of(picture: Image.Image, parts: Parts) -> bytes | None:
-    """The ICC profile; that of JPEG XL is there when the picture has been loaded."""
+    """The ICC profile; that of JPEG XL is known only once the picture has been loaded."""
     return parts.profile or picture.info.get("icc_profile") or None
 
 
 def load_checked(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> Header:
-    """`picture` is decoded, and `header` has what is known only now: a profile that lay in the compressed data."""
+    """Decodes `picture`; the returned header also has what is known only now: a profile in the compressed data."""
     known = profile_of(picture, parts)
     if isinstance(picture, TiffImageFile):
         _check_strips(picture)
@@ -94,7 +94,7 @@ def load_checked(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> 
 
 
 def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
-    """Raises for a decoded PNG or JPEG whose data ended before it did (see `prep.images.formats.png`)."""
+    """Raises for a decoded PNG or JPEG whose data ended too early (see `prep.images.formats.png`)."""
     last = {picture.height - 1, picture.height - 1 - picture.height % 2}  # interlaced, the last of the odd rows
     if parts.format == "PNG" and not all(y > 0 and _row(picture, y).strip(b"\0") for y in last):
         check_complete(parts.body)
@@ -106,10 +106,10 @@ def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
 
 
 def _last_block(picture: ImageFile.ImageFile) -> bytes:
-    """The last pixels of a JPEG, as many of its last block as nothing beside the block shows in.
+    """The last pixels of a JPEG: those of its last block that no neighboring block influences.
 
-    That is a column and a row less than can be seen, where libjpeg blends colors; of progressive pictures, which it
-    smoothes, it is the last pixel.
+    That is a column and a row less than the block's visible part, where libjpeg blends colors; in progressive pictures,
+    which it smooths, only the last pixel.
     """
     wide, high = (1 if picture.info.get("progressive") else min(_CORNER, max(1, (side - 1) % 8))
                   for side in picture.size)
@@ -121,12 +121,12 @@ def _row(picture: ImageFile.ImageFile, y: int) -> bytes:
 
 
 def _check_strips(picture: TiffImageFile) -> None:
-    """Raises where the strips or tiles of a TIFF do not cover it: Pillow leaves black what is in none of them."""
+    """Raises if the strips or tiles of a TIFF do not cover it: Pillow leaves the rest black."""
     layers = len(picture.getbands()) if picture.tag_v2.get(_PLANES) == 2 else 1
     wanted = picture.width * picture.height * layers
     boxes = [one.extents for one in picture.tile if one.extents is not None]
     there = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
-    if picture.tile and picture.tile[0].codec_name != "libtiff" and there < wanted:  # which looks for itself
+    if picture.tile and picture.tile[0].codec_name != "libtiff" and there < wanted:  # libtiff checks for itself
         raise BadPicture("truncated", f"TIFF has strips for {there} of {wanted} pixels")
 
 
@@ -136,7 +136,7 @@ def _profile_notes(picture: ImageFile.ImageFile, parts: Parts) -> tuple[Note, ..
 
 
 def _profiled_mode(mode: str) -> str:
-    """The mode that `split` leaves to the color profile."""
+    """The mode to which `split_alpha` reduces the picture before its color profile applies."""
     if mode == "CMYK":
         return mode
     return "L" if mode in ("1", "L", "LA", "La", "F") or mode.startswith("I") else "RGB"
@@ -149,18 +149,18 @@ def _orientation(picture: ImageFile.ImageFile, parts: Parts) -> tuple[int, tuple
 
 
 def _frames(picture: ImageFile.ImageFile, parts: Parts) -> int:
-    """How many there are. Nothing is sought in `picture`: one that breaks off at a later frame shows parts of that."""
+    """The number of frames. Never seeks in `picture`: a broken later frame would leave parts of itself behind."""
     if parts.format == "TIFF":
         return _pages(parts.body)
     try:
         counted = picture if parts.format != "GIF" else OPENERS["GIF"](io.BytesIO(parts.body))
         return max(int(getattr(counted, "n_frames", 1)), 1)
-    except Exception:  # a broken later frame; the first is all we want
+    except Exception:  # a broken later frame; only the first is needed
         return 2
 
 
 def _pages(data: bytes) -> int:
-    """How many directories of a TIFF lead to each other; Pillow's way to count them takes the square of that."""
+    """The number of chained directories of a TIFF, in linear time; Pillow's count takes quadratic time."""
     order = "<" if data.startswith(b"II") else ">"
     big = data[2:4] in (b"+\0", b"\0+")
     entries, entry, place = ("Q", 20, "Q") if big else ("H", 12, "I")
@@ -171,14 +171,14 @@ def _pages(data: bytes) -> int:
             after = at + struct.calcsize(entries) + entry * struct.unpack_from(order + entries, data, at)[0]
             seen.add(at)
             at = struct.unpack_from(order + place, data, after)[0]
-    except struct.error:  # it leads out of the file
+    except struct.error:  # the link points outside the file
         pass
     return max(len(seen), 1)
 
 
 @contextmanager
 def as_bad_picture(code: str) -> Iterator[None]:
-    """Makes a `BadPicture` of whatever Pillow raises: on hostile bytes that can be anything."""
+    """Turns whatever Pillow raises into a `BadPicture`: on hostile bytes that can be anything."""
     try:
         yield
     except (BadPicture, MemoryError):

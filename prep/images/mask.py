@@ -1,4 +1,4 @@
-"""Where the mask of a picture is: its centre of mass, in exact integers."""
+"""Decodes and places masks, and finds their center of mass in exact integers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from prep.images.header import Header
 def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
     """The focus of a mask file, or of a picture's transparency.
 
-    `None` for what is black everywhere, and for what cannot be decoded, which is told when its row is made. Raises
-    `NoDecoder`.
+    `None` if it is entirely black, or cannot be decoded (reported when its row is made). Raises `NoDecoder`.
     """
     try:
         return focus_of(np.asarray(decode_mask(data) if what == "mask" else alpha_of(data)))
@@ -28,7 +27,7 @@ def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
 
 
 def focus_of(mask_HW: Pixels) -> Focus | None:
-    """The centre of mass of a mask, uint8 [H, W], 255 trains; `None` where it is black everywhere."""
+    """The center of mass of a mask, uint8 [H, W], 255 trains; `None` if it is entirely black."""
     total = int(mask_HW.sum(dtype=np.int64))
     if not total:
         return None
@@ -38,13 +37,13 @@ def focus_of(mask_HW: Pixels) -> Focus | None:
 
 
 def _middle(sums: np.ndarray[tuple[int, ...], np.dtype[np.int64]], total: int) -> int:
-    """The centre of mass of pixels in a row, from 0 to `ONE`, rounded half up; the first pixel's middle is at 1/2."""
+    """The center of mass of a row of pixels, from 0 to `ONE`, rounded half up; the first pixel's middle is at 1/2."""
     twice = int((sums * (2 * np.arange(len(sums)) + 1)).sum())
     return (ONE * twice + len(sums) * total) // (2 * len(sums) * total)
 
 
 def alpha_of(data: bytes) -> Image.Image:
-    """The transparency of a picture as mode L, upright: 0 transparent, 255 opaque everywhere when it has none."""
+    """The transparency of a picture as mode L, upright: 0 is transparent; 255 everywhere if it has none."""
     color, transparency, _, header = load_layers(data)
     return upright(transparency or Image.new("L", color.size, 255), header)
 
@@ -52,13 +51,13 @@ def alpha_of(data: bytes) -> Image.Image:
 def decode_mask(data: bytes) -> Image.Image:
     """A mask file as mode L, upright: 255 trains, 0 does not.
 
-    Color profiles are ignored, colors become luma, what is transparent counts as black. Raises `BadPicture`.
+    Color profiles are ignored, colors become luma, transparent pixels become black. Raises `BadPicture`.
     """
     return decode_mask_layers(data)[1]
 
 
 def decode_mask_layers(data: bytes) -> tuple[Header, Image.Image, bool]:
-    """(header, mask, whether it has colors) of one decoding; the mask as `decode_mask` gives it."""
+    """(header, mask, whether it has colors) from decoding once; the mask as `decode_mask` returns it."""
     color, transparency, _, header = load_layers(data)
     color = color.convert("RGB") if color.mode == "CMYK" else color
     colored = color.mode == "RGB" and len({band.tobytes() for band in color.split()}) > 1
@@ -71,7 +70,7 @@ def decode_mask_layers(data: bytes) -> tuple[Header, Image.Image, bool]:
 
 
 def place_mask(mask: Image.Image, placement: Placement, factor: int) -> Pixels:
-    """The mask at latent cells, uint8 [h, w]: scaled and cut as its picture, then the rounded mean of each cell.
+    """The mask at latent cells, uint8 [h, w]: scaled and cropped like its picture, then the rounded mean of each cell.
 
     `factor` is pixels per cell. The triangle filter is antialiased like Lanczos, without its ringing.
     """

@@ -1,8 +1,8 @@
-"""HEIC and JPEG XL as Pillow's own formats are opened, by plugins that are extras of ours and may not be there.
+"""Opens HEIC and JPEG XL through Pillow plugins, which are optional extras.
 
-A plugin is imported when the first such picture is met. What it hands out becomes 8 bits here, by rounding where it
-gives all bits. One thread decodes a picture: there are as many decoders at work as processors. To import
-pillow_jxl is to register it for `Image.open`, which nobody calls here.
+A plugin is imported when the first such picture is met. Its output becomes 8 bits here, by rounding if it returns all
+bits. Each picture is decoded by one thread, since there are as many decoders as cores. Importing pillow_jxl registers
+it for `Image.open`, which is never called here.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from prep.images.formats.parts import BadPicture, NoDecoder, Note
 Values = np.ndarray[Any, np.dtype[np.uint16]]
 
 _SRGB_PRIMARIES = {1, 2, 5, 6}  # BT.709, unspecified, and those of BT.601, which hardly differ
-_SRGB_CURVES = {1, 2, 6, 13, 14, 15}  # sRGB, unspecified, and the camera curves that every viewer shows as sRGB
+_SRGB_CURVES = {1, 2, 6, 13, 14, 15}  # sRGB, unspecified, and the camera curves that all viewers show as sRGB
 _PACKAGES = {"PIL": "pillow", "pillow_heif": "pillow-heif", "pillow_jxl": "pillow-jxl-plugin"}
 
 
 def decoders() -> str:
-    """Which decoders are installed here: what another one, or another version, says of a file may be another thing."""
+    """The installed decoders and their versions: another decoder or version may judge a file differently."""
     found = []
     for module, package in _PACKAGES.items():
         if find_spec(module) is not None:
             found.append(package)
-            with suppress(PackageNotFoundError):  # where it came as no package
+            with suppress(PackageNotFoundError):  # installed without package metadata
                 found.append(version(package))
     return " ".join(found)
 
 
 class Extra(ImageFile.ImageFile):
-    """A picture that a plugin decodes as a whole. Orientation is applied by then."""
+    """A picture that a plugin decodes as a whole, with orientation applied."""
 
     bits: int  # per channel as stored
     n_frames: int
@@ -58,7 +58,7 @@ class Extra(ImageFile.ImageFile):
 
 
 class HeicFile(Extra):
-    """HEIC by libheif, which applies `irot` and `imir`; EXIF's orientation says the same once more."""
+    """HEIC by libheif, which applies `irot` and `imir`; EXIF's orientation only repeats them."""
 
     format = "HEIC"
 
@@ -74,7 +74,7 @@ class HeicFile(Extra):
             options.THUMBNAILS = options.DEPTH_IMAGES = options.AUX_IMAGES = False
             opened: Any = pillow_heif.HeifFile
             file = opened(io.BytesIO(data), convert_hdr_to_8bit=False, hdr_to_16bit=False)
-        except ImportError:  # also where its own library is not there
+        except ImportError:  # also raised if its own library is missing
             raise NoDecoder("HEIC", package="pillow-heif", extra="heic") from None
         self._heif = file[file.primary_index]
         mode = self._heif.mode.partition(";")[0]
@@ -94,7 +94,7 @@ class HeicFile(Extra):
 
 
 def _nclx_notes(nclx: dict[str, Any]) -> tuple[Note, ...]:
-    """What is lost of colors that are named by number: libheif makes RGB of them, and leaves it in their space."""
+    """Notes on color spaces named by number (CICP): libheif converts to RGB but stays in that space."""
     primaries, curve = nclx.get("color_primaries", 2), nclx.get("transfer_characteristics", 2)
     if primaries in _SRGB_PRIMARIES and curve in _SRGB_CURVES:
         return ()
@@ -102,7 +102,7 @@ def _nclx_notes(nclx: dict[str, Any]) -> tuple[Note, ...]:
 
 
 class JxlFile(Extra):
-    """JPEG XL by libjxl, which applies the orientation of the codestream. Its profile is known when it is decoded."""
+    """JPEG XL by libjxl, which applies the orientation of the codestream. The profile is known once it is decoded."""
 
     format = "JXL"
 
@@ -126,18 +126,18 @@ class JxlFile(Extra):
     def _decode(self) -> Image.Image:
         try:
             _, info, data, profile, _ = self._decoder(self._stream)
-        except RuntimeError:  # it says to build it in another way, whatever is wrong
+        except RuntimeError:  # whatever is wrong, its message suggests another build
             raise BadPicture("corrupt-data", "JPEG XL data are damaged, or end too early") from None
         if profile:
             self.info["icc_profile"] = bytes(profile)
         size, values = (info.width, info.height), bytes(data)
-        if len(values) == 2 * size[0] * size[1] * len(self.getbands()):  # gray; of deep color we get the high byte
+        if len(values) == 2 * size[0] * size[1] * len(self.getbands()):  # gray; of deep colors only the high byte
             values = rounded(np.frombuffer(values, np.uint16), 16).tobytes()
         return Image.frombytes(self.mode, size, values)
 
 
 def rounded(values: Values, bits: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Values of so many bits as 8, rounded and never clipped."""
+    """Values of `bits` bits as 8 bits, rounded and never clipped."""
     most = (1 << bits) - 1
     table = ((510 * np.arange(most + 1) + most) // (2 * most)).astype(np.uint8)
     return table[values]

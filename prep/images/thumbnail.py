@@ -1,4 +1,4 @@
-"""Small copies of pictures and masks, for pages. No row depends on them."""
+"""Small copies of pictures and masks for HTML pages. No row depends on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prep.geometry import Placement, Size
 from prep.images.decode import Picture, Pixels, scale_and_crop
 
 QUALITY = 82  # of JPEG: a photo of 360 pixels takes 15 to 40 kB, and its PNG six times as much
-SHADE = (208, 32, 48)  # of what does not train: a red that skin and skies have not
+SHADE = (208, 32, 48)  # marks what does not train: a red that skin and skies do not have
 SHADED = 0.65  # opacity of the shade where a mask is black
 
 

@@ -1,1 +1,1 @@
-"""What is predicted and what the loss is."""
+"""Predictions and the loss."""

@@ -1,4 +1,4 @@
-"""From a batch on its device to what the loss needs: the same few lines for training and validation."""
+"""One forward pass from a batch on its device to the loss, for training and validation alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train.objectives import loss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latents:
-    """How stored latents become what the model was trained on: (stored - shift) · scale."""
+    """How stored latents become the model's latents: (stored - shift) · scale."""
 
     scale: float
     shift: float
@@ -24,16 +24,16 @@ class Latents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What the denoiser said, and what it should have said."""
+    """The denoiser's prediction and its target."""
 
     predicted_BChw: Tensor
     target_BChw: Tensor
     weight_B1hw: Tensor | None  # None: every cell counts alike
-    weight_B: Tensor  # of each sample's error
+    weight_B: Tensor  # weight of each sample's error
 
 
 def latents_of(manifest: Manifest) -> Latents:
-    """Scale and shift as the manifest has them."""
+    """Scale and shift from the manifest."""
     facts = manifest.document["latents"]
     return Latents(scale=float(facts["scaling_factor"]), shift=float(facts["shift_factor"]))
 
@@ -55,6 +55,6 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
 
 
 def loss_sums(given: Prediction, settings: Loss) -> loss.Sums:
-    """The batch's part of its step's loss."""
+    """The batch's share of its step's loss."""
     return loss.sums(given.predicted_BChw, given.target_BChw, weight_B1hw=given.weight_B1hw, weight_B=given.weight_B,
                      normalize_area=settings.normalize_area)

@@ -1,7 +1,7 @@
 """The training loss: squared error of a denoiser's prediction, weighted by cell, sample and timestep.
 
-B samples, C latent channels, h and w latent cells. Everything is float32. Sums come out, not means: a step adds them up
-over its micro-batches and divides once, so that no gradient depends on how the step was cut.
+B samples, C latent channels, h and w latent cells. Everything is float32. Functions return sums, not means: a step adds
+them over its micro-batches and divides once, so that gradients do not depend on how the step is split.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
-    """What one micro-batch adds to its step: loss = Σ error / Σ weight."""
+    """One micro-batch's share of its step: loss = Σ error / Σ weight."""
 
     error: Tensor  # scalar with a gradient: Σ of weighted squared errors
     weight: Tensor  # scalar: number of elements, or Σ of their mask weights
 
 
 def noised(latent_BChw: Tensor, noise_BChw: Tensor, alpha_B: Tensor) -> Tensor:
-    """The latent at its timestep. Ho et al. 2020, equation 4; `alpha_B` is the cumulative product of alphas."""
+    """The noisy latent at its timestep: Ho et al. 2020, equation 4; `alpha_B` is the cumulative product of alphas."""
     alpha = _spread(alpha_B, latent_BChw)
     return alpha.sqrt() * latent_BChw + (1 - alpha).sqrt() * noise_BChw
 
 
 def target(kind: str, latent_BChw: Tensor, noise_BChw: Tensor, alpha_B: Tensor) -> Tensor:
-    """What the model should say: the noise, or the velocity (Salimans & Ho 2022, section 4)."""
+    """The prediction target: the noise, or the velocity (Salimans & Ho 2022, section 4)."""
     if kind == "epsilon":
         return noise_BChw
     assert kind == "v_prediction", kind
@@ -36,7 +36,7 @@ def target(kind: str, latent_BChw: Tensor, noise_BChw: Tensor, alpha_B: Tensor) 
 
 
 def min_snr_weight(kind: str, alpha_B: Tensor, gamma: float) -> Tensor:
-    """The timestep's weight. Hang et al. 2023, equation 6, divided as the kind of prediction needs; ones for 0."""
+    """The min-SNR weight per timestep: Hang et al. 2023, equation 6, by kind of prediction; ones if gamma is 0."""
     if not gamma:
         return torch.ones_like(alpha_B)
     ratio = alpha_B / (1 - alpha_B)
@@ -50,7 +50,7 @@ def cell_weight(mask_B1hw: Tensor, unmasked_weight: float) -> Tensor:
 
 def sums(predicted_BChw: Tensor, target_BChw: Tensor, *, weight_B1hw: Tensor | None, weight_B: Tensor,
          normalize_area: bool) -> Sums:
-    """The micro-batch's share. `weight_B` scales samples' errors and is no part of the denominator."""
+    """The micro-batch's share. `weight_B` scales each sample's error and is not part of the denominator."""
     squared_BChw = (predicted_BChw.float() - target_BChw).square()
     if weight_B1hw is None:
         weight_B1hw = torch.ones_like(squared_BChw[:, :1])
@@ -60,7 +60,7 @@ def sums(predicted_BChw: Tensor, target_BChw: Tensor, *, weight_B1hw: Tensor | N
 
 
 def per_sample(predicted_BChw: Tensor, target_BChw: Tensor, weight_B1hw: Tensor | None) -> Tensor:
-    """Each sample's mean weighted squared error, `[B]`: what validation reports."""
+    """Each sample's mean weighted squared error, `[B]`, as validation reports it."""
     squared_BChw = (predicted_BChw.float() - target_BChw).square()
     if weight_B1hw is not None:
         squared_BChw = squared_BChw * weight_B1hw

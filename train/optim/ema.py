@@ -12,9 +12,9 @@ Shadow = dict[str, Tensor]
 
 
 def decay_at(step: int, decay: float) -> float:
-    """The decay of update `step` (from 0): min(decay, (1 + step) / (10 + step)), so that early weights fade fast.
+    """The decay of update `step` (from 0): min(decay, (1 + step) / (10 + step)), so that early weights fade quickly.
 
-    TensorFlow's `ExponentialMovingAverage(num_updates=…)`; 0.9999 is reached after 90 000 steps.
+    The same as TensorFlow's `ExponentialMovingAverage(num_updates=…)`; 0.9999 is reached after 90,000 steps.
     """
     return min(decay, (1 + step) / (10 + step))
 
@@ -33,7 +33,7 @@ def update(shadow: Shadow, parameters: Mapping[str, Tensor], decay: float) -> No
 
 @contextmanager
 def swapped_in(shadow: Shadow | None, parameters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it the parameters hold the shadow's values (and the shadow theirs); nothing happens without a shadow."""
+    """Swaps the values of parameters and shadow inside the `with` block; does nothing without a shadow."""
     _swap(shadow or {}, parameters)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Sample pictures as files: the only room of Pillow in the trainer."""
+"""Sample pictures as PNG files; the only module of the trainer that uses Pillow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-_STRIP = 14  # pixels of height for a line of words
-_READABLE = 192  # pixels of width, at least, for a picture and its words
+_STRIP = 14  # height of a label in pixels
+_READABLE = 192  # minimum width of a picture with its label, in pixels
 
 
 def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int) -> bytes:
     """A PNG of `pictures` (uint8 [H, W, 3], all of one size) in rows of `columns`, each below its label.
 
-    Small ones are shown larger, by a whole factor, so that there is room for words.
+    Small pictures are enlarged by a whole factor, to make room for labels.
     """
     factor = -(-_READABLE // pictures[0].shape[1])
     height, width = (factor * side for side in pictures[0].shape[:2])
@@ -33,7 +33,7 @@ def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int
 
 
 def _fit(draw: ImageDraw.ImageDraw, text: str, width: int) -> str:
-    """`text` in letters that the built-in font has, its end cut off where it is wider than `width` pixels."""
+    """`text` in characters of the built-in font, truncated to `width` pixels."""
     spelled = text.encode("latin-1", "replace").decode("latin-1")[:200]
     while spelled and draw.textlength(spelled) > width:
         spelled = spelled[:-1]

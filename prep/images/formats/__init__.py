@@ -1,1 +1,1 @@
-"""Picture formats by their bytes, without decoding."""
+"""Picture formats, checked byte by byte without decoding."""

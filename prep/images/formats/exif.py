@@ -1,4 +1,4 @@
-"""The one thing we want from EXIF: the orientation tag, read without believing a byte of it."""
+"""Reads the orientation tag of untrusted EXIF, and nothing else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def orientation_of(exif: bytes | None) -> tuple[int, tuple[Note, ...]]:
 
 
 def checked_orientation(value: object) -> tuple[int, tuple[Note, ...]]:
-    """`value` itself from 1 to 8; otherwise 1 and a note."""
+    """`value` if it is 1 to 8; otherwise 1 and a note."""
     if isinstance(value, int) and 1 <= value <= 8:
         return value, ()
     return 1, (("exif-invalid", f"EXIF orientation is {value}, expected 1 to 8; taken as upright"),)

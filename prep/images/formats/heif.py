@@ -1,8 +1,8 @@
-"""Whether an HEIC file is whole: its decoder takes one that is not, and leaves black what it does not find.
+"""Checks that an HEIC file is complete: its decoder accepts incomplete ones and leaves the missing parts black.
 
-Phones store a picture as a grid of tiles, each an item of its own. libheif, as it is asked to decode here, passes over
-tiles that are cut off or overwritten. So the places of all items are looked up (`iloc`, ISO/IEC 14496-12), and the
-items that are HEVC are walked unit by unit: zeros or rubbish in their place do not add up. Nothing is decoded.
+Phones store a picture as a grid of tiles, each an item of its own. libheif, as called here, skips tiles that are cut
+off or overwritten. So this module looks up the location of each item (`iloc`, ISO/IEC 14496-12) and walks HEVC items
+unit by unit: zeros or garbage in their place do not add up. Nothing is decoded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from prep.images.formats.isobmff import boxes
 from prep.images.formats.parts import BadPicture
 
 _Extents = dict[int, list[tuple[int, int]]]  # item → (start, end) in the file
-_FILE, _IDAT = 0, 1  # what offsets are counted from
-_MOST = 1 << 16  # a picture of 2^28 pixels in tiles of 128 has a quarter of that
+_FILE, _IDAT = 0, 1  # the base that offsets are relative to
+_MOST = 1 << 16  # a picture of 2^28 pixels in tiles of 128 needs a quarter of that
 
 
 def check_whole(data: bytes) -> None:
-    """Raises `BadPicture` for a file that lacks a part, or has something else in its place."""
+    """Raises `BadPicture` for a file in which a part is missing or overwritten."""
     try:
         found = list(boxes(data, 0, len(data), "HEIC"))
         meta = next(((start, end) for kind, start, end in found if kind == b"meta"), None)
@@ -30,7 +30,7 @@ def check_whole(data: bytes) -> None:
 
 
 def _check_items(data: bytes, parts: dict[bytes, tuple[int, int]]) -> None:
-    """Each item lies inside the file, and those that are HEVC are made of whole units."""
+    """Each item lies inside the file, and HEVC items consist of whole units."""
     if b"iloc" not in parts:
         raise BadPicture("unreadable", "HEIC file has no item, expected one picture at least")
     places = _places(data, *parts[b"iloc"], parts.get(b"idat", (0, 0))[0])
@@ -48,7 +48,7 @@ def _check_items(data: bytes, parts: dict[bytes, tuple[int, int]]) -> None:
 
 
 def _places(data: bytes, start: int, stop: int, idat: int) -> _Extents:
-    """Where the items lie that are in this file."""
+    """The byte ranges of the items in this file."""
     version, sizes = data[start], struct.unpack_from(">H", data, start + 4)[0]
     offset_size, length_size, base_size, index_size = (sizes >> shift & 15 for shift in (12, 8, 4, 0))
     wide = version == 2
@@ -76,7 +76,7 @@ def _places(data: bytes, start: int, stop: int, idat: int) -> _Extents:
 
 
 def _number(data: bytes, at: int, size: int) -> tuple[int, int]:
-    """(the number of so many bytes, what follows it)."""
+    """(the big-endian number in the first `size` bytes, the rest)."""
     return int.from_bytes(data[at : at + size], "big"), at + size
 
 
@@ -92,7 +92,7 @@ def _kinds(data: bytes, start: int, stop: int) -> dict[int, bytes]:
 
 
 def _width(data: bytes, start: int, stop: int) -> int | None:
-    """Bytes of a unit's length, where all HEVC items of the file agree."""
+    """How many bytes a unit's length has, if all HEVC items of the file agree."""
     found = boxes(data, start, stop, "HEIC")
     store = next(((begin, end) for kind, begin, end in found if kind == b"ipco"), (stop, stop))
     widths = {(data[begin + 21] & 3) + 1 for kind, begin, end in boxes(data, *store, "HEIC")
@@ -101,7 +101,7 @@ def _width(data: bytes, start: int, stop: int) -> int | None:
 
 
 def _adds_up(data: bytes, extents: list[tuple[int, int]], width: int) -> bool:
-    """Whether these bytes are units, each with its length before it, and nothing else."""
+    """Whether these bytes are units, each after its length, and nothing else."""
     whole = b"".join(data[start:end] for start, end in extents)
     at = 0
     while at + width < len(whole):

@@ -1,4 +1,4 @@
-"""Boxes of a file (ISO/IEC 14496-12), in which HEIC lies, and JPEG XL where it is not bare."""
+"""The boxes of a file (ISO/IEC 14496-12): the container of HEIC, and often of JPEG XL."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from prep.images.formats.parts import BadPicture
 
 
 def boxes(data: bytes, start: int, stop: int, what: str) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end) of the contents of each box from `start` to `stop`, in a file that messages call `what`.
+    """(kind, start, end) of the contents of each box from `start` to `stop`; `what` names the format in messages.
 
-    Raises `BadPicture` for one that does not fit.
+    Raises `BadPicture` for a box that does not fit.
     """
     while start + 8 <= stop:
         length, begin = int.from_bytes(data[start : start + 4], "big"), start + 8

@@ -1,4 +1,4 @@
-"""JPEG by its segments: what is dropped before decoding, and where its data end."""
+"""Splits a JPEG into segments: drops what does not decide pixels, and finds where its data end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from prep.images.formats.parts import BadPicture, Note, Parts
 
-# Between a scan's data and the marker after them it is passed over, unless pixels are lacking: then some come of it.
+# Decoders skip it between a scan's data and the next marker, unless pixels are missing: then it becomes some.
 _FILL = bytes(range(128))
 _SOI, EOI, SOS, _APP0, _APP1, _APP2, _APP14, _COM = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE
 # D0-D7 restart inside a scan, FF 00 is a stuffed FF. One literal first: `re` then searches eight times as fast.
@@ -17,21 +17,21 @@ _ICC, _EXIF = b"ICC_PROFILE\0", b"Exif\0\0"
 
 
 def pad_scans(body: bytes) -> bytes:
-    """A JPEG with a few bytes after the data of each scan: what is decoded is the same if all data were there."""
+    """A JPEG with a few bytes appended to each scan: it decodes to the same pixels only if no data were missing."""
     parts, copied, scanning = [], 0, False
     for marker, start, _ in segments(body):
         if scanning:
             parts += [body[copied:start], _FILL]
             copied = start
         scanning = marker == SOS
-    if scanning:  # it has no end marker
+    if scanning:  # no end marker
         parts += [body[copied:], _FILL, bytes([0xFF, EOI])]
         copied = len(body)
     return b"".join([*parts, body[copied:]])
 
 
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end) of each segment after SOI, the marker's own bytes included; EOI comes last, if at all."""
+    """(marker, start, end) of each segment after SOI, including the marker's own bytes; EOI comes last, if present."""
     position = 2
     while found := _MARKER.search(data, position):
         marker, start = found[1][0], found.end() - 2
@@ -46,7 +46,7 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def unwrap_jpeg(data: bytes) -> Parts:
-    """A JPEG without APP1-13 and comments; the Adobe segment stays, it decides the colors."""
+    """A JPEG without APP1-13 and comments; the Adobe segment stays, since it decides the colors."""
     kept: list[bytes] = [data[:2]]
     chunks: dict[int, bytes] = {}
     exif: bytes | None = None

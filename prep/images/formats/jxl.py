@@ -1,7 +1,7 @@
-"""What a JPEG XL file says of itself before it is decoded (ISO/IEC 18181): its decoder says it only after.
+"""Reads the header of a JPEG XL file (ISO/IEC 18181) before decoding: the decoder tells it only afterward.
 
-`codestream` takes the picture out of its container: EXIF, previews and the data from which a JPEG would be rebuilt stay
-behind, and the orientation that counts is in the codestream. `read_basics` reads the first bits of that.
+`codestream` takes the picture out of its container and drops EXIF, previews and JPEG reconstruction data; the
+orientation that counts is in the codestream. `read_basics` reads the first bits of that.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from prep.geometry import Size
 from prep.images.formats.isobmff import boxes
 from prep.images.formats.parts import BadPicture
 
-_ALPHA, _SPOT, _BLACK, _CFA = 0, 2, 4, 5  # kinds of extra channels
-_GRAY = 1  # of color spaces
+_ALPHA, _SPOT, _BLACK, _CFA = 0, 2, 4, 5  # types of extra channels
+_GRAY = 1  # color spaces
 _RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
 _SIDES = ((1, 9), (1, 13), (1, 18), (1, 30))
-_MOST = 1 << 14  # bytes that are looked at; a header with dozens of named channels has some hundred
+_MOST = 1 << 14  # bytes to read; a header with dozens of named channels has a few hundred
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Basics:
-    """What the header of a codestream says."""
+    """The header of a codestream."""
 
     size: Size  # after its orientation, which the decoder applies
     orientation: int  # 1-8
@@ -30,18 +30,18 @@ class Basics:
     gray: bool
     alpha: bool
     premultiplied: bool
-    black: bool  # a fourth ink
+    black: bool  # a fourth ink: CMYK
     animated: bool
 
     @property
     def mode(self) -> str:
-        """Pillow's, of 8 bits."""
+        """Pillow's 8-bit mode."""
         alpha = ("a" if self.premultiplied else "A") if self.alpha else ""
         return ("L" if self.gray else "RGB") + alpha
 
 
 def codestream(data: bytes) -> bytes:
-    """The codestream of a file, bare or in a container. Raises `BadPicture`: cut short, or there is none."""
+    """The codestream of a file, bare or in a container. Raises `BadPicture` if it is cut short or missing."""
     if data.startswith(b"\xff\x0a"):
         return data
     whole, parts = b"", list[bytes]()
@@ -57,7 +57,7 @@ def codestream(data: bytes) -> bytes:
 
 
 def read_basics(stream: bytes) -> Basics:
-    """What `codestream` begins with says. Raises `BadPicture` when it ends before."""
+    """The header at the start of a codestream. Raises `BadPicture` if it is cut short."""
     bits = _Bits(stream[2:_MOST])
     try:
         width, height = _size(bits)
@@ -67,7 +67,7 @@ def read_basics(stream: bytes) -> Basics:
 
 
 class _Bits:
-    """Bits from the lowest of each byte up. Raises `IndexError` at the end."""
+    """Reads bits, lowest bit of each byte first. Raises `IndexError` at the end."""
 
     def __init__(self, data: bytes) -> None:
         self._value = int.from_bytes(data, "little")
@@ -87,7 +87,7 @@ class _Bits:
         return bool(self.take(1))
 
     def one_of(self, *choices: tuple[int, int]) -> int:
-        """Two bits choose among four (offset, bits that are added to it)."""
+        """Two bits choose one of four (offset, number of bits to add to it)."""
         offset, count = choices[self.take(2)]
         return offset + self.take(count)
 
@@ -111,7 +111,7 @@ def _size(bits: _Bits) -> Size:
 
 
 def _metadata(bits: _Bits, size: Size) -> Basics:
-    if bits.flag():  # all as usual
+    if bits.flag():  # all defaults
         return Basics(size=size, orientation=1, bits=8, floats=False, gray=False, alpha=False, premultiplied=False,
                       black=False, animated=False)
     orientation, animated = _extra_fields(bits) if bits.flag() else (1, False)
@@ -132,7 +132,7 @@ def _metadata(bits: _Bits, size: Size) -> Basics:
 def _extra_fields(bits: _Bits) -> tuple[int, bool]:
     """(orientation, whether it is an animation)."""
     orientation = bits.take(3) + 1
-    if bits.flag():  # the size it is meant to be shown at
+    if bits.flag():  # the intrinsic display size
         _size(bits)
     if bits.flag():
         _preview(bits)
@@ -162,7 +162,7 @@ def _depth(bits: _Bits) -> tuple[int, bool]:
 
 
 def _extra_channel(bits: _Bits) -> tuple[int, bool]:
-    """(its kind, whether it is an alpha with which colors were multiplied)."""
+    """(its type, whether it is a premultiplied alpha channel)."""
     if bits.flag():
         return _ALPHA, False
     kind = bits.enum()

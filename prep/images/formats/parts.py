@@ -1,4 +1,4 @@
-"""What a container holds once it is taken apart, and the errors for what cannot be."""
+"""The parts of an unwrapped picture file, and the errors for files that cannot be unwrapped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BadPicture(Exception):
 
 
 class NoDecoder(BadPicture):
-    """The decoder is an extra that is not installed: nothing is wrong with the picture, so this is never remembered."""
+    """The decoder is an extra that is not installed. The picture may be fine, so this is never remembered."""
 
     def __init__(self, what: str, *, package: str, extra: str) -> None:
         super().__init__("unsupported-format", f"is {what}, which needs the package {package}, which is not installed; "
@@ -29,7 +29,7 @@ class Parts:
     """One picture file, unwrapped."""
 
     format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF HEIC JXL
-    body: bytes  # what the decoder gets
+    body: bytes  # the bytes for the decoder
     exif: bytes | None  # None: none, or the format's decoder reads it
     profile: bytes | None  # ICC; the same
     frames: int | None  # the same

@@ -1,7 +1,6 @@
-"""Is all of a PNG or JPEG there? Pillow leaves black, and libjpeg gray, what compressed data that end too early lack.
+"""Splits a PNG into chunks, and checks that its pixel data are complete: Pillow leaves missing pixels black.
 
-Both are looked at only where the last pixels of a decoded picture are of that color, so that hardly any picture is
-decoded twice.
+The check runs only if the last pixels of the decoded picture are black, so that hardly any picture is inflated twice.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from prep.images.formats.parts import BadPicture, Note, Parts
 
 _PNG_KEPT = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 _PROFILE_LIMIT = 1 << 24  # bytes; the largest CMYK profiles in use have about 3 MB
-_TEXT_LIMIT = 1 << 20  # bytes a compressed comment may have; Pillow's own limit too
+_TEXT_LIMIT = 1 << 20  # bytes of a compressed comment; Pillow's limit, too
 
-STEP = 1 << 20  # bytes that are unpacked at a time
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the color type of a PNG
+STEP = 1 << 20  # bytes to inflate at a time
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by PNG color type
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
 def check_complete(body: bytes) -> None:
-    """Raises `BadPicture` where a PNG's data are fewer than its header says."""
+    """Raises `BadPicture` if a PNG has less pixel data than its header says."""
     width, height, depth, color, _, _, interlaced = struct.unpack_from(">IIBBBBB", body, 16)
     wanted = sum(_bytes_of(-(-(width - left) // right), -(-(height - top) // down), depth * _CHANNELS[color])
                  for left, top, right, down in (_PASSES if interlaced else ((0, 0, 1, 1),)))
     stream, there = zlib.decompressobj(), 0
     for kind, start, stop in png_chunks(body):
         data = body[start + 8 : stop - 4] if kind == b"IDAT" else b""
-        while (most := min(STEP, wanted - there)) > 0:  # and not a byte more, which may be damaged
+        while (most := min(STEP, wanted - there)) > 0:  # and no byte more, which may be damaged
             plain = stream.decompress(data, most)
             there += len(plain)
             data = stream.unconsumed_tail
@@ -40,12 +39,12 @@ def check_complete(body: bytes) -> None:
 
 
 def _bytes_of(width: int, height: int, bits: int) -> int:
-    """Of rows of pixels, each after the number of its filter."""
+    """The size of rows of pixels, each with its filter byte."""
     return height * (1 + -(-width * bits // 8)) if width > 0 and height > 0 else 0
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(type, start, end) of each whole chunk, length and checksum included."""
+    """(type, start, end) of each complete chunk, including length and checksum."""
     position = 8
     while position + 12 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, position)
@@ -58,7 +57,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def unwrap_png(data: bytes) -> Parts:
-    """A PNG of its critical chunks and tRNS; checksums of the others are noted, not fatal."""
+    """The PNG with only its critical chunks and tRNS; a bad checksum of another chunk is a note, not an error."""
     kept: list[bytes | memoryview] = [data[:8]]
     view, notes = memoryview(data), []
     found: dict[bytes, bytes] = {}
@@ -93,7 +92,7 @@ def _png_checksum(kind: bytes) -> Note:
 
 
 def _inflate(data: bytes, limit: int) -> bytes | None:
-    """The inflated `data`; None when it is damaged or larger than `limit` bytes."""
+    """The inflated `data`; None if it is damaged or larger than `limit` bytes."""
     stream = zlib.decompressobj()
     try:
         plain = stream.decompress(data, limit)
@@ -103,7 +102,7 @@ def _inflate(data: bytes, limit: int) -> bytes | None:
 
 
 def _expands(text: bytes) -> bool:
-    """Does this compressed text chunk hold more than a sane comment?"""
+    """Whether this compressed text chunk expands beyond a sane comment."""
     start = text.find(b"\x78", text.find(b"\0"))  # 78: the first byte of a zlib stream
     if len(text) < 1024 or start < 0:
         return False

@@ -1,9 +1,9 @@
-"""What a picture file says before any decoder sees it: format, the parts worth decoding, EXIF, faults of the wrapping.
+"""Unwraps a picture file before any decoder sees it: format, the parts to decode, EXIF, faults of the container.
 
-`unwrap(data)` gives a `Parts`. For JPEG and PNG, `body` is the file rebuilt from what decides the pixels: EXIF,
-comments, thumbnails and animation frames are left out, so that no decoder can trip over them, expand them or warn about
-them. A fault that leaves the picture usable is a note (code, detail); one that does not raises `BadPicture`. Linear in
-the file's size; allocates no pixels.
+`unwrap(data)` returns `Parts`. For JPEG and PNG, `body` is rebuilt from what decides the pixels: EXIF, comments,
+thumbnails and animation frames are left out, so that no decoder can trip over them, expand them or warn about them. A
+fault that leaves the picture usable is a note (code, detail); any other raises `BadPicture`. Linear in the file's size;
+allocates no pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIGNATURES: tuple[tuple[str, bytes], ...] = (
     ("BMP", rb"BM....\0\0\0\0"),
 )
 
-# What else people have under a picture's name; these are told apart only to name them.
+# Other files that people keep under a picture's name; recognized only to name them in messages.
 _STRANGERS: tuple[tuple[str, bytes], ...] = (
     ("JPEG 2000", rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51"),
     ("Photoshop", rb"8BPS"),
@@ -42,7 +42,7 @@ READABLE = "JPEG, PNG, WebP, AVIF, HEIC, JPEG XL, BMP, TIFF or GIF"
 
 
 def sniff(data: bytes) -> str:
-    """The format of `data` by its first bytes. Raises `BadPicture` naming what it is instead, where that is known."""
+    """The format of `data` by its first bytes. Raises `BadPicture`, naming what it is instead if that is known."""
     if not data:
         raise BadPicture("empty-file", "file has 0 bytes")
     for name, pattern in _SIGNATURES:
@@ -59,7 +59,7 @@ def sniff(data: bytes) -> str:
 
 
 def unwrap(data: bytes) -> Parts:
-    """The parts of a picture file. Raises `BadPicture`: not a picture, or its frame is broken."""
+    """The parts of a picture file. Raises `BadPicture` if it is not a picture or its container is broken."""
     kind = sniff(data)
     if kind == "JPEG":
         return unwrap_jpeg(data)
