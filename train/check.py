@@ -13,9 +13,10 @@ from prep.errors import CacheError, ModelError, Problem
 from prep.loader.index import Index, open_index
 from prep.manifest.commands import encode_command, repair_command
 from prep.manifest.document import Manifest, read_manifest
+from prep.models.files import read_config
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
-from prep.models.pipeline import infer_family, read_config, weight_files
+from prep.models.pipeline import infer_family, weighted_files
 from train.config.schema import Config
 from train.setup import CheckReport, RunRequest, Setup
 
@@ -121,7 +122,7 @@ def _check_model(model: Path, manifest: Manifest, index: Index | None) -> None:
     family = infer_family(model)
     if family != manifest.family:
         raise ModelError(f"model {model} is of family '{family}', and the manifest of '{manifest.family}'")
-    config = read_config(model / "unet" / "config.json")
+    config = weighted_files(model, "unet").config
     wanted = {"in_channels": manifest.document["latents"]["channels"]}
     if index is not None and index.text_shapes:
         wanted["cross_attention_dim"] = index.text_shapes["hidden"][-1]
@@ -129,7 +130,6 @@ def _check_model(model: Path, manifest: Manifest, index: Index | None) -> None:
         if config.get(name) != value:
             raise ModelError(f"{model / 'unet'} has {name} {config.get(name)!r}, and the cache's rows have {value}",
                              hint="train the model that the cache was made for, or run prep encode with this one")
-    weight_files(model / "unet", "diffusion_pytorch_model")
     read_config(model / "scheduler" / "scheduler_config.json")
 
 

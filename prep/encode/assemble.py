@@ -25,7 +25,7 @@ from prep.geometry import Size
 from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
-from prep.models.pipeline import read_config
+from prep.models.files import read_config
 from prep.parse import color_of
 
 

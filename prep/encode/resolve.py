@@ -15,7 +15,7 @@ from prep.images.decode import POLICY
 from prep.keys import latent_context, mask_context, text_context
 from prep.models.family import FAMILIES
 from prep.models.fields import FieldSpecs
-from prep.models.fingerprint import digest_file, text_fingerprint, vae_fingerprint
+from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
 from prep.models.pipeline import infer_family, prediction_of, text_width
 from prep.progress import DeferredTotal, Tick
 from prep.recipe.prompts import PromptPair
@@ -35,6 +35,11 @@ class ResolvedRecipe:
     survey: Ingested
     bucketing: Assignments
     wants: Targets
+    file_digest: FileDigest  # of the model's files, from memory where they did not change
+
+    def expected(self, field: str, name: str) -> Expected:
+        """The fingerprint called `name` in the context of `field`, for whoever loads that encoder."""
+        return Expected(digest=str(self.contexts.by_field()[field][name]), file_digest=self.file_digest)
 
 
 def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[PromptPair], *, jobs: int,
@@ -43,23 +48,26 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     family = recipe.model.family or infer_family(model)
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
                        text_width=text_width(model))
-    prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, facts)
+    file_digest = remembered_digest(facts)
+    prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, file_digest)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     rules_of(recipe)  # what is wrong with them is said before all pictures are read
     surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
     buckets = buckets_for(recipe, surveyed)
     wants = targets_of(recipe, surveyed, buckets, contexts, prompts)
     return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
-                          contexts=contexts,
+                          contexts=contexts, file_digest=file_digest,
                           survey=surveyed, bucketing=buckets, wants=wants)
 
 
-def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, facts: Memo) -> Contexts:
+def remembered_digest(facts: Memo) -> FileDigest:
+    """`digest_file`, from `facts` for a file that did not change."""
+    return lambda path: str(facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
+
+
+def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, file_digest: FileDigest) -> Contexts:
     """The key contexts of a recipe. Raises `ModelError`."""
     compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
-
-    def file_digest(path: Path) -> str:
-        return str(facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
 
     mask = None
     if recipe.mask_origin != "none":

@@ -209,7 +209,8 @@ def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: C
     from prep.encode.engines.local import run  # here: a run with nothing to do loads no engine and no torch
 
     rows = sum(len(task.rows) for task in planned.tasks)
-    job = Job(cache=cache, model=model, specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
+    job = Job(cache=cache, model=model, vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
+              specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
               compute=call.recipe.model.compute or call.recipe.model.dtype, device=call.device,
               batch_size=call.batch_size, jobs=call.jobs,

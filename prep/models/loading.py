@@ -1,4 +1,4 @@
-"""Weights are all there or the model is refused: a library fills what a file lacks with random numbers and goes on."""
+"""Loads components of pipelines: all of their weights from the files of the fingerprint, no code but the libraries'."""
 
 from __future__ import annotations
 
@@ -7,14 +7,66 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prep.errors import ModelError
+from prep.errors import ModelError, first_line
+from prep.models.files import ComponentFiles
+from prep.models.staging import staged
+
+
+def load_model(kind: Any, files: ComponentFiles, what: str, **options: Any) -> Any:
+    """The model of class `kind`, of diffusers or transformers, with all its weights from `files`, in CPU memory.
+
+    `what` names it in messages; `options` are those of `from_pretrained`. Raises `ModelError`.
+    """
+    try:
+        with staged(files) as folder:
+            model, loaded = kind.from_pretrained(
+                folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, **options)
+            refuse_holes(loaded, files.folder)
+            unmap(model)
+    except ModelError:
+        raise
+    except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
+        raise ModelError(f"cannot load the {what} in {files.folder}: {_said(error, files)}",
+                         hint="fetch the model again; a model is a diffusers pipeline with safetensors") from None
+    return model
+
+
+def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
+    """The tokenizer of `files` as the class of transformers with this name, which is in `components.CLASSES`.
+
+    Raises `ModelError`.
+    """
+    import transformers  # here: train loads models of diffusers alone, and this import takes a second
+
+    try:
+        with staged(files) as folder:
+            return getattr(transformers, class_name).from_pretrained(folder, local_files_only=True,
+                                                                     trust_remote_code=False)
+    except Exception as error:  # as above
+        raise ModelError(f"cannot load the tokenizer in {files.folder}: {_said(error, files)}",
+                         hint="fetch the model again, or save its tokenizer with transformers: "
+                         "tokenizer.save_pretrained(DIR)") from None
+
+
+def _said(error: Exception, files: ComponentFiles) -> str:
+    """The first line of what a library says, without the path of the directory that it was given."""
+    words = first_line(error).split(" ")
+    return " ".join(Path(word).name if "latentry-model-" in word else word for word in words)[:300]
+
+
+def unmap(model: Any) -> None:
+    """Copies weights and buffers to memory of their own: a mapped file could still change, or be cut off."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def refuse_holes(loaded: Mapping[str, Any], folder: Path) -> None:
     """Raises `ModelError` when tensors of the model below `folder` did not come from its files.
 
-    `loaded` is what `from_pretrained(output_loading_info=True)` says. Tensors that the model has no place for decide no
-    value and are passed over: position_ids of old checkpoints, layers beyond those that the config asks for.
+    `loaded` is what `from_pretrained(output_loading_info=True)` says; a library fills what a file lacks with random
+    numbers. Tensors that the model has no place for decide no value and are ignored: position_ids of old checkpoints,
+    layers beyond those that the config asks for.
     """
     hint = "its config.json and weights are of different models or library versions; fetch both again"
     missing, other = sorted(loaded["missing_keys"]), sorted(str(key) for key, *_ in loaded["mismatched_keys"])

@@ -1,28 +1,50 @@
-"""A diffusers pipeline directory: its configs, weight files, family, prediction type and text width."""
+"""A diffusers pipeline directory: its components' files, family, prediction type and text width."""
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
+from prep.models.components import class_of
 from prep.models.family import family_of_pipeline
+from prep.models.files import (
+    CONFIG_BYTES,
+    TOKENIZER_BYTES,
+    ComponentFiles,
+    parse_config,
+    read_config,
+    read_small,
+    refuse_adapter,
+    refuse_redirection,
+)
+from prep.models.weights import check_sizes, read_shapes, weight_files
+from prep.parse import brief
+
+MOST_WIDTH = 1 << 16  # channels of a text encoder's hidden states; T5-XXL has 4,096
+
+# What a tokenizer is made of, in transformers: vocabularies, merges, and the configs that change its output.
+_TOKENIZER_FILES = ("added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model", "tokenizer.json",
+                    "tokenizer_config.json", "vocab.json")
+_VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"})
+_SAVE_TOKENIZER = "fetch the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
 
 
 def prediction_of(model: Path) -> str:
     """What the pipeline's denoiser predicts, from its scheduler's config. Raises `ModelError`."""
     kind = read_config(model / "scheduler" / "scheduler_config.json").get("prediction_type", "epsilon")
     if kind not in ("epsilon", "v_prediction"):
-        raise ModelError(f"{model} predicts {kind!r}, expected epsilon or v_prediction")
+        raise ModelError(f"{model} predicts {brief(kind)}, expected epsilon or v_prediction")
     return str(kind)
 
 
 def text_width(model: Path) -> int:
     """Channels of the text encoder's hidden states, from its config. Raises `ModelError`."""
-    width = read_config(model / "text_encoder" / "config.json").get("hidden_size")
-    if not isinstance(width, int) or width < 1:
-        raise ModelError(f"{model / 'text_encoder' / 'config.json'} has hidden_size {width!r}, expected a whole number")
+    path = model / "text_encoder" / "config.json"
+    width = read_config(path).get("hidden_size")
+    if type(width) is not int or not 1 <= width <= MOST_WIDTH:
+        raise ModelError(f"{path} has hidden_size {brief(width)}, expected a whole number from 1 to {MOST_WIDTH}")
     return width
 
 
@@ -36,41 +58,48 @@ def pipeline_index(model: Path) -> dict[str, Any]:
 
 def infer_family(model: Path) -> str:
     """The family of the pipeline directory `model`, from its class name. Raises `ModelError`."""
-    name = str(pipeline_index(model).get("_class_name"))
-    family = family_of_pipeline(name)
+    name = pipeline_index(model).get("_class_name")
+    family = family_of_pipeline(name) if isinstance(name, str) else None
     if family is None:
-        raise ModelError(f"{model} is a {name}, which belongs to no family known here", hint="set family in [model]")
+        raise ModelError(f"{model} is a {name if isinstance(name, str) and len(name) < 80 else brief(name)}, which "
+                         "belongs to no family known here", hint="set family in [model]")
     return family
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises `ModelError`."""
-    try:
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}",
-                         hint="a model is a diffusers pipeline directory with model_index.json") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} holds {type(config).__name__}, expected an object")
-    return config
+def weighted_files(model: Path, name: str) -> ComponentFiles:
+    """The files of the component `name`, one with weights, of the pipeline directory `model`.
 
-
-def weight_files(folder: Path, stem: str) -> tuple[Path, ...]:
-    """The safetensors files that diffusers and transformers would load from `folder`. Raises `ModelError`.
-
-    Where a single file lies beside an index, transformers takes the file and diffusers the index: refused.
+    Raises `ModelError` when they are not all there, or cannot be what they say.
     """
-    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-    if single.is_file() and index.is_file():
-        raise ModelError(f"{folder} has two sets of weights, {single.name} and {index.name}",
-                         hint="libraries differ in which they load; remove one")
-    if single.is_file():
-        return (single,)
-    if index.is_file():
-        names = sorted(set(read_config(index).get("weight_map", {}).values()))
-        if names and all(isinstance(name, str) and Path(name).name == name for name in names):
-            return tuple(folder / name for name in names)
-    raise ModelError(f"{folder} has no {single.name}", hint="only safetensors are read; convert .bin weights with "
-                     "diffusers: pipeline.save_pretrained(DIR, safe_serialization=True)")
+    library, _ = class_of(pipeline_index(model), name, model)
+    stem, folder = ("model" if library == "transformers" else "diffusion_pytorch_model"), model / name
+    small = {"config.json": read_small(folder / "config.json", CONFIG_BYTES)}
+    config = parse_config(small["config.json"], folder / "config.json")
+    refuse_redirection(config, folder / "config.json")
+    refuse_adapter(folder)
+    weights = weight_files(folder, stem)
+    if weights != (folder / f"{stem}.safetensors",):
+        index = f"{stem}.safetensors.index.json"
+        small[index] = read_small(folder / index, CONFIG_BYTES)
+    check_sizes(config, folder / "config.json", read_shapes(weights))
+    return ComponentFiles(folder=folder, config=config, small=small, weights=weights)
+
+
+def tokenizer_files(model: Path, name: str) -> ComponentFiles:
+    """The files of the tokenizer `name` of the pipeline directory `model`. Raises `ModelError`.
+
+    Without its config a tokenizer has no length, without words it has no ids: transformers loads it nevertheless, and
+    what is wrong shows late or never.
+    """
+    class_of(pipeline_index(model), name, model)
+    folder = model / name
+    names = [one for one in _TOKENIZER_FILES if os.path.lexists(folder / one)]
+    if "tokenizer_config.json" not in names:
+        raise ModelError(f"{folder} has no tokenizer_config.json", hint=_SAVE_TOKENIZER)
+    if not any(vocabulary <= set(names) for vocabulary in _VOCABULARIES):
+        raise ModelError(f"{folder} has no vocabulary, expected tokenizer.json, vocab.json with merges.txt, or "
+                         "spiece.model", hint=_SAVE_TOKENIZER)
+    small = {one: read_small(folder / one, TOKENIZER_BYTES) for one in names}
+    config = parse_config(small["tokenizer_config.json"], folder / "tokenizer_config.json")
+    refuse_redirection(config, folder / "tokenizer_config.json")
+    return ComponentFiles(folder=folder, config=config, small=small, weights=())

@@ -14,8 +14,10 @@ import torch
 import transformers
 from diffusers import StableDiffusionPipeline
 
-from prep.errors import ModelError, first_line
-from prep.models.loading import dtype_keyword, refuse_holes
+from prep.errors import ModelError
+from prep.models.components import class_of
+from prep.models.fingerprint import Expected, TextFiles, digest_text, text_files
+from prep.models.loading import dtype_keyword, load_model, load_tokenizer
 from prep.models.pipeline import pipeline_index
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 
@@ -25,9 +27,13 @@ Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one ro
 class TextEncoder:
     """A pipeline's tokenizer and text encoder on their device."""
 
-    def __init__(self, model: Path, *, device: str, compute: str, dtype: str) -> None:
+    def __init__(self, model: Path, *, device: str, compute: str, dtype: str, expected: Expected | None = None) -> None:
+        """Raises `ModelError`, also where the files that were loaded are not those of the `expected` fingerprint."""
         self._device, self._dtype = pick_device(device), dtype
-        self._pipeline = _load(model, DTYPES[compute]).to(self._device)
+        files = text_files(model)
+        self._pipeline = _load(model, files, DTYPES[compute]).to(self._device)
+        if expected is not None:
+            expected.require(digest_text(files, expected.file_digest), f"the text encoder of {model}")
         self._pipeline.set_progress_bar_config(disable=True)
 
     @torch.inference_mode()
@@ -66,29 +72,15 @@ class TextEncoder:
         return row
 
 
-def _load(model: Path, dtype: torch.dtype) -> Any:
-    encoder = _load_encoder(model, dtype)
-    try:
-        return StableDiffusionPipeline.from_pretrained(  # type: ignore[no-untyped-call]
-            model, text_encoder=encoder, vae=None, unet=None, safety_checker=None, feature_extractor=None,
-            image_encoder=None, requires_safety_checker=False, use_safetensors=True, local_files_only=True,
-            low_cpu_mem_usage=False)
-    except Exception as error:  # as below
-        raise ModelError(f"cannot load the tokenizer of {model}: {first_line(error)}") from None
-
-
-def _load_encoder(model: Path, dtype: torch.dtype) -> Any:
-    """The text encoder in `dtype`, straight from its file: the dtype in its config.json decides no value."""
-    named = pipeline_index(model).get("text_encoder")
-    if named != ["transformers", "CLIPTextModel"]:
+def _load(model: Path, files: TextFiles, dtype: torch.dtype) -> Any:
+    """A pipeline with text encoder and tokenizer alone; the encoder in `dtype`, whatever its config.json says."""
+    index = pipeline_index(model)
+    named = class_of(index, "text_encoder", model)
+    if named != ("transformers", "CLIPTextModel"):
         raise ModelError(f"text_encoder in {model / 'model_index.json'} is {named}, expected a CLIPTextModel")
-    folder = model / "text_encoder"
-    kind: Any = transformers.CLIPTextModel
-    try:
-        encoder, loaded = kind.from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
-            **{dtype_keyword(transformers.__version__): dtype})
-    except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
-        raise ModelError(f"cannot load the text encoder in {folder}: {first_line(error)}") from None
-    refuse_holes(loaded, folder)
-    return encoder
+    encoder = load_model(transformers.CLIPTextModel, files.encoders["text_encoder"], "text encoder",
+                         **{dtype_keyword(transformers.__version__): dtype})
+    tokenizer = load_tokenizer(class_of(index, "tokenizer", model)[1], files.tokenizers["tokenizer"])
+    return StableDiffusionPipeline(  # type: ignore[no-untyped-call]
+        text_encoder=encoder, tokenizer=tokenizer, vae=None, unet=None, scheduler=None, safety_checker=None,
+        feature_extractor=None, image_encoder=None, requires_safety_checker=False)

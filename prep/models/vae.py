@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
-from prep.errors import ModelError, first_line
-from prep.models.loading import refuse_holes
+from prep.models.fingerprint import Expected, digest_vae, vae_files
+from prep.models.loading import load_model
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 
 # Legend: B pictures, H W pixels, h w latent cells, C latent channels.
@@ -19,9 +19,10 @@ from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 class VaeEncoder:
     """A VAE on its device; `encode` gives rows ready to be stored."""
 
-    def __init__(self, model: Path, *, device: str, compute: str, dtype: str) -> None:
+    def __init__(self, model: Path, *, device: str, compute: str, dtype: str, expected: Expected | None = None) -> None:
+        """Raises `ModelError`, also where the files that were loaded are not those of the `expected` fingerprint."""
         self._device, self._dtype = pick_device(device), dtype
-        self._vae = _load(model, DTYPES[compute]).to(self._device).eval()
+        self._vae = load_vae(model, DTYPES[compute], expected).to(self._device).eval()
         self._vae.requires_grad_(False)
 
     @torch.inference_mode()
@@ -51,13 +52,10 @@ class VaeEncoder:
         return mean_BChw
 
 
-def _load(model: Path, dtype: torch.dtype) -> Any:
-    folder = model / "vae"
-    try:
-        vae, loaded = AutoencoderKL.from_pretrained(  # type: ignore[no-untyped-call]
-            folder, use_safetensors=True, local_files_only=True, low_cpu_mem_usage=False, torch_dtype=dtype,
-            output_loading_info=True, ignore_mismatched_sizes=True)
-    except Exception as error:  # as for text encoders
-        raise ModelError(f"cannot load the VAE in {folder}: {first_line(error)}") from None
-    refuse_holes(loaded, folder)
+def load_vae(model: Path, dtype: torch.dtype, expected: Expected | None = None) -> Any:
+    """The `AutoencoderKL` of the pipeline directory `model`, in CPU memory. Raises `ModelError`."""
+    files = vae_files(model)
+    vae = load_model(AutoencoderKL, files, "VAE", low_cpu_mem_usage=False, torch_dtype=dtype)
+    if expected is not None:
+        expected.require(digest_vae(files, expected.file_digest), f"the VAE of {model}")
     return vae

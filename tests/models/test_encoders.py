@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prep.errors import ModelError
-from prep.models.loading import dtype_keyword
 from prep.models.text_encoder import TextEncoder
 from prep.models.vae import VaeEncoder
 
@@ -120,17 +119,9 @@ def test_weights_are_those_of_the_file_converted_once(model, kept, compute):
             assert loaded[key].dtype == getattr(torch, compute)
 
 
-@pytest.mark.parametrize(("version", "keyword"), [("4.50.0", "torch_dtype"), ("4.55.4", "torch_dtype"),
-                                                  ("4.56.0", "dtype"), ("4.57.0.dev0", "dtype"), ("5.0.0rc1", "dtype"),
-                                                  ("5.23.0", "dtype")])
-def test_each_version_of_transformers_gets_its_own_keyword(version, keyword):
-    assert dtype_keyword(version) == keyword
-
-
-@pytest.mark.parametrize("named", [["transformers", "CLIPTextModelWithProjection"], None])
-def test_a_text_encoder_of_another_class(model, named):
-    configure(model / "model_index.json", text_encoder=named)
-    with pytest.raises(ModelError, match=r"text_encoder in .*model_index.json is .*, expected a CLIPTextModel"):
+def test_a_text_encoder_of_another_class(model):
+    configure(model / "model_index.json", text_encoder=["transformers", "CLIPTextModelWithProjection"])
+    with pytest.raises(ModelError, match=r"text_encoder in .*model_index.json is .*, expected a CLIPTextModel$"):
         text(model)
 
 
@@ -138,7 +129,8 @@ def test_a_tokenizer_that_cannot_be_read(model):
     (model / "tokenizer" / "vocab.json").write_text("{")
     with pytest.raises(ModelError) as error:
         text(model)
-    assert error.value.message.startswith(f"cannot load the tokenizer of {model}: ")
+    assert error.value.message.startswith(f"cannot load the tokenizer in {model / 'tokenizer'}: ")
+    assert "latentry-model-" not in error.value.message and "save_pretrained(DIR)" in error.value.hint
 
 
 @pytest.mark.parametrize("what", ["caption", "unconditional"])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from hub_caches import hub_cache
+from model_files import write_model
 
 from prep.errors import ModelError
-from prep.models import fingerprint
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
-from prep.models.pipeline import infer_family, weight_files
+from prep.models.pipeline import infer_family
 
 
 @pytest.fixture
@@ -59,33 +59,38 @@ def test_what_decides_a_text_row_counts(model, tiny_model, part):
     assert vae_fingerprint(model) == vae_fingerprint(tiny_model)
 
 
-def test_weights_in_several_files(model):
-    folder = model / "vae"
-    single = folder / "diffusion_pytorch_model.safetensors"
-    single.rename(folder / "part-1.safetensors")
-    (folder / "part-2.safetensors").write_bytes(b"two")
-    index = folder / "diffusion_pytorch_model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "part-2.safetensors", "b": "part-1.safetensors"}}))
-    assert [path.name for path in weight_files(folder, "diffusion_pytorch_model")] == ["part-1.safetensors",
-                                                                                      "part-2.safetensors"]
+@pytest.mark.parametrize("parts", [False, True])
+def test_fingerprints_of_ordinary_models_are_what_they_always_were(tmp_path, parts):
+    """Digests that the first release computed: keys of caches hang on them."""
+    model = write_model(tmp_path, parts=parts)
+    assert vae_fingerprint(model) == ("9642978d2daa1b30fb7dacf4baef8cc180686a4ae315f8f0ebe0bf5494815ffc" if parts else
+                                      "35c90da975c42a012fb3d0afc04ebb63db06a83aa21a2c40ac80d0ee21b27a2c")
+    assert text_fingerprint(model) == "93a069cb191ce699dec99bb0a4d57a9754b0db95ec993084655157f08152025a"
+
+
+def test_every_encoder_and_tokenizer_that_the_index_names_counts(tmp_path):
+    model = write_model(tmp_path)
+    plain = text_fingerprint(model)
+    for name in ("text_encoder", "tokenizer"):
+        shutil.copytree(model / name, model / f"{name}_2")
+    assert text_fingerprint(model) == plain
+    edit(model / "model_index.json", text_encoder_2=["transformers", "CLIPTextModelWithProjection"])
+    second = text_fingerprint(model)
+    edit(model / "model_index.json", tokenizer_2=["transformers", "CLIPTokenizer"], text_encoder_3=[None, None])
+    both = text_fingerprint(model)
+    edit(model / "text_encoder_2" / "config.json", hidden_act="gelu")
+    other = text_fingerprint(model)
+    (model / "tokenizer_2" / "vocab.json").write_text('{"a": 1, "b": 0}')
+    assert len({plain, second, both, other, text_fingerprint(model)}) == 5
+
+
+@pytest.mark.parametrize("part", ["vae/diffusion_pytorch_model-00001-of-00002.safetensors",
+                                  "vae/diffusion_pytorch_model-00002-of-00002.safetensors"])
+def test_each_of_several_files_of_weights_counts(tmp_path, part):
+    model = write_model(tmp_path, parts=True)
     before = vae_fingerprint(model)
-    (folder / "part-2.safetensors").write_bytes(b"three")
+    (model / part).write_bytes((model / part).read_bytes()[:-1] + b"x")
     assert vae_fingerprint(model) != before
-    index.write_text(json.dumps({"weight_map": {"a": "../../secret.safetensors"}}))
-    with pytest.raises(ModelError, match=r"has no diffusion_pytorch_model\.safetensors"):
-        vae_fingerprint(model)
-
-
-def test_a_file_of_weights_beside_an_index_is_refused(model):
-    """transformers would load the file, diffusers what the index names."""
-    for part, stem, fingerprint_of in (("vae", "diffusion_pytorch_model", vae_fingerprint),
-                                       ("text_encoder", "model", text_fingerprint)):
-        index = model / part / f"{stem}.safetensors.index.json"
-        index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors"}}))
-        with pytest.raises(ModelError) as error:
-            fingerprint_of(model)
-        assert error.value.message.endswith(f"{part} has two sets of weights, {stem}.safetensors and {index.name}")
-        assert error.value.hint == "libraries differ in which they load; remove one"
 
 
 @pytest.mark.parametrize(("gone", "message"), [
@@ -104,10 +109,15 @@ def test_a_tokenizer_that_would_be_loaded_in_part(prep, photos, model, tmp_path,
     assert "hint: fetch the model again, or save its tokenizer with transformers" in result.err
 
 
-def test_a_blob_of_the_hub_is_not_read(model, tmp_path, monkeypatch):
+def test_weights_written_through_a_link_of_the_hub_are_other_weights(model, tmp_path):
+    """The blob keeps its name, which was the SHA-256 of other bytes."""
     snapshot = hub_cache(tmp_path / "hub", model, "someone/tiny")
-    monkeypatch.setattr(fingerprint, "digest_parts", lambda _: pytest.fail("a weight file was read"))
-    assert vae_fingerprint(snapshot)
+    assert vae_fingerprint(snapshot) == vae_fingerprint(model)
+    weights = snapshot / "vae" / "diffusion_pytorch_model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    assert weights.is_symlink() and vae_fingerprint(snapshot) != vae_fingerprint(model)
 
 
 def test_a_hub_id_is_found_in_the_local_cache(prep, photos, model, tmp_path, monkeypatch):

@@ -281,8 +281,10 @@ def model(tiny_model, tmp_path):
 
 
 def test_what_a_pipeline_directory_lacks(model):
+    from prep.models.files import read_config
     from prep.models.fingerprint import text_fingerprint
-    from prep.models.pipeline import pipeline_index, prediction_of, read_config, weight_files
+    from prep.models.pipeline import pipeline_index, prediction_of
+    from prep.models.weights import weight_files
 
     with pytest.raises(ModelError, match=r"model .*/gone is not a directory") as error:
         pipeline_index(model / "gone")
@@ -308,7 +310,7 @@ def test_encoders_that_do_not_load(model):
     for encoder, part, said in ((VaeEncoder, "vae", f"cannot load the VAE in {model}/vae: "),
                                 (TextEncoder, "text_encoder", f"cannot load the text encoder in {model}/text_enc")):
         for weights in (model / part).glob("*.safetensors"):
-            weights.write_bytes(b"")
+            weights.write_bytes(weights.read_bytes().replace(b'"F32"', b'"F99"', 1))
         with pytest.raises(ModelError) as error:
             encoder(model, device="cpu", compute="float32", dtype="float32")
         assert error.value.message.startswith(said) and error.value.exit_code == 6
@@ -361,13 +363,13 @@ def test_parts_of_a_model_that_do_not_load(model, path):
     from train.sampling.sampler import _decode
 
     for weights in (model / path).glob("*.safetensors"):
-        weights.write_bytes(b"")
+        weights.write_bytes(weights.read_bytes().replace(b'"F32"', b'"F99"', 1))
     with pytest.raises(ModelError) as error:
         if path == "unet":
             load(model, parse({"precision": "fp32"}, "test"), "epsilon", torch.device("cpu"))
         else:
             _decode(model, [torch.zeros(1, 4, 2, 2)], None, torch.device("cpu"))
-    said = {"unet": "cannot load the denoiser from {}/unet: ", "vae": "cannot load the VAE from {}/vae: "}[path]
+    said = {"unet": "cannot load the denoiser in {}/unet: ", "vae": "cannot load the VAE in {}/vae: "}[path]
     assert error.value.message.startswith(said.format(model)) and "\n" not in error.value.message
 
 

@@ -65,8 +65,8 @@ TRAIN_FLOORS = (
 # What `train` may take from `prep`, beside the vocabulary.
 TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.paths", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.console", "prep.models.family",
-               "prep.models.families.*", "prep.models.pipeline", "prep.models.fingerprint", "prep.models.hub",
-               "prep.models.loading"} | {f"prep.{word}" for word in VOCABULARY}
+               "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
+               "prep.models.hub", "prep.models.loading", "prep.models.vae"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).

@@ -13,10 +13,10 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
 
-from prep.errors import ModelError, first_line
 from prep.loader.device import autocast, compute_dtype, module_to_device, to_device
-from prep.models.loading import refuse_holes
-from prep.models.pipeline import read_config
+from prep.models.files import read_config
+from prep.models.loading import load_model
+from prep.models.pipeline import weighted_files
 from train.config.schema import Config
 from train.models import lora
 
@@ -101,13 +101,5 @@ def quiet() -> None:
 
 
 def _load_unet(model: Path) -> Any:
-    kind: Any = diffusers.UNet2DConditionModel
-    try:
-        unet, loaded = kind.from_pretrained(model / "unet", use_safetensors=True, low_cpu_mem_usage=False,
-                                            local_files_only=True, torch_dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        first = first_line(error)
-        raise ModelError(f"cannot load the denoiser from {model / 'unet'}: {first}",
-                         hint="a model is a diffusers pipeline directory; its weights are safetensors") from None
-    refuse_holes(loaded, model / "unet")
-    return unet
+    return load_model(diffusers.UNet2DConditionModel, weighted_files(model, "unet"), "denoiser",
+                      low_cpu_mem_usage=False, torch_dtype=torch.float32)

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from prep.batching.rng import draw_key, philox
-from prep.errors import ModelError, first_line
 from prep.geometry import Size
 from prep.loader.device import module_to_device, to_device, to_host
 from prep.loader.index import Index
 from prep.loader.rows import Rows
-from prep.models.loading import refuse_holes
+from prep.models.vae import load_vae
 from train.config.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, predict, quiet, scheduler_config
 from train.objectives.forward import Latents, latents_of
@@ -82,13 +81,7 @@ def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torc
     if not latents:
         return []
     quiet()
-    kind: Any = diffusers.AutoencoderKL
-    try:
-        vae, loaded = kind.from_pretrained(model / "vae", use_safetensors=True, low_cpu_mem_usage=False,
-                                           local_files_only=True, torch_dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"cannot load the VAE from {model / 'vae'}: {first_line(error)}") from None
-    refuse_holes(loaded, model / "vae")
+    vae = load_vae(model, torch.float32)
     module_to_device(vae, device).eval()
     return [_pixels(vae.decode(latent / facts.scale + facts.shift).sample) for latent in latents]
 

@@ -15,6 +15,7 @@ from prep.encode.targets import Targets
 from prep.findings import Finding
 from prep.geometry import Size
 from prep.models.fields import FieldSpecs
+from prep.models.fingerprint import Expected
 
 LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
@@ -25,6 +26,8 @@ class Job:
 
     cache: Cache
     model: Path
+    vae: Expected  # what the keys say of the model's encoders
+    text: Expected
     specs: FieldSpecs
     wants: Targets
     tasks: tuple[Task, ...]

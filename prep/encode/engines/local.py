@@ -76,7 +76,7 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) ->
         quiet_libraries()
         from prep.models.text_encoder import TextEncoder
 
-    encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
+    encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype, expected=job.text)
     for task in _unfinished(job, tasks):
         _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
 
@@ -90,7 +90,7 @@ def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, t
         quiet_libraries()
         from prep.models.vae import VaeEncoder
 
-    encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype)
+    encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype, expected=job.vae)
     for task, pixels in _ahead(job, tasks, pool, lambda work: picture_pixels(job, work), job.wants.latents):
         _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
 

@@ -1,0 +1,126 @@
+"""The files of a pipeline's component, read once: what its fingerprint covers is all that a library gets to load.
+
+Model directories come from strangers. Files are opened without waiting, because a pipe never answers; configs have a
+size and a depth that real ones stay far below; keys that make a library load other files than these are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, BinaryIO
+
+from prep.errors import ModelError, first_line
+from prep.parse import brief
+
+CONFIG_BYTES = 1 << 22  # of a config or an index of weights; the largest index we know has half a megabyte
+TOKENIZER_BYTES = 1 << 28  # of one of a tokenizer's files; Gemma's has 33 MB
+DEPTH = 32  # of objects and lists in each other; configs have 5
+FETCH_AGAIN = "fetch the model again, or save it again with diffusers: pipeline.save_pretrained(DIR)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComponentFiles:
+    """Everything that a component is loaded from."""
+
+    folder: Path
+    config: Mapping[str, Any]  # of config.json, or of tokenizer_config.json
+    small: Mapping[str, bytes]  # file name → its bytes
+    weights: tuple[Path, ...]  # safetensors files; none for a tokenizer
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises `ModelError`."""
+    return parse_config(read_small(path, CONFIG_BYTES), path)
+
+
+def parse_config(data: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object in `data`, which was read from `path`. Raises `ModelError`."""
+    try:
+        config = json.loads(data)
+    except RecursionError:
+        raise _too_deep(path) from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {first_line(error)[:200]}", hint=FETCH_AGAIN) from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} holds {type(config).__name__}, expected an object", hint=FETCH_AGAIN)
+    level: list[Any] = [config]
+    for _ in range(DEPTH):
+        level = [value for one in level for value in (one.values() if isinstance(one, dict) else one)
+                 if isinstance(value, dict | list)]
+    if level:
+        raise _too_deep(path)
+    return config
+
+
+def _too_deep(path: Path) -> ModelError:
+    return ModelError(f"{path} is nested too deeply, expected at most {DEPTH} levels", hint=FETCH_AGAIN)
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """The bytes of a regular file of at most `most` bytes; links are followed. Raises `ModelError`."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(most + 1) if size <= most else b""
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if size > most:
+        raise ModelError(f"{path} has {size} bytes, expected at most {most}", hint=FETCH_AGAIN)
+    if data is None or len(data) != size:  # None: a file of /proc or FUSE that has nothing to give now
+        raise ModelError(f"{path} changed while it was read", hint=WAIT)
+    return data
+
+
+WAIT = "wait until nothing writes to the model, and run the same command again; what is finished is kept"
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, opened for reading without waiting for a writer. Raises `OSError`, `ModelError` for a pipe."""
+    flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
+    file = os.fdopen(os.open(path, flags), "rb")
+    if not S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ModelError(f"{path} is a pipe or a device, expected a regular file", hint=FETCH_AGAIN)
+    return file
+
+
+def unreadable(path: Path, error: OSError) -> ModelError:
+    """What to raise for a file of a model that the system cannot read."""
+    return ModelError(f"cannot read {path}: {error.strerror or error}",
+                      hint="a model is a diffusers pipeline directory with model_index.json")
+
+
+# ---- what would lead a library to other files ------------------------------------------------------------------------
+
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+# Keys of configs by which transformers loads code, other weights or another tokenizer than those of the fingerprint.
+LEADS_ELSEWHERE = {
+    "auto_map": "asks for code of its own, which is never run",
+    "transformers_weights": "names other weights than those of the fingerprint",
+    "fast_tokenizer_files": "names other tokenizers than those of the fingerprint",
+}
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raises `ModelError` where a PEFT adapter lies beside weights: transformers would load it and its base model."""
+    for name in ADAPTERS:
+        if os.path.lexists(folder / name):
+            raise ModelError(f"{folder} has {name}: an adapter beside the weights is not in the fingerprint",
+                             hint="merge it with peft (merge_and_unload) and save the model again, or remove it")
+
+
+def refuse_redirection(config: Mapping[str, Any], path: Path) -> None:
+    """Raises `ModelError` where a config makes a library load code or files that no fingerprint covers."""
+    for key, what in LEADS_ELSEWHERE.items():
+        if config.get(key):
+            raise ModelError(f"{path} {what}: {key} is {brief(config[key])}",
+                             hint=f"name a model that needs none of it; remove {key} if the other files are complete")
+    for key, value in config.items():
+        if "attn_implementation" in key and "/" in str(value):
+            raise ModelError(f"{path} asks for an attention kernel of the Hub: {key} is {brief(value)}",
+                             hint=f"remove {key}; the library's own attention is used")

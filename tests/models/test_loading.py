@@ -1,0 +1,181 @@
+"""Loading runs no code of a model directory, and loads no byte that its fingerprint does not cover."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_files import change_json
+from safetensors.torch import load_file, save_file
+
+from prep.errors import ModelError
+from prep.models.fingerprint import text_fingerprint, vae_fingerprint
+from prep.models.loading import dtype_keyword
+from prep.models.text_encoder import TextEncoder
+from prep.models.tokenizer import TokenCounter
+from prep.models.vae import VaeEncoder, load_vae
+
+EVIL = "open({!r}, 'w').close()\nfrom transformers import CLIPTokenizer\nclass Evil(CLIPTokenizer): pass\n"
+VAE = "vae/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def model(tiny_model, tmp_path) -> Path:
+    return shutil.copytree(tiny_model, tmp_path / "model")
+
+
+@pytest.fixture
+def ran(model, tmp_path) -> Path:
+    """A file that is there once the code in the model's directories has run."""
+    for folder in ("tokenizer", "text_encoder", "."):
+        (model / folder / "mod.py").write_text(EVIL.format(str(tmp_path / "ran")))
+    return tmp_path / "ran"
+
+
+def encode(prep, photos, model, folder: Path, *options: object):
+    return prep("encode", photos, "--model", model, "--cache", folder / "cache", "-o", folder / "m.json",
+                "--resolution", 96, "--step", 16, "--device", "cpu", *options)
+
+
+def hidden(model: Path) -> np.ndarray:
+    encoder = TextEncoder(model, device="cpu", compute="float32", dtype="float32")
+    return np.stack([row["hidden"] for row in encoder.encode(["a red dog", ""])])
+
+
+class Unread:
+    """A stdin that nobody may ask."""
+
+    def readline(self, *_: object) -> str:
+        pytest.fail("stdin was read")
+
+    read = readline
+
+
+def test_a_scan_runs_no_tokenizer_of_the_model(prep, photos, model, ran, monkeypatch):
+    """transformers asks on stdin whether it may, and takes "y" from whoever writes there."""
+    monkeypatch.setattr(sys, "stdin", Unread())
+    change_json(model / "tokenizer" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["mod.Evil", None]},
+                tokenizer_class="Evil")
+    result = prep("scan", photos, "--model", model)
+    assert result.code == 6 and "asks for code of its own, which is never run" in result.err
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(("part", "named"), [("tokenizer", ["mod", "Evil"]), ("text_encoder", ["mod", "Evil"]),
+                                             ("vae", ["mod", "Evil"])])
+def test_no_component_is_of_a_class_of_the_model(prep, photos, model, ran, tmp_path, part, named):
+    change_json(model / "model_index.json", **{part: named})
+    result = encode(prep, photos, model, tmp_path)
+    assert result.code == 6 and f"{part} in {model / 'model_index.json'} is ['mod', 'Evil'], expected " in result.err
+    assert not ran.exists() and not (tmp_path / "cache").exists()
+
+
+def test_a_pipeline_of_a_class_of_the_model(prep, photos, model, ran, tmp_path):
+    change_json(model / "model_index.json", _class_name=["mod", "Evil"])
+    result = encode(prep, photos, model, tmp_path)
+    assert result.code == 6 and "is a ['mod', 'Evil'], which belongs to no family known here" in result.err
+    assert not ran.exists()
+
+
+def test_a_tokenizers_config_leads_to_no_other_vocabulary(model, tiny_model, tmp_path):
+    """transformers takes the paths in it for arguments."""
+    words = json.loads((model / "tokenizer" / "vocab.json").read_text())
+    other = dict(zip(words, reversed(words.values()), strict=True))
+    (tmp_path / "vocab.json").write_text(json.dumps(other))
+    change_json(model / "tokenizer" / "tokenizer_config.json", vocab_file=str(tmp_path / "vocab.json"))
+    np.testing.assert_array_equal(hidden(model), hidden(tiny_model))
+    assert TokenCounter(model).longest(["a red dog"]) == TokenCounter(tiny_model).longest(["a red dog"])
+
+
+def test_a_versioned_tokenizer_is_refused(prep, photos, model, tmp_path):
+    """transformers would load tokenizer.4.0.0.json, which no fingerprint covers."""
+    change_json(model / "tokenizer" / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.0.0.json"])
+    result = encode(prep, photos, model, tmp_path)
+    assert result.code == 6 and "names other tokenizers than those of the fingerprint" in result.err
+
+
+def test_an_adapter_beside_the_text_encoder_is_refused(prep, photos, model, tmp_path):
+    (model / "text_encoder" / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    result = encode(prep, photos, model, tmp_path)
+    assert result.code == 6 and "an adapter beside the weights is not in the fingerprint" in result.err
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_rows_do_not_depend_on_how_the_files_are_handed_over(model, tiny_model, monkeypatch, links):
+    def no_links(*_: object) -> None:
+        raise OSError("no privilege")
+
+    if not links:
+        monkeypatch.setattr("prep.models.staging.os.symlink", no_links)
+    for folder in (model / "vae", model / "text_encoder"):
+        (folder / "pytorch_model.bin").write_bytes(b"no pickle")
+    np.testing.assert_array_equal(hidden(model), hidden(tiny_model))
+    pixels = np.full((1, 64, 64, 3), 77, np.uint8)
+    rows = [VaeEncoder(one, device="cpu", compute="float32", dtype="float32").encode(pixels)[0]
+            for one in (model, tiny_model)]
+    np.testing.assert_array_equal(*rows)
+
+
+def replace_weights(path: Path) -> None:
+    tensors = load_file(path)
+    save_file({name: value * 1.5 for name, value in tensors.items()}, path.with_name("new"), metadata={"format": "pt"})
+    path.with_name("new").replace(path)
+
+
+@pytest.mark.parametrize(("part", "what"), [(VAE, "VAE"), ("text_encoder/model.safetensors", "text encoder"),
+                                            ("tokenizer/special_tokens_map.json", "text encoder")])
+def test_a_model_that_changes_after_its_digest_makes_no_rows(prep, photos, model, tmp_path, monkeypatch, part, what):
+    """Rows of the new weights would lie under the keys of the old ones."""
+    from prep.encode import run
+
+    begin = run._run
+
+    def changed(*arguments: object) -> object:
+        if part.endswith(".json"):
+            (model / part).write_text((model / part).read_text() + "\n")
+        else:
+            replace_weights(model / part)
+        return begin(*arguments)
+
+    monkeypatch.setattr(run, "_run", changed)
+    expected = (vae_fingerprint if what == "VAE" else text_fingerprint)(model)[:12]
+    result = encode(prep, photos, model, tmp_path)
+    found = (vae_fingerprint if what == "VAE" else text_fingerprint)(model)[:12]
+    assert result.code == 6 and (f"the {what} of {model} changed while this command ran: its fingerprint is {found}, "
+                                 f"expected {expected}") in result.err
+    assert "hint: wait until nothing writes to the model" in result.err
+    kept = {path.parts[-2] for path in (tmp_path / "cache" / "shards").glob("*/*/*/zarr.json")}
+    assert kept == ({"hidden", "key"} if what == "VAE" else set())
+    monkeypatch.undo()
+    assert encode(prep, photos, model, tmp_path).code == 0
+
+
+def test_weights_in_memory_are_no_mapping_of_the_file(model):
+    vae = load_vae(model, torch.float32)
+    before = {name: value.clone() for name, value in vae.state_dict().items()}
+    with (model / VAE).open("r+b") as file:
+        file.seek(-4096, 2)
+        file.write(b"\0" * 4096)
+    assert all(torch.equal(value, before[name]) for name, value in vae.state_dict().items())
+
+
+def test_what_a_library_cannot_read_is_no_bug(model):
+    """A header that this package takes, and the safetensors library does not."""
+    data = (model / VAE).read_bytes()
+    (model / VAE).write_bytes(data.replace(b'"F32"', b'"F99"', 1))
+    with pytest.raises(ModelError) as error:
+        load_vae(model, torch.float32)
+    assert error.value.message.startswith(f"cannot load the VAE in {model / 'vae'}: ")
+    assert error.value.hint == "fetch the model again; a model is a diffusers pipeline with safetensors"
+
+
+@pytest.mark.parametrize(("version", "keyword"), [("4.50.0", "torch_dtype"), ("4.55.4", "torch_dtype"),
+                                                  ("4.56.0", "dtype"), ("4.57.0.dev0", "dtype"), ("5.0.0rc1", "dtype"),
+                                                  ("5.23.0", "dtype")])
+def test_each_version_of_transformers_gets_its_own_keyword(version, keyword):
+    assert dtype_keyword(version) == keyword

@@ -1,0 +1,104 @@
+"""Safetensors files are looked into before they are digested: a file that is cut off costs no minute."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from model_files import change_json, write_json, write_model, write_safetensors
+
+from prep.errors import ModelError
+from prep.models.pipeline import weighted_files
+from prep.models.weights import read_shapes, weight_files
+
+STEM = "diffusion_pytorch_model"
+
+
+def test_the_files_of_an_index_are_those_that_it_names(tmp_path):
+    model = write_model(tmp_path, parts=True)
+    names = [path.name for path in weight_files(model / "vae", STEM)]
+    assert names == [f"{STEM}-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    assert read_shapes(weight_files(model / "vae", STEM)) == {"a": (4, 2), "b": (3,)}
+
+
+@pytest.mark.parametrize("named", ["../../secret.safetensors", "weights.bin", "..", "a/b.safetensors"])
+def test_an_index_names_nothing_but_safetensors_beside_it(tmp_path, named):
+    """transformers unpickles what does not end in .safetensors."""
+    index = tmp_path / f"{STEM}.safetensors.index.json"
+    write_json(index, {"weight_map": {"a": named}})
+    with pytest.raises(ModelError) as error:
+        weight_files(tmp_path, STEM)
+    assert error.value.message == f"{index} names {named!r}, expected safetensors files beside it"
+
+
+@pytest.mark.parametrize("placed", [[1, 2], {}, None, "x"])
+def test_an_index_that_names_nothing(tmp_path, placed):
+    write_json(tmp_path / f"{STEM}.safetensors.index.json", {"weight_map": placed})
+    with pytest.raises(ModelError, match=r"has weight_map .*, expected the file of each tensor"):
+        weight_files(tmp_path, STEM)
+
+
+def test_a_file_of_weights_beside_an_index_is_refused(tmp_path):
+    """transformers would load the file, diffusers what the index names."""
+    model = write_model(tmp_path)
+    write_json(model / "vae" / f"{STEM}.safetensors.index.json", {"weight_map": {"a": "part-1.safetensors"}})
+    with pytest.raises(ModelError) as error:
+        weighted_files(model, "vae")
+    assert error.value.message.endswith(f"vae has two sets of weights, {STEM}.safetensors and "
+                                        f"{STEM}.safetensors.index.json")
+    assert error.value.hint == "libraries differ in which they load; remove one"
+
+
+def test_pickled_weights_are_not_read(tmp_path):
+    model = write_model(tmp_path)
+    (model / "vae" / f"{STEM}.safetensors").rename(model / "vae" / f"{STEM}.bin")
+    with pytest.raises(ModelError, match=r"has no diffusion_pytorch_model\.safetensors") as error:
+        weighted_files(model, "vae")
+    assert "safe_serialization=True" in error.value.hint
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    """Libraries differ in which of the two they take."""
+    model = write_model(tmp_path, parts=True)
+    write_safetensors(model / "vae" / f"{STEM}-00002-of-00002.safetensors", {"a": [4, 2]})
+    with pytest.raises(ModelError, match="has the tensor 'a', and so has another file of these weights"):
+        weighted_files(model, "vae")
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_of_another_size_than_its_header_says(tmp_path, change):
+    path = tmp_path / "w.safetensors"
+    write_safetensors(path, {"a": [2, 3]})
+    size = path.stat().st_size
+    os.truncate(path, size + change)
+    with pytest.raises(ModelError) as error:
+        read_shapes([path])
+    assert error.value.message == f"{path} has {size + change} bytes, expected {size} as its header says"
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"two", b"\xff" * 16, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 1 << 40) + b"{}",
+    struct.pack("<Q", 20_000) + b"[" * 20_000,
+    *(struct.pack("<Q", len(header)) + header for header in (
+        b'{"a":5}', b'{"a":{"shape":[1],"data_offsets":[0]}}', b'{"a":{"shape":[-1],"data_offsets":[0,4]}}',
+        b'{"a":{"shape":[1],"data_offsets":[0,NaN]}}', b'{"a":{"shape":5,"data_offsets":[0,4]}}', b"\xff")),
+])
+def test_what_is_no_safetensors_file(tmp_path, data):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ModelError) as error:
+        read_shapes([path])
+    assert error.value.message == f"{path} has no header of safetensors; it is damaged, or of another format"
+    assert error.value.hint.startswith("fetch the model again")
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**9}, {"hidden_size": 10**7}, {"vocab_size": float("nan")},
+                                     {"layers_per_block": float("inf")}, {"block_out_channels": [1] * 10_000},
+                                     {"hidden_size": -5}])
+def test_a_config_that_would_allocate_far_more_than_its_weights_have(tmp_path, changes):
+    model = write_model(tmp_path)
+    change_json(model / "text_encoder" / "config.json", **changes)
+    with pytest.raises(ModelError, match=r"has \w+ .*, far more than its 1 tensors have") as error:
+        weighted_files(model, "text_encoder")
+    assert error.value.hint == "config and weights are of different models; fetch both again"
