@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+FLOORS_VENV := .venv-floors
+FLOORS_STAMP := $(FLOORS_VENV)/installed
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/installed
 DEMO ?= demo
 
-.PHONY: venv demo test test-all lint docs bench clean
+.PHONY: venv demo test test-all test-floors lint docs bench clean
 
 venv: $(STAMP)
 
@@ -27,6 +29,16 @@ test: venv
 
 test-all: venv
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'slow or not slow'
+
+# What depends most on the libraries, with the lowest versions that pyproject.toml allows.
+test-floors: $(FLOORS_STAMP)
+	$(FLOORS_VENV)/bin/python -m pytest -q -p no:cacheprovider tests/models tests/train/models tests/encode/test_run.py
+
+$(FLOORS_STAMP): pyproject.toml .ci/constraints.txt .ci/floors.py
+	$(PYTHON) -m venv $(FLOORS_VENV)
+	$(FLOORS_VENV)/bin/python .ci/floors.py > $(FLOORS_VENV)/floors.txt
+	$(FLOORS_VENV)/bin/python -m pip install --quiet --requirement $(FLOORS_VENV)/floors.txt
+	@touch $(FLOORS_STAMP)
 
 lint: venv
 	$(BIN)/ruff check .
@@ -49,4 +61,4 @@ $(BENCH_STAMP): pyproject.toml .ci/constraints.txt
 	@touch $(BENCH_STAMP)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis latentry.egg-info
+	rm -rf $(VENV) $(FLOORS_VENV) $(BENCH_VENV) $(DEMO) build .mypy_cache .ruff_cache .pytest_cache .hypothesis latentry.egg-info
