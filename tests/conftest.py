@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pictures import draw, draw_mask
 
-pytest_plugins = ("small_cache", "small_manifest", "real_manifest")  # fixtures that several packages share
+pytest_plugins = ("small_cache", "small_manifest", "real_manifest", "browser")  # fixtures that several packages share
 
 # Before any library reads them: tests never reach the network, and tiny models are quicker on few threads.
 os.environ["HF_HUB_OFFLINE"] = "1"

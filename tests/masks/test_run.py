@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
+from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -249,7 +251,7 @@ def test_pages_show_pictures_with_their_masks_over_them(prep, photos, tmp_path):
         alpha = np.asarray(shade.convert("RGBA"))[..., 3]
     mask = read(tmp_path / "out" / "0-masklabel.png") == 255
     assert (alpha[mask] == 0).all() and (alpha[~mask] == 166).all(), "shaded where the mask is black"
-    assert page.count(f"{100 * mask.mean():.0f} % trains") >= 1
+    assert page.count(f"{100 * mask.mean():.0f}% trains") >= 1
 
 
 def test_pages_are_bounded_and_linked(prep, photos, tmp_path, monkeypatch):
@@ -267,6 +269,13 @@ def test_pages_are_bounded_and_linked(prep, photos, tmp_path, monkeypatch):
         assert f'<a rel="prev" href="./{quote(pages[before].name)}">' in texts[after]
     assert 'rel="prev"' not in texts[0] and 'rel="next"' not in texts[2]
     assert "no mask: all of it trains" in texts[0] and "Pictures 4 to 6 of 8, in order." in texts[1]
+
+
+def test_pages_may_have_names_that_are_not_unicode(prep, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("prep.report.pages.masks.CARDS", 4)
+    page = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.html")
+    assert prep("mask", photos, "--with", "alpha", "-o", tmp_path / "out", "--html", page).code == 0
+    assert '<a rel="next" href="./%FF-2.html">' in Path(page).read_text()
 
 
 def test_nothing_of_a_name_is_obeyed_by_a_page(prep, tmp_path):

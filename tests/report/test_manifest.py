@@ -83,7 +83,7 @@ def test_charts_of_masks_and_captions(small):
     charts = plain(small).split('<figure class="bars">')[1:]
     rows = [dict(re.findall(r'<th scope="row">([^<]*)</th>.*?<span class="number">(\d+)</span>', one))
             for one in charts]
-    assert {name for name, count in rows[0].items() if count != "0"} == {"50–60 %"} and "2 samples without" in charts[0]
+    assert {name for name, count in rows[0].items() if count != "0"} == {"50–60%"} and "2 samples without" in charts[0]
     assert rows[1] == {"0–4": "0", "5–9": "2", "10–14": "0", "15–19": "0", "20–24": "0", "25–29": "0", "30–34": "0",
                        "35–39": "0", "40–44": "1"}
     assert "Shortest 6, median 6, longest 44." in charts[1]

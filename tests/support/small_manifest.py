@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,17 +65,22 @@ PLACED = {"a.png": SQUARE, "sub/b.png": SQUARE, "c.png": WIDE}
 CAPTIONS = {"a.png": NASTY, "sub/b.png": "shared", "c.png": "shared"}
 
 
-def write_small(root: Path) -> Path:
-    """A cache and manifest below `root`; returns the manifest's path."""
+def write_small(root: Path, texts: Sequence[str] = ()) -> Path:
+    """A cache and manifest below `root`; returns the manifest's path.
+
+    `texts`: the three samples' names, their captions, and the rejected picture's name, where they are other ones.
+    """
+    named = dict(zip(PLACED, texts[:3] or PLACED, strict=True))
+    captions = dict(zip(PLACED, texts[3:6] or CAPTIONS.values(), strict=True))
     cache = open_cache(root / "cache", create=True)
     nothing = unconditional_key(CONTEXT)
-    words = {text_key(caption, CONTEXT) for caption in [*CAPTIONS.values(), "a prompt"]}
+    words = {text_key(caption, CONTEXT) for caption in [*captions.values(), "a prompt"]}
     rows = [MASK, *(latent(name, placement) for name, placement in PLACED.items()),
             *(text(key) for key in words | {nothing})]
     refs, facts = write_shards(cache, rows)
     shards = build_shards(facts)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(shards["digest"])}
-    samples = [sample_of(name) for name in PLACED]
+    samples = [replace(sample_of(name, captions[name]), name=named[name]) for name in PLACED]
     buckets = sorted({sample.bucket for sample in samples})
     coverage = {sample.id: 0.5 for sample in samples if sample.views[0].mask is not None}
 
@@ -91,7 +97,8 @@ def write_small(root: Path) -> Path:
                       "bytes": sum(fact["bytes"] for fact in facts if fact["field"] == field),
                       "arrays": {row.array: {"dtype": row.dtype, "dims": arrays[row.array]} for row in rows
                                  if row.field == field}} for field in ("latent", "mask", "text")}
-    finding = Finding(path="bad.png", code="truncated", severity="error", detail="ends <early>")
+    bad = texts[6] if texts else "bad.png"
+    finding = Finding(path=bad, code="truncated", severity="error", detail="ends <early>")
     path = root / "manifest.json"
     write_manifest(path, {
         "format": "latentry/manifest", "version": 1, "cache": "cache", "model": {"hub": "some/model"},
@@ -129,8 +136,8 @@ def write_shards(cache, rows):
     return refs, facts
 
 
-def sample_of(name):
-    placement, caption = PLACED[name], CAPTIONS[name]
+def sample_of(name, caption):
+    placement = PLACED[name]
     view = View(placement=placement, latent=latent(name, placement).key, mask=MASK.key if name == "a.png" else None)
     size = (128, 144) if placement is SQUARE else (96, 64)
     return Sample(id=key_of(f"sample {name}"), name=name, source=0, picture=key_of(f"picture {name}"), size=size,

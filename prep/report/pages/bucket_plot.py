@@ -111,15 +111,19 @@ def _aspect(x: float, y: float) -> Line:
 
 
 def _names(squares: Sequence[Square], names: Sequence[str], dots: Sequence[Dot]) -> Iterator[Label]:
-    """The size of each bucket to the left of its square, where nothing else lies."""
+    """The size of each bucket beside its square, left or else right, where nothing else lies."""
     places = [*((one.x, one.y, float(HALF)) for one in squares), *((one.x, one.y, one.radius) for one in dots)]
     taken = [(x - half, y - half, x + half, y + half) for x, y, half in places]
     for one, name in zip(squares, names, strict=True):
-        right, middle = one.x - HALF - 4, one.y
-        box = right - LABEL_WIDTH, middle - LABEL_HEIGHT / 2, right, middle + LABEL_HEIGHT / 2
-        if box[0] > LEFT and not any(_overlap(box, other) for other in taken):
-            taken.append(box)
-            yield Label(round(right, 1), round(middle + 4, 1), "end", name, "name")
+        left, right = one.x - HALF - 4, one.x + HALF + 4
+        before = Label(round(left, 1), round(one.y + 4, 1), "end", name, "name"), left - LABEL_WIDTH
+        behind = Label(round(right, 1), round(one.y + 4, 1), "start", name, "name"), right
+        for label, x in (before, behind):
+            box = x, one.y - LABEL_HEIGHT / 2, x + LABEL_WIDTH, one.y + LABEL_HEIGHT / 2
+            if LEFT < x < LEFT + SIDE - LABEL_WIDTH and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                yield label
+                break
 
 
 def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -21,7 +21,8 @@ from prep.report.pages.bucket_png import MARK, bucket_png
 from prep.report.pages.frame import Origin, check_page_file, render_page
 from prep.report.pages.parts import Bars, Column, Head, Section, Stat, Table, bars_of, findings_table, plural
 
-ROWS = 1000  # pictures in a list; `prep bucket --json` has them all
+ROWS = 500  # of a table
+ELSEWHERE = "prep bucket --json lists every picture."
 CUTS = (0, 1, 5, 10, 20, 40)  # percent: upper edges of bins
 SCALES = (0.25, 0.5, 0.75, 1, 1.5, 2)  # factors: upper edges of bins; above 1, a picture is enlarged
 NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which the head mentions it
@@ -65,7 +66,7 @@ def bucket_page(outlook: EpochPreview, origin: Origin, rejected: Sequence[Findin
         "left-out": _names(document["left_out"], "Pictures that epoch 0 leaves out"),
         "repeated": _names(document["repeated"], "Pictures that epoch 0 shows again"),
         "merges": _merges(document),
-        "findings": findings_table(findings, ROWS),
+        "findings": findings_table(findings, ROWS, ELSEWHERE),
     }
     titles = {"cut": "Most cut away", "enlarged": "Most enlarged", "left-out": "Left out in epoch 0",
               "repeated": "Shown again in epoch 0", "merges": "Merged buckets", "findings": "Findings"}
@@ -95,7 +96,7 @@ def _head(document: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) ->
                 f"each of up to {plural(document['batch_size'], 'sample')}"),
         stats=(Stat(value=f"{len(document['buckets']):,}", label="buckets"),
                Stat(value=f"{steps:,}", label="steps an epoch"),
-               Stat(value=f"{len(cut):,}", label=f"lose {NOTABLE_LOSS:.0f} % or more", tone="warning"),
+               Stat(value=f"{len(cut):,}", label=f"lose {NOTABLE_LOSS:.0f}% or more", tone="warning"),
                Stat(value=f"{len(enlarged):,}", label="enlarged", tone="info"),
                Stat(value=f"{len(refused):,}", label="not used", tone="error")))
 
@@ -106,7 +107,7 @@ def _todo(refused: int, cut: int, enlarged: int) -> tuple[str, str]:
         return f"Look at the {plural(refused, 'file')} in Findings that cannot be used.", "error"
     if cut or enlarged:
         some = " and ".join(words for count, words in (
-            (cut, f"{plural(cut, 'picture loses', 'pictures lose')} {NOTABLE_LOSS:.0f} % or more"),
+            (cut, f"{plural(cut, 'picture loses', 'pictures lose')} {NOTABLE_LOSS:.0f}% or more"),
             (enlarged, f"{plural(enlarged, 'picture is', 'pictures are')} enlarged")) if count)
         return f"{some}. Look at them below, or let prep bucket --suggest find better buckets.", "warning"
     return "Nothing. Run prep encode.", "good"
@@ -118,7 +119,7 @@ def _charts(document: Mapping[str, Any]) -> list[Bars]:
     if not pictures:
         return []
     return [bars_of("Cut away, in percent of the area", "percent", "pictures",
-                    _binned([one["crop_loss"] for one in pictures], CUTS, " %")),
+                    _binned([one["crop_loss"] for one in pictures], CUTS, "%")),
             bars_of("Scaled by", "factor", "pictures", _binned([one["scale"] for one in pictures], SCALES, ""))]
 
 
@@ -134,7 +135,7 @@ def _binned(values: Sequence[float], edges: Sequence[float], unit: str) -> Itera
 def _buckets(document: Mapping[str, Any]) -> Table:
     rows = tuple((format_size(one["size"]), *(f"{one[name]:,}" for name in ("pictures", "samples", "showings",
                                                                            "batches")),
-                  "-".join(f"{scale:.2f}" for scale in one["scale"]), f"{one['crop_loss']['mean']:.1f}",
+                  "–".join(dict.fromkeys(f"{scale:.2f}" for scale in one["scale"])), f"{one['crop_loss']['mean']:.1f}",
                   f"{one['crop_loss']['worst']:.1f}", f"{one['upscaled']:,}") for one in document["buckets"])
     heads = ("pictures", "to train", "an epoch", "micro-batches", "scale", "cut %", "worst cut %", "enlarged")
     return Table(caption="Buckets, and what they do to the pictures", rows=rows, columns=(
@@ -147,14 +148,14 @@ def _pictures(document: Mapping[str, Any], what: str, caption: str, *, least: fl
     worst = sorted(above, key=lambda one: (-one[what], one["name"]))
     rows = tuple((one["name"], format_size(one["size"]), format_size(one["bucket"]), f"{one['crop_loss']:.1f}",
                   f"{one['scale']:.2f}") for one in worst[:ROWS])
-    return Table(caption=caption, rows=rows, more=max(0, len(worst) - ROWS), columns=(
+    return Table(caption=caption, rows=rows, more=max(0, len(worst) - ROWS), elsewhere=ELSEWHERE, columns=(
         Column(head="file", kind="name"), Column(head="size", kind="number"), Column(head="bucket", kind="number"),
         Column(head="cut %", kind="number"), Column(head="scale", kind="number")))
 
 
 def _names(names: Sequence[str], caption: str) -> Table:
     return Table(caption=caption, columns=(Column(head="file", kind="name"),),
-                 rows=tuple((name,) for name in names[:ROWS]), more=max(0, len(names) - ROWS))
+                 rows=tuple((name,) for name in names[:ROWS]), more=max(0, len(names) - ROWS), elsewhere=ELSEWHERE)
 
 
 def _merges(document: Mapping[str, Any]) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -30,7 +30,8 @@ POLICY = f"{MARK}; base-uri 'none'; form-action 'none'"
 MOST_BYTES = 10 << 20  # of a page's pictures, as text; the page stays below 15 MB
 PLACES = 5  # sources that the head names
 _KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
-_BREAKS = re.compile(r"(?<=[^/][/_-])")
+_UNBROKEN = 16  # characters that stay in one line
+_DIRECTORIES, _WORDS = re.compile(r"(?<=[^/]/)"), re.compile(r"(?<=[^_.-][_.-])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +113,26 @@ def _spelled_out(value: Any) -> Any:
 
 
 def _breakable(text: str) -> Markup:
-    """A path or an identifier, which may be broken into lines after each of its parts."""
-    return Markup("<wbr>").join(escape(part) for part in _BREAKS.split(printable(text)))
+    """Text in which long paths and identifiers may be broken into lines: after directories, and inside long names."""
+    return Markup(" ").join(_breakable_word(word) for word in printable(text).split(" "))
+
+
+def _breakable_word(word: str) -> Markup:
+    return Markup("<wbr>").join(escape(piece) for part in _DIRECTORIES.split(word) for piece in _pieces(part))
+
+
+def _pieces(part: str) -> Iterator[str]:
+    """Cuts a name longer than `_UNBROKEN` characters after its words, and words longer than that anywhere."""
+    line = ""
+    for word in [part] if len(part) <= _UNBROKEN else _WORDS.split(part):
+        if line and len(line) + len(word) > _UNBROKEN:
+            yield line
+            line = ""
+        line += word
+        while len(line) > _UNBROKEN:
+            yield line[:_UNBROKEN]
+            line = line[_UNBROKEN:]
+    yield line
 
 
 def _thousands(number: int) -> str:

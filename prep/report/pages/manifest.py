@@ -22,7 +22,7 @@ from prep.report.pages.gallery import Thumbnail, from_sources, gallery
 from prep.report.pages.parts import Bars, Column, Head, Section, Stat, Table, bars_of, findings_table, plural
 
 CARDS = 120  # in the gallery
-FINDINGS = 500  # rows; `prep inspect --json` has them all
+FINDINGS = 500  # rows
 SHAPES = 3  # of a field
 BINS = 10  # of a histogram
 STEPS = (1, 2, 5)  # times powers of ten: characters of a bin
@@ -53,7 +53,7 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail)
     pictures = Pictures()
     shown = gallery(audit, limit=cards, thumbnail=thumbnail, pictures=pictures)
     charts = list(_charts(audit))
-    findings = findings_table(document["findings"], FINDINGS)
+    findings = findings_table(document["findings"], FINDINGS, "prep inspect --json lists every finding.")
     count = len(audit.samples)
     note = ("Outlined: what training sees of the picture. Shaded red: what its mask leaves out."
             + (f" {len(shown):,} of {count:,} samples, evenly spread; prep inspect --sample NAME has any of them."
@@ -119,7 +119,7 @@ def _buckets(audit: OpenedManifest, document: Mapping[str, Any]) -> Table:
     rows = tuple((format_size(one["size"]), *(f"{one[role]:,}" for role in ("train", "validation", "prior")),
                   f"{loss:.1f}", f"{masks:,}", f"{100 * part:.0f}" if masks else "")
                  for one, loss, masks, part in zip(document["buckets"], losses, masked, covered, strict=True))
-    heads = ("train", "validation", "prior", "cut %", "with mask", "mask trains %")
+    heads = ("train", "validation", "prior", "cut%", "with mask", "mask trains%")
     return Table(caption="Samples by bucket; cut and mask are means", rows=rows, columns=(
         Column(head="bucket", kind="code"), *(Column(head=head, kind="number") for head in heads)))
 
@@ -158,7 +158,7 @@ def _charts(audit: OpenedManifest) -> Iterator[Bars]:
     coverage = audit.samples.coverage[~np.isnan(audit.samples.coverage)]
     if len(coverage):
         counts = np.histogram(coverage, bins=BINS, range=(0, 1))[0].tolist()
-        names = [f"{100 * number // BINS}–{100 * (number + 1) // BINS} %" for number in range(BINS)]
+        names = [f"{100 * number // BINS}–{100 * (number + 1) // BINS}%" for number in range(BINS)]
         yield bars_of("Mask: part of the picture that trains", "part", "samples", zip(names, counts, strict=True),
                       f"{plural(len(audit.samples) - len(coverage), 'sample')} without a mask train everywhere.")
     lengths = audit.samples.caption_lengths

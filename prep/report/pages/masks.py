@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ def _head(kind: str, cards: Sequence[Card], count: int) -> Head:
 
 def _pager(number: int, paths: Sequence[Path]) -> Pager:
     def address(other: int) -> str:
-        return "" if other == number or not 0 <= other < len(paths) else f"./{quote(paths[other].name)}"
+        return "" if other == number or not 0 <= other < len(paths) else f"./{quote(os.fsencode(paths[other].name))}"
 
     near = sorted({0, len(paths) - 1, *range(number - AROUND, number + AROUND + 1)} & set(range(len(paths))))
     links: list[Link | None] = []

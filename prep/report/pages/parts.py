@@ -21,12 +21,13 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A table; `more` rows are left out."""
+    """A table; `more` rows are left out, and `elsewhere` says where to find them."""
 
     caption: str  # what it shows, for those who do not see it
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     more: int = 0
+    elsewhere: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,12 +151,12 @@ FINDING_COLUMNS = (Column(head="severity", kind="severity"), Column(head="code",
                    Column(head="file", kind="name"), Column(head="what"))
 
 
-def findings_table(findings: Sequence[Mapping[str, Any]], most: int) -> Table:
-    """A table of findings (as documents), the worst first; `most` rows of it."""
+def findings_table(findings: Sequence[Mapping[str, Any]], most: int, elsewhere: str) -> Table:
+    """A table of findings (as documents), the worst first; at most `most` rows. `elsewhere` lists the others."""
     ordered = sorted(findings, key=lambda one: (SEVERITIES.index(one["severity"]), one["path"], one["code"]))
     rows = tuple((one["severity"], one["code"], one["path"], one["detail"]) for one in ordered[:most])
     return Table(caption="Findings, the worst first", columns=FINDING_COLUMNS, rows=rows,
-                 more=max(0, len(findings) - most))
+                 more=max(0, len(findings) - most), elsewhere=elsewhere)
 
 
 def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], note: str = "") -> Bars:

@@ -16,7 +16,9 @@ from prep.scan.scanner import ScanReport
 
 CARDS = 120  # pictures shown
 PAIRS = 60  # duplicates shown beside what they resemble
-ROWS = 500  # findings of a code; `prep scan --json` has them all
+ROWS = 200  # findings of a code
+ALL_ROWS = 2000  # findings of all codes; the worst come first
+ELSEWHERE = "prep scan --json lists every finding."
 SAME = {"exact-duplicate", "pixel-duplicate"}
 MOST_ALIKE = 0.999  # shown for two pictures with different pixels
 RELATIONS = {"exact-duplicate": "same bytes as", "pixel-duplicate": "same pixels as",
@@ -83,7 +85,8 @@ def scan_page(origin: Origin, report: ScanReport, previews: Mapping[str, bytes])
     if cards:
         every = len({one.path for one in report.findings})
         sections.append(Section(id="pictures", title="Pictures with findings", count=len(cards), note=(
-            f"{every:,} files have findings. Shown here: those that can be decoded, the worst first.")))
+            f"{plural(every, 'file has', 'files have')} findings. {len(cards):,} of them "
+            f"{'is' if len(cards) == 1 else 'are'} shown here: only pictures that can be decoded, the worst first.")))
     sections.append(Section(id="findings", title="All findings", count=len(report.findings)))
     return render_page("scan.html", origin, head=_head(report), sections=sections, codes=sums, pairs=pairs,
                        cards=cards, groups=_groups(report))
@@ -133,14 +136,20 @@ def _groups(report: ScanReport) -> list[CodeGroup]:
         members.setdefault((one.severity, one.code), []).append(one)
     sums = sums_by_code(report.findings)
     worst = {code: severity for severity, code, _ in reversed(sums)}
-    return [CodeGroup(code=code, severity=severity, count=count, first=worst[code] == severity, meaning=CODES[code][1],
-                      todo=CODES[code][2], open=severity != "info", table=_files(code, members[severity, code]))
-            for severity, code, count in sums]
+    groups, left = [], ALL_ROWS
+    for severity, code, count in sums:
+        rows = min(count, ROWS, left)
+        left -= rows
+        groups.append(CodeGroup(
+            code=code, severity=severity, count=count, first=worst[code] == severity, meaning=CODES[code][1],
+            todo=CODES[code][2], open=severity != "info", table=_files(code, members[severity, code], rows)))
+    return groups
 
 
-def _files(code: str, findings: Sequence[Finding]) -> Table:
+def _files(code: str, findings: Sequence[Finding], rows: int) -> Table:
     return Table(caption=f"Files with {code}", columns=(Column(head="file", kind="name"), Column(head="what")),
-                 rows=tuple((one.path, one.detail) for one in findings[:ROWS]), more=max(0, len(findings) - ROWS))
+                 rows=tuple((one.path, one.detail) for one in findings[:rows]), more=len(findings) - rows,
+                 elsewhere=ELSEWHERE)
 
 
 def _pair(one: Finding, previews: Mapping[str, bytes], pictures: Pictures) -> Pair:
