@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import errno
 
+OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
+MORE_FILES = "let the process open more files: ulimit -n 1024, then run the same command again"
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_BUG = 70
@@ -85,6 +87,8 @@ def from_system(error: OSError, *, in_cache: bool = False) -> Problem:
     what = f"{where}{error.strerror or first_line(error)}"
     if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
         return CacheError(what, hint="free some space and run the same command again; what is finished is kept")
+    if error.errno in OUT_OF_FILES:
+        return PathError(what, hint=MORE_FILES)
     if in_cache:
         return CacheError(what, hint="check the disk and the permissions of the cache, and run the same command again; "
                           "what is finished is kept")

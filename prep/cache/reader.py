@@ -29,14 +29,13 @@ from prep.cache.damage import Damage, is_lost, record_if_writable
 from prep.cache.records import RowRef
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
-from prep.errors import CacheError
-from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, read_rest
+from prep.errors import OUT_OF_FILES, CacheError
+from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, most_open, read_rest
 from prep.fs.untrusted import open_regular
 from prep.parse import Unparsed
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 NOT_MATCHING = "is damaged: its bytes do not match their checksum"
-OPEN_ARRAYS = 192  # below macOS's limit of 256 files a process
 JOBS = 8  # arrays that are opened at a time: what waits is the disk
 
 
@@ -85,12 +84,12 @@ class Reader:
     """
 
     def __init__(
-        self, root: Path, *, check: bool = True, open_arrays: int = OPEN_ARRAYS, read_at: ReadAt = READ_AT,
+        self, root: Path, *, check: bool = True, open_arrays: int | None = None, read_at: ReadAt = READ_AT,
         advise: Advise = ADVISE,
     ) -> None:
         self._cache = Cache(root=root)
         self._check = check
-        self._limit = open_arrays
+        self._limit = most_open() if open_arrays is None else open_arrays
         self._read_at: Callable[..., int] = read_at  # of a tuple of buffers, which is made quicker than a list
         self._advise = advise
         self._lock = threading.Lock()
@@ -186,18 +185,33 @@ class Reader:
         if not shard_format.NAME.fullmatch(array):
             raise CacheError(f"array is {array!r}, expected lower-case letters, digits and underscores")
         root = self._cache.shard(shard)
-        sound = self._sound.get((shard, array))
         try:
-            spec, rows = sound or read_array_header(root, array)
-            path = root / shard_format.data_path(spec)
-            if sound is None:
-                check_index(path, spec, rows)
-            return OpenArray(path, spec, rows)
+            try:
+                return self._opened_anew(root, shard, array)
+            except OSError as error:
+                if error.errno not in OUT_OF_FILES:
+                    raise
+                self._close_all()
+                return self._opened_anew(root, shard, array)
         except (OSError, Unparsed) as error:
             if isinstance(error, Unparsed) or is_lost(error):
                 what = Damage(shard=shard, field=None, array=None, row=None, what=str(error))
                 record_if_writable(self._cache, [what])
             raise fault(root, shard, array, error) from None
+
+    def _opened_anew(self, root: Path, shard: str, array: str) -> OpenArray:
+        sound = self._sound.get((shard, array))
+        spec, rows = sound or read_array_header(root, array)
+        path = root / shard_format.data_path(spec)
+        if sound is None:
+            check_index(path, spec, rows)
+        return OpenArray(path, spec, rows)
+
+    def _close_all(self) -> None:
+        """Closes every file that nobody is reading from, and keeps fewer open from now on: others need some, too."""
+        with self._lock:
+            self._limit = max(1, len(self._open) // 2)
+            self._open.clear()
 
     def _damaged(self, shard: str, array: str, row: int, what: str, *, remember: bool = True) -> CacheError:
         if remember:

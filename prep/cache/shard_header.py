@@ -15,7 +15,7 @@ import numpy as np
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.store import Cache
-from prep.errors import CacheError
+from prep.errors import MORE_FILES, OUT_OF_FILES, CacheError
 from prep.fs.untrusted import check_dir, entries, open_regular, read_regular, size_regular
 from prep.parse import Unparsed
 
@@ -107,4 +107,5 @@ def fault(root: Path, shard: str, array: str, error: Exception) -> CacheError:
     elif isinstance(error, FileNotFoundError):
         what = f"{Path(error.filename).name} is missing"
     named = f"shard {shard}, array '{array}'" if array else f"shard {shard}"
-    return CacheError(f"{named}: {what}", hint=HINT)
+    out_of_files = isinstance(error, OSError) and error.errno in OUT_OF_FILES
+    return CacheError(f"{named}: {what}", hint=MORE_FILES if out_of_files else HINT)

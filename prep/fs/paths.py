@@ -7,6 +7,7 @@ mount or another letter case on a case-insensitive disk cannot hide that two nam
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from pathlib import Path
 from prep.errors import PathError
 
 MARKER = "latentry.json"
+KINDS = {stat.S_ISDIR: "directory", stat.S_ISFIFO: "pipe", stat.S_ISCHR: "device", stat.S_ISBLK: "device",
+         stat.S_ISSOCK: "socket"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +31,13 @@ class NamedPath:
 
 
 def in_cache(path: str | Path) -> bool:
-    """Whether a path is a cache, or lies in one, there or not. Raises nothing."""
+    """Whether a path is a cache, or lies in one, there or not; also where a directory below cannot be searched."""
+    return any(_is_cache(above) for above in (Path(path).absolute(), *Path(path).absolute().parents))
+
+
+def _is_cache(folder: Path) -> bool:
     try:
-        return any((above / MARKER).is_file() for above in (Path(path).absolute(), *Path(path).absolute().parents))
+        return (folder / MARKER).is_file()
     except (OSError, ValueError):
         return False
 
@@ -127,22 +134,26 @@ def check_not_cache(path: Path) -> None:
 
 
 def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> None:
-    """Raises `PathError` unless `path` can be written and holds nothing, or what `ours` says is a file of this kind.
+    """Raises `PathError` unless `path` is a new file, or a regular file that `ours` takes for one of this kind.
 
-    `ours` is given the first kilobyte of a file that is there; `what` names the kind, as in "manifest".
+    `ours` gets the first kilobyte of an existing file; `what` names the kind, as in "manifest". Links are followed.
     """
     folder = path.absolute().parent
     if not folder.is_dir():
         raise PathError(f"{what} {path} cannot be written: {folder} is no directory", hint="make the directory first")
-    if path.is_dir():
-        raise PathError(f"{what} {path} is a directory, expected a file name")
     if not os.access(folder, os.W_OK):
         raise PathError(f"{what} {path} cannot be written: no permission to write in {folder}")
-    if path.exists():
-        with path.open("rb") as file:
-            if not ours(file.read(1024)):
-                raise PathError(f"{path} exists and is no {what}, so it is not replaced",
-                                hint="choose another file name")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):  # opening a pipe would wait, and renaming a file over a device would replace it
+        kind = next((name for test, name in KINDS.items() if test(mode)), "something else")
+        raise PathError(f"{what} {path} is a {kind}, expected a file name",
+                        hint="name a file, which may be new; what people and scripts read is printed on stdout")
+    with path.open("rb") as file:
+        if not ours(file.read(1024)):
+            raise PathError(f"{path} exists and is no {what}, so it is not replaced", hint="choose another file name")
 
 
 def _check_inside(inner: NamedPath, at: Path, outer: NamedPath, there: Path) -> None:

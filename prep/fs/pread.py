@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,6 +48,27 @@ def read_rest(read_at: ReadAt, descriptor: int, buffers: Sequence[memoryview], o
 
 
 _PLAIN_LOCK = threading.Lock()
+MOST_OPEN = 192  # below macOS's limit of 256 files a process
+
+
+def most_open(limit: int | None = None) -> int:
+    """How many files a reader keeps open: 192, or fewer where the process may open few and others need some, too."""
+    limit = file_limit() if limit is None else limit
+    return max(1, min(MOST_OPEN, max(limit // 4, limit - 64)))
+
+
+if sys.platform == "win32":
+
+    def file_limit() -> int:
+        """How many files this process may have open."""
+        return 8192  # of Microsoft's C library
+else:
+    import resource
+
+    def file_limit() -> int:
+        """How many files this process may have open."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 def no_advice(descriptor: int, offset: int, length: int) -> None:

@@ -13,7 +13,7 @@ def encode_command(manifest: Manifest, options: str = "") -> str:
     """The `prep encode` command that makes what is missing, as one would type it here."""
     recipe = manifest.document["recipe"]
     sources = [place for place in manifest.sources if place is not None]
-    named = manifest.path.parent / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
+    named = manifest.folder / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
     given = "".join(f" {_here(word)}" for word in manifest.options)
     return (f"prep encode {_here(named)}{given}{options} --cache {_here(manifest.cache_root)} "
             f"-o {_here(manifest.path)}")

@@ -15,6 +15,7 @@ from typing import Any
 from prep.digest import canonical, seal
 from prep.errors import ManifestError
 from prep.fs.atomic import write_atomic
+from prep.fs.paths import MARKER
 from prep.geometry import Size
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed, brief
@@ -40,7 +41,8 @@ class Field:
 class Manifest:
     """A manifest as it was read and checked."""
 
-    path: Path
+    path: Path  # as it was named
+    folder: Path  # that the paths in it are relative to
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
     buckets: tuple[Size, ...]
@@ -53,26 +55,26 @@ class Manifest:
     @property
     def cache_root(self) -> Path:
         """Where its cache lies."""
-        return self.path.parent / PurePosixPath(self.document["cache"])
+        return self.folder / PurePosixPath(self.document["cache"])
 
     @property
     def model(self) -> Path | str:
         """A local model directory, or a Hub id."""
         named = self.document["model"]
-        return self.path.parent / PurePosixPath(named["path"]) if "path" in named else str(named["hub"])
+        return self.folder / PurePosixPath(named["path"]) if "path" in named else str(named["hub"])
 
     @property
     def sources(self) -> tuple[Path | None, ...]:
         """Where the pictures were when they were encoded; `None` where no relative path leads there."""
         named = self.document["sources"]
-        return tuple(None if place is None else self.path.parent / PurePosixPath(place) for place in named)
+        return tuple(None if place is None else self.folder / PurePosixPath(place) for place in named)
 
     @property
     def options(self) -> tuple[str | Path, ...]:
         """The options of the command that wrote it, beside source, cache and output."""
         words = self.document["options"]
         places = (word if isinstance(word, str) else word["path"] for word in words)
-        return tuple(place if isinstance(word, str) else self.path.parent / PurePosixPath(place or "PATH")
+        return tuple(place if isinstance(word, str) else self.folder / PurePosixPath(place or "PATH")
                      for word, place in zip(words, places, strict=True))
 
     @property
@@ -140,4 +142,17 @@ def _checked(path: Path, document: dict[str, Any]) -> Manifest:
     check_document(document, str(path))
     fields = {name: Field(**value) for name, value in document["fields"].items()}
     buckets = tuple((bucket["size"][0], bucket["size"][1]) for bucket in document["buckets"])
-    return Manifest(path=path, document=document, fields=fields, buckets=buckets)
+    return Manifest(path=path, folder=_folder(path, document["cache"]), document=document, fields=fields,
+                    buckets=buckets)
+
+
+def _folder(path: Path, cache: str) -> Path:
+    """The directory that a manifest's paths start from: of the file, where `path` is a link to it.
+
+    A link that has a cache beside it, while the file has none, starts them itself: stores that link each file do that.
+    """
+    if not path.is_symlink():
+        return path.parent
+    real = Path(os.path.realpath(path)).parent
+    beside_link = (path.parent / PurePosixPath(cache) / MARKER).is_file()
+    return path.parent if beside_link and not (real / PurePosixPath(cache) / MARKER).is_file() else real

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from prep.cache.reader import Reader, Targets
 from prep.cache.records import RowRef, Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
+from prep.fs import pread
 from prep.fs.pread import no_advice, plain_read
 
 Edit = Callable[..., None]
@@ -112,6 +115,57 @@ def test_opening_many_at_once(cache: Cache, draw: Any, put: Any, latent: ArraySp
     with pytest.raises(CacheError, match=f"shard {shards[3].digest}, array 'latent': .* bytes, expected"):
         Reader(cache.root).open_all(places, jobs=4)
     assert all(damage.recorded(cache, shards[bad].digest) for bad in (3, 7))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits as POSIX has them")
+def test_a_process_that_may_open_few_files(cache: Cache, draw: Any, put: Any, latent: ArraySpec) -> None:
+    """The reader closes its files when there are no more to be had, and keeps fewer open from then on."""
+    import resource
+
+    rows = [draw([latent], 1, seed) for seed in range(40)]
+    shards = [put(cache, "latent", [latent], one) for one in rows]
+    gc.collect()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_open() + 12, limits[1]))
+    try:
+        reader = Reader(cache.root, open_arrays=192)
+        out = np.empty(latent.row_bytes, np.uint8)
+        for shard, values in zip(shards, rows, strict=True):
+            reader.read_into(out, shard.digest, "latent", 0)
+            assert out.tobytes() == wanted(values)
+        reader.close()
+        taken = [os.dup(0) for _ in range(files_left())]
+        try:
+            with pytest.raises(CacheError, match="Too many open files") as caught:
+                reader.read_into(out, shards[0].digest, "latent", 0)
+            assert caught.value.hint.startswith("let the process open more files: ulimit -n 1024")
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert damage.recorded(cache, shards[0].digest) == ()
+
+
+def files_open() -> int:
+    """The largest number of an open file."""
+    return max(int(path.name) for path in Path("/dev/fd").iterdir())
+
+
+def files_left() -> int:
+    """How many files this process may still open."""
+    opened: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            opened.append(os.dup(0))
+    for descriptor in opened:
+        os.close(descriptor)
+    return len(opened)
+
+
+def test_few_files_are_kept_open_where_few_are_allowed() -> None:
+    assert [pread.most_open(limit) for limit in (1, 64, 128, 256, 1024, 1 << 20)] == [1, 16, 64, 192, 192, 192]
+    assert Reader(Path())._limit == pread.most_open()
 
 
 def test_buffers_of_another_number(cache: Cache, shard: Shard) -> None:

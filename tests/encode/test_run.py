@@ -301,6 +301,27 @@ def test_what_is_wrong_with_the_output_shows_before_anything_is_made(encode, tmp
     assert (tmp_path / "mine.json").read_text() == '{"mine": 1}'
 
 
+def test_a_manifest_is_read_through_the_link_that_it_was_written_through(prep, train, encode, tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "m.json").touch()
+    (tmp_path / "latest.json").symlink_to(Path("store", "m.json"))
+    encode(manifest="latest.json", cache="store/cache")
+    assert (tmp_path / "latest.json").is_symlink() and (tmp_path / "store" / "m.json").stat().st_size
+    for name in ("latest.json", "store/m.json"):
+        assert prep("verify", tmp_path / name).code == 0
+        assert train("check", tmp_path / name).code == 0
+    assert prep("gc", tmp_path / "store" / "cache", "--keep", tmp_path / "latest.json").code == 0
+    again = encode(manifest="latest.json", cache="store/cache")
+    assert not any(again["encoded"].values()) and (tmp_path / "latest.json").is_symlink()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as POSIX has them")
+def test_a_pipe_is_no_manifest(encode, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    result = encode(manifest="pipe", code=5)
+    assert "is a pipe, expected a file name" in result.err and (tmp_path / "pipe").is_fifo()
+
+
 def test_recipe_prompts_and_model_are_not_overwritten(prep, photos, tiny_model, tmp_path):
     model, recipe, prompts = tmp_path / "model", tmp_path / "recipe.toml", tmp_path / "p.txt"
     shutil.copytree(tiny_model, model)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import socket
 from itertools import combinations
 from pathlib import Path
 
@@ -124,6 +127,37 @@ def test_an_output_that_may_not_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(PathError, match="cannot be written: no permission to write in"):
         paths.check_replaceable(tmp_path / "m.json", "manifest", lambda _: True)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="devices and pipes as POSIX has them")
+def test_an_output_that_is_no_file_is_neither_opened_nor_replaced(tmp_path):
+    """To open a pipe would wait for who writes into it; to rename a file over /dev/null would replace it, as root."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(os.devnull)
+    (tmp_path / "folder").mkdir()
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as one:
+        one.bind(os.path.relpath(tmp_path / "socket"))
+        for path, kind in ((Path(os.devnull), "device"), (tmp_path / "link", "device"), (tmp_path / "pipe", "pipe"),
+                           (tmp_path / "socket", "socket"), (tmp_path / "folder", "directory")):
+            with pytest.raises(PathError) as caught:
+                paths.check_replaceable(path, "manifest", lambda _: True)
+            assert caught.value.message == f"manifest {path} is a {kind}, expected a file name"
+            assert caught.value.hint.startswith("name a file")
+    paths.check_replaceable(tmp_path / "new", "manifest", lambda _: False)
+
+
+def test_what_lies_in_a_directory_of_the_cache_that_cannot_be_searched(tmp_path, monkeypatch):
+    """As another user's: the cache is to be named, and its exit code given."""
+    (tmp_path / paths.MARKER).touch()
+    plain, closed = Path.is_file, tmp_path / "commits" / "ab"
+
+    def refuse(path):
+        if closed in path.parents:
+            raise PermissionError(errno.EACCES, "no", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert paths.in_cache(closed / "abcd.json")
 
 
 def test_what_lies_in_a_cache(tmp_path):

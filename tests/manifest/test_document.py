@@ -188,3 +188,20 @@ def test_the_example_is_one():
     path = Path(__file__).parents[2] / "manifests" / "example.json"
     jsonschema.validate(json.loads(path.read_bytes()), SCHEMA)
     assert read_manifest(path).document["samples"]["train"] > 40
+
+
+@pytest.mark.parametrize("caches", [("store/cache",), ("links/cache",), ("store/cache", "links/cache"), ()])
+def test_paths_start_from_the_file_behind_a_link(tmp_path, caches):
+    """But from the link's own directory, where only that has the cache: a store may link each file."""
+    for folder in ("store", "links", *caches):
+        (tmp_path / folder).mkdir()
+    for cache in caches:
+        (tmp_path / cache / "latentry.json").touch()
+    write_manifest(tmp_path / "store" / "m.json", DOCUMENT)
+    (tmp_path / "links" / "m.json").symlink_to(tmp_path / "store" / "m.json")
+    read = read_manifest(tmp_path / "links" / "m.json")
+    wanted = tmp_path / ("links" if caches == ("links/cache",) else "store")
+    assert read.path == tmp_path / "links" / "m.json" and read.folder == wanted
+    assert read.cache_root == wanted / "cache" and read.sources == (wanted / "photos", None)
+    assert read.options[-1] == wanted / "../masks"
+    assert read_manifest(tmp_path / "store" / "m.json").folder == tmp_path / "store"

@@ -53,7 +53,7 @@ def current(index: Index) -> Found:
     named, digest = manifest.document["prompts"]["file"], manifest.document["prompts"]["digest"]
     if named is None:
         return Found(prompts=cached(index))
-    path = manifest.path.parent / named
+    path = manifest.folder / named
     try:
         data, pairs = read_prompts(path)
     except PathError as error:
