@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from prep.batching.plan import StepPlan, require_steps, step_plan
+from prep.cache.damage import UnrecordedDamage
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
 from prep.errors import CacheError, ModelError, Problem
@@ -107,7 +108,8 @@ def check_shards(index: Index) -> None:
     try:
         Reader(index.cache.root).open_all((shard.digest, array) for shard in index.shards for array in shard.shapes)
     except CacheError as error:
-        raise CacheError(error.message, hint=repair_command(index.manifest)) from None
+        hint = repair_command(index.manifest, recorded=not isinstance(error, UnrecordedDamage))
+        raise CacheError(error.message, hint=hint) from None
 
 
 def _plan(index: Index, config: Config) -> StepPlan:

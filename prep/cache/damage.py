@@ -13,6 +13,7 @@ from typing import Any
 from prep.cache.shard_format import MAX_ROWS
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
+from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.lock import Release, is_current, try_lock
 from prep.fs.untrusted import NotRegularFile, check_dir, read_regular
@@ -23,6 +24,14 @@ LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os,
 PATIENCE = 2.0  # seconds; whoever has the lock has it for some milliseconds
 # What a disk says of bytes that it has lost; anything else (rights, a server that does not answer) may pass.
 LOST = {getattr(errno, name, errno.EIO) for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA", "EREMOTEIO")}
+
+
+RECHECK = ("the cache cannot be written, so the damage is not recorded in it: "
+           "prep encode, as it was first run, with --recheck finds and repairs it")
+
+
+class UnrecordedDamage(CacheError):
+    """Damage that could not be recorded in the cache, so that only `prep encode --recheck` finds it again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +51,12 @@ def record(cache: Cache, found: Iterable[Damage]) -> None:
     by_shard: dict[str, set[Damage]] = {}
     for damage in found:
         by_shard.setdefault(damage.shard, set()).add(damage)
+    check_dir(cache.root / "damaged")
     for shard, damages in by_shard.items():
+        if damages <= set(recorded(cache, shard)):  # a reader meets the same row again and again
+            continue
         with _in_turn(cache):
-            known = set(recorded(cache, shard))
-            if not damages <= known:  # a reader meets the same row again and again
-                _write(cache, shard, known | damages)
+            _write(cache, shard, damages.union(recorded(cache, shard)))
 
 
 def replace(cache: Cache, shard: str, found: Iterable[Damage]) -> None:
@@ -61,10 +71,18 @@ def replace(cache: Cache, shard: str, found: Iterable[Damage]) -> None:
             forget(cache, shard)
 
 
-def record_if_writable(cache: Cache, found: Iterable[Damage]) -> None:
-    """The same for readers, to whom a read-only cache is no fault."""
-    with contextlib.suppress(OSError):
+def record_if_writable(cache: Cache, found: Iterable[Damage]) -> bool:
+    """Records as `record` does; `False` where the cache cannot be written, which is no fault of a reader."""
+    try:
         record(cache, found)
+    except OSError:
+        return False
+    return True
+
+
+def as_recorded(cache: Cache, error: CacheError, found: Damage) -> CacheError:
+    """Records damage, and returns `error`; where the cache cannot be written, an `UnrecordedDamage` in its place."""
+    return error if record_if_writable(cache, [found]) else UnrecordedDamage(error.message, hint=RECHECK)
 
 
 def recorded(cache: Cache, shard: str) -> tuple[Damage, ...]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
-from prep.cache.damage import Damage, is_lost, record_if_writable
+from prep.cache.damage import Damage, as_recorded, is_lost
 from prep.cache.records import RowRef
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
@@ -80,7 +80,7 @@ class Reader:
     """Reads rows of a cache's shards; one may be shared by threads.
 
     Every fault is a `CacheError` that names shard, array and row: missing, damaged, or not what the header says. Damage
-    is also remembered in the cache, where that is writable, so that `encode` repairs it.
+    is also recorded in the cache, so that `encode` repairs it; an `UnrecordedDamage` where that cannot be written.
     """
 
     def __init__(
@@ -194,10 +194,11 @@ class Reader:
                 self._close_all()
                 return self._opened_anew(root, shard, array)
         except (OSError, Unparsed) as error:
+            problem = fault(root, shard, array, error)
             if isinstance(error, Unparsed) or is_lost(error):
-                what = Damage(shard=shard, field=None, array=None, row=None, what=str(error))
-                record_if_writable(self._cache, [what])
-            raise fault(root, shard, array, error) from None
+                found = Damage(shard=shard, field=None, array=None, row=None, what=str(error))
+                problem = as_recorded(self._cache, problem, found)
+            raise problem from None
 
     def _opened_anew(self, root: Path, shard: str, array: str) -> OpenArray:
         sound = self._sound.get((shard, array))
@@ -214,9 +215,11 @@ class Reader:
             self._open.clear()
 
     def _damaged(self, shard: str, array: str, row: int, what: str, *, remember: bool = True) -> CacheError:
-        if remember:
-            record_if_writable(self._cache, [Damage(shard=shard, field=None, array=array, row=row, what=what)])
-        return _row_fault(shard, array, row, what)
+        problem = _row_fault(shard, array, row, what)
+        if not remember:
+            return problem
+        found = Damage(shard=shard, field=None, array=array, row=row, what=what)
+        return as_recorded(self._cache, problem, found)
 
 
 def _row_fault(shard: str, array: str, row: int, what: str) -> CacheError:

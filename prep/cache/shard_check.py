@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ NOT_PLACED = "the digest does not fit, and every row's checksum does: files were
 
 
 def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read_at: ReadAt = READ_AT) -> list[Damage]:
-    """What is damaged in a shard; nothing when its digest fits. The cache remembers either, where it is writable.
+    """What is damaged in a shard; nothing when its digest fits. The cache remembers either, where it is writable: see
+    `is_recorded`.
 
     Every byte is read once, and `tick` called with the bytes of each block; rows are looked at one by one only where
     the digest does not fit. Damage that no checksum places (a lost file, a header, the keys) counts against the whole
@@ -72,6 +73,23 @@ def quick_check(cache: Cache, digest: str) -> list[Damage]:
         found = whole_shard(digest, str(error) if root.is_dir() else NOT_THERE)
         return [replace(found, transient=is_transient(error) or is_transient(error.__context__))]
     return []
+
+
+def is_lasting(damage: Damage) -> bool:
+    """Whether damage of a shard that is there will be there the next time, too."""
+    return not damage.transient and damage.what != NOT_THERE
+
+
+def is_recorded(cache: Cache, digest: str, found: Iterable[Damage]) -> bool:
+    """Whether `prep encode` sees this damage of a shard: it is recorded, or no shard is there."""
+    if not any(map(is_lasting, found)):
+        return True
+    try:
+        return bool(damage.recorded(cache, digest)) or not cache.shard(digest).is_dir()
+    except CacheError:  # something else is in the place of its directory
+        return True
+    except OSError:
+        return False
 
 
 def is_transient(error: BaseException | None) -> bool:

@@ -32,6 +32,8 @@ def encode(
     max_rejects: Annotated[int | None, typer.Option(help="failed rows that stop the run (default: 10 or 1 %)")] = None,
     retry_rejects: Annotated[bool, typer.Option("--retry-rejects", help="try rows again that were rejected")] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="read every file again, whatever its stamps say")] = False,
+    recheck: Annotated[bool, typer.Option("--recheck", help="verify every byte that is reused, and encode damaged rows "
+                                          "again")] = False,
     download: Annotated[bool, typer.Option("--download", help="fetch a Hub model that is not in the cache")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is missing and what it will take")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
@@ -48,7 +50,7 @@ def encode(
     report = run_encode(EncodeCall(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
-        download=download, dry_run=dry_run,
+        recheck=recheck, download=download, dry_run=dry_run,
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
     if not quiet:
         for line in report.notices:

@@ -21,6 +21,7 @@ from prep.formatting import join_names, printable
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, check_replaceable, resolve
+from prep.maintenance.recheck import recheck
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
 from prep.manifest.document import Manifest, looks_like_manifest
 from prep.manifest.opened import findings_of, open_manifest
@@ -51,6 +52,7 @@ class EncodeCall:
     dry_run: bool
     progress: Progress
     retry_rejects: bool = False
+    recheck: bool = False  # verify what is reused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +109,8 @@ def run_encode(call: EncodeCall) -> EncodeReport:
         return _dry_run(call, wanted)
     cache = open_cache(call.cache, create=True)
     facts.save()
+    if call.recheck:
+        recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
     _clean_up(cache)
     with _planned(call, wanted, cache) as planned:
         outcome = _run(call, wanted, planned, cache, model)
@@ -221,6 +225,8 @@ def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: C
 
 def _dry_run(call: EncodeCall, wanted: ResolvedRecipe) -> EncodeReport:
     cache = open_cache(call.cache, create=False) if (call.cache / MARKER).exists() else None
+    if call.recheck and cache is not None:
+        recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
     planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
     return EncodeReport(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                         rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from prep.batching.rng import philox
+from prep.cache.damage import UnrecordedDamage
 from prep.cache.reader import Targets
 from prep.errors import CacheError
 from prep.formatting import printable
@@ -112,7 +113,8 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
     except CacheError as error:
         bad = [shot for shot in shots if _is_bad(rows, shot, latent, text, mask)]
         names = ", ".join(sorted({f"'{printable(rows.index.samples.name(shot.sample))}'" for shot in bad or shots}))
-        raise CacheError(f"{error.message} (needed for {names})", hint=repair_command(rows.index.manifest)) from None
+        hint = repair_command(rows.index.manifest, recorded=not isinstance(error, UnrecordedDamage))
+        raise CacheError(f"{error.message} (needed for {names})", hint=hint) from None
     timestep = slot.take("timestep", (count,), torch.int64)
     timestep.numpy()[:] = [shot.timestep for shot in shots]
     weight = slot.take("weight", (count,), torch.float32)

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prep.cache.damage import Damage, is_lost, recorded
+from prep.cache.damage import Damage, is_lost, record_if_writable, recorded
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger, shard_bytes
-from prep.cache.shard_check import NOT_THERE, quick_check, verify_shard, whole_shard
+from prep.cache.shard_check import NOT_THERE, is_lasting, is_recorded, quick_check, verify_shard, whole_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.errors import CacheError
 from prep.fs.lock import PATIENCE, lock_directory
@@ -36,6 +36,7 @@ class ShardResult:
     number: int
     damaged: Sequence[Damage] = ()
     wrong: Mapping[int, list[str]] | None = None  # rows of a sound shard that are not their samples', and whose
+    recorded: bool = True  # `prep encode` finds this damage by itself
 
     @property
     def lost(self) -> bool:
@@ -47,8 +48,9 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
     """The document of `prep verify --json`; calls `tick` with the bytes of shards as they are dealt with.
 
     `quick` looks at sizes, documents, keys and shard indexes instead of rows, and repeats the damage remembered by
-    readers. Damage is data here: nothing is raised for it. `repair` is None where a table is lost that would say which
-    rows are needed. Raises `CacheError` while gc cleans the cache.
+    readers. Damage is data here: nothing is raised for it. `unrecorded` are the damaged shards of which the cache has
+    no record, as it cannot be written: `prep encode` repairs them with `--recheck`. `repair` is None where a table is
+    lost that would say which rows are needed. Raises `CacheError` while gc cleans the cache.
     """
     with lock_directory(audit.cache.root, exclusive=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
@@ -56,7 +58,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
         uses = None if broken & {"samples table", "shards table"} else References(audit)
         told = "shards table" not in broken
         shards = audit.shards if told else []
-        counted, notes = _one_at_a_time(tick), notes_on_damage_records(audit.cache)  # before any of them goes
+        counted, notes = one_at_a_time(tick), notes_on_damage_records(audit.cache)  # before any of them goes
         with ThreadPoolExecutor(jobs, "verify") as pool:
             try:
                 work = [pool.submit(_check_shard, audit, uses, number, quick, counted) for number in range(len(shards))]
@@ -77,6 +79,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
             checkup.notes.append(UNREADABLE)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged, "notes": checkup.notes,
+            "unrecorded": [shards[look.number]["digest"] for look in looks if not look.recorded],
             "repair": None if cost is None else {field: rows for field, rows in sorted(cost.items()) if rows}}
 
 
@@ -95,7 +98,7 @@ def _entry(field: str, what: str) -> dict[str, Any]:
     return {"shard": None, "field": field, "row": None, "sample": None, "samples": [], "what": what}
 
 
-def _one_at_a_time(tick: Tick) -> Tick:
+def one_at_a_time(tick: Tick) -> Tick:
     """`tick` for threads."""
     lock = threading.Lock()
 
@@ -111,11 +114,12 @@ def _check_shard(audit: OpenedManifest, uses: References | None, number: int, qu
     digest = shard["digest"]
     if quick:
         found = _quick(audit, shard)
+        record_if_writable(audit.cache, filter(is_lasting, found))
         tick(shard["bytes"])
     else:
         found = verify_shard(audit.cache, digest, tick=tick)
     if found:
-        return ShardResult(number=number, damaged=found)
+        return ShardResult(number=number, damaged=found, recorded=is_recorded(audit.cache, digest, found))
     try:
         header = read_header(audit.cache, digest)
     except CacheError as error:  # it was sound a moment ago

@@ -19,10 +19,11 @@ def encode_command(manifest: Manifest, options: str = "") -> str:
             f"-o {_here(manifest.path)}")
 
 
-def repair_command(manifest: Manifest) -> str:
-    """What to do about damage: who says all of it, and who mends it."""
-    return (f"prep verify {_here(manifest.path)} names all that is damaged, and this makes only that again: "
-            f"{encode_command(manifest)}")
+def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
+    """How to list all damage, and how to repair it; `recorded` unless the cache could not be written."""
+    why = "" if recorded else "the cache cannot be written here, so the damage is not recorded in it; "
+    return (f"{why}prep verify {_here(manifest.path)} names all that is damaged, and this makes only that again: "
+            f"{encode_command(manifest, '' if recorded else ' --recheck')}")
 
 
 def _here(path: Path | str) -> str:

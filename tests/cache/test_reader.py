@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from prep.arrays import ArraySpec
 from prep.cache import damage, shard_format
+from prep.cache.damage import UnrecordedDamage
 from prep.cache.reader import Reader, Targets
 from prep.cache.records import RowRef, Shard
 from prep.cache.store import Cache
@@ -161,6 +162,27 @@ def files_left() -> int:
     for descriptor in opened:
         os.close(descriptor)
     return len(opened)
+
+
+def test_damage_that_cannot_be_recorded_is_said_with_what_repairs_it(
+    cache: Cache, shard: Shard, edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad row, and a bad index: as in a cache on a read-only mount."""
+
+    def read_only(*given: Any, **named: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    out = np.empty(48, np.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr(Cache, "write", read_only)
+        for place in (0, -5):
+            edit(cache.shard(shard.digest) / DATA, lambda data, at=place: data.__setitem__(at, data[at] ^ 1))
+            with pytest.raises(UnrecordedDamage) as caught:
+                Reader(cache.root).read_into(out, shard.digest, "latent", 0)
+            assert caught.value.exit_code == 7 and "with --recheck finds and repairs it" in caught.value.hint
+    with pytest.raises(CacheError) as recorded:
+        Reader(cache.root).read_into(out, shard.digest, "latent", 0)
+    assert not isinstance(recorded.value, UnrecordedDamage) and "--recheck" not in recorded.value.hint
 
 
 def test_few_files_are_kept_open_where_few_are_allowed() -> None:

@@ -301,6 +301,23 @@ def test_what_is_wrong_with_the_output_shows_before_anything_is_made(encode, tmp
     assert (tmp_path / "mine.json").read_text() == '{"mine": 1}'
 
 
+def test_recheck_repairs_damage_that_no_record_tells_of(prep, encode, tmp_path):
+    """As when a bit flips on the disk, or `prep verify` could not write what it found."""
+    encode()
+    path = sorted((tmp_path / "cache").glob("shards/*/*/latent/c.*"))[0]
+    data = bytearray(path.read_bytes())
+    data[9] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    assert encode()["encoded"]["latent"] == 0
+    assert encode("--recheck", "--dry-run")["encoded"]["latent"] == 1
+    for record in (tmp_path / "cache" / "damaged").glob("*.json"):
+        record.unlink()
+    assert encode("--recheck")["encoded"] == {"latent": 1, "mask": 0, "text": 0}
+    assert prep("verify", tmp_path / "m.json").code == 0
+    assert not any(encode("--recheck")["encoded"].values())
+
+
 def test_a_manifest_is_read_through_the_link_that_it_was_written_through(prep, train, encode, tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "m.json").touch()

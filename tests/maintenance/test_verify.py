@@ -16,6 +16,7 @@ from prep.cache import damage
 from prep.cache.ledger.index import NAME
 from prep.cache.reader import Reader
 from prep.cache.shard_check import verify_shard
+from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.errors import CacheError
 from prep.maintenance.verify import WRONG_ROW, verify
@@ -48,7 +49,7 @@ def test_all_is_well(small, quick):
     document = verify(small, quick=quick, tick=ticks.append)
     size = sum(shard["bytes"] for shard in small.shards)
     assert document == {"format": "latentry/verify", "version": 1, "ok": True, "quick": quick, "shards": 4,
-                        "bytes": size, "damaged": [], "notes": [], "repair": {}}
+                        "bytes": size, "damaged": [], "notes": [], "unrecorded": [], "repair": {}}
     assert sum(ticks) == size
 
 
@@ -255,6 +256,34 @@ def test_quick_reads_shard_indexes(small):
     (damaged,) = verify(small)["damaged"]
     assert damaged["what"] == "latent/c.0.0.0.0 has a damaged shard index"
     assert verify(small)["repair"] == {}, "an index says nothing that cannot be told again"
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_damage_that_cannot_be_recorded_is_named_with_what_repairs_it(small, monkeypatch, quick):
+    """As on a read-only mount: `prep encode` by itself would know of nothing to repair."""
+    digest = shard_of(small, "latent", [4, 8, 8])
+    flip(data_of(small, digest, "latent"), -12)
+
+    def read_only(*given, **named):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Cache, "write", read_only)
+    found = verify(small, quick=quick)
+    assert found["unrecorded"] == [digest] and damage.recorded(small.cache, digest) == ()
+    assert "not recorded in it; prep encode, run again where it can be written and with --recheck, repairs this: " in (
+        verify_tables(found))
+    monkeypatch.undo()
+    found = verify(small, quick=quick)
+    assert found["unrecorded"] == [] and damage.recorded(small.cache, digest)
+    assert "--recheck" not in verify_tables(found)
+    monkeypatch.setattr(Cache, "write", read_only)
+    assert verify(small, quick=quick)["unrecorded"] == [], "it was recorded before"
+
+
+def test_a_missing_shard_needs_no_record(small):
+    digest = shard_of(small, "latent", [4, 8, 8])
+    shutil.rmtree(small.cache.shard(digest))
+    assert verify(small)["unrecorded"] == [] == verify(small, quick=True)["unrecorded"]
 
 
 def test_rows_that_another_shard_has_cost_nothing(small):

@@ -118,6 +118,7 @@ def test_damage_is_told_where_it_cannot_be_remembered(ended):
     document = json.loads(ended["flipped"][VERIFY][1])
     assert [one["row"] for one in document["damaged"]] == [0] and document["repair"] == {"latent": 1}
     assert "row 0: is damaged" in ended["flipped"][TRAINED][2] and "(needed for '" in ended["flipped"][TRAINED][2]
+    assert len(document["unrecorded"]) == 1 and " --recheck --cache " in ended["flipped"][TRAINED][2]
 
 
 def test_a_file_that_cannot_be_read_is_no_damage_that_encode_mends(ended):

@@ -63,8 +63,11 @@ def verify_tables(document: Mapping[str, Any]) -> str:
     else:
         lost = ", ".join(f"{count} {field}" for field, count in document["repair"].items()) or "no"
         cost = f"{lost} rows to be made"
-    return _page(_table(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes,
-                 f"prep encode, run again, repairs this: {cost}")
+    how = "prep encode, run again, repairs this"
+    if document["unrecorded"]:
+        how = ("the cache cannot be written here, so the damage is not recorded in it; prep encode, run again where it "
+               "can be written and with --recheck, repairs this")
+    return _page(_table(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes, f"{how}: {cost}")
 
 
 def place_of(place: Mapping[str, Any] | None) -> str:

@@ -1,0 +1,53 @@
+"""Verifies the shards that an encode is about to reuse: behind `prep encode --recheck`.
+
+Damage is recorded in the cache by whoever finds it. What finds it in a cache that cannot be written (a read-only mount,
+a full disk, another user's directory) cannot do that, and files that changed on the disk keep their stamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from prep.cache.ledger.index import drop_index
+from prep.cache.ledger.ledger import load_ledger
+from prep.cache.shard_check import is_recorded, verify_shard
+from prep.cache.store import Cache
+from prep.errors import CacheError
+from prep.fs.lock import PATIENCE, lock_directory
+from prep.maintenance.verify import one_at_a_time
+from prep.progress import Progress, Tick
+
+
+def recheck(cache: Cache, keys: Collection[str], *, jobs: int, progress: Progress) -> None:
+    """Reads every byte of the shards that would be reused for `keys`, and records damage, so that encode repairs it.
+
+    Raises `CacheError` for a shard that cannot be read, and where damage cannot be recorded.
+    """
+    with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
+        drop_index(cache)
+        done: set[str] = set()
+        while shards := _in_use(cache, keys, done):
+            with progress("verifying", sum(shards.values()), "bytes") as tick:
+                _verify(cache, list(shards), jobs, one_at_a_time(tick))
+            done |= set(shards)
+
+
+def _in_use(cache: Cache, keys: Collection[str], done: set[str]) -> dict[str, int]:
+    """Bytes by digest of the shards that have these rows; a row of a damaged shard may be in another one, too."""
+    ledger = load_ledger(cache)
+    used = {place.shard for place in ledger.resolve(keys).values()} - done
+    return {shard.digest: shard.bytes for shard in ledger.shards if shard.digest in used}
+
+
+def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
+    with ThreadPoolExecutor(jobs, "verify") as pool:
+        looks = list(pool.map(lambda digest: verify_shard(cache, digest, tick=tick), shards))
+    for digest, found in zip(shards, looks, strict=True):
+        for one in found:
+            if one.transient:
+                raise CacheError(f"shard {digest} {one.what}",
+                                 hint="check the permissions of the cache and its disk, then run this again")
+        if not is_recorded(cache, digest, found):
+            raise CacheError(f"shard {digest} is damaged, and that cannot be recorded: {cache.root} cannot be written",
+                             hint="free some space, or check the permissions of the cache, then run this again")
