@@ -101,7 +101,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "mask-inverted": ("warning", "mask is white around a black middle", "invert it, when that is not meant"),
     "mask-not-gray": ("warning", "mask has colors or transparency", "save it as gray"),
     "orphan-mask": ("warning", "mask without a picture", "remove it, or look for its picture"),
-    "masks-unused": ("info", "masks lie beside the pictures and are not asked for", "--mask sidecar"),
+    "masks-unused": ("info", "masks lie beside the pictures and are not used", "--mask sidecar"),
     # said by bucketing and encoding, not by a scan
     "heavy-crop": ("warning", "more of a picture is cut away than wanted", "crop it by hand, or more buckets"),
     "heavy-upscale": ("warning", "a picture is enlarged more than wanted", "remove it, or [image] upscale"),

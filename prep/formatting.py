@@ -22,7 +22,17 @@ def format_bytes(count: int) -> str:
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << power:
             return f"{count / (1 << power):.1f} {unit}"
-    return f"{count} bytes"
+    return counted(count, "byte")
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: 1 row, 0 rows, 92,160 rows. `plural` is for nouns that do not just take an s."""
+    return f"{grouped(count)} {noun if count == 1 else plural or noun + 's'}"
+
+
+def grouped(count: int) -> str:
+    """A count for people: thousands are set apart from five digits on, so that years and steps stay as they are."""
+    return f"{count:,}" if abs(count) >= 10_000 else str(count)
 
 
 def join_names(names: Sequence[str], limit: int) -> str:

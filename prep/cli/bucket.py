@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json
+from prep.cli.console import progress, put, put_json, say
 from prep.cli.options import quiet_pillow
 
 
@@ -39,6 +39,7 @@ def bucket(
     from prep.dataset.bucketing import buckets_for, rules_of
     from prep.dataset.ingest import ingest
     from prep.dataset.preview import flag_extremes, preview_as_json, preview_epoch, sizes_of, train_samples
+    from prep.dataset.samples import settle_masks, unused_masks
     from prep.findings import rejected_lines
     from prep.fs.memo import Memo
     from prep.progress import DeferredTotal
@@ -55,10 +56,13 @@ def bucket(
     total = DeferredTotal()
     with progress("reading", total, unit="pictures", shown=not quiet) as tick:
         surveyed = ingest(recipe, Memo(None), jobs=jobs, tick=tick, total=total)
+    recipe = settle_masks(recipe, surveyed.items)
     bucketing = flag_extremes(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
     view = preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,
                          micro_batch=micro_batch, seed=seed, world=world,
                          underfill=underfill)  # type: ignore[arg-type]  # checked there
+    for line in () if quiet else unused_masks(surveyed.findings):
+        say(line)
     rejected = [one for one in surveyed.findings if one.severity == "error"]
     write_bucket_files(view, html, png, origin=origin_of(recipe, date.today()), rejected=rejected)
     suggestions = [one.as_json() for one in suggest_buckets(sizes_of(recipe, surveyed.items),

@@ -35,8 +35,8 @@ def mask(
     download: Annotated[bool, typer.Option("--download", help="fetch a model that is not in the cache")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps …")] = "auto",
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the model", min=1)] = 4,
-    own: Annotated[str, typer.Option("--mask", help="where pictures' own masks are: none, sidecar, or a directory")]
-    = "sidecar",
+    own: Annotated[str, typer.Option("--mask", help="where pictures' own masks are: auto (NAME-masklabel.png where "
+                                    "there are any), none, sidecar, or a directory")] = "auto",
     combine: Annotated[str | None, typer.Option(help="with the mask there is: replace, add, subtract or intersect")]
     = None,
     naming: Annotated[str, typer.Option(help="onetrainer: NAME-masklabel.png, or kohya: NAME.png")] = "onetrainer",

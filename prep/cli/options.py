@@ -28,12 +28,14 @@ Sizes = Annotated[str | None, typer.Option(help="of --buckets list: 1024x1024,83
 MinBucket = Annotated[int | None, typer.Option(help="buckets with fewer pictures merge into their nearest neighbour")]
 Upscale = Annotated[str | None, typer.Option(
     metavar="POLICY", help="small pictures: never enlarged, allow, reject, or a number: so many times at most")]
-Crop = Annotated[str | None, typer.Option(help="where the bucket is cut out: centre, random or focus (of the mask)")]
+Crop = Annotated[str | None, typer.Option(
+    help="where the bucket is cut out: center (centre), random or focus (of the mask)")]
 Views = Annotated[int | None, typer.Option(help="cuts of a picture, with --crop random")]
 Flip = Annotated[str | None, typer.Option(help="mirrored pictures: none, both (as they are, and mirrored) or always")]
 Alpha = Annotated[str | None, typer.Option(help="color that transparency is flattened onto, or 'reject'")]
 MissingCaption = Annotated[str | None, typer.Option(help="stop, reject, empty, filename or constant")]
-Mask = Annotated[str | None, typer.Option(help="none, sidecar, alpha, or a directory of masks")]
+Mask = Annotated[str | None, typer.Option(
+    help="auto (the default: NAME-masklabel.png where there are any), none, sidecar, alpha, or a directory")]
 Validation = Annotated[float | None, typer.Option(help="fraction of the pictures that is kept for validation")]
 CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache directory", show_default=False)]
 Jobs = Annotated[int, typer.Option(help="threads that read and decode", min=1)]

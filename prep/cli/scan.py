@@ -17,8 +17,7 @@ from prep.errors import EXIT_FINDINGS
 
 def scan(
     source: opt.SourceArg,
-    mask: Annotated[str | None, typer.Option(
-        help="where masks are: none, sidecar, alpha, or a directory (default: sidecar, or as a recipe says)")] = None,
+    mask: opt.Mask = None,
     model: Annotated[str | None, typer.Option(help="count captions' tokens for this pipeline directory or id")] = None,
     select: Annotated[list[str] | None, typer.Option(help="only findings of this code; may be repeated")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="no findings of this code; may be repeated")] = None,
@@ -39,7 +38,7 @@ def scan(
     from prep.scan.scanner import as_json as document
 
     quiet_pillow()
-    recipe = opt.recipe_from_options(source, mask="sidecar" if mask is None and source.suffix != ".toml" else mask)
+    recipe = opt.recipe_from_options(source, mask=mask)
     if html is not None:
         check_page_file(html, picture_places(recipe))
     report = run_scan(ScanCall(

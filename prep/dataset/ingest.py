@@ -35,6 +35,7 @@ class Ingested:
 
     items: tuple[KnownItem, ...]
     findings: tuple[Finding, ...]
+    masks: int = 0  # mask files that were found, also of pictures that cannot be used, and of none
 
 
 def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: None,
@@ -57,7 +58,8 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
             findings.append(result)
     if stopped:
         _raise_missing(stopped)
-    return Ingested(items=tuple(items), findings=tuple(findings))
+    masks = sum(one.mask is not None for one in walked) + sum(one.code == "orphan-mask" for one in findings)
+    return Ingested(items=tuple(items), findings=tuple(findings), masks=masks)
 
 
 def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Memo, jobs: int) -> Iterator[KnownItem | Finding]:

@@ -31,7 +31,7 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
     for number, source in enumerate(recipe.sources):
         mask = recipe.mask_of(number)
         fits = chosen_by(source.include, source.exclude)
-        masks = folders[mask] if isinstance(mask, Path) else mask
+        masks = folders[mask] if isinstance(mask, Path) else "sidecar" if mask == "auto" else mask
         taken = left = 0
         for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash):
             if isinstance(one, Finding):

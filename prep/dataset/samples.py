@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prep.batching.split import Role, choose_validation
 from prep.buckets.assign import Assignments
 from prep.dataset.ingest import KnownItem
+from prep.errors import ConfigError
+from prep.findings import Finding
 from prep.geometry import Placement, Size
 from prep.keys import sample_id
 from prep.recipe.schema import Recipe
+from prep.recipe.validate import NO_FOCUS
+
+
+def settle_masks(recipe: Recipe, items: Sequence[KnownItem]) -> Recipe:
+    """`recipe` with "sidecar" for "auto" where masks were found, else "none".
+
+    Raises `ConfigError` where the crop needs masks and there are none.
+    """
+    settled = recipe.settle_masks(any(item.mask is not None for item in items))
+    if settled.image.crop == "focus" and settled.mask_origin == "none":
+        raise ConfigError(NO_FOCUS, hint="a mask is NAME-masklabel.png beside its picture, or in the directory of "
+                          "--mask; --crop centre needs none")
+    return settled
+
+
+def unused_masks(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """Notes on masks that lie beside the pictures and are not used; with several sources, one for each."""
+    found = (one for one in findings if one.code == "masks-unused")
+    return tuple(f"note: {'' if one.path == '.' else f'{one.path}: '}{one.detail}" for one in found)
 
 
 def roles_of(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[list[Role], tuple[str, ...]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from prep.buckets.assign import Assignments
 from prep.dataset.bucketing import buckets_for, rules_of
 from prep.dataset.ingest import Ingested, ingest
+from prep.dataset.samples import settle_masks
 from prep.encode.targets import Contexts, Targets, targets_of
 from prep.fs.memo import Memo
 from prep.images.decode import POLICY
@@ -26,7 +27,7 @@ from prep.recipe.schema import Recipe
 class ResolvedRecipe:
     """A recipe, understood down to the keys."""
 
-    recipe: Recipe
+    recipe: Recipe  # with its family, and with sidecars or none for masks "auto"
     model: Path
     family: str
     specs: FieldSpecs
@@ -53,11 +54,14 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     rules_of(recipe)  # what is wrong with them is said before all pictures are read
     surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
+    recipe = settle_masks(recipe, surveyed.items)
+    if recipe.mask_origin == "none":
+        contexts = replace(contexts, mask=None)
     buckets = buckets_for(recipe, surveyed)
     wants = targets_of(recipe, surveyed, buckets, contexts, prompts)
     return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
-                          contexts=contexts, file_digest=file_digest,
-                          survey=surveyed, bucketing=buckets, wants=wants)
+                          contexts=contexts, file_digest=file_digest, survey=surveyed,
+                          bucketing=buckets, wants=wants)
 
 
 def remembered_digest(facts: Memo) -> FileDigest:

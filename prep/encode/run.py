@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from prep.cache.store import Cache, check_can_create, clear_leftovers, leftovers, open_cache
 from prep.dataset.listing import picture_places
+from prep.dataset.samples import unused_masks
 from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome
 from prep.encode.limits import check_manifest_size
 from prep.encode.plan import EncodePlan, drop_plan, plan
+from prep.encode.report import EncodeReport
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
 from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
-from prep.findings import Finding, rejected_lines
-from prep.formatting import join_names, printable
+from prep.findings import Finding
+from prep.formatting import counted, join_names
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, check_replaceable, resolve
@@ -55,41 +58,6 @@ class EncodeCall:
     recheck: bool = False  # verify what is reused
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodeReport:
-    """What came of it; `encoded` is what would be when `dry_run`."""
-
-    manifest: Path
-    encoded: Mapping[str, int]
-    reused: Mapping[str, int]
-    rejected: tuple[Finding, ...]
-    notices: tuple[str, ...]
-    bytes: int  # of the new rows
-    samples: Mapping[str, int]
-    dry_run: bool
-    masked: int | None = None  # pictures with a mask; None: none were asked for
-
-    def as_json(self, seconds: float) -> dict[str, Any]:
-        """The document of `--json`."""
-        return {"manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
-                "encoded": dict(self.encoded), "reused": dict(self.reused),
-                "rejected": [one.as_json() for one in self.rejected],
-                "bytes": self.bytes, "seconds": round(seconds, 3)}
-
-    def as_text(self, seconds: float) -> str:
-        """A few lines for people."""
-        verb, size = ("would encode" if self.dry_run else "encoded"), f"{self.bytes / 2**20:.1f} MiB"
-        done = ", ".join(f"{count} {field}" for field, count in self.encoded.items())
-        kept = ", ".join(f"{count} {field}" for field, count in self.reused.items())
-        lines = [f"{verb}: {done} ({size}); reused: {kept}"]
-        lines += rejected_lines(self.rejected)
-        if not self.dry_run:
-            roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
-            masks = "" if self.masked is None else f", {self.masked} with a mask,"
-            lines.append(f"{printable(str(self.manifest))}: {roles} samples{masks} in {seconds:.1f} s")
-        return "\n".join(lines)
-
-
 @gc_disabled()
 def run_encode(call: EncodeCall) -> EncodeReport:
     """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
@@ -102,6 +70,7 @@ def run_encode(call: EncodeCall) -> EncodeReport:
     total = DeferredTotal()
     with call.progress("reading", total, "pictures") as tick:
         wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
+    call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
     frame = fixed_fields(wanted, call.cache, output)
     _require_samples(call, wanted)
     check_manifest_size(wanted, frame, output)
@@ -117,7 +86,7 @@ def run_encode(call: EncodeCall) -> EncodeReport:
         sealed = assemble_manifest(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
                                    transient=outcome.transient, found=None if planned.tasks else planned)
         drop_plan(cache, planned, output)
-        report = _report(call, wanted, planned, outcome, sealed)  # reads the tables, which gc must not take meanwhile
+        report = _report(call, wanted, planned, outcome, sealed, asked)  # while gc can take no table
     facts.save()
     return report
 
@@ -229,26 +198,41 @@ def _dry_run(call: EncodeCall, wanted: ResolvedRecipe) -> EncodeReport:
         recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
     planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
     return EncodeReport(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
-                        rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
+                        rejected=_errors(wanted.wants.findings), notices=_notices(wanted), samples={}, dry_run=True)
 
 
 def _report(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome,
-            sealed: Manifest) -> EncodeReport:
+            sealed: Manifest, asked: bool) -> EncodeReport:
     encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
-    masked, black = _masked(call, sealed)
+    used, black = _masked(call, sealed)
+    masks = {"found": _masks_found(wanted), "used": used}
     return EncodeReport(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
-                        rejected=_errors(findings_of(sealed)), notices=(*wanted.wants.notices, *black),
-                        samples=sealed.document["samples"], dry_run=False, masked=masked)
+                        rejected=_errors(findings_of(sealed)), notices=(*_notices(wanted), *black),
+                        samples=sealed.document["samples"], dry_run=False, masks=masks if asked else None)
 
 
-def _masked(call: EncodeCall, sealed: Manifest) -> tuple[int | None, list[str]]:
-    """How many of the manifest's samples have a mask, and a notice where masks are black everywhere."""
+def _notices(wanted: ResolvedRecipe) -> tuple[str, ...]:
+    """What the user should know of roles, and of masks that lie beside the pictures and are not used."""
+    return (*wanted.wants.notices, *unused_masks(wanted.wants.findings))
+
+
+def _masks_found(wanted: ResolvedRecipe) -> int:
+    """How many masks there are: files, or pictures with transparency."""
+    return (sum(one.has_alpha for one in wanted.survey.items) if wanted.recipe.mask_origin == "alpha"
+            else wanted.survey.masks)
+
+
+def _masked(call: EncodeCall, sealed: Manifest) -> tuple[int, list[str]]:
+    """How many pictures of the manifest have a mask, and a notice where masks are entirely black."""
     if call.recipe.mask_origin == "none":
-        return None, []
+        return 0, []
     samples = open_manifest(sealed).samples
+    masked = (~np.isnan(samples.coverage)).nonzero()[0]
+    pictures = {(int(samples.source[number]), samples.name(int(number))) for number in masked}
     black = [samples.name(int(number)) for number in (samples.coverage == 0).nonzero()[0]]
-    return samples.masked, [f"{len(black)} masks are black everywhere, so that nothing of these would train with "
-                            f"masked loss: {join_names(black, 8)}"] if black else []
+    return len(pictures), [f"{counted(len(black), 'mask')} entirely black; with masked loss "
+                           f"{'this sample' if len(black) == 1 else 'these samples'} would not train: "
+                           f"{join_names(black, 8)}"] if black else []
 
 
 def _errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

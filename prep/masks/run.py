@@ -92,7 +92,7 @@ def run_mask(call: MaskCall) -> MaskReport:
         raise UsageError("--with segment has no --model, expected a segmentation model",
                          hint="name a directory, or a Hub id like nvidia/segformer-b0-finetuned-ade-512-512")
     if call.recipe.mask == "alpha":
-        raise UsageError("--mask is 'alpha', expected none, sidecar or a directory",
+        raise UsageError("--mask is 'alpha', expected auto, none, sidecar or a directory",
                          hint="--with alpha makes masks of the pictures' transparency")
     _check_places(call)
     items = [one for one in walk_recipe(call.recipe) if isinstance(one, Item)]

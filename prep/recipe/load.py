@@ -32,7 +32,8 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
     given = {name: value for name, value in choices.items() if value is not None}
     try:
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
-        return validate_recipe(replace(_override(recipe, given), options=_options(recipe, given)))
+        return _settle_beside_alpha(validate_recipe(replace(_override(recipe, given),
+                                                            options=_options(recipe, given))))
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
         raise ConfigError(f"{where}{error}") from None
@@ -69,7 +70,7 @@ def _read(path: Path) -> Recipe:
         model=_model(_record(ModelOptions, table, "model"), path.parent),
         image=_record(ImageOptions, table, "image"),
         caption=caption,
-        mask=_mask(expect(masks.get("from", "none"), str, "mask.from"), path.parent),
+        mask=_mask(expect(masks.get("from", "auto"), str, "mask.from"), path.parent),
         mask_resize=one_of(masks.get("resize", "allow"), MASK_RESIZE, "mask.resize"),
         scan=scan_choice(table.get("scan", {})),
         validation=expect(fraction, float, "validation.fraction"),
@@ -161,8 +162,14 @@ def _model(model: ModelOptions, base: Path) -> ModelOptions:
 
 
 def _mask(text: str, base: Path) -> MaskFrom:
-    named: dict[str, MaskFrom] = {"none": "none", "sidecar": "sidecar", "alpha": "alpha"}
+    named: dict[str, MaskFrom] = {"auto": "auto", "none": "none", "sidecar": "sidecar", "alpha": "alpha"}
     return named.get(text) or base / text
+
+
+def _settle_beside_alpha(recipe: Recipe) -> Recipe:
+    """A recipe has masks of one kind: beside sources with "alpha", "auto" looks for no files."""
+    alpha = any(recipe.mask_of(number) == "alpha" for number in range(len(recipe.sources)))
+    return recipe.settle_masks(found=False) if alpha else recipe
 
 
 def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:

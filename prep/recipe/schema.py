@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -38,7 +38,7 @@ class ImageOptions:
     longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2
     min_side: int = 0  # of a picture, in pixels; one with a shorter side is not used; 0: step
     upscale: str | float = "never"  # small pictures: never, allow, reject, or so many times at most; true: allow
-    crop: str = "centre"  # where the bucket is cut out: see `prep.buckets.views`
+    crop: str = "centre"  # or "center"; where the bucket is cut out: see `prep.buckets.views`
     views: int = 1  # cuts of a picture, with `crop = "random"`; training shows one of them at a time
     flip: str = "none"  # mirrored: none, both (each cut as it is, and mirrored), always
     alpha: str = "white"  # color that transparency is flattened onto, or "reject"
@@ -47,6 +47,8 @@ class ImageOptions:
     def __post_init__(self) -> None:
         if isinstance(self.upscale, bool):
             object.__setattr__(self, "upscale", "allow" if self.upscale else "never")
+        if self.crop == "center":  # keys and documents have the other spelling
+            object.__setattr__(self, "crop", "centre")
 
     @property
     def resolutions(self) -> tuple[int, ...]:
@@ -77,7 +79,7 @@ class Recipe:
     model: ModelOptions = field(default_factory=ModelOptions)
     image: ImageOptions = field(default_factory=ImageOptions)
     caption: CaptionOptions = field(default_factory=CaptionOptions)
-    mask: MaskFrom = "none"  # or a directory of masks
+    mask: MaskFrom = "auto"  # or a directory of masks
     mask_resize: str = "allow"  # of a mask file of another size than its picture; another shape is never used
     scan: ScanOptions = field(default_factory=ScanOptions)
     validation: float = 0.0  # fraction of the pictures
@@ -90,9 +92,15 @@ class Recipe:
         own = self.sources[source].mask
         return self.mask if own is None else own
 
+    def settle_masks(self, found: bool) -> Recipe:
+        """The recipe with "sidecar" for "auto" where masks were `found`, else with "none"."""
+        kind: MaskFrom = "sidecar" if found else "none"
+        return replace(self, mask=kind if self.mask == "auto" else self.mask,
+                       sources=tuple(replace(one, mask=kind) if one.mask == "auto" else one for one in self.sources))
+
     @property
     def mask_origin(self) -> Literal["none", "alpha", "file"]:
-        """Where mask rows come from: the pictures' transparency, or mask files."""
+        """Where mask rows come from: the pictures' transparency, or mask files, which "auto" may find."""
         kinds = {self.mask_of(number) for number in range(len(self.sources))}
         return "alpha" if "alpha" in kinds else "none" if kinds == {"none"} else "file"
 

@@ -46,7 +46,7 @@ def suggest(seen: SourceOverview, *, model: str = "", given: str = "", name: str
     image, image_says = _image(seen, family)
     sources, source_says = _sources(seen)
     caption, caption_says = _caption(seen)
-    mask: MaskFrom = seen.mask_folder or ("sidecar" if seen.masks else "none")
+    mask: MaskFrom = seen.mask_folder or ("sidecar" if seen.masks else "auto")
     fraction = next((fraction for most, fraction in _FRACTIONS if seen.pictures < most), 0.01)
     recipe = Recipe(sources=tuple(sources), image=image, caption=caption, mask=mask,
                     validation=fraction, model=ModelOptions(path=model))

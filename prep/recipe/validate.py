@@ -12,6 +12,9 @@ from prep.parse import Unparsed, brief, color_of, one_of, parse_size, suggest, w
 from prep.recipe.schema import STORED_DTYPES, UPSCALES, ImageOptions, Recipe
 from prep.sources.item import MaskFrom
 
+NO_FOCUS = ("image.crop is 'focus' and there are no masks, expected some to find it by: sidecar, alpha or a "
+            "directory")
+
 
 def validate_recipe(recipe: Recipe) -> Recipe:
     """`recipe` itself. Raises `Unparsed` for values that are none, and for such as contradict each other."""
@@ -30,13 +33,11 @@ def validate_recipe(recipe: Recipe) -> Recipe:
         within(source.weight, 0, 1000, "source.weight")
         _check_mask(source.mask, f"source[{number}].mask")
     _check_mask(recipe.mask, "mask.from")
-    kinds = {"alpha" if mask == "alpha" else "file" for mask in map(recipe.mask_of, range(len(recipe.sources)))
-             if mask != "none"}
-    if len(kinds) > 1:
+    masks = set(map(recipe.mask_of, range(len(recipe.sources))))
+    if "alpha" in masks and masks - {"alpha", "auto", "none"}:
         raise Unparsed("masks of some sources are alpha and of others files, expected one kind in a recipe")
-    if recipe.image.crop == "focus" and not kinds:
-        raise Unparsed("image.crop is 'focus' and there are no masks, expected some to find it by: sidecar, alpha "
-                       "or a directory")
+    if recipe.image.crop == "focus" and masks == {"none"}:
+        raise Unparsed(NO_FOCUS)
     return recipe
 
 
@@ -82,4 +83,4 @@ def _check_image(image: ImageOptions) -> None:
 
 def _check_mask(mask: MaskFrom | None, where: str) -> None:
     if isinstance(mask, Path) and not mask.is_dir():
-        raise Unparsed(f"{where} is {str(mask)!r}, expected none, sidecar, alpha or an existing directory")
+        raise Unparsed(f"{where} is {str(mask)!r}, expected auto, none, sidecar, alpha or an existing directory")

@@ -19,7 +19,7 @@ from prep.formatting import printable
 from prep.recipe.schema import Recipe, Source
 
 WIDTH = 118  # columns of a comment
-_NAMED = ("none", "sidecar", "alpha")  # what `mask` says when it names no directory
+_NAMED = ("auto", "none", "sidecar", "alpha")  # what `mask` says when it names no directory
 
 KEY_COMMENTS: Mapping[str, str] = {
     "model.path": 'a diffusers pipeline directory, or a Hub id like "owner/name"',
@@ -45,7 +45,7 @@ KEY_COMMENTS: Mapping[str, str] = {
     "caption.keep_tokens": "tags at the start that stay where they are",
     "caption.keep_separator": "what is before the first, and after the second, stays where it is",
     "caption.together": "tags with this between them stay together, as one",
-    "mask.from": "none | sidecar (NAME-masklabel.png) | alpha | a directory of masks",
+    "mask.from": "auto (sidecar where there are any) | none | sidecar (NAME-masklabel.png) | alpha | a directory",
     "mask.resize": "a mask of another size than its picture: allow (it is scaled) | reject",
     "source.repeats": "times an epoch shows each of its samples",
     "source.role": "train | validation | prior",
@@ -86,7 +86,7 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
 
 
 def _masks(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
-    keys = {"from": (recipe.mask, "none"), "resize": (recipe.mask_resize, "allow")}
+    keys = {"from": (recipe.mask, "auto"), "resize": (recipe.mask_resize, "allow")}
     return {key: value for key, (value, usual) in keys.items() if value != usual or f"mask.{key}" in shown}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prep.findings import Finding
-from prep.formatting import printable_name
+from prep.formatting import counted, printable_name
 from prep.fs.blob import Blob
 from prep.fs.paths import check_source
 from prep.sources.item import Item, MaskFrom
@@ -47,9 +47,15 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder,
     yield from tables.orphans()
     if own is not None:
         yield from own.orphans()
-    if unused:
+    yield from unused_masks(unused)
+
+
+def unused_masks(count: int) -> Iterator[Finding]:
+    """The finding on masks in a source that its recipe does not use; nothing where there are none."""
+    if count:
         yield Finding(path=".", code="masks-unused", severity="info",
-                      detail=f"{unused} masks lie beside the pictures; --mask sidecar uses them")
+                      detail=f"{counted(count, 'mask')} beside the pictures {'is' if count == 1 else 'are'} not used; "
+                             f"--mask sidecar uses {'it' if count == 1 else 'them'}")
 
 
 # ---- names to items --------------------------------------------------------------------------------------------------

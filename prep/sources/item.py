@@ -8,7 +8,7 @@ from typing import Literal
 
 from prep.fs.blob import Blob
 
-MaskFrom = Literal["none", "sidecar", "alpha"] | Path
+MaskFrom = Literal["auto", "none", "sidecar", "alpha"] | Path  # auto: sidecars, where there are any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from braceexpand import braceexpand
 from prep.errors import PathError
 from prep.findings import Finding
 from prep.fs.blob import Blob
-from prep.sources.directory import walk
+from prep.sources.directory import unused_masks, walk
 from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
 from prep.sources.tar_index import Listings
@@ -36,13 +36,18 @@ def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table:
     if not is_tars(path):
         yield from walk(path, source=source, mask_from=masks, table=table)
         return
-    listings = Listings(trust=not rehash)
+    listings, own = Listings(trust=not rehash), masks in ("sidecar", "none", "alpha")
+    unused = 0
     for place, label in labelled(tars_of(path)):
-        for one in walk_tar(place, label=label, source=source, sidecar=masks == "sidecar", listings=listings):
+        for one in walk_tar(place, label=label, source=source, sidecar=own, listings=listings):
             if isinstance(one, Item) and isinstance(masks, MaskFolder):
                 yield _with_mask(one, masks)
+            elif isinstance(one, Item) and one.mask is not None and masks in ("none", "alpha"):
+                unused += masks == "none"
+                yield replace(one, mask=None)
             else:
                 yield one
+    yield from unused_masks(unused)
     listings.tidy()
 
 

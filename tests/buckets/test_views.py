@@ -26,6 +26,7 @@ from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 from prep.manifest.tables import SAMPLES, SHARDS, read_table
 from prep.recipe.load import load_recipe
+from prep.recipe.write import render_recipe
 
 SIDE = st.integers(1, 3000)
 BUCKET = st.tuples(st.integers(1, 32), st.integers(1, 32)).map(lambda one: (one[0] * 64, one[1] * 64))
@@ -97,7 +98,7 @@ def test_the_focus_is_in_the_middle_where_the_picture_allows(box, left):
      ("flip = 'yes'", "image.flip is 'yes', expected one of: none, both, always"),
      ("crop = 'random'\nviews = 0", "image.views is 0, expected a number from 1 to 64"),
      ("views = 4", "image.views is 4 and image.crop 'centre', which has one cut, expected crop 'random' for several"),
-     ("crop = 'focus'", "image.crop is 'focus' and there are no masks, expected some to find it by")],
+     ("crop = 'focus'\n[mask]\nfrom = 'none'", "image.crop is 'focus' and there are no masks, expected some to")],
 )  # fmt: skip
 def test_views_that_are_none(tmp_path, image, says):
     (tmp_path / "photos").mkdir()
@@ -106,6 +107,30 @@ def test_views_that_are_none(tmp_path, image, says):
     with pytest.raises(ConfigError) as caught:
         load_recipe(recipe, choices={})
     assert says in str(caught.value)
+
+
+def test_a_focus_needs_masks_that_are_there(prep, photos):
+    assert prep("bucket", photos, "--crop", "focus").code == 0
+    for path in photos.glob("*-masklabel.png"):
+        path.unlink()
+    result = prep("bucket", photos, "--crop", "focus")
+    assert result.code == 3 and "image.crop is 'focus' and there are no masks" in result.err
+    assert "--crop centre needs none" in result.err
+
+
+def test_masks_that_are_not_used_are_a_notice(prep, photos):
+    said = "note: 3 masks beside the pictures are not used; --mask sidecar uses them"
+    assert said in prep("bucket", photos, "--mask", "none").err
+    assert all(said not in prep("bucket", photos, *args).err for args in ((), ("--mask", "none", "--quiet")))
+
+
+def test_center_is_centre(prep, photos, tmp_path):
+    (tmp_path / "r.toml").write_text("[image]\ncrop = 'center'\n[[source]]\npath = 'photos'")
+    found = load_recipe(tmp_path / "r.toml", choices={})
+    assert found.image.crop == "centre" and "center" not in render_recipe(found, base=tmp_path)
+    assert load_recipe(photos, choices={"image.crop": "center"}).options == ()
+    american, british = (prep("bucket", photos, "--crop", word, "--json") for word in ("center", "centre"))
+    assert american.code == 0 and american.out == british.out
 
 
 def test_options_are_shown_again(photos):

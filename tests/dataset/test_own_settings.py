@@ -94,13 +94,22 @@ def test_masks_by_source(sealed, folder):
     shutil.copytree(folder / "photos", folder / "more")
     for place in ("photos", "more"):
         draw(folder / place / "0-masklabel.png", (64, 64), seed=9)
-    sealed("[[source]]\npath = 'photos'\nmask = 'sidecar'\n[[source]]\npath = 'more'")
+    sealed("[[source]]\npath = 'photos'\nmask = 'sidecar'\n[[source]]\npath = 'more'\nmask = 'none'")
     assert sealed.report["encoded"]["mask"] == 1
     table = read_manifest(folder / "m.json").document["tables"]["samples"]
     samples = open_samples(read_table(Cache(root=folder / "cache"), table, SAMPLES))
     masked = {(int(samples.source[at]), samples.name(at)) for at in range(len(samples))
               if samples.views["mask_shard"][samples.view_offsets[at]] >= 0}
     assert masked == {(0, "0.png")}
+
+
+def test_beside_transparency_no_files_are_looked_for(sealed, folder):
+    shutil.copytree(folder / "photos", folder / "more")
+    draw(folder / "photos/3.png", (64, 64), seed=3, alpha=True)
+    (folder / "photos/3.txt").write_text("a cat")
+    draw(folder / "more/0-masklabel.png", (64, 64), seed=9)
+    sealed("[[source]]\npath = 'photos'\nmask = 'alpha'\n[[source]]\npath = 'more'")
+    assert sealed.report["encoded"]["mask"] == 1 and sealed.report["masks"] == {"found": 1, "used": 1}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +124,7 @@ def test_masks_by_source(sealed, folder):
       "caption.separator is empty, expected what stands between tags, like ','"),
      ("[caption]\nlines = 'some'\n[[source]]\npath = 'photos'", "caption.lines is 'some'"),
      ("[[source]]\npath = 'photos'\nmask = 'nowhere'",
-      "nowhere', expected none, sidecar, alpha or an existing directory")],
+      "nowhere', expected auto, none, sidecar, alpha or an existing directory")],
 )  # fmt: skip
 def test_settings_that_cannot_be(sealed, toml, says):
     assert says in sealed(toml, code=3).err

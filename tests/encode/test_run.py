@@ -133,7 +133,7 @@ def test_a_second_run_encodes_nothing_and_leaves_the_same_bytes(encode, tmp_path
 
 
 def test_masks_switched_on_encode_no_latent(encode):
-    encode()
+    encode("--mask", "none")
     assert encode("--mask", "sidecar")["encoded"] == {"latent": 0, "mask": 3, "text": 0}
     assert encode("--mask", "none")["encoded"] == {"latent": 0, "mask": 0, "text": 0}
 
@@ -414,7 +414,7 @@ def test_a_full_disk_is_one_error_and_the_next_run_goes_on(encode, tmp_path, mon
 
 def test_dry_run_writes_nothing(encode, tmp_path):
     report = encode("--dry-run")
-    assert report["encoded"] == {"latent": 8, "mask": 0, "text": 7} and report["bytes"] > 0
+    assert report["encoded"] == {"latent": 8, "mask": 3, "text": 7} and report["bytes"] > 0
     assert not (tmp_path / "cache").exists() and not (tmp_path / "m.json").exists()
 
 
@@ -548,14 +548,41 @@ def test_masks_that_match_no_picture_are_no_masks(prep, train, encode, photos, t
         assert "NAME-masklabel.png" in result.err and not (tmp_path / "cache").exists()
 
 
-def test_how_many_pictures_have_a_mask_is_said(prep, photos, tiny_model, tmp_path):
-    result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json", *SMALL,
-                  "--mask", "sidecar")
-    assert "8 train, 0 validation, 0 prior samples, 3 with a mask, in " in result.out
+def test_masks_beside_the_pictures_are_used_unless_the_command_says_none(encode, photos, tmp_path):
+    assert encode()["masks"] == {"found": 3, "used": 3}
+    plain = (tmp_path / "m.json").read_bytes()
+    assert encode("--mask", "auto")["masks"] == {"found": 3, "used": 3}
+    assert (tmp_path / "m.json").read_bytes() == plain, "the default needs no option to be shown again"
+    assert encode("--mask", "none")["masks"] is None
+    assert "mask" not in read_manifest(tmp_path / "m.json").document["fields"]
+
+
+def test_without_masks_the_default_is_none(encode, photos, tmp_path):
+    for path in photos.glob("*-masklabel.png"):
+        path.unlink()
+    assert encode()["masks"] == {"found": 0, "used": 0}
+    document = read_manifest(tmp_path / "m.json").document
+    assert "mask" not in document["fields"] and not any("mask" in str(word) for word in document["options"])
+
+
+def test_masks_that_were_found_and_used_are_counted(prep, photos, tiny_model, tmp_path):
+    def encode(*args):
+        return prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
+                    *SMALL, *args)
+
+    assert re.search("8 train, 0 validation, 0 prior samples in [0-9.]+ s; 3 masks found, 3 used$", encode().out, re.M)
     draw_mask(photos / "0-masklabel.png", (96, 48))  # of another shape: its picture is left out
-    result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json", *SMALL,
-                  "--mask", "sidecar")
-    assert "7 train, 0 validation, 0 prior samples, 2 with a mask, in " in result.out
+    draw_mask(photos / "lost-masklabel.png", (96, 48))  # of no picture
+    assert re.search(" 7 train, 0 validation, .*; 4 masks found, 2 used$", encode().out, re.M)
+    twice = encode("--resolution", "64,96", "--cache", tmp_path / "c2")
+    assert re.search("; 4 masks found, 2 used$", twice.out, re.M), "each is counted once, at whatever resolutions"
+    none = encode("--mask", "none")
+    assert re.search(" samples in [0-9.]+ s$", none.out, re.M)
+    assert "note: 4 masks beside the pictures are not used; --mask sidecar uses them" in none.err
+    assert re.search("; 1 mask found, 1 used$", encode("--mask", "alpha").out, re.M)
+    for path in photos.glob("*-masklabel.png"):
+        path.unlink()
+    assert re.search(" samples in [0-9.]+ s; no masks found$", encode().out, re.M)
 
 
 def test_masks_that_are_black_everywhere_are_named(prep, photos, tiny_model, tmp_path):
@@ -568,5 +595,5 @@ def test_masks_that_are_black_everywhere_are_named(prep, photos, tiny_model, tmp
         Image.new("L", size).save(photos / f"{number}-masklabel.png")
     for _ in range(2):  # made, and there already
         done = encode()
-        assert done.code == 0 and re.search(r"^2 masks are black everywhere, so that nothing of these would train with "
-                                            r"masked loss: [02].png, [02].png$", done.err, re.MULTILINE), done.err
+        assert done.code == 0 and re.search(r"^2 masks entirely black; with masked loss these samples would not "
+                                            r"train: [02].png, [02].png$", done.err, re.MULTILINE), done.err

@@ -211,7 +211,7 @@ def test_sources_of_the_same_names_do_not(prep, two, tmp_path):
 @pytest.mark.parametrize(("options", "code", "said"), [
     (("--with", "alpha", "--model", "m"), 2, "--model is for methods with a model, and masks are made with alpha"),
     (("--with", "segment", "--label", "dog"), 2, "--with segment has no --model, expected a segmentation model"),
-    (("--with", "alpha", "--mask", "alpha"), 2, "--mask is 'alpha', expected none, sidecar or a directory"),
+    (("--with", "alpha", "--mask", "alpha"), 2, "--mask is 'alpha', expected auto, none, sidecar or a directory"),
     (("--with", "clipseg"), 2, "--with clipseg has no --prompt, expected at least one: what a prompt names trains"),
     (("--with", "clipseg", "--prompt", "a"), 6, "model 'CIDAS/clipseg-rd64-refined' is neither a directory nor in the"),
     (("--with", "clipseg", "--prompt", "a", "--model", "a b"), 6, "model a b is not a directory, and not a Hub id"),

@@ -150,7 +150,7 @@ def test_masks_transparency_and_what_cannot_be_read(written, tmp_path):
     pictures(tmp_path / "photos", 2)
     (tmp_path / "photos/2.png").write_bytes(b"no picture")
     draw(tmp_path / "photos/3.png", (300, 300), seed=3, alpha=True)
-    assert written(tmp_path / "photos").mask == "none"
+    assert written(tmp_path / "photos").mask == "auto"
     assert '# "alpha" would train what is not transparent' in written.text
     assert "# Files that cannot be read as pictures: 1." in written.text and 'alpha = "white"' in written.text
     draw_mask(tmp_path / "photos/0-masklabel.png", (300, 300))
@@ -165,7 +165,7 @@ def test_masks_in_a_directory_beside(written, tmp_path, name):
     draw(tmp_path / f"{name}/sub/1.png", (300, 300), seed=1)
     recipe = written(tmp_path / "photos")
     assert recipe.mask.resolve() == tmp_path / name and "# 1 of 2 pictures have a mask" in written.text
-    assert written(tmp_path / name, "--force").mask == "none", "masks have none of their own"
+    assert written(tmp_path / name, "--force").mask == "auto", "masks have none of their own"
 
 
 def test_nothing_that_can_be_read(written, tmp_path):

@@ -56,7 +56,7 @@ def sources(base: Path, masks: st.SearchStrategy):
 
 
 def recipes(base: Path):
-    kinds = st.sampled_from([["none", "alpha"], ["none", "sidecar", base / "masks", base / "alpha"]])
+    kinds = st.sampled_from([["none", "alpha"], ["auto", "none", "sidecar", base / "masks", base / "alpha"]])
     return kinds.flatmap(lambda kind: st.builds(
         Recipe, sources=st.lists(sources(base, st.sampled_from(kind)), min_size=1, max_size=3).map(tuple), model=MODEL,
         image=IMAGE, caption=CAPTION, scan=SCAN, mask=st.sampled_from(kind),

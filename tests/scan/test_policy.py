@@ -91,7 +91,7 @@ def test_masks_named_by_the_command_stand_above_the_recipe(prep, source, tmp_pat
     assert codes(prep(*scan)) == set()
     assert codes(prep(*scan, "--mask", tmp_path / "mks")) == {("mks/lost.png", "orphan-mask", "warning")}
     wrong = prep(*scan, "--mask", tmp_path / "gone")
-    assert wrong.code == 3 and "expected none, sidecar, alpha or an existing directory" in wrong.err
+    assert wrong.code == 3 and "expected auto, none, sidecar, alpha or an existing directory" in wrong.err
 
 
 @pytest.mark.parametrize(("policy", "severity", "end"), [

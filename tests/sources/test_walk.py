@@ -71,6 +71,17 @@ def test_names_say_which_tar(tars):
     assert names == ["a/0.tar/a0.jpg", "a/1.tar/a1.jpg", "b/0.tar/b0.jpg"]
 
 
+@pytest.mark.parametrize("mask", ["0.mask.png", "0-masklabel.png"])
+def test_masks_in_tars_are_used_only_where_they_are_asked_for(tmp_path, mask):
+    (tmp_path / "a.tar").write_bytes(tar_of([member("0.jpg", b""), member(mask, b"")]))
+    found = {kind: list(walk_source(tmp_path / "a.tar", source=0, masks=kind)) for kind in ("sidecar", "none", "alpha")}
+    assert {kind: one[0].mask is not None for kind, one in found.items()} == {
+        "sidecar": True, "none": False, "alpha": False}
+    assert [one.code for one in found["none"][1:]] == ["masks-unused"]
+    assert found["none"][1].detail == "1 mask beside the pictures is not used; --mask sidecar uses it"
+    assert len(found["sidecar"]) == len(found["alpha"]) == 1
+
+
 def test_masks_of_a_directory_go_with_keys(tars, tmp_path):
     (tmp_path / "masks").mkdir()
     (tmp_path / "masks/a0-masklabel.png").write_bytes(b"")

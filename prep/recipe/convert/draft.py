@@ -101,10 +101,10 @@ class Draft:
         caption = CaptionOptions(**{name: getattr(captions[0], name) for name in CaptionOptions.__dataclass_fields__
                                     if len({getattr(one, name) for one in captions}) == 1})
         masks = self._masks()
-        mask = masks[0] if masks[0] is not None and all(one == masks[0] for one in masks) else "none"
+        mask = masks[0] if masks[0] is not None and all(one == masks[0] for one in masks) else "auto"
         recipe = Recipe(
             sources=tuple(replace(one, caption=None if own == caption else own,
-                                  mask=None if (where or "none") == mask else where)
+                                  mask=None if (where or "auto") == mask else where)
                           for one, own, where in zip(self.sources, captions, masks, strict=True)),
             image=self._image(), caption=caption, mask=mask, validation=self.validation)
         return Converted(tool=self.tool, recipe=recipe, notes=tuple(self.notes))

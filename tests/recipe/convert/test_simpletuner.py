@@ -142,7 +142,7 @@ def test_masks_that_cannot_all_be_used(convert_json, tmp_path, named, says):
     masks = [{"id": name, "dataset_type": "conditioning", "conditioning_type": "mask", "instance_data_dir": place}
              for name, place in (("m", "masks"), ("n", "nowhere"))]
     found = convert_json([backend(conditioning_data=named), *masks])
-    assert found.recipe.mask == (tmp_path / "masks" if "m" in named else "none"), "only a name is one"
+    assert found.recipe.mask == (tmp_path / "masks" if "m" in named else "auto"), "only a name is one"
     assert said(found).get("backends[0].conditioning_data", "").endswith(says)
     assert ("backends[0].conditioning_data" in said(found)) == bool(says)
 

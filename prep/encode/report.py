@@ -1,0 +1,53 @@
+"""What `prep encode` says when it is done, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep.findings import Finding, rejected_lines
+from prep.formatting import counted, printable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeReport:
+    """What came of it; `encoded` is what would be when `dry_run`."""
+
+    manifest: Path
+    encoded: Mapping[str, int]
+    reused: Mapping[str, int]
+    rejected: tuple[Finding, ...]
+    notices: tuple[str, ...]
+    bytes: int  # of the new rows
+    samples: Mapping[str, int]
+    dry_run: bool
+    masks: Mapping[str, int] | None = None  # how many were found and used; None: none were asked for
+
+    def as_json(self, seconds: float) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {"manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
+                "encoded": dict(self.encoded), "reused": dict(self.reused),
+                "rejected": [one.as_json() for one in self.rejected],
+                "masks": None if self.masks is None else dict(self.masks),
+                "bytes": self.bytes, "seconds": round(seconds, 3)}
+
+    def as_text(self, seconds: float) -> str:
+        """A few lines for people."""
+        verb, size = ("would encode" if self.dry_run else "encoded"), f"{self.bytes / 2**20:.1f} MiB"
+        done = ", ".join(f"{count} {field}" for field, count in self.encoded.items())
+        kept = ", ".join(f"{count} {field}" for field, count in self.reused.items())
+        lines = [f"{verb}: {done} ({size}); reused: {kept}"]
+        lines += rejected_lines(self.rejected)
+        if not self.dry_run:
+            roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
+            lines.append(f"{printable(str(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
+        return "\n".join(lines)
+
+    @property
+    def _mask_words(self) -> str:
+        if self.masks is None:
+            return ""
+        found, used = self.masks["found"], self.masks["used"]
+        return f"; {counted(found, 'mask')} found, {used} used" if found else "; no masks found"
