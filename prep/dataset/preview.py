@@ -17,6 +17,7 @@ from prep.buckets.assign import Assignment, Assignments
 from prep.buckets.suggest import Sizes
 from prep.dataset.ingest import KnownItem
 from prep.dataset.listing import label
+from prep.dataset.prior import balance_prior
 from prep.dataset.samples import placed_items, roles_of
 from prep.findings import Finding
 from prep.geometry import Size
@@ -69,9 +70,9 @@ class EpochPreview:
 
 def train_samples(recipe: Recipe, items: Sequence[KnownItem], bucketing: Assignments) -> tuple[TrainSample, ...]:
     """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
-    seats = placed_items(items, roles_of(recipe, items)[0], bucketing)
+    seats = placed_items(recipe, items, roles_of(recipe, items)[0], bucketing)
     return tuple(TrainSample(id=seat.id, name=label(recipe, seat.item.item), bucket=seat.bucket,
-                             repeats=recipe.sources[seat.item.item.source].repeats, views=len(seat.views))
+                             repeats=seat.repeats, views=len(seat.views))
                  for seat in seats if seat.role != "validation")  # fmt: skip
 
 
@@ -159,8 +160,10 @@ def _picture(one: Assignment) -> dict[str, Any]:
 def sizes_of(recipe: Recipe, items: Sequence[KnownItem]) -> Sizes:
     """The sizes of a recipe's pictures."""
     found: dict[Size, tuple[int, int]] = {}
-    for item, role in zip(items, roles_of(recipe, items)[0], strict=True):
+    roles = roles_of(recipe, items)[0]
+    shown = balance_prior([(role, recipe.sources[item.item.source].repeats)
+                           for item, role in zip(items, roles, strict=True)])
+    for item, role, repeats in zip(items, roles, shown, strict=True):
         pictures, showings = found.get(item.size, (0, 0))
-        shown = 0 if role == "validation" else recipe.sources[item.item.source].repeats
-        found[item.size] = pictures + 1, showings + shown
+        found[item.size] = pictures + bool(repeats), showings + (0 if role == "validation" else repeats)
     return found

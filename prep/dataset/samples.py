@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prep.batching.split import Role, choose_validation
-from prep.buckets.assign import Assignments
+from prep.buckets.assign import Assignment, Assignments
 from prep.dataset.ingest import KnownItem
+from prep.dataset.prior import balance_prior, prior_notes
 from prep.errors import ConfigError
 from prep.findings import Finding
 from prep.geometry import Placement, Size
@@ -55,6 +56,7 @@ class PlacedItem:
     item: KnownItem
     role: Role
     views: tuple[Placement, ...]
+    repeats: int  # showings in an epoch
 
     @property
     def bucket(self) -> Size:
@@ -62,18 +64,35 @@ class PlacedItem:
         return self.views[0].bucket
 
 
-def placed_items(items: Sequence[KnownItem], roles: Sequence[Role], bucketing: Assignments) -> Iterator[PlacedItem]:
+def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
+                 bucketing: Assignments) -> Iterator[PlacedItem]:
     """The seats of a bucketing of `items` with these `roles`, in the order of source and name.
 
-    A validation sample has its first view only, since no other is looked at.
+    A validation sample has its first view only, since no other is looked at. Samples of role "prior" have the repeats
+    of `balance_prior`; those that get none are left out.
     """
     copies: Counter[tuple[str, Size]] = Counter()
-    for placed in sorted(bucketing.pictures, key=lambda one: _order(items[one.index])):
+    order, asked = _asked(recipe, items, roles, bucketing)
+    for placed, repeats in zip(order, balance_prior(asked), strict=True):
         item, role = items[placed.index], roles[placed.index]
         same = (item.picture, placed.placement.bucket)
         views = placed.views[:1] if role == "validation" else placed.views
-        yield PlacedItem(id=sample_id(*same, copies[same]), item=item, role=role, views=views)
-        copies[same] += 1
+        if repeats:
+            yield PlacedItem(id=sample_id(*same, copies[same]), item=item, role=role, views=views, repeats=repeats)
+            copies[same] += 1
+
+
+def notes_on_prior(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
+                   bucketing: Assignments) -> tuple[str, ...]:
+    """What becomes of the samples of role "prior", where it is not what the recipe says."""
+    return prior_notes(_asked(recipe, items, roles, bucketing)[1])
+
+
+def _asked(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
+           bucketing: Assignments) -> tuple[list[Assignment], list[tuple[Role, int]]]:
+    """The seats in the order of source and name, each with its role and the repeats of its source."""
+    order = sorted(bucketing.pictures, key=lambda one: _order(items[one.index]))
+    return order, [(roles[one.index], recipe.sources[items[one.index].item.source].repeats) for one in order]
 
 
 def _order(item: KnownItem) -> tuple[int, str]:

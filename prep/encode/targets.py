@@ -12,7 +12,7 @@ from typing import Any
 from prep.buckets.assign import Assignments
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.listing import label
-from prep.dataset.samples import PlacedItem, placed_items, roles_of
+from prep.dataset.samples import PlacedItem, notes_on_prior, placed_items, roles_of
 from prep.findings import Finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
@@ -112,7 +112,7 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     samples: list[Sample] = []
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
-    for seat in placed_items(survey.items, roles, bucketing):
+    for seat in placed_items(recipe, survey.items, roles, bucketing):
         name = label(recipe, seat.item.item)
         masked = recipe.mask_of(seat.item.item.source) != "none"
         views: list[View] = []
@@ -127,7 +127,8 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     rows = tuple(_prompt(prompt, negative, keys.text) for prompt, negative in prompts)
     return Targets(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
                    masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
-                   findings=(*survey.findings, *bucketing.findings), notices=notices)
+                   findings=(*survey.findings, *bucketing.findings),
+                   notices=(*notices, *notes_on_prior(recipe, survey.items, roles, bucketing)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +177,7 @@ def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: Tex
     source = recipe.sources[item.item.source]
     texts = tuple(Text(caption=caption, weight=weight, key=keys.key(caption)) for caption, weight in item.captions)
     return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
-                  size=item.size, bucket=seat.bucket, views=views, texts=texts, repeats=source.repeats,
+                  size=item.size, bucket=seat.bucket, views=views, texts=texts, repeats=seat.repeats,
                   weight=source.weight)
 
 

@@ -48,7 +48,7 @@ KEY_COMMENTS: Mapping[str, str] = {
     "mask.from": "auto (sidecar where there are any) | none | sidecar (NAME-masklabel.png) | alpha | a directory",
     "mask.resize": "a mask of another size than its picture: allow (it is scaled) | reject",
     "source.repeats": "times an epoch shows each of its samples",
-    "source.role": "train | validation | prior",
+    "source.role": "train | validation | prior (regularization)",
     "source.weight": "of its samples' loss",
     "source.table": "of captions",
     "validation.fraction": "of the pictures, chosen by the digest of their bytes",

@@ -24,6 +24,7 @@ UNKNOWN = "not known here; nothing was made of it"
 _SECRET = re.compile(r"secret|token$|password|access_key|credential", re.IGNORECASE)
 VIEWS = 4  # cuts of a picture that are kept where a tool would draw another one each time it is shown
 CUTS = f"{VIEWS} cuts of each picture are kept, drawn once: [image] views"
+BALANCED = "an epoch shows these pictures as often as the training pictures, never more"
 FLAT = ("*/*",)  # a glob of all that lies in subdirectories
 
 

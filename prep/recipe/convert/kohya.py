@@ -18,7 +18,7 @@ from prep.captions.options import CaptionOptions
 from prep.formatting import format_size
 from prep.geometry import Size
 from prep.parse import Unparsed, brief, expect, list_of
-from prep.recipe.convert.draft import CUTS, FLAT, VIEWS, Asked, Converted, Draft, Layer
+from prep.recipe.convert.draft import BALANCED, CUTS, FLAT, VIEWS, Asked, Converted, Draft, Layer
 from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
@@ -89,6 +89,7 @@ def _subset(asked: Asked, own: Layer, image: ImageOptions) -> None:
     caption = _caption(asked, tabled)
     mask = _mask(asked)
     role: Role = "prior" if asked.get("is_reg", bool, False) else "train"
+    asked.told("is_reg", f'role = "prior": {BALANCED}, as in sd-scripts; prior_loss_weight is the weight of the source')
     crop, flip = asked.get("random_crop", bool, False), asked.get("flip_aug", bool, False)
     asked.all_told(_LEFT)
     Asked(draft=draft, layers=[own]).left()

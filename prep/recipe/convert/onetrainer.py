@@ -15,7 +15,7 @@ from prep.batching.split import Role
 from prep.captions.options import CaptionOptions
 from prep.errors import PathError
 from prep.parse import Unparsed, expect, one_of
-from prep.recipe.convert.draft import FLAT, Asked, Converted, Draft, Layer
+from prep.recipe.convert.draft import BALANCED, FLAT, Asked, Converted, Draft, Layer
 from prep.recipe.schema import ImageOptions, Source
 
 _ROLES: Mapping[str, Role] = {"STANDARD": "train", "VALIDATION": "validation", "PRIOR_PREDICTION": "prior"}
@@ -84,7 +84,11 @@ def _role(asked: Asked) -> Role:
     named = asked.get("type", str, "STANDARD")
     if asked.get("validation_concept", bool, False):  # its older files
         return "validation"
-    return _ROLES[one_of(named, _ROLES, asked.key("type"))]
+    role = _ROLES[one_of(named, _ROLES, asked.key("type"))]
+    if role == "prior":
+        asked.told("type", f'role = "prior": the loss compares with the pictures themselves, not with what the base '
+                   f"model predicts; {BALANCED}")
+    return role
 
 
 def _repeats(asked: Asked) -> int:

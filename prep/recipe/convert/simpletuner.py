@@ -15,7 +15,7 @@ from typing import Any
 from prep.batching.split import Role
 from prep.captions.options import CaptionOptions
 from prep.parse import Unparsed, brief, expect, list_of, one_of
-from prep.recipe.convert.draft import CUTS, VIEWS, Asked, Converted, Draft, Layer
+from prep.recipe.convert.draft import BALANCED, CUTS, VIEWS, Asked, Converted, Draft, Layer
 from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
@@ -88,7 +88,8 @@ def _backend(draft: Draft, asked: Asked, masks: Mapping[str, Layer]) -> None:
     role: Role = "validation" if asked.get("dataset_type", str, "image") == "eval" else "train"
     for name in ("is_regularisation_data", "is_regularization_data"):
         if asked.get(name, bool, False):
-            asked.told(name, "its samples are prior samples, weighed in the loss; no teacher predicts them")
+            asked.told(name, f'role = "prior": the loss compares with the pictures themselves, not with what the base '
+                       f"model predicts; {BALANCED}")
             role = "prior"
     table = _table(asked)
     caption = _caption(asked)

@@ -48,7 +48,8 @@ def test_a_whole_file(convert_text, tmp_path):
     assert found.recipe.caption == CaptionOptions(lines="first", keep_separator=""), "what they share"
     assert found.recipe.image == ImageOptions(resolution=768, step=64, shortest=320, longest=1280, upscale="allow")
     assert set(said(found)) == {"datasets[0].batch_size", "general.shuffle_caption",
-                                "datasets[0].subsets[0].conditioning_data_dir"}
+                                "datasets[0].subsets[0].conditioning_data_dir", "datasets[0].subsets[1].is_reg"}
+    assert "as often as the training pictures, never more" in said(found)["datasets[0].subsets[1].is_reg"]
 
 
 def test_what_all_subsets_share_stands_once(convert_text, tmp_path):

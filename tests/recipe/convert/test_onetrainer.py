@@ -37,6 +37,7 @@ def test_a_whole_file(convert_json, tmp_path):
     assert found.recipe.image == ImageOptions(buckets="ratio", upscale="allow", crop="random", flip="both"), (
         "both are on where a concept does not say")
     assert said(found)["concepts[3].enabled"] == "left out: concept 'not now'"
+    assert "not with what the base model predicts" in said(found)["concepts[2].type"]
     assert {"resolution", "masked_training"} <= set(said(found)), "what the main configuration says is asked for"
 
 

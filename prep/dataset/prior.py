@@ -1,0 +1,55 @@
+"""Showings of regularization samples (role "prior"): as many in an epoch as training samples have, and never more.
+
+The rule of sd-scripts (`DreamBoothDataset`), which repeats its `is_reg` images until they are as many as the training
+images. Where there are too many, it takes the first ones with all of their repeats; here every sample is shown once
+before any is shown again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from prep.batching.split import Role
+from prep.formatting import counted
+
+MOST_REPEATS = 1 << 20  # of a sample that a manifest takes
+
+
+def balance_prior(asked: Sequence[tuple[Role, int]]) -> list[int]:
+    """The repeats of samples whose role and own repeats are `asked`; those of "prior" add up to those of "train".
+
+    0: the sample is not shown at all. Without training samples, all stay as they are.
+    """
+    total = sum(repeats for role, repeats in asked if role == "train")
+    prior = [repeats for role, repeats in asked if role == "prior"]
+    fitted = iter(_fit(prior, total) if total and prior else prior)
+    return [next(fitted) if role == "prior" else repeats for role, repeats in asked]
+
+
+def prior_notes(asked: Sequence[tuple[Role, int]]) -> tuple[str, ...]:
+    """What `balance_prior` changes, for the user; nothing where it changes nothing."""
+    shown = balance_prior(asked)
+    prior = [repeats for (role, _), repeats in zip(asked, shown, strict=True) if role == "prior"]
+    if shown == [repeats for _, repeats in asked]:
+        return ()
+    used = sum(map(bool, prior))
+    left = f"; {len(prior) - used} of {len(prior)} are left out" if used < len(prior) else ""
+    return (f"note: {counted(used, 'regularization sample')} {'has' if used == 1 else 'have'} "
+            f"{counted(sum(prior), 'showing')} an epoch, as many as the training samples{left}",)
+
+
+def _fit(repeats: Sequence[int], total: int) -> list[int]:
+    """`repeats` raised or lowered evenly until their sum is `total`, the earlier ones first."""
+    asked = sum(repeats)
+    if asked <= total:
+        more, first = divmod(total - asked, len(repeats))
+        return [min(one + more + (place < first), MOST_REPEATS) for place, one in enumerate(repeats)]
+    level = bisect_right(range(max(repeats)), total, key=lambda most: sum(min(one, most) for one in repeats)) - 1
+    spare = total - sum(min(one, level) for one in repeats)
+    fitted: list[int] = []
+    for one in repeats:
+        raised = one > level and spare > 0
+        spare -= raised
+        fitted.append(min(one, level) + raised)
+    return fitted
