@@ -120,7 +120,7 @@ def test_another_vae_and_how_rows_are_made(prep, encode, diff, tiny_model, tmp_p
 
 
 def test_masks_switched_on(encode, diff):
-    encode("a.json")
+    encode("a.json", "--mask", "none")
     encode("b.json", "--mask", "sidecar")
     document, lines = diff()
     assert document["fields"]["mask"]["change"] == "added"
@@ -164,7 +164,7 @@ def test_sources_are_the_same_where_they_lie_at_one_place(encode, diff, photos, 
     shutil.copytree(photos, more)
     for number in range(4):
         draw(more / f"{number}.png", (96, 96), seed=90 + number)
-    first, second = f'path = "{photos.name}"', 'path = "more"'
+    first, second = f'path = "{photos.name}"\nmask = "none"', 'path = "more"\nmask = "none"'
     encode("a.json", source=recipe_of(tmp_path, photos, "", [first, second]))
     encode("b.json", source=recipe_of(tmp_path, photos, "", [second, first]))
     document, _ = diff()
