@@ -11,6 +11,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import progress, put, put_json, say
 from prep.cli.options import quiet_pillow
+from prep.errors import EXIT_FINDINGS
 
 
 def encode(
@@ -29,12 +30,15 @@ def encode(
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the VAE", min=1)] = 4,
     jobs: opt.Jobs = opt.JOBS,
     shard_mib: Annotated[int, typer.Option(help="size of a shard in MiB, at most", min=1, max=4096)] = 256,
-    max_rejects: Annotated[int | None, typer.Option(help="failed rows that stop the run (default: 10 or 1 %)")] = None,
+    max_rejects: Annotated[int | None, typer.Option(
+        help="stop after more failed rows: latents that are not finite, files that changed meanwhile; bad pictures do "
+        "not count (default: 1 % of the samples, at least 10)")] = None,
     retry_rejects: Annotated[bool, typer.Option("--retry-rejects", help="try rows again that were rejected")] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="read every file again, whatever its stamps say")] = False,
     recheck: Annotated[bool, typer.Option("--recheck", help="verify every byte that is reused, and encode damaged rows "
                                           "again")] = False,
     download: Annotated[bool, typer.Option("--download", help="fetch a Hub model that is not in the cache")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit 1 when pictures are left out")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is missing and what it will take")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
@@ -59,3 +63,5 @@ def encode(
         put_json(report.as_json(time.monotonic() - begun))
     else:
         put(report.as_text(time.monotonic() - begun))
+    if strict and report.rejected:
+        raise typer.Exit(EXIT_FINDINGS)

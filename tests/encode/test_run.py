@@ -242,8 +242,18 @@ def test_broken_pictures_do_not_stop_the_run_and_rows_that_fail_without_cause_do
     assert len(encode("--max-rejects", 0)["rejected"]) == 4
     monkeypatch.setattr("prep.models.vae.VaeEncoder.encode", lambda self, pixels: [None] * len(pixels))
     result = encode("--max-rejects", 2, "--resolution", 64, code=7)
-    assert "3 rows could not be encoded, more than --max-rejects 2" in result.err
-    assert "prep scan" in result.err
+    assert ("3 rows failed (a latent that is not finite, or a file that changed meanwhile), more than --max-rejects 2"
+            in result.err and "bad pictures do not count" in result.err)
+
+
+def test_strict_is_for_pictures_that_are_left_out(encode, prep, photos, tiny_model, tmp_path):
+    assert encode("--strict")["rejected"] == []
+    spoil(photos / "6.png")
+    args = ("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", *SMALL)
+    assert prep(*args).code == 0
+    result = prep(*args, "--strict")
+    assert result.code == 1 and "6.png" in result.out and result.out.rstrip().splitlines()[-1].startswith(
+        str(tmp_path / "m.json")), "the manifest is written all the same"
 
 
 def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, photos, tmp_path, monkeypatch):

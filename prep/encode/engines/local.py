@@ -63,8 +63,9 @@ class _Tally:
         if isinstance(what, Finding):
             self.transient.append(what)
         if self.refused > self.limit:
-            raise CacheError(f"{self.refused} rows could not be encoded, more than --max-rejects {self.limit}; "
-                             f"the last: {what.detail}", hint="prep scan SOURCE names the pictures at fault")
+            raise CacheError(f"{self.refused} rows failed (a latent that is not finite, or a file that changed "
+                             f"meanwhile), more than --max-rejects {self.limit}; the last: {what.detail}",
+                             hint="--compute float32 helps where latents are not finite; bad pictures do not count")
 
 
 def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) -> None:
