@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from prep.formatting import printable
+from prep.formatting import printable, shell_name
 from prep.parse import Unparsed, brief, expect, suggest
 
 Severity = Literal["error", "warning", "info"]
@@ -137,7 +137,7 @@ class Finding:
 
 def rejected_line(found: Finding) -> str:
     """What is said of a picture that is left out."""
-    return f"rejected: {printable(found.path)}: {found.code}: {printable(found.detail)}"
+    return f"rejected: {shell_name(found.path)}: {found.code}: {printable(found.detail)}"
 
 
 def rejected_lines(found: Sequence[Finding]) -> list[str]:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Sequence
+
+_SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # as `shlex.quote` has it, but letters of any language need no quotes
+_LABEL = re.compile(r"^source\[\d+\]/")
 
 
 def printable(text: str) -> str:
@@ -35,10 +40,21 @@ def grouped(count: int) -> str:
     return f"{count:,}" if abs(count) >= 10_000 else str(count)
 
 
+def shell_name(name: str) -> str:
+    """A file's name as a shell takes it: quoted where it must be, with `$'…'` of bash and zsh where it cannot be shown.
+
+    What findings put before a name, `source[1]/`, is no pattern of files and needs no quotes.
+    """
+    if not name.isprintable():
+        spelled = name.replace("\\", "\\\\").replace("'", "\\'")
+        return f"$'{printable(spelled)}'"
+    return shlex.quote(name) if not name or _SPECIAL.search(_LABEL.sub("", name)) else name
+
+
 def join_names(names: Sequence[str], limit: int) -> str:
-    """The first `limit` names, spelled out, and how many more there are."""
+    """The first `limit` names as a shell takes them, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(printable(name) for name in names[:limit]) + more
+    return ", ".join(shell_name(name) for name in names[:limit]) + more
 
 
 def printable_name(name: str) -> str:

@@ -39,7 +39,7 @@ def bucket(
     from prep.dataset.bucketing import buckets_for, rules_of
     from prep.dataset.ingest import ingest
     from prep.dataset.preview import flag_extremes, preview_as_json, preview_epoch, sizes_of, train_samples
-    from prep.dataset.samples import notes_on_prior, roles_of, settle_masks, unused_masks
+    from prep.dataset.samples import notes_on_prior, roles_of, settle_masks, unread_repeats, unused_masks
     from prep.findings import rejected_lines
     from prep.fs.memo import Memo
     from prep.progress import DeferredTotal
@@ -62,7 +62,8 @@ def bucket(
                          micro_batch=micro_batch, seed=seed, world=world,
                          underfill=underfill)  # type: ignore[arg-type]  # checked there
     roles = roles_of(recipe, surveyed.items)[0]
-    notes = (*unused_masks(surveyed.findings), *notes_on_prior(recipe, surveyed.items, roles, bucketing))
+    notes = (*unused_masks(surveyed.findings), *notes_on_prior(recipe, surveyed.items, roles, bucketing),
+             *unread_repeats(recipe, surveyed.items))
     for line in () if quiet else notes:
         say(line)
     rejected = [one for one in surveyed.findings if one.severity == "error"]

@@ -12,26 +12,29 @@ from prep.cli.console import progress, put, put_json, say
 
 
 def init(
-    source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]", show_default=False,
-                                                  help="a directory of pictures, or a .tar (braces and globs)")] = None,
+    sources: Annotated[list[Path] | None, typer.Argument(
+        metavar="[SOURCE]...", show_default=False,
+        help="directories of pictures, .tar files (braces and globs), or kohya's project (img, reg, mask)")] = None,
     other: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="convert another tool's file instead: "
                                                "kohya's dataset TOML, OneTrainer's concepts, SimpleTuner's "
                                                "multidatabackend.json")] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="the recipe to write")] = Path("dataset.toml"),
+    output: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="the recipe to write "
+                                                "(default: dataset.toml; recipe.toml where that is converted)")] = None,
     model: Annotated[str | None, typer.Option(help="a diffusers pipeline directory, or a Hub id")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a recipe that is there")] = False,
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Look at pictures, or at another tool's file, and write a commented recipe for prep encode."""
     from prep.images.decode import quiet_pillow
-    from prep.recipe.init import check_choice, check_target, init_from_file, init_from_source
+    from prep.recipe.init import check_choice, check_target, init_from_file, init_from_sources, target_of
 
-    check_choice(source, other, model)
+    check_choice(sources or (), other, model)
+    output = target_of(output, other)
     check_target(output, force)
-    if source is not None:
+    if sources:
         quiet_pillow()
         with progress("looking", None, unit="pictures", shown=not quiet) as tick:
-            written = init_from_source(source, output, model=model, jobs=jobs, tick=tick)
+            written = init_from_sources(sources, output, model=model, jobs=jobs, tick=tick)
     else:
         assert other is not None, "checked above"
         written = init_from_file(other, output)

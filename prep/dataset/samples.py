@@ -12,10 +12,13 @@ from prep.dataset.ingest import KnownItem
 from prep.dataset.prior import balance_prior, prior_notes
 from prep.errors import ConfigError
 from prep.findings import Finding
+from prep.formatting import join_names, shell_name
 from prep.geometry import Placement, Size
 from prep.keys import sample_id
+from prep.recipe.layout import REPEATED
 from prep.recipe.schema import Recipe
 from prep.recipe.validate import NO_FOCUS
+from prep.sources.walk import is_tars
 
 
 def settle_masks(recipe: Recipe, items: Sequence[KnownItem]) -> Recipe:
@@ -34,6 +37,20 @@ def unused_masks(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Notes on masks that lie beside the pictures and are not used; with several sources, one for each."""
     found = (one for one in findings if one.code == "masks-unused")
     return tuple(f"note: {'' if one.path == '.' else f'{one.path}: '}{one.detail}" for one in found)
+
+
+def unread_repeats(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[str, ...]:
+    """A note on directories called N_class in a source that no recipe describes: their repeats are not read."""
+    if recipe.file is not None or is_tars(recipe.sources[0].path):
+        return ()
+    parts = (part for item in items for part in item.item.name.split("/")[:-1])
+    folders = dict.fromkeys(part for part in parts if REPEATED.fullmatch(part))
+    root = recipe.sources[0].path
+    names = [root.name] if REPEATED.fullmatch(root.name) else list(folders)
+    if not names:
+        return ()
+    return (f"note: {join_names(names, 3)}: repeats are not read from names of directories but from a recipe; "
+            f"prep init {shell_name(str(root.parent if folders == {} else root))} writes it",)
 
 
 def roles_of(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[list[Role], tuple[str, ...]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from prep.cache.store import Cache, check_can_create, clear_leftovers, leftovers, open_cache
 from prep.dataset.listing import picture_places
-from prep.dataset.samples import unused_masks
+from prep.dataset.samples import unread_repeats, unused_masks
 from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome
 from prep.encode.limits import check_manifest_size
@@ -213,7 +213,8 @@ def _report(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, outco
 
 def _notices(wanted: ResolvedRecipe) -> tuple[str, ...]:
     """What the user should know of roles, and of masks that lie beside the pictures and are not used."""
-    return (*wanted.wants.notices, *unused_masks(wanted.wants.findings))
+    return (*wanted.wants.notices, *unused_masks(wanted.wants.findings),
+            *unread_repeats(wanted.recipe, wanted.survey.items))
 
 
 def _masks_found(wanted: ResolvedRecipe) -> int:

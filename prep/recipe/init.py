@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
-from prep.formatting import format_size, printable
+from prep.formatting import format_size, shell_name
 from prep.fs.atomic import remove, rename, sync_dir, write_synced
 from prep.fs.paths import check_not_cache, check_replaceable
 from prep.progress import Tick
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import Converted
 from prep.recipe.load import load_recipe
-from prep.recipe.overview import SourceOverview, overview_of
+from prep.recipe.overview import Overview, overview_of
 from prep.recipe.schema import Recipe
 from prep.recipe.suggest import suggest
 from prep.recipe.write import Comment, render_recipe
@@ -31,7 +31,7 @@ class InitReport:
 
     output: Path
     recipe: Recipe
-    seen: SourceOverview | None = None
+    seen: Overview | None = None
     converted: Converted | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class InitReport:
         """A line for people."""
         image, count = self.recipe.image, len(self.recipe.sources)
         sides = ", ".join(map(str, image.resolutions))
-        return (f"{printable(str(self.output))}: {count} source{'s' if count > 1 else ''}, resolution {sides}, "
+        return (f"{shell_name(str(self.output))}: {count} source{'s' if count > 1 else ''}, resolution {sides}, "
                 f"buckets {image.buckets}")
 
     @property
@@ -59,7 +59,7 @@ class InitReport:
         if self.seen is not None and self.seen.opened.unreadable:
             opened = self.seen.opened
             return [f"note: {opened.unreadable} of {opened.count} files cannot be read as pictures; prep scan "
-                    f"{printable(str(self.output))} says why of each"]
+                    f"{shell_name(str(self.output))} says why of each"]
         if self.converted is None:
             return []
         grouped: dict[tuple[str, str], list[str]] = {}
@@ -69,17 +69,33 @@ class InitReport:
                 for texts in grouped.values()]
 
 
-def check_choice(source: Path | None, other: Path | None, model: str | None) -> None:
-    """Raises `UsageError` unless there is one thing to make a recipe of."""
-    if (source is None) == (other is None):
+def check_choice(sources: Sequence[Path], other: Path | None, model: str | None) -> None:
+    """Raises `UsageError` unless there is one kind of thing to make a recipe of."""
+    if bool(sources) == (other is not None):
         raise UsageError("prep init needs a SOURCE or --from FILE, and not both",
                          hint="prep init photos, or prep init --from concepts.json")
     if other is not None and model is not None:
         raise UsageError("--model goes with a SOURCE: another tool's file says its own resolution",
                          hint="write [model] path into the recipe, or give --model to prep encode")
-    if source is not None and source.suffix == ".toml":
-        raise UsageError(f"SOURCE is {source}, expected a directory of pictures or tars",
-                         hint=f"prep init --from {source} converts another tool's file")
+    for source in sources:
+        if source.suffix in (".toml", ".json") and not source.is_dir():
+            raise UsageError(f"SOURCE is {source}, expected a directory of pictures or tars",
+                             hint=f"prep init --from {shell_name(str(source))} converts another tool's file")
+
+
+def target_of(output: Path | None, other: Path | None) -> Path:
+    """Where the recipe goes: `output`, else dataset.toml, else recipe.toml where that is the file to convert.
+
+    Raises `PathError` for an output that is the file to convert.
+    """
+    usual = Path("dataset.toml")
+    target = output or usual
+    if other is None or not (target.exists() and other.exists() and target.samefile(other)):
+        return target
+    if output is not None:
+        raise PathError(f"recipe {output} is the file to convert, which is never replaced",
+                        hint="choose another name: -o recipe.toml")
+    return Path("recipe.toml")
 
 
 def check_target(output: Path, force: bool) -> None:
@@ -98,11 +114,12 @@ def _is_recipe(path: Path) -> bool:
     return any(line.strip().startswith(_KEYS) for line in head.splitlines())
 
 
-def init_from_source(source: Path, output: Path, *, model: str | None, jobs: int, tick: Tick) -> InitReport:
-    """Looks at `source` and writes the recipe for it. Raises `PathError`, `ModelError`."""
-    seen = overview_of(source, jobs=jobs, tick=tick)
-    found = suggest(replace(seen, path=source.absolute(), table=None if seen.table is None else seen.table.absolute()),
-                    model=_placed(model or ""), given=str(source), name=output.name)
+def init_from_sources(sources: Sequence[Path], output: Path, *, model: str | None, jobs: int,
+                      tick: Tick) -> InitReport:
+    """Looks at `sources` and writes the recipe for them. Raises `PathError`, `ModelError`."""
+    seen = overview_of(sources, jobs=jobs, tick=tick)
+    found = suggest(seen, model=_placed(model or ""), given=" ".join(shell_name(str(one)) for one in sources),
+                    name=shell_name(output.name))
     write_recipe(found.recipe, output, remarks=found.remarks, shown=found.shown)
     return InitReport(output=output, recipe=found.recipe, seen=seen)
 
@@ -140,12 +157,15 @@ def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Comment], sh
     sync_dir(output.absolute().parent)
 
 
-def _seen_json(seen: SourceOverview) -> dict[str, Any]:
+def _seen_json(seen: Overview) -> dict[str, Any]:
     opened = seen.opened
     sizes = sorted(opened.sizes, key=lambda size: size[0] * size[1])
     middle = {"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {}
-    return {"pictures": seen.pictures, "captions": seen.captions, "without_caption": seen.missing, "masks": seen.masks,
-            "mask_folder": None if seen.mask_folder is None else str(seen.mask_folder),
+    masks = [str(one) for one in seen.mask_folders]
+    return {"pictures": seen.total("pictures"), "captions": seen.captions, "without_caption": seen.total("missing"),
+            "masks": seen.total("masked"), "mask_folder": masks[0] if masks else None, "mask_folders": masks,
+            "sources": [{"path": str(one.place.path), "role": one.place.role, "pictures": one.pictures}
+                        for one in seen.parts],
             "folders": [{"name": one.name, "repeats": one.repeats, "class": one.words, "pictures": one.pictures}
                         for one in seen.folders],
             "opened": opened.count, "unreadable": opened.unreadable, "alpha": opened.alpha,

@@ -15,6 +15,7 @@ from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.findings import SEVERITIES, ScanOptions, parse_code
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
+from prep.recipe.elsewhere import check_keys
 from prep.recipe.schema import MASK_RESIZE, ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.validate import upscale, validate_recipe
 from prep.sources.item import MaskFrom
@@ -57,7 +58,7 @@ def _read(path: Path) -> Recipe:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    known_keys(table, ("model", "image", "caption", "mask", "scan", "source", "validation", "prompts"), "the recipe")
+    check_keys(table, ("model", "image", "caption", "mask", "scan", "source", "validation", "prompts"), "the recipe")
     caption = _record(CaptionOptions, table, "caption")
     sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
     if not sources:
@@ -85,7 +86,7 @@ def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Sour
         raise Unparsed(f"{where} has no 'path'")
     apart = {"path", "mask", "caption", "include", "exclude", "table"}
     plain = {name: read for name, read in _readers(Source).items() if name not in apart}
-    known_keys(table, (*apart, *plain), f"[{where}]")
+    check_keys(table, (*apart, *plain), f"[{where}]")
     own = table.get("caption")
     mask, captions = table.get("mask"), table.get("table")
     return Source(
@@ -115,7 +116,7 @@ def _globs(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
 
 def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
     section: dict[str, Any] = expect(table.get(name, {}), dict, f"[{name}]")
-    known_keys(section, known, f"[{name}]")
+    check_keys(section, known, f"[{name}]")
     return section
 
 

@@ -1,4 +1,4 @@
-"""Looks at a source: which pictures, captions, masks and tables are there. Headers are read, and no pixels are decoded.
+"""Looks at sources: which pictures, captions, masks and tables are there. Headers are read, and no pixels are decoded.
 
 All names are walked. Of many files only some are opened, evenly spread over the walk, so that the look takes seconds.
 """
@@ -6,34 +6,32 @@ All names are walked. Of many files only some are opened, evenly spread over the
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prep.captions.read import BadCaption, read_caption
 from prep.captions.variants import TRIGGER, has_wildcards
 from prep.errors import PathError
 from prep.fs.blob import read_blob
-from prep.fs.paths import is_inside, resolve
 from prep.geometry import Size
 from prep.images.decode import read_header
 from prep.images.formats.parts import BadPicture
 from prep.images.header import Header
 from prep.progress import Tick
+from prep.recipe.layout import REPEATED, FoundMasks, Place, find_masks, places_in
 from prep.sources.item import Item
-from prep.sources.mask_directory import MaskFolder
 from prep.sources.tables import KINDS, Tables
 from prep.sources.tree import PICTURES, TABLES, stem_of
 from prep.sources.walk import is_tars, tars_in, walk_source
 
 MOST_OPENED = 5000  # pictures whose header and caption are read
 MOST_TABLE = 1 << 26  # bytes of a file that may be a table of captions
-_REPEATED = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)  # kohya's directories: 10_cat is shown ten times an epoch
 _SEPARATOR = "|||"
-_MASKS = ("masks", "mask", "{}_masks", "{}-masks")  # names of a directory of masks beside the source
 TAGS, WORDS = 4, 4  # so many parts between commas, of so few words each, are tags
 
 
@@ -45,6 +43,7 @@ class RepeatFolder:
     repeats: int
     words: str
     pictures: int
+    masks: FoundMasks
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,23 +64,79 @@ class SampledFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOverview:
-    """What is in a source."""
+    """What is in one place."""
 
-    path: Path
+    place: Place
     pictures: int
     captions: dict[str, int]  # by where they are: ".txt", ".caption", ".json", "table"
     missing: int  # pictures without a caption
-    masks: int  # pictures that have one
-    mask_folder: Path | None  # a directory of them beside the source
+    sidecars: int  # pictures with a mask beside them
+    masks: FoundMasks  # of the pictures in none of `folders`
     spoken: int  # pictures without a caption whose name has words
     folders: tuple[RepeatFolder, ...]
     outside: int  # pictures in none of `folders`
     table: Path | None  # of captions, to be named in the recipe
     opened: SampledFiles
 
+    @property
+    def path(self) -> Path:
+        """Where it is, as a recipe says it."""
+        return self.place.path.absolute()
 
-def overview_of(path: Path, *, jobs: int, tick: Tick = lambda _: None) -> SourceOverview:
-    """What is in the source at `path`, a directory or tars. Raises `PathError`."""
+    @property
+    def mask_folders(self) -> tuple[Path, ...]:
+        """The directories of masks for it, each once."""
+        found = (one.folder for one in (self.masks, *(one.masks for one in self.folders)))
+        return tuple(dict.fromkeys(one for one in found if one is not None))
+
+    @property
+    def masked(self) -> int:
+        """Pictures that have a mask."""
+        return self.sidecars + self.masks.count + sum(one.masks.count for one in self.folders)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overview:
+    """What is in all places together."""
+
+    parts: tuple[SourceOverview, ...]
+
+    def total(self, name: str) -> int:
+        """The sum of a count over the places."""
+        return sum(getattr(one, name) for one in self.parts)
+
+    @property
+    def captions(self) -> dict[str, int]:
+        """Captions by where they are."""
+        return dict(sum((Counter(one.captions) for one in self.parts), Counter()))
+
+    @property
+    def folders(self) -> tuple[RepeatFolder, ...]:
+        """All directories called N_class."""
+        return tuple(folder for one in self.parts for folder in one.folders)
+
+    @property
+    def mask_folders(self) -> tuple[Path, ...]:
+        """All directories of masks, each once."""
+        return tuple(dict.fromkeys(folder for one in self.parts for folder in one.mask_folders))
+
+    @property
+    def opened(self) -> SampledFiles:
+        """What was read in some of the files of all places."""
+        whole = SampledFiles()
+        for one in self.parts:
+            for name in SampledFiles.__dataclass_fields__:
+                setattr(whole, name, getattr(whole, name) + getattr(one.opened, name))
+        return whole
+
+
+def overview_of(sources: Sequence[Path], *, jobs: int, tick: Tick = lambda _: None) -> Overview:
+    """What is in the sources that a user names: directories, tars, or a project of kohya's. Raises `PathError`."""
+    return Overview(parts=tuple(_overview(one, jobs, tick) for one in places_in(sources)))
+
+
+def _overview(place: Place, jobs: int, tick: Tick) -> SourceOverview:
+    path = place.path
     items = [one for one in walk_source(path, source=0, masks="sidecar") if isinstance(one, Item)]
     table = None if is_tars(path) or not any(_bare(one) for one in items) else _table_of(path, items)
     if table is not None:
@@ -89,19 +144,47 @@ def overview_of(path: Path, *, jobs: int, tick: Tick = lambda _: None) -> Source
     if not items:
         tars = tars_in(path)
         raise PathError(f"source {path} has no pictures, expected {' '.join(PICTURES)}",
-                        hint=f"it has {tars} tars: prep init '{path}/*.tar'" if tars else
+                        hint=f"it has {tars} tars: prep init {shlex.quote(f'{path}/*.tar')}" if tars else
                         "name the directory that holds them; what lies below it is found")
+    named = {} if is_tars(path) else _by_folder(items)
+    places = {name: _masks_for(path / name, inside, name, place) for name, inside in named.items()}
+    rest = [one for one in items if one.name.partition("/")[0] not in named]
+    whole = _masks_for(path, rest, "", place)
+    mine = _below(path, [whole, *places.values()])
+    items = [one for one in items if not one.name.startswith(mine)]
     bare = [one for one in items if _bare(one)]
-    folders = () if is_tars(path) else tuple(_folders(items))
-    masked, beside = sum(one.mask is not None for one in items), None
-    if not masked and not folders:
-        masked, beside = _masks_beside(path, items)
-    return SourceOverview(path=path, pictures=len(items),
+    folders = tuple(_folders(items, places))
+    return SourceOverview(place=place, pictures=len(items),
                           captions=dict(Counter(_kind(one) for one in items if not _bare(one))),
-                          missing=len(bare), masks=masked, mask_folder=beside,
+                          missing=len(bare), sidecars=sum(one.mask is not None for one in items), masks=whole,
                           spoken=sum(_speaks(one.name) for one in bare), folders=folders,
-                          outside=len(items) - sum(one.pictures for one in folders), table=table,
-                          opened=_open(items, jobs, tick))
+                          outside=len(items) - sum(one.pictures for one in folders),
+                          table=None if table is None else table.absolute(), opened=_open(items, jobs, tick))
+
+
+def _by_folder(items: Iterable[Item]) -> dict[str, list[Item]]:
+    """The items in directories called N_class that lie directly in the source."""
+    found: dict[str, list[Item]] = {}
+    for one in items:
+        top, slash, _ = one.name.partition("/")
+        if slash and REPEATED.fullmatch(top):
+            found.setdefault(top, []).append(one)
+    return found
+
+
+def _masks_for(root: Path, items: Sequence[Item], name: str, place: Place) -> FoundMasks:
+    """The directory of masks for the items in `root`, `name` in the place; none where masks lie beside pictures."""
+    if not items or any(one.mask is not None for one in items):
+        return FoundMasks()
+    start = f"{name}/" if name else ""
+    return find_masks(root, [replace(one, name=one.name.removeprefix(start)) for one in items], place)
+
+
+def _below(path: Path, masks: Iterable[FoundMasks]) -> tuple[str, ...]:
+    """What the names of masks begin with that lie in the source itself."""
+    root = path.absolute()
+    folders = (one.folder for one in masks if one.folder is not None and one.folder.is_relative_to(root))
+    return tuple(f"{one.relative_to(root).as_posix()}/" for one in folders)
 
 
 def _bare(item: Item) -> bool:
@@ -117,29 +200,12 @@ def _speaks(name: str) -> bool:
     return len(re.findall(r"[^\W\d_]{3,}", stem_of(name.rpartition("/")[2]))) >= 2
 
 
-def _folders(items: Iterable[Item]) -> Iterator[RepeatFolder]:
+def _folders(items: Iterable[Item], masks: Mapping[str, FoundMasks]) -> Iterator[RepeatFolder]:
     """Directories directly in the source that are called N_class, in the order of their names."""
-    found = Counter(one.name.partition("/")[0] for one in items if "/" in one.name)
-    for name, pictures in found.items():
-        if match := _REPEATED.fullmatch(name):
-            yield RepeatFolder(name=name, repeats=int(match[1]), words=match[2], pictures=pictures)
-
-
-def _masks_beside(path: Path, items: Sequence[Item]) -> tuple[int, Path | None]:
-    """How many pictures have a mask in a directory beside the source, and where; that with the most."""
-    best: tuple[int, Path | None] = (0, None)
-    for name in _MASKS:
-        folder = path.absolute().parent / name.format(path.name)
-        if folder.is_dir() and not is_inside(resolve(path), resolve(folder)) and resolve(folder) != resolve(path):
-            masks = MaskFolder.read(folder)
-            found = sum(masks.find(_stem(one)) is not None for one in items)
-            best = max(best, (found, folder), key=lambda one: one[0])
-    return best
-
-
-def _stem(item: Item) -> str:
-    """What the name of an item's mask begins with in a directory of masks; of a member of a tar, its key."""
-    return item.picture.member.rpartition(".")[0] or stem_of(item.name)
+    for name, inside in _by_folder(items).items() if masks else ():
+        match = REPEATED.fullmatch(name)
+        assert match is not None, "that is why it is one"
+        yield RepeatFolder(name=name, repeats=int(match[1]), words=match[2], pictures=len(inside), masks=masks[name])
 
 
 def _table_of(root: Path, items: Sequence[Item]) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
@@ -11,11 +11,11 @@ from pathlib import Path
 from prep.buckets.sizes import STEP
 from prep.captions.options import CaptionOptions
 from prep.errors import ModelError
-from prep.formatting import format_size
+from prep.formatting import format_size, join_names
 from prep.models.family import FAMILIES, Family
 from prep.models.pipeline import infer_family
 from prep.parse import Unparsed, hub_id
-from prep.recipe.overview import RepeatFolder, SampledFiles, SourceOverview
+from prep.recipe.overview import Overview, RepeatFolder, SampledFiles, SourceOverview
 from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom
@@ -36,18 +36,19 @@ class Suggestion:
     shown: tuple[str, ...]
 
 
-def suggest(seen: SourceOverview, *, model: str = "", given: str = "", name: str = "dataset.toml") -> Suggestion:
+def suggest(seen: Overview, *, model: str = "", given: str = "", name: str = "dataset.toml") -> Suggestion:
     """The recipe for what was `seen`, and for the encoders of `model`, a directory or a Hub id; "" where none is named.
 
-    `given` is the source as the user called it, `name` the recipe's own. Raises `ModelError` for a directory that holds
-    no model we know.
+    `given` are the sources as the user called them, `name` the recipe's own. Raises `ModelError` for a directory that
+    holds no model we know.
     """
     family = _family(model)
     image, image_says = _image(seen, family)
     sources, source_says = _sources(seen)
     caption, caption_says = _caption(seen)
-    mask: MaskFrom = seen.mask_folder or ("sidecar" if seen.masks else "auto")
-    fraction = next((fraction for most, fraction in _FRACTIONS if seen.pictures < most), 0.01)
+    mask, sources = _shared_mask(seen, sources)
+    pictures = sum(one.pictures for one in seen.parts if one.place.role == "train")
+    fraction = next((fraction for most, fraction in _FRACTIONS if pictures < most), 0.01)
     recipe = Recipe(sources=tuple(sources), image=image, caption=caption, mask=mask,
                     validation=fraction, model=ModelOptions(path=model))
     remarks = [Comment(at="", text=text) for text in _top(seen, given, name)]
@@ -56,8 +57,8 @@ def suggest(seen: SourceOverview, *, model: str = "", given: str = "", name: str
                                "--model"))
     remarks += [*image_says, *caption_says, *_mask(seen), *source_says]
     if fraction:
-        remarks.append(Comment(at="validation.fraction", text=f"about {max(1, round(fraction * seen.pictures))} of "
-                               f"{seen.pictures} pictures, never trained on"))
+        remarks.append(Comment(at="validation.fraction", text=f"about {max(1, round(fraction * pictures))} of "
+                               f"{pictures} pictures, never trained on"))
     also = (name for name, says in (("image.alpha", seen.opened.alpha), ("caption.lines", seen.opened.several)) if says)
     return Suggestion(recipe=recipe, remarks=tuple(remarks), shown=(*SHOWN, *also))
 
@@ -76,17 +77,19 @@ def _family(model: str) -> Family | None:
     return None
 
 
-def _top(seen: SourceOverview, given: str, name: str) -> Iterator[str]:
-    yield f"Written by prep init from what is in {given or seen.path}: {seen.pictures} pictures."
+def _top(seen: Overview, given: str, name: str) -> Iterator[str]:
+    opened, pictures = seen.opened, seen.total("pictures")
+    yield f"Written by prep init from what is in {given}: {pictures} pictures."
     yield f"prep scan {name} says what is wrong with them, prep bucket {name} what training would see."
-    opened = seen.opened
-    if opened.count < seen.pictures:
+    if left := [name for one in seen.parts for name in one.place.left]:
+        yield f"Not read, though they hold pictures: {join_names(left, 8)}."
+    if opened.count < pictures:
         yield f"What is said of sizes and captions comes from {opened.count} of them, evenly spread."
     if opened.unreadable:
         yield f"Files that cannot be read as pictures: {opened.unreadable}."
 
 
-def _image(seen: SourceOverview, family: Family | None) -> tuple[ImageOptions, list[Comment]]:
+def _image(seen: Overview, family: Family | None) -> tuple[ImageOptions, list[Comment]]:
     """The largest resolution that most pictures reach, up to the model's own."""
     opened, most = seen.opened, RESOLUTIONS[-1] if family is None else family.resolution
     if not opened.sizes:
@@ -115,29 +118,59 @@ def _some(count: int, opened: SampledFiles) -> str:
     return f"{count} of {opened.count} pictures"
 
 
-def _sources(seen: SourceOverview) -> tuple[list[Source], list[Comment]]:
-    """One for each N_class directory, as kohya's tools read them, and one for what lies beside them; else the whole."""
+def _sources(seen: Overview) -> tuple[list[Source], list[Comment]]:
+    """The sources of all places, each with its own directory of masks."""
     sources: list[Source] = []
     remarks: list[Comment] = []
-    if not seen.folders or "table" in seen.captions:
-        if seen.table is not None:
-            remarks.append(Comment(at="source[0].table", text="it has captions for pictures without a caption file"))
-        if seen.folders:
-            remarks.append(Comment(at="source[0]", text=f"{len(seen.folders)} directories are called N_class; their "
+    for part in seen.parts:
+        if part.place.role == "prior":
+            remarks.append(Comment(at=f"source[{len(sources)}]", text="regularization pictures: an epoch shows them as "
+                                   "often as all training pictures together, never more"))
+        _add_sources(part, _caption(seen)[0], sources, remarks)
+    return sources, remarks
+
+
+def _add_sources(part: SourceOverview, caption: CaptionOptions, sources: list[Source],
+                 remarks: list[Comment]) -> None:
+    """One for each N_class directory, as kohya's tools read them, and one for what lies beside them; else the whole."""
+    here, role = f"source[{len(sources)}]", part.place.role
+    if not part.folders or "table" in part.captions:
+        if part.table is not None:
+            remarks.append(Comment(at=f"{here}.table", text="it has captions for pictures without a caption file"))
+        if part.folders:
+            remarks.append(Comment(at=here, text=f"{len(part.folders)} directories are called N_class; their "
                                    "repeats are not taken over, since a table names pictures from here"))
-        return [Source(path=seen.path, table=seen.table)], remarks
-    for folder in seen.folders:
+        sources.append(Source(path=part.path, role=role, table=part.table, mask=part.masks.folder,
+                              exclude=_inside(part.path, part.mask_folders)))
+        return
+    for folder in part.folders:
         if folder.repeats < 1:
             remarks.append(Comment(at="", text=f"{folder.name} is left out: it is repeated 0 times."))
             continue
+        path = part.path / folder.name
         remarks.append(_of_folder(folder, len(sources)))
-        sources.append(Source(path=seen.path / folder.name, repeats=min(folder.repeats, MOST_REPEATS),
-                              caption=replace(_caption(seen)[0], missing="constant", constant=folder.words)))
-    if seen.outside or not sources:
-        remarks.append(Comment(at=f"source[{len(sources)}]", text=f"{seen.outside} pictures in no such directory"))
-        names = tuple(f"{_literal(one.name)}/**" for one in seen.folders)
-        sources.append(Source(path=seen.path, exclude=names))
-    return sources, remarks
+        sources.append(Source(path=path, repeats=min(folder.repeats, MOST_REPEATS), role=role, mask=folder.masks.folder,
+                              exclude=_inside(path, part.mask_folders),
+                              caption=replace(caption, missing="constant", constant=folder.words)))
+    if part.outside or all(one.repeats < 1 for one in part.folders):
+        remarks.append(Comment(at=f"source[{len(sources)}]", text=f"{part.outside} pictures in no such directory"))
+        names = tuple(f"{_literal(one.name)}/**" for one in part.folders)
+        sources.append(Source(path=part.path, role=role, mask=part.masks.folder,
+                              exclude=(*names, *_inside(part.path, part.mask_folders))))
+
+
+def _inside(root: Path, folders: Iterable[Path]) -> tuple[str, ...]:
+    """Globs of the directories of masks in a source, whose files are no pictures."""
+    return tuple(f"{_literal(one.relative_to(root).as_posix())}/**" for one in folders if one.is_relative_to(root))
+
+
+def _shared_mask(seen: Overview, sources: Sequence[Source]) -> tuple[MaskFrom, list[Source]]:
+    """The recipe's own masks: those that all sources share."""
+    found = {one.mask for one in sources}
+    if len(found) > 1:
+        return "auto", list(sources)
+    shared = sources[0].mask or ("sidecar" if seen.total("sidecars") else "auto")
+    return shared, [replace(one, mask=None) for one in sources]
 
 
 def _of_folder(folder: RepeatFolder, number: int) -> Comment:
@@ -151,24 +184,26 @@ def _literal(name: str) -> str:
     return re.sub(r"[*?\[]", r"[\g<0>]", name)
 
 
-def _caption(seen: SourceOverview) -> tuple[CaptionOptions, list[Comment]]:
+def _caption(seen: Overview) -> tuple[CaptionOptions, list[Comment]]:
     """All captions that are there; a policy for pictures without one that `prep encode` does not stop at."""
-    opened, bare = seen.opened, seen.missing + seen.opened.empty
+    opened, pictures = seen.opened, seen.total("pictures")
+    missing_ones = seen.total("missing")
+    bare, outside = missing_ones + opened.empty, seen.total("outside")
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(seen.captions.items())) or "none"
     says = [f"captions: {kinds}"]
     if not bare:
         missing = "stop"
     elif seen.folders and "table" not in seen.captions:
         missing = "reject"
-        elsewhere = "; elsewhere it is left out" if seen.outside else ""
-        says.append(f"{bare} of {seen.pictures} pictures have no caption, or an empty one; in a directory called "
+        elsewhere = "; elsewhere it is left out" if outside else ""
+        says.append(f"{bare} of {pictures} pictures have no caption, or an empty one; in a directory called "
                     f"N_class such a picture has the class{elsewhere}")
-    elif bare < seen.pictures:
+    elif bare < pictures:
         missing = "reject"
-        says.append(f"{bare} of {seen.pictures} pictures have no caption, or an empty one, and are left out; "
+        says.append(f"{bare} of {pictures} pictures have no caption, or an empty one, and are left out; "
                     '"filename" takes their names, "constant" one caption for all')
     else:
-        missing = "filename" if 2 * seen.spoken >= seen.missing > 0 else "empty"
+        missing = "filename" if 2 * seen.total("spoken") >= missing_ones > 0 else "empty"
         says.append(f"no picture has a caption; {'names have words' if missing == 'filename' else 'names say little'}; "
                     '"constant" is one caption for all')
     for count, kind, what in (
@@ -182,9 +217,9 @@ def _caption(seen: SourceOverview) -> tuple[CaptionOptions, list[Comment]]:
     return CaptionOptions(missing=missing), [Comment(at="caption", text=text) for text in says]
 
 
-def _mask(seen: SourceOverview) -> Iterator[Comment]:
-    if seen.masks:
-        yield Comment(at="mask", text=f"{seen.masks} of {seen.pictures} pictures have a mask; the others train "
+def _mask(seen: Overview) -> Iterator[Comment]:
+    if masked := seen.total("masked"):
+        yield Comment(at="mask", text=f"{masked} of {seen.total('pictures')} pictures have a mask; the others train "
                       "everywhere. In train.toml: [loss] masked = true")
     elif seen.opened.alpha:
         yield Comment(at="mask", text='"alpha" would train what is not transparent')

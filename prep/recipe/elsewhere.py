@@ -1,0 +1,50 @@
+"""What to write instead of a key that no recipe has: settings of training, and other tools' names of our keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from prep.parse import BRIEF, Unparsed, known_keys
+
+# Settings of training, by the names that people write into a recipe: where train.toml has them.
+TRAINING: Mapping[str, str] = {
+    **{name: name for name in ("method", "steps", "epochs", "batch_size", "micro_batch", "underfill", "seed",
+                               "precision", "prediction", "caption_dropout", "gradient_checkpointing")},
+    **{name: f"[{name}]" for name in ("lora", "optimizer", "schedule", "loss", "ema", "sample", "checkpoint")},
+    "caption_dropout_rate": "caption_dropout", "train_batch_size": "batch_size", "max_train_steps": "steps",
+    "max_train_epochs": "epochs", "mixed_precision": "precision", "learning_rate": "[optimizer] lr",
+    "lr": "[optimizer] lr", "network_dim": "[lora] rank", "rank": "[lora] rank", "network_alpha": "[lora] alpha",
+    "masked": "[loss] masked", "masked_loss": "[loss] masked", "masked_training": "[loss] masked",
+    "unmasked_weight": "[loss] unmasked_weight", "min_snr": "[loss] min_snr", "min_snr_gamma": "[loss] min_snr",
+}
+
+# Names of other tools for keys of a recipe.
+_RECIPE: Mapping[str, str] = {
+    "image_dir": "[[source]] path", "instance_data_dir": "[[source]] path", "num_repeats": "[[source]] repeats",
+    "is_reg": '[[source]] role = "prior"', "metadata_file": "[[source]] table", "class_tokens": "[caption] constant",
+    "caption_prefix": "[caption] prefix", "caption_suffix": "[caption] suffix",
+    "caption_separator": "[caption] separator", "shuffle_caption": "[caption] shuffle",
+    "keep_tokens_separator": "[caption] keep_separator", "secondary_separator": "[caption] together",
+    "enable_wildcard": "[caption] wildcards", "caption_tag_dropout_rate": "[caption] dropout",
+    "flip_aug": '[image] flip = "both"', "random_crop": '[image] crop = "random"',
+    "alpha_mask": '[mask] from = "alpha"', "conditioning_data_dir": "[mask] from",
+    "bucket_reso_steps": "[image] step", "min_bucket_reso": "[image] shortest",
+    "max_bucket_reso": "[image] longest", "bucket_no_upscale": '[image] upscale = "never"',
+    "enable_bucket": "[image] buckets", "validation_split": "[validation] fraction",
+    "datasets": "[[source]]; prep init --from converts the file", "general": "[image] and [caption]; prep init --from "
+    "converts the file",
+}
+
+
+def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raises `Unparsed` for the first key of `table` that is not known, with the place that it has, if it has one."""
+    for key in table:
+        if key in known:
+            continue
+        if key in TRAINING:
+            raise Unparsed(f"unknown key '{key}' in {where}; it is a setting of training: train.toml has it as "
+                           f"{TRAINING[key]}")
+        if key in _RECIPE:
+            raise Unparsed(f"unknown key '{key[:BRIEF]}' in {where}; here it is {_RECIPE[key]}")
+    known_keys(table, known, where)

@@ -1,0 +1,121 @@
+"""Where the parts of a dataset lie: several sources, kohya's projects, and directories of masks.
+
+A project of kohya's GUI has `img` and perhaps `reg` and `mask` side by side; below them are directories called N_class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prep.batching.split import Role
+from prep.errors import PathError
+from prep.fs.paths import is_inside, resolve
+from prep.sources.item import Item
+from prep.sources.mask_directory import MaskFolder
+from prep.sources.tree import folders_below, stem_of
+from prep.sources.walk import is_tars
+
+TRAIN = ("img", "image", "images", "train")
+PRIOR = ("reg", "regularization", "regularisation")
+MASKS = ("masks", "mask", "{}_masks", "{}-masks")  # {}: the name of the directory of pictures
+REPEATED = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)  # kohya's directories: 10_cat is shown ten times an epoch
+_MASKED = ("mask", "masks")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A directory, or tars, with pictures of one role."""
+
+    path: Path
+    role: Role = "train"
+    top: Path  # the highest directory that masks for it may lie in
+    left: tuple[str, ...] = ()  # directories beside it that hold pictures and are not read: of a project
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundMasks:
+    """A directory of masks, and how many pictures have one there."""
+
+    folder: Path | None = None
+    count: int = 0
+
+
+def places_in(sources: Sequence[Path]) -> list[Place]:
+    """The places of the sources that a user names. Directories called like kohya's are taken as what they are.
+
+    Raises `PathError` when there is nothing but directories of masks or regularization pictures.
+    """
+    if len(sources) == 1:
+        return _project(sources[0]) or [Place(path=sources[0], top=_above(sources[0]))]
+    named = [one for one in sources if one.name.lower() not in _MASKED or is_tars(one)]
+    found: list[Place] = []
+    for path in named:
+        prior = path.name.lower() in PRIOR and not is_tars(path)
+        inner = [] if prior else _project(path)
+        found += inner or [Place(path=path, role="prior" if prior else "train", top=_above(path))]
+    if all(one.role == "prior" for one in found):
+        raise PathError(f"sources {', '.join(map(str, sources))} have no training pictures",
+                        hint="name the directory that holds them, too")
+    return found
+
+
+def _above(path: Path) -> Path:
+    return path if is_tars(path) else path.absolute().parent
+
+
+def _project(root: Path) -> list[Place]:
+    """The parts of a project of kohya's; empty for any other directory."""
+    if is_tars(root) or not root.is_dir():
+        return []
+    names = {one.name.lower(): one for one in sorted(root.iterdir()) if one.is_dir()}
+    train = next((names[name] for name in TRAIN if name in names), None)
+    prior = next((names[name] for name in PRIOR if name in names), None)
+    beside = {one for name, one in names.items() if name in _MASKED}
+    numbered = train is not None and any(REPEATED.fullmatch(one.name) for one in train.iterdir() if one.is_dir())
+    if train is None or not (prior or beside or numbered) or _has_pictures(root, below=False):
+        return []
+    taken = {train, prior, *beside}
+    left = tuple(one.name for one in names.values() if one not in taken and _has_pictures(one))
+    found = [Place(path=train, top=root.absolute(), left=left)]
+    if prior is not None and _has_pictures(prior):
+        found.append(Place(path=prior, role="prior", top=prior.absolute()))
+    return found
+
+
+def _has_pictures(root: Path, below: bool = True) -> bool:
+    folders = folders_below(root)
+    return any(one.pictures for one in folders) if below else bool(next(iter(folders)).pictures)
+
+
+def find_masks(root: Path, items: Sequence[Item], place: Place) -> FoundMasks:
+    """The directory inside or beside `root`, up to `place.top`, that has masks for the most of `items`.
+
+    Their names may be below it as they are below `root`, or below a directory of the name of `root`.
+    """
+    best = FoundMasks()
+    for folder in dict.fromkeys(_candidates(root.absolute(), place.top)):
+        real = resolve(folder)
+        if not is_inside(resolve(place.path), real) and resolve(root) != real:
+            masks = MaskFolder.read(folder)
+            inside = f"{folder.relative_to(root.absolute()).as_posix()}/" if is_inside(folder, root.absolute()) else ""
+            count = sum(masks.find(stem_for_masks(one)) is not None for one in items
+                        if not (inside and one.name.startswith(inside)))
+            best = max(best, FoundMasks(folder=folder, count=count), key=lambda one: one.count)
+    return best if best.count else FoundMasks()
+
+
+def _candidates(root: Path, top: Path) -> Iterator[Path]:
+    bases = [root, *root.parents]
+    for base in bases[:bases.index(top) + 1] if top in bases else bases[:1]:
+        for pattern in MASKS:
+            folder = base / pattern.format(root.name)
+            yield from (one for one in (folder / root.name, folder) if one.is_dir())
+
+
+def stem_for_masks(item: Item) -> str:
+    """What the name of an item's mask begins with in a directory of masks; of a member of a tar, its key."""
+    return item.picture.member.rpartition(".")[0] or stem_of(item.name)
+

@@ -1,0 +1,177 @@
+"""prep init over data sets as they come: kohya's projects, several sources, masks beside and inside."""
+
+from __future__ import annotations
+
+import pytest
+from pictures import draw
+from tarred import member, tar_of
+
+from prep.recipe.elsewhere import TRAINING
+from prep.recipe.load import load_recipe
+from train.config.schema import Config
+
+
+def pictures(root, count, *, captions=True, size=(300, 300)):
+    for number in range(count):
+        draw(root / f"{number}.png", size, seed=number)
+        if captions:
+            (root / f"{number}.txt").write_text(f"picture number {number}")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current directory, empty."""
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def written(folder, prep):
+    """`written(*args)` runs prep init and gives the recipe, read again."""
+    def go(*args):
+        result = prep("init", *args, "--force")
+        assert result.code == 0, result.err
+        go.result, go.text = result, (folder / "dataset.toml").read_text()
+        go.recipe = load_recipe(folder / "dataset.toml", choices={})
+        return {one.path.resolve().relative_to(folder).as_posix():
+                (one.role, one.repeats, at_mask(go.recipe, place, folder), one.exclude)
+                for place, one in enumerate(go.recipe.sources)}
+
+    return go
+
+
+def at_mask(recipe, place, folder):
+    mask = recipe.mask_of(place)
+    return mask if isinstance(mask, str) else mask.resolve().relative_to(folder).as_posix()
+
+
+@pytest.fixture
+def project(folder):
+    """What kohya's GUI makes: `img`, `reg`, `mask`, `model` and `log`."""
+    pictures(folder / "p/img/3_ohwx dog", 2)
+    pictures(folder / "p/img/1_ohwx cat", 1, captions=False)
+    pictures(folder / "p/reg/1_dog", 4, captions=False)
+    pictures(folder / "p/model/sample", 1)
+    (folder / "p/log").mkdir()
+    return folder / "p"
+
+
+def test_a_project_of_kohyas(written, project, prep):
+    draw(project / "mask/0.png", (300, 300), seed=1)
+    assert written("p") == {
+        "p/img/1_ohwx cat": ("train", 1, "p/mask", ()), "p/img/3_ohwx dog": ("train", 3, "p/mask", ()),
+        "p/reg/1_dog": ("prior", 1, "auto", ())}, "names in reg are those of other pictures"
+    assert "# Not read, though they hold pictures: model." in written.text
+    assert "# regularization pictures: an epoch shows them as often as all training pictures" in written.text
+    assert written.recipe.caption_of(2).constant == "dog" and written.recipe.validation == 0.0
+    result = prep("bucket", "dataset.toml", "--batch-size", 1, "--json")
+    assert result.code == 0 and result.json["steps_per_epoch"] == 2 * (2 * 3 + 1), result.err
+    assert "note: 4 regularization samples have 7 showings an epoch" in result.err
+
+
+@pytest.mark.parametrize("place", ["mask/3_ohwx dog/0.png", "img/masks/3_ohwx dog/1.png", "img/3_ohwx dog/masks/1.png",
+                                   "masks/3_ohwx dog/1.png"])
+def test_masks_for_one_directory_of_a_project(written, project, place):
+    draw(project / place, (300, 300), seed=1)
+    found = written("p")
+    assert found["p/img/3_ohwx dog"][2] == f"p/{place.rpartition('/')[0]}" and found["p/img/1_ohwx cat"][2] == "auto"
+    assert set(found) == {"p/img/3_ohwx dog", "p/img/1_ohwx cat", "p/reg/1_dog"}, "masks are no pictures"
+    assert found["p/img/3_ohwx dog"][3] == (("masks/**",) if "dog/masks" in place else ())
+    assert "# 1 of 7 pictures have a mask" in written.text
+
+
+def test_masks_inside_a_source(written, folder, prep):
+    pictures(folder / "photos", 3)
+    draw(folder / "photos/masks/1.png", (300, 300), seed=1)
+    assert written("photos") == {"photos": ("train", 1, "photos/masks", ("masks/**",))}
+    assert "# 1 of 3 pictures have a mask" in written.text and "3 pictures." in written.text
+    scanned = prep("scan", "dataset.toml", "--json").json
+    assert scanned["pictures"] == 3 and not [one for one in scanned["findings"] if one["severity"] == "error"]
+
+
+def test_masks_beside_directories_called_n_class(written, folder):
+    pictures(folder / "photos/2_dog", 1)
+    pictures(folder / "photos", 1)
+    draw(folder / "photos/masks/2_dog/0.png", (300, 300), seed=1)
+    assert written("photos") == {
+        "photos/2_dog": ("train", 2, "photos/masks/2_dog", ()),
+        "photos": ("train", 1, "auto", ("2_dog/**", "masks/2_dog/**"))}
+
+
+def test_several_sources_and_tars(written, folder, prep):
+    pictures(folder / "photos", 2)
+    pictures(folder / "reg", 3, captions=False)
+    png = draw(folder / "x.png", (256, 256), seed=0).read_bytes()
+    for number in range(2):
+        (folder / f"{number}.tar").write_bytes(tar_of([member("a.png", png), member("a.txt", b"a cat")]))
+    assert written("photos", "0.tar", "reg", "1.tar") == {
+        "photos": ("train", 1, "auto", ()), "0.tar": ("train", 1, "auto", ()), "reg": ("prior", 1, "auto", ()),
+        "1.tar": ("train", 1, "auto", ())}
+    assert "what is in photos 0.tar reg 1.tar: 7 pictures" in written.text
+    assert prep("bucket", "dataset.toml", "--json").json["buckets"]
+    assert written("reg") == {"reg": ("train", 1, "auto", ())}, "alone, it is a source like any other"
+
+
+@pytest.mark.parametrize("args", [("reg", "mask"), ("reg", "reg")])
+def test_sources_without_training_pictures(prep, folder, args):
+    for name in ("reg", "mask"):
+        pictures(folder / name, 1)
+    result = prep("init", *args)
+    assert result.code == 5 and "have no training pictures" in result.err and not list(folder.glob("*.toml"))
+
+
+@pytest.mark.parametrize("kind", ["bucket", "encode"])
+def test_repeats_in_names_of_directories_come_from_a_recipe(prep, project, tiny_model, kind):
+    more = ("--model", tiny_model, "--cache", "c", "-o", "m.json", "--dry-run") if kind == "encode" else ()
+    args = (*more, "--resolution", 96, *(("--missing-caption", "empty") if kind == "encode" else ()))
+    said = "note: '1_ohwx cat', '3_ohwx dog': repeats are not read from names of directories but from a recipe"
+    assert f"{said}; prep init p/img writes it" in prep(kind, "p/img", *args).err
+    assert "note: 1_dog: repeats are not read" in prep(kind, "p/reg/1_dog", *args).err
+    assert "repeats are not read" not in prep(kind, "p/model", *args).err
+    assert prep("init", "p").code == 0
+    assert "repeats are not read" not in prep(kind, "dataset.toml", *args).err
+
+
+# ---- never over the file that is converted ---------------------------------------------------------------------------
+
+KOHYA = '[[datasets]]\nresolution = 256\n[[datasets.subsets]]\nimage_dir = "photos"\n'
+
+
+def test_the_file_that_is_converted_is_never_replaced(prep, folder):
+    pictures(folder / "photos", 1)
+    for text in (KOHYA, f'{KOHYA}source = "x"\n'):
+        (folder / "dataset.toml").write_text(text)
+        for args in (("-o", "dataset.toml"), ("-o", folder / "dataset.toml", "--force")):
+            result = prep("init", "--from", "dataset.toml", *args)
+            assert result.code == 5 and "is the file to convert, which is never replaced" in result.err
+            assert "hint: choose another name: -o recipe.toml" in result.err
+        result = prep("init", "--from", "dataset.toml", "--force")
+        assert result.code == 0 and "recipe.toml: 1 source" in result.out, result.err
+        assert (folder / "dataset.toml").read_text() == text
+        assert len(load_recipe(folder / "recipe.toml", choices={}).sources) == 1
+    assert prep("init", "--from", "dataset.toml").code == 5, "recipe.toml is there now"
+
+
+# ---- keys that belong elsewhere --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("[caption]\ncaption_dropout = 0.1", "'caption_dropout' in [caption]; it is a setting of training: train.toml has "
+     "it as caption_dropout"),
+    ("[lora]\nrank = 4", "'lora' in the recipe; it is a setting of training: train.toml has it as [lora]"),
+    ("[image]\nflip_aug = true\n[[source]]\npath = 'x'", "'flip_aug' in [image]; here it is [image] flip = \"both\""),
+    ("[[source]]\npath = 'x'\nnum_repeats = 3", "'num_repeats' in [source[0]]; here it is [[source]] repeats"),
+    ("[[datasets]]\nresolution = 3", "prep init --from converts the file")])
+def test_keys_that_belong_elsewhere(prep, folder, text, says):
+    (folder / "r.toml").write_text(text)
+    result = prep("bucket", "r.toml")
+    assert result.code == 3 and says in result.err
+
+
+def test_settings_of_training_are_those_of_the_trainer():
+    for place in TRAINING.values():
+        section, _, key = place.removeprefix("[").partition("]")
+        record = getattr(Config(), section)
+        assert not key.strip() or hasattr(record, key.strip()), place
