@@ -25,7 +25,7 @@ from prep.geometry import Size
 from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
-from prep.models.files import read_config
+from prep.models.pipeline import latent_factors
 from prep.parse import color_of
 
 
@@ -137,16 +137,14 @@ def fixed_fields(wanted: ResolvedRecipe, cache: Path, path: Path) -> dict[str, A
 
     Raises `PathError`, `ModelError`.
     """
-    family, vae = wanted.specs.family, read_config(wanted.model / "vae" / "config.json")
+    family, factors = wanted.specs.family, latent_factors(wanted.model, wanted.specs.family)
     alpha = wanted.recipe.image.alpha
     return {
         "format": FORMAT, "version": VERSION, "cache": _place("cache", cache, path),
         "family": wanted.family,
         "model": _model(wanted, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
-                    "scaling_factor": _decimal(vae.get("scaling_factor"), family.scaling_factor),
-                    "shift_factor": _decimal(vae.get("shift_factor"), family.shift_factor),
-                    "alpha": None if alpha == "reject" else list(color_of(alpha))},
+                    **factors, "alpha": None if alpha == "reject" else list(color_of(alpha))},
         "prediction": wanted.prediction,
         "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
         "sources": [relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
@@ -171,11 +169,6 @@ def _place(what: str, target: Path, path: Path) -> str:
 
 def _option(word: str | Path, path: Path) -> str | dict[str, str | None]:
     return {"path": relative_to_manifest(word, path)} if isinstance(word, Path) else word
-
-
-def _decimal(value: Any, otherwise: str) -> str:
-    """A number of the VAE's config as the shortest decimal string that reads back the same."""
-    return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else otherwise
 
 
 def _fields(wanted: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:

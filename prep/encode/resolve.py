@@ -17,7 +17,7 @@ from prep.keys import latent_context, mask_context, text_context
 from prep.models.family import FAMILIES
 from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
-from prep.models.pipeline import infer_family, prediction_of, text_width
+from prep.models.pipeline import infer_family, latent_factors, prediction_of, text_width
 from prep.progress import DeferredTotal, Tick
 from prep.recipe.prompts import PromptPair
 from prep.recipe.schema import Recipe
@@ -52,6 +52,7 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     file_digest = remembered_digest(facts)
     prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, file_digest)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
+    latent_factors(model, specs.family)  # what is wrong with the model is said before all pictures are read
     rules_of(recipe)  # what is wrong with them is said before all pictures are read
     surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
     recipe = settle_masks(recipe, surveyed.items)

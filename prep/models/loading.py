@@ -41,8 +41,12 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
 
     try:
         with staged(files) as folder:
-            return getattr(transformers, class_name).from_pretrained(folder, local_files_only=True,
-                                                                     trust_remote_code=False)
+            tokenizer = getattr(transformers, class_name).from_pretrained(folder, local_files_only=True,
+                                                                          trust_remote_code=False)
+        if not tokenizer.model_max_length >= 2:
+            raise ValueError(f"model_max_length is {tokenizer.model_max_length}")
+        tokenizer(["a"], truncation=True)  # what is wrong with some configs shows only now
+        return tokenizer
     except Exception as error:  # as above
         raise ModelError(f"cannot load the tokenizer in {files.folder}: {_said(error, files)}",
                          hint="fetch the model again, or save its tokenizer with transformers: "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
 from prep.models.components import class_of
-from prep.models.family import family_of_pipeline
+from prep.models.family import Family, family_of_pipeline
 from prep.models.files import (
     CONFIG_BYTES,
+    FETCH_AGAIN,
     TOKENIZER_BYTES,
     ComponentFiles,
     parse_config,
@@ -46,6 +48,39 @@ def text_width(model: Path) -> int:
     if type(width) is not int or not 1 <= width <= MOST_WIDTH:
         raise ModelError(f"{path} has hidden_size {brief(width)}, expected a whole number from 1 to {MOST_WIDTH}")
     return width
+
+
+def latent_factors(model: Path, family: Family) -> dict[str, str]:
+    """`scaling_factor` and `shift_factor` of the VAE's config as the shortest decimals that read back the same.
+
+    Those of `family` where the config has none. Raises `ModelError`, also for a VAE whose latents are not the family's.
+    """
+    path = model / "vae" / "config.json"
+    config = read_config(path)
+    blocks = config.get("block_out_channels", [64])  # the defaults of AutoencoderKL; each block but the last halves
+    factor = 1 << (len(blocks) - 1) if isinstance(blocks, list) and 1 <= len(blocks) <= 8 else 0
+    for name, seen, wanted in (("channels", config.get("latent_channels", 4), family.latent_channels),
+                               ("pixels a side", factor, family.factor)):
+        if seen != wanted:
+            raise ModelError(f"latents of the VAE in {path.parent} have {brief(seen)} {name}, expected {wanted}",
+                             hint="name another model, or its own family in [model]")
+    return {"scaling_factor": _decimal(config, path, "scaling_factor") or family.scaling_factor,
+            "shift_factor": _decimal(config, path, "shift_factor") or family.shift_factor}
+
+
+SMALLEST = 1e-4  # of a factor of latents, and the inverse of the largest; published models have 0.1 to 2
+
+
+def _decimal(config: Mapping[str, Any], path: Path, key: str) -> str | None:
+    value = config.get(key)
+    if value is None:
+        return None
+    zero = key == "shift_factor" and value == 0
+    if type(value) not in (int, float) or not (zero or SMALLEST <= abs(value) <= 1 / SMALLEST) or (
+            value < 0 and key == "scaling_factor"):
+        raise ModelError(f"{path} has {key} {brief(value)}, expected a number from {SMALLEST} to {1 / SMALLEST:.0f}",
+                         hint=FETCH_AGAIN)
+    return repr(float(value)).removesuffix(".0")
 
 
 def pipeline_index(model: Path) -> dict[str, Any]:

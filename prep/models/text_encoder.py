@@ -14,8 +14,9 @@ import torch
 import transformers
 from diffusers import StableDiffusionPipeline
 
-from prep.errors import ModelError
+from prep.errors import ModelError, first_line
 from prep.models.components import class_of
+from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, TextFiles, digest_text, text_files
 from prep.models.loading import dtype_keyword, load_model, load_tokenizer
 from prep.models.pipeline import pipeline_index
@@ -35,6 +36,12 @@ class TextEncoder:
         if expected is not None:
             expected.require(digest_text(files, expected.file_digest), f"the text encoder of {model}")
         self._pipeline.set_progress_bar_config(disable=True)
+        try:
+            with torch.inference_mode():
+                self.shape = tuple(self._negative().shape[1:])  # (tokens, channels) of a row
+        except Exception as error:  # what is wrong with some configs shows only here
+            raise ModelError(f"the text encoder in {model / 'text_encoder'} cannot encode a caption: "
+                             f"{first_line(error)}", hint=FETCH_AGAIN) from None
 
     @torch.inference_mode()
     def encode(self, captions: Sequence[str]) -> list[Arrays | None]:
@@ -81,6 +88,10 @@ def _load(model: Path, files: TextFiles, dtype: torch.dtype) -> Any:
     encoder = load_model(transformers.CLIPTextModel, files.encoders["text_encoder"], "text encoder",
                          **{dtype_keyword(transformers.__version__): dtype})
     tokenizer = load_tokenizer(class_of(index, "tokenizer", model)[1], files.tokenizers["tokenizer"])
+    most, length = encoder.config.max_position_embeddings, tokenizer.model_max_length
+    if length > most:
+        raise ModelError(f"the tokenizer of {model} takes {length} tokens, and its text encoder {most}",
+                         hint="set model_max_length in its tokenizer_config.json")
     return StableDiffusionPipeline(  # type: ignore[no-untyped-call]
         text_encoder=encoder, tokenizer=tokenizer, vae=None, unet=None, scheduler=None, safety_checker=None,
         feature_extractor=None, image_encoder=None, requires_safety_checker=False)

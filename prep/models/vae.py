@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
+from prep.errors import ModelError, first_line
+from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_vae, vae_files
 from prep.models.loading import load_model
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
+
+PROBE = 64  # pixels; the side of the picture that a VAE is tried with
 
 # Legend: B pictures, H W pixels, h w latent cells, C latent channels.
 
@@ -24,6 +28,11 @@ class VaeEncoder:
         self._device, self._dtype = pick_device(device), dtype
         self._vae = load_vae(model, DTYPES[compute], expected).to(self._device).eval()
         self._vae.requires_grad_(False)
+        try:
+            self.encode(np.zeros((1, PROBE, PROBE, 3), np.uint8))
+        except Exception as error:  # what is wrong with some configs shows only here
+            raise ModelError(f"the VAE in {model / 'vae'} cannot encode a picture: {first_line(error)}",
+                             hint=FETCH_AGAIN) from None
 
     @torch.inference_mode()
     def encode(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]]) -> list[np.ndarray[Any, Any] | None]:

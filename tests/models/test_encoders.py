@@ -154,7 +154,7 @@ def test_a_text_row_that_is_not_finite_is_computed_again_in_float32(model, monke
 
 
 def test_no_unconditional_row_is_an_error_and_not_a_row_of_nan(prep, photos, tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(TextEncoder, "_negative", lambda self: torch.full((1, 77, 48), float("nan")))
+    monkeypatch.setattr(TextEncoder, "_negative", lambda self: torch.full((1, 77, 32), float("nan")))
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
                   "--resolution", 96, "--step", 16, "--device", "cpu")
     assert result.code == 7 and "the unconditional text row could not be made" in result.err

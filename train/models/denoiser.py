@@ -13,10 +13,12 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from torch import Tensor, nn
 
+from prep.errors import ModelError, first_line
 from prep.loader.device import autocast, compute_dtype, module_to_device, to_device
-from prep.models.files import read_config
+from prep.models.files import FETCH_AGAIN, read_config
 from prep.models.loading import load_model
 from prep.models.pipeline import weighted_files
+from prep.parse import brief
 from train.config.schema import Config
 from train.models import lora
 
@@ -83,10 +85,35 @@ def evaluating(denoiser: Denoiser) -> Iterator[None]:
 
 
 def noise_schedule(model: Path) -> Tensor:
-    """Cumulative products of alphas, float32 `[timesteps]`, as diffusers computes them from the scheduler's config."""
-    scheduler: Any = diffusers.DDPMScheduler
-    alphas: Tensor = scheduler.from_config(scheduler_config(model)).alphas_cumprod
-    return alphas.float()
+    """Cumulative products of alphas, float32 `[timesteps]`, as diffusers computes them from the scheduler's config.
+
+    Raises `ModelError`, also for alphas that are no noise schedule.
+    """
+    alphas: Tensor = load_scheduler(diffusers.DDPMScheduler, model).alphas_cumprod.float()
+    if not bool(((alphas > 0) & (alphas <= 1)).all()):
+        raise ModelError(f"the scheduler's config in {model / 'scheduler'} gives alphas outside of 0 to 1",
+                         hint=FETCH_AGAIN)
+    return alphas
+
+
+def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
+    """The scheduler of class `kind` with the config of the pipeline directory `model`, but for `changes`.
+
+    Raises `ModelError`.
+    """
+    config = scheduler_config(model)
+    steps = config.get("num_train_timesteps", 1000)
+    if type(steps) is not int or not 1 <= steps <= MOST_TIMESTEPS:
+        raise ModelError(f"the scheduler's config in {model / 'scheduler'} has num_train_timesteps {brief(steps)}, "
+                         f"expected a whole number from 1 to {MOST_TIMESTEPS}", hint=FETCH_AGAIN)
+    try:
+        return kind.from_config({**config, **changes})
+    except Exception as error:  # bad values make it raise nearly everything
+        raise ModelError(f"cannot use the scheduler's config in {model / 'scheduler'}: {first_line(error)}",
+                         hint=FETCH_AGAIN) from None
+
+
+MOST_TIMESTEPS = 100_000  # published models have 1,000
 
 
 def scheduler_config(model: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.models.vae import load_vae
 from train.config.schema import Sampling
-from train.models.denoiser import Denoiser, evaluating, predict, quiet, scheduler_config
+from train.models.denoiser import Denoiser, evaluating, load_scheduler, predict, quiet
 from train.objectives.forward import Latents, latents_of
 from train.sampling.prompts import PromptRows
 
@@ -67,8 +67,7 @@ def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: PromptRows, sh
 
 def _scheduler(model: Path, prediction: str) -> Any:
     """DDIM on the model's own noise schedule. Latents have no range to clip to, as in StableDiffusionPipeline."""
-    kind: Any = diffusers.DDIMScheduler
-    return kind.from_config({**scheduler_config(model), "prediction_type": prediction, "clip_sample": False})
+    return load_scheduler(diffusers.DDIMScheduler, model, prediction_type=prediction, clip_sample=False)
 
 
 def _noise(prompt: str, shape: tuple[int, int, int], seed: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from prep.digest import digest_json
 from prep.encode.engines.job import Job, Outcome, provenance
 from prep.encode.engines.rows import NOT_FINITE, Made, latent_rows, mask_row, picture_pixels, text_rows
 from prep.encode.targets import PictureTarget
-from prep.errors import CacheError
+from prep.errors import CacheError, ModelError
 from prep.findings import Finding
 from prep.progress import Tick
 from prep.runtime import defer_interrupts
@@ -78,6 +78,10 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) ->
         from prep.models.text_encoder import TextEncoder
 
     encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype, expected=job.text)
+    (spec,) = job.specs.arrays_of("text", None)
+    if encoder.shape != spec.shape:
+        raise ModelError(f"the text encoder of {job.model} makes rows of {encoder.shape} tokens and channels, expected "
+                         f"{spec.shape}", hint="look at model_max_length in its tokenizer_config.json")
     for task in _unfinished(job, tasks):
         _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
 

@@ -6,11 +6,12 @@ import shutil
 
 import pytest
 import torch
+from model_files import change_json
 from safetensors.torch import load_file, save_file
 
 from prep.errors import ModelError
 from train.config.load import parse
-from train.models.denoiser import load
+from train.models.denoiser import load, noise_schedule
 
 
 def test_weights_that_lack_tensors_are_refused(tiny_model, tmp_path):
@@ -26,3 +27,37 @@ def test_weights_that_lack_tensors_are_refused(tiny_model, tmp_path):
         load(model, parse({"precision": "fp32"}, "test"), "epsilon", torch.device("cpu"))
     assert caught.value.message == f"the weights in {model / 'unet'} lack conv_in.bias, conv_out.bias"
     assert "fetch both again" in caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("unet/diffusion_pytorch_model.safetensors", "{}", "has no header of safetensors"),
+    ("unet/config.json", "[" * 100_000, "is nested too deeply"),
+])
+def test_a_denoiser_that_is_damaged(tiny_model, tmp_path, name, text, message):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / name).write_text(text)
+    with pytest.raises(ModelError, match=message):
+        load(model, parse({"precision": "fp32"}, "test"), "epsilon", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("named", [["mod", "Evil"], ["diffusers", "UNet2DModel"], None])
+def test_a_denoiser_of_another_class(tiny_model, tmp_path, named):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    change_json(model / "model_index.json", unet=named)
+    with pytest.raises(ModelError, match=r"unet in .*model_index\.json is .*, expected UNet2DConditionModel of"):
+        load(model, parse({"precision": "fp32"}, "test"), "epsilon", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"num_train_timesteps": 10**12}, "has num_train_timesteps 1000000000000, expected a whole number from 1 to"),
+    ({"num_train_timesteps": "x"}, "has num_train_timesteps 'x', expected a whole number"),
+    ({"beta_schedule": ["x"]}, "cannot use the scheduler's config in "),
+    ({"beta_end": float("nan")}, "gives alphas outside of 0 to 1"),
+    ({"trained_betas": [2.0, 3.0]}, "gives alphas outside of 0 to 1"),
+])
+def test_schedules_that_are_none(tiny_model, tmp_path, changes, message):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    change_json(model / "scheduler" / "scheduler_config.json", **changes)
+    with pytest.raises(ModelError, match=message) as error:
+        noise_schedule(model)
+    assert error.value.hint.startswith("fetch the model again")
