@@ -65,7 +65,7 @@ def test_weights_that_are_cut_off(refused):
     ("vae/config.json", {"scaling_factor": -1}, "has scaling_factor -1, expected"),
     ("vae/config.json", {"shift_factor": "x"}, "has shift_factor 'x', expected"),
     ("vae/config.json", {"latent_channels": 16}, "latents of the VAE in {}/vae have 16 channels, expected 4"),
-    ("vae/config.json", {"block_out_channels": [8, 16]}, "latents of the VAE in {}/vae have 2 pixels a side, expected 8"),
+    ("vae/config.json", {"block_out_channels": [8, 16]}, "of the VAE in {}/vae have 2 pixels a side, expected 8"),
     ("vae/config.json", {"block_out_channels": 5}, "latents of the VAE in {}/vae have 0 pixels a side, expected 8"),
     ("vae/config.json", {"norm_num_groups": -1}, "cannot encode a picture: "),
     ("text_encoder/config.json", {"hidden_size": True}, "has hidden_size True, expected a whole number"),
