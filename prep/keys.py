@@ -71,16 +71,6 @@ class TextKeys:
         return digest_spelled(f"{first}{string(caption)}{last}")
 
 
-def latent_key(picture: str, placement: Placement, alpha: RGB | None, context: Context) -> str:
-    """One key of `LatentKeys`."""
-    return LatentKeys(context).key(picture, placement, alpha)
-
-
-def mask_key(origin: str, placement: Placement, context: Context) -> str:
-    """One key of `MaskKeys`."""
-    return MaskKeys(context).key(origin, placement)
-
-
 def text_key(caption: str, context: Context) -> str:
     """One key of `TextKeys`."""
     return TextKeys(context).key(caption)

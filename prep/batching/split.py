@@ -14,11 +14,6 @@ ROLES: tuple[Role, ...] = ("train", "validation", "prior")
 MEANING = 1  # raise it when the same digest would get another rank
 
 
-def is_validation(picture: str, fraction: Fraction | float | str, salt: str = "latentry") -> bool:
-    """Whether the picture with this digest is for validation: it depends on nothing else in the data set."""
-    return _rank(picture, salt) < _share(fraction) * 2**256
-
-
 def choose_validation(
     pictures: Iterable[str], fraction: Fraction | float | str, salt: str = "latentry"
 ) -> tuple[frozenset[str], str | None]:
@@ -32,12 +27,8 @@ def choose_validation(
     return frozenset([min(ranks, key=lambda picture: ranks[picture])]), notice
 
 
-def _rank(picture: str, salt: str) -> int:
-    """A uniformly distributed number below 2²⁵⁶."""
-    return _ranks([picture], salt)[picture]
-
-
 def _ranks(pictures: Iterable[str], salt: str) -> dict[str, int]:
+    """A uniformly distributed number below 2²⁵⁶ for each picture."""
     first, last = json_template({"kind": "validation", "meaning": MEANING, "salt": salt, "picture": HOLE})
     return {picture: int(digest_spelled(f"{first}{string(picture)}{last}"), 16) for picture in pictures}
 

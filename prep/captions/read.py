@@ -15,7 +15,7 @@ _UTF16 = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")  # all except tab and line ends
 HALF = re.compile("[\ud800-\udfff]")  # unpaired surrogates: JSON can spell them, no text encoding or file name can
 MANY_WORDS = 512  # more than any text encoder takes
-_LISTS, _STRINGS = ("captions", "texts"), ("caption", "text", "prompt")  # more than any text encoder takes
+_LISTS, _STRINGS = ("captions", "texts"), ("caption", "text", "prompt")  # keys of JSON captions, by preference
 
 CaptionNote = tuple[str, str]  # (code of codes.CODES, what was seen)
 Format = Literal["text", "json"]

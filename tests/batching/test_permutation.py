@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from prep.batching.permutation import permute, permute_each
 from prep.batching.rng import draw_key, philox, plan_key
-from prep.batching.split import choose_validation, is_validation
+from prep.batching.split import choose_validation
 from prep.digest import digest_json
 from prep.errors import ConfigError
 
@@ -102,15 +102,15 @@ def test_golden_draw():
 
 @pytest.mark.parametrize("fraction", [0.05, "0.05", Fraction(1, 20)])
 def test_a_fraction_is_what_is_written(fraction):
-    assert [is_validation(one, fraction) for one in DIGESTS] == [is_validation(one, 0.05) for one in DIGESTS]
+    assert choose_validation(DIGESTS, fraction) == choose_validation(DIGESTS, 0.05)
 
 
 def test_validation_grows_with_the_fraction_and_knows_no_neighbours():
-    small, large = ({one for one in DIGESTS if is_validation(one, part)} for part in (0.1, 0.3))
+    small, large = (choose_validation(DIGESTS, part)[0] for part in (0.1, 0.3))
     assert small < large
     assert 40 < len(large) < 80
     assert choose_validation(DIGESTS[:50], 0.3)[0] == large & set(DIGESTS[:50])
-    assert {one for one in DIGESTS if is_validation(one, 0.3, salt="other")} != large
+    assert choose_validation(DIGESTS, 0.3, salt="other")[0] != large
 
 
 @pytest.mark.parametrize("salt", ["latentry", 'a "word" in Größe'])
@@ -119,7 +119,6 @@ def test_a_pictures_place_is_the_digest_of_canonical_json(salt):
              for one in DIGESTS}
     wanted = {one for one in DIGESTS if Fraction(place[one], 2**256) < Fraction(3, 10)}
     assert choose_validation(DIGESTS, "0.3", salt)[0] == wanted
-    assert {one for one in DIGESTS if is_validation(one, "0.3", salt)} == wanted
     assert choose_validation(DIGESTS, "1e-9", salt)[0] == {min(DIGESTS, key=lambda one: place[one])}
 
 
@@ -138,7 +137,7 @@ def test_none_is_chosen_where_none_is_asked_or_only_one_is_there():
 @pytest.mark.parametrize("fraction", [1, -0.1, "a", "1/0", float("nan")])
 def test_a_bad_fraction(fraction):
     with pytest.raises(ConfigError) as caught:
-        is_validation(DIGESTS[0], fraction)
+        choose_validation(DIGESTS, fraction)
     assert caught.value.message == (
         f"validation.fraction is {fraction}, expected a number from 0 up to, but not including, 1"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from one_key import latent_key, mask_key
 
 from prep import keys
 from prep.arrays import ITEM_BYTES, ArraySpec
@@ -216,9 +217,9 @@ def placement(spelled: dict) -> Placement:
 
 
 KEY_OF = {
-    "latent": lambda d: keys.latent_key(d["picture"], placement(d["placement"]),
+    "latent": lambda d: latent_key(d["picture"], placement(d["placement"]),
                                         None if d["alpha"] is None else tuple(d["alpha"]), d["context"]),
-    "mask": lambda d: keys.mask_key(d["origin"], placement(d["placement"]), d["context"]),
+    "mask": lambda d: mask_key(d["origin"], placement(d["placement"]), d["context"]),
     "text": lambda d: keys.text_key(d["caption"], d["context"]),
     "unconditional": lambda d: keys.unconditional_key(d["context"]),
     "sample": lambda d: keys.sample_id(d["picture"], tuple(d["bucket"]), d["copy"]),

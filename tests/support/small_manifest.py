@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from one_key import latent_key, mask_key
 
 from prep.arrays import ArraySpec
 from prep.cache.ledger.ledger import write_commit
@@ -17,7 +18,7 @@ from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_bytes, digest_json
 from prep.findings import Finding
 from prep.geometry import Placement
-from prep.keys import latent_key, mask_key, text_key, unconditional_key
+from prep.keys import text_key, unconditional_key
 from prep.manifest.document import read_manifest, write_manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.samples import Sample, Text, View, build_samples

@@ -10,6 +10,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_key import latent_key, mask_key
 
 from prep import keys
 from prep.digest import HOLE, canonical, digest_json, digest_parts, digest_strings, seal
@@ -25,11 +26,11 @@ TEXT = keys.text_context(text="cd" * 32, max_length=77, layout="full", compute="
 PICTURE = "01" * 32
 
 GOLDEN = {
-    "latent": (keys.latent_key(PICTURE, PLACEMENT, None, LATENT),
+    "latent": (latent_key(PICTURE, PLACEMENT, None, LATENT),
                "debb3f5ca05d577795fa295b1bf529d3b6c459e38b8227949ddce806b00bd43d"),
-    "latent with alpha": (keys.latent_key(PICTURE, PLACEMENT, (255, 255, 255), LATENT),
+    "latent with alpha": (latent_key(PICTURE, PLACEMENT, (255, 255, 255), LATENT),
                           "0c206235a85d6629024a6a93e72039a9728999135a1c3e132b0e634536621ec1"),
-    "mask": (keys.mask_key(PICTURE, PLACEMENT, MASK),
+    "mask": (mask_key(PICTURE, PLACEMENT, MASK),
              "da4b9c854c2f7ce26901d94e7b4481a8f1584e3e7c876b0d7b11c41968abdcb4"),
     "text": (keys.text_key("a red dog", TEXT),
              "1ea7cf897472e8592d5fdf602249ecc626726e0f47349a6b3edbd56d85508974"),
@@ -53,9 +54,9 @@ def test_golden_vectors_of_the_policy_that_ships():
     masks = keys.mask_context(image=POLICY, origin="file", factor=8)
     placed = Placement(scaled=(64, 72), crop=(0, 4), bucket=(64, 64))
     assert digest_json(POLICY) == "1026a64196e8a452057f5e1d8527ac36356fca41b93047c6e64990db1765ddc5"
-    assert keys.latent_key("cd" * 32, placed, None, latents) == (
+    assert latent_key("cd" * 32, placed, None, latents) == (
         "390be939020e2719484fc93e7dcae55552560f5bcc2d1bf9ca2b35c0479164aa")
-    assert keys.mask_key("cd" * 32, placed, masks) == (
+    assert mask_key("cd" * 32, placed, masks) == (
         "c3fb1c4e010a980a593476332da49bf9b0f06e25c4904353d77a6d50a409e2c8")
 
 
@@ -97,9 +98,9 @@ def spelled(placement: Placement) -> dict[str, object]:
 @given(contexts, st.text(), placements, st.none() | st.tuples(whole, whole, whole), pairs, whole)
 def test_keys_are_digests_of_canonical_json_however_they_are_put_together(context, words, placement, alpha, pair, copy):
     shared = {"context": context, "placement": spelled(placement)}
-    assert keys.LatentKeys(context).key(words, placement, alpha) == keys.latent_key(words, placement, alpha, context) \
+    assert keys.LatentKeys(context).key(words, placement, alpha) == latent_key(words, placement, alpha, context) \
         == digest_json({"kind": "latent", "picture": words, "alpha": alpha, **shared})
-    assert keys.MaskKeys(context).key(words, placement) == keys.mask_key(words, placement, context) \
+    assert keys.MaskKeys(context).key(words, placement) == mask_key(words, placement, context) \
         == digest_json({"kind": "mask", "origin": words, **shared})
     assert keys.TextKeys(context).key(words) == keys.text_key(words, context) \
         == digest_json({"kind": "text", "caption": words, "context": context})
@@ -126,20 +127,20 @@ def test_digest_of_parts_is_the_digest_of_their_sum(parts):
 
 
 CHANGES = {
-    "picture": lambda: keys.latent_key("02" * 32, PLACEMENT, None, LATENT),
-    "scaled": lambda: keys.latent_key(PICTURE, Placement(scaled=(101, 96), crop=(2, 0), bucket=(96, 96)), None, LATENT),
-    "crop": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(3, 0), bucket=(96, 96)), None, LATENT),
-    "bucket": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 88)), None, LATENT),
-    "flip": lambda: keys.latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96), flip=True), None,
+    "picture": lambda: latent_key("02" * 32, PLACEMENT, None, LATENT),
+    "scaled": lambda: latent_key(PICTURE, Placement(scaled=(101, 96), crop=(2, 0), bucket=(96, 96)), None, LATENT),
+    "crop": lambda: latent_key(PICTURE, Placement(scaled=(100, 96), crop=(3, 0), bucket=(96, 96)), None, LATENT),
+    "bucket": lambda: latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 88)), None, LATENT),
+    "flip": lambda: latent_key(PICTURE, Placement(scaled=(100, 96), crop=(2, 0), bucket=(96, 96), flip=True), None,
                                     LATENT),
-    "alpha": lambda: keys.latent_key(PICTURE, PLACEMENT, (0, 0, 0), LATENT),
-    **{name: (lambda name=name: keys.latent_key(PICTURE, PLACEMENT, None, {**LATENT, name: "x"})) for name in LATENT},
+    "alpha": lambda: latent_key(PICTURE, PLACEMENT, (0, 0, 0), LATENT),
+    **{name: (lambda name=name: latent_key(PICTURE, PLACEMENT, None, {**LATENT, name: "x"})) for name in LATENT},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_each_input_that_decides_a_latent_changes_its_key(change):
-    assert change() != keys.latent_key(PICTURE, PLACEMENT, None, LATENT)
+    assert change() != latent_key(PICTURE, PLACEMENT, None, LATENT)
 
 
 def test_mask_and_latent_policies_do_not_touch_each_other():
