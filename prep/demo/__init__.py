@@ -8,8 +8,8 @@ from prep.errors import PathError
 
 
 def write_demo(root: Path) -> None:
-    """Writes dataset, recipe, prompts, training config and model below `root`. Raises `PathError` if it has files."""
-    from prep.demo.dataset import write_dataset  # not above: it loads Pillow, which `--help` has no use for
+    """Writes dataset, recipe, prompts, training settings and model below `root`. Raises `PathError` if it has files."""
+    from prep.demo.dataset import write_dataset  # not at the top: it loads Pillow, which `--help` does not need
     from prep.demo.shipped import write_model
 
     if root.is_dir() and any(root.iterdir()):

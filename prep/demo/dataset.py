@@ -1,6 +1,6 @@
 """The demo's dataset: drawn pictures with captions and masks, some broken files, a recipe and a training config.
 
-Half of the pictures show what the tiny model never saw (`words.LEFT_OUT`), half what it knows.
+Half of the pictures show what the tiny model never saw (`LEFT_OUT`), half what it knows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from prep.demo.drawing import as_file, draw_picture
 from prep.demo.vocabulary import COLORS, GROUNDS, LEFT_OUT, SHAPES, caption
 
-# Five buckets of 16 pixels a step at resolution 96; the last two are small on purpose.
+# Five buckets with a step of 16 pixels at resolution 96; the last two are small on purpose.
 _SIZES = ((128, 128), (100, 140), (140, 100), (96, 96), (168, 120), (120, 168), (160, 80), (72, 162))
 _SUFFIXES = (".png", ".png", ".jpg", ".png", ".webp")
 
@@ -93,7 +93,7 @@ PROMPTS = f"""\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Photo:
-    """One picture to draw, and what goes beside it."""
+    """One picture to draw, and the files beside it."""
 
     stem: str  # below photos/, such as "hearts/007"
     suffix: str  # of the picture
@@ -103,7 +103,7 @@ class Photo:
     ground: str
     size: tuple[int, int]  # (width, height)
     seed: int
-    masked: bool  # is there a mask beside it?
+    masked: bool  # whether a mask lies beside it
 
 
 def write_dataset(root: Path, *, count: int = 48, seed: int = 0) -> None:
@@ -145,7 +145,7 @@ def _write_photo(folder: Path, photo: Photo) -> None:
 
 
 def _write_broken(folder: Path, seed: int) -> None:
-    """Six pictures that `prep scan` must name, each with its own fault, and all but one of them with a caption."""
+    """Writes six pictures that `prep scan` must report, each with its own fault, and all but one with a caption."""
     words = caption("blue", "ring", "checked").encode()
     (cut, _), (uncaptioned, _), (untitled, _), (masked, mask) = (
         draw_picture(shape="ring", color="blue", ground="checked", size=(112, 112), seed=seed + index)

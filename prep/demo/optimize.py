@@ -1,4 +1,4 @@
-"""What every training from scratch needs: an average of the weights, a clock, a learning rate, a step."""
+"""Shared parts of training from scratch: an average of the weights, a clock, a learning rate, a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Moves towards the present parameters, quickly in the first steps."""
+        """Moves toward the current parameters, quickly in the first steps."""
         self.steps += 1
         decay = min(self.decay, self.steps / (self.steps + 10))
         torch._foreach_lerp_(self.values, self.parameters, 1 - decay)
@@ -36,7 +36,7 @@ class Average:
 
 
 def progress(minutes: float) -> Iterator[tuple[int, float]]:
-    """Step number and elapsed part of `minutes`, until that time is over."""
+    """Step number and elapsed fraction of `minutes`, until the time is over."""
     start, step = time.monotonic(), 0
     while (done := (time.monotonic() - start) / 60 / minutes) < 1:
         yield step, done
@@ -44,12 +44,12 @@ def progress(minutes: float) -> Iterator[tuple[int, float]]:
 
 
 def learning_rate(peak: float, step: int, done: float) -> float:
-    """Up over 200 steps, then down along a cosine as the time runs out."""
+    """Rises over 200 steps, then falls along a cosine as the time runs out."""
     return peak * min(1.0, (step + 1) / 200) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def advance(optimizer: torch.optim.Optimizer, loss: Tensor, *, rate: float) -> None:
-    """One step of `optimizer` down `loss`, its gradient's norm clipped to 1."""
+    """One step of `optimizer` on `loss`, with the gradient norm clipped to 1."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad()

@@ -1,8 +1,8 @@
 """The demo's tiny model, trained from scratch on drawn pictures: `python -m prep.demo.pretrain --out DIR`.
 
-VAE first, then UNet and text encoder together on its latents; every shape but the left-out one is drawn. The shipped
-model took 17 and 37 minutes of one shared CPU core, in three runs that each went on from the last (`--start`). Steps
-are bounded by time, so no two runs end with the same weights.
+First the VAE, then UNet and text encoder together on its latents; every shape but the left-out one is drawn. The
+shipped model took 17 and 37 minutes of one shared CPU core, in three runs that each continued the last (`--start`).
+Time bounds the steps, so no two runs end with the same weights.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ log = logging.getLogger(__name__)
 
 _BATCH = 64
 _PER_SIZE = 3072  # pictures drawn and encoded for each bucket size
-_UNCONDITIONAL = 0.1  # the part of captions that are emptied, so that guidance works
-_SHORT = 0.1  # the part that leave the ground out
+_UNCONDITIONAL = 0.1  # fraction of captions that are emptied, so that guidance works
+_SHORT = 0.1  # fraction of captions that omit the ground
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
-    """The scaled latents of many pictures of one size, and what each shows."""
+    """Scaled latents of many pictures of one size, and what each shows."""
 
     latents_BChw: Tensor
     labels: list[Labels]
 
 
 def main() -> None:
-    """Trains and writes one pipeline, as its options say."""
+    """Trains and writes one pipeline according to the options."""
     options = _options()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(options.threads)
@@ -62,7 +62,7 @@ def encode_drawn(vae: Any, size: tuple[int, int], rng: np.random.Generator) -> E
 
 
 def train_unet(parts: Parts, data: list[Encoded], *, tokenizer: Any, minutes: float, rng: np.random.Generator) -> None:
-    """Trains UNet and text encoder in place; the average of their weights stays in them."""
+    """Trains UNet and text encoder in place; they end with the average of their weights."""
     torch.manual_seed(int(rng.integers(2**31)))
     average, recent = Average([parts.unet, parts.text], decay=0.999), 1.0
     optimizer = torch.optim.AdamW(average.parameters, weight_decay=1e-3)
@@ -103,7 +103,7 @@ def words_of(label: Labels, rng: np.random.Generator) -> str:
 
 
 def load_tokenizer(out: Path) -> Any:
-    """The demo's tokenizer, from its files, which are written below `out`."""
+    """The demo's tokenizer; writes its files below `out`."""
     write_tokenizer(out / "tokenizer")
     return CLIPTokenizer.from_pretrained(out / "tokenizer")
 

@@ -1,4 +1,4 @@
-"""The tiny model's VAE, trained from scratch on drawn pictures, and the latents that it makes of them.
+"""Trains the tiny model's VAE from scratch on drawn pictures, and encodes pictures with it.
 
 Shapes are named by a suffix: B pictures, H W pixels, h w latent cells, C latent channels.
 """
@@ -26,8 +26,8 @@ Pictures = tuple[Tensor, list[Labels]]
 
 _KNOWN = tuple(shape for shape in SHAPES if shape != LEFT_OUT[1])
 _CROP = 64  # edges and textures are learned from crops, at less than half the cost of whole pictures
-_WHOLE_FROM = 0.75  # the part of the time from which on pictures are whole
-_KL_WEIGHT = 1e-3  # for latents that are smooth and near a Gaussian: the UNet needs that more than sharpness
+_WHOLE_FROM = 0.75  # fraction of the time after which pictures are whole
+_KL_WEIGHT = 1e-3  # keeps latents smooth and close to a Gaussian: the UNet needs that more than sharpness
 
 
 def draw_batch(count: int, size: tuple[int, int], rng: np.random.Generator) -> Pictures:
@@ -42,7 +42,7 @@ def draw_batch(count: int, size: tuple[int, int], rng: np.random.Generator) -> P
 
 
 def train_vae(vae: Any, *, minutes: float, seed: int) -> None:
-    """Trains `vae` in place, and leaves the average of its weights in it and its latents' scale in its config."""
+    """Trains `vae` in place; it ends with the average of its weights, and its config with the scale of its latents."""
     rng = np.random.default_rng((seed, 1))
     optimizer = torch.optim.AdamW(vae.parameters(), weight_decay=1e-4)
     average = Average([vae], decay=0.998)

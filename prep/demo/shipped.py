@@ -10,5 +10,5 @@ SHIPPED = Path(__file__).parent / "model"
 
 def write_model(root: Path) -> None:
     """Writes `root`/model: a diffusers StableDiffusionPipeline directory, under 2 MB. Imports no torch."""
-    # File contents only: what is installed may be read-only, the user's copy should not be.
+    # Only file contents: installed files may be read-only, the user's copy should not be.
     shutil.copytree(SHIPPED, root / "model", copy_function=shutil.copyfile)

@@ -1,6 +1,6 @@
 """A complete, tiny Stable Diffusion 1.5 pipeline: VAE of factor 8, CLIP text encoder, two-level UNet, DDIM.
 
-The demo ships one that was trained (`pretrain.py`); tests make one of random weights in well under a second.
+The demo ships a trained one (`pretrain.py`); tests make one with random weights in well under a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from prep.demo.vocabulary import END, MAX_TOKENS, START, vocabulary, write_tokenizer
 
-_untyped: Any = diffusers  # its constructors have no annotations for mypy to check
+_untyped: Any = diffusers  # its constructors have no type annotations
 
 _COMPONENTS: dict[str, Any] = {
     "feature_extractor": [None, None],
@@ -33,15 +33,15 @@ _COMPONENTS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """How wide each network is. All is as in SD 1.5 otherwise."""
+    """Widths of the networks. Everything else is as in SD 1.5."""
 
     vae: tuple[int, int, int, int]  # channels of the VAE's four levels
-    vae_layers: int  # residual blocks a level
+    vae_layers: int  # residual blocks per level
     hidden: int  # width of the text encoder
     text_layers: int
     unet: tuple[int, int]  # channels of the UNet's two levels
     heads: int  # attention heads, in the UNet and in the text encoder
-    groups: int  # of every group norm
+    groups: int  # groups of every group norm
 
 
 RANDOM = Sizes(vae=(8, 8, 8, 8), vae_layers=1, hidden=32, text_layers=1, unet=(8, 16), heads=2, groups=4)
@@ -58,19 +58,19 @@ class Parts:
 
 
 def build_random(out: Path, seed: int = 0, *, sizes: Sizes = RANDOM) -> None:
-    """Writes a pipeline of random weights that loads like any other: for tests, about 120 000 parameters."""
+    """Writes a pipeline with random weights that loads like any other: for tests, about 120,000 parameters."""
     write_pipeline(out, make_parts(sizes, seed=seed), dtype=torch.float32)
 
 
 def make_parts(sizes: Sizes, *, seed: int) -> Parts:
-    """Freshly initialized networks; the same for the same seed. The caller's random state is left alone."""
+    """Freshly initialized networks; the same for the same seed. Does not change the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Parts(vae=_vae(sizes), text=_text(sizes), unet=_unet(sizes))
 
 
 def write_pipeline(out: Path, parts: Parts, *, dtype: torch.dtype) -> None:
-    """Writes `out` as a diffusers directory: weights stored as `dtype`, configs that ask for float32."""
+    """Writes `out` as a diffusers directory: weights stored as `dtype`, configs that request float32."""
     write_tokenizer(out / "tokenizer")
     scheduler().save_pretrained(out / "scheduler")
     for name, part in (("vae", parts.vae), ("text_encoder", parts.text), ("unet", parts.unet)):
@@ -82,9 +82,9 @@ def write_pipeline(out: Path, parts: Parts, *, dtype: torch.dtype) -> None:
 
 
 def _store_as(folder: Path, dtype: torch.dtype) -> None:
-    """Rewrites the weights below `folder` as `dtype`; transformers would load them so, if the config did too.
+    """Rewrites the weights below `folder` as `dtype`, but not the config: transformers would then load them as `dtype`.
 
-    Those of the text encoder get the names that Stable Diffusion was published with: every transformers reads them.
+    The text encoder's tensors get the names that Stable Diffusion was published with: every transformers reads them.
     """
     prefix = "text_model." if folder.name == "text_encoder" else ""
     for path in folder.glob("*.safetensors"):
@@ -93,7 +93,7 @@ def _store_as(folder: Path, dtype: torch.dtype) -> None:
 
 
 def _forget_origin(config: Path) -> None:
-    """Takes the directory that the network was loaded from out of its config: it says where someone worked."""
+    """Removes `_name_or_path` from the network's config: it is a path of the maker's machine."""
     values = {key: value for key, value in json.loads(config.read_text(encoding="utf-8")).items()
               if key != "_name_or_path"}  # fmt: skip
     config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -109,7 +109,7 @@ def load_parts(folder: Path) -> Parts:
 
 
 def scheduler() -> Any:
-    """SD 1.5's noise schedule, sampled with DDIM from the very last timestep."""
+    """SD 1.5's noise schedule, sampled with DDIM from the last timestep."""
     return _untyped.DDIMScheduler(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", clip_sample=False,
         set_alpha_to_one=False, steps_offset=1, prediction_type="epsilon", timestep_spacing="trailing",

@@ -1,6 +1,6 @@
-"""The demo's vocabulary: the words of its captions, and a byte-level CLIP tokenizer whose merges spell them.
+"""The demo's vocabulary: the words of its captions, and a byte-level CLIP tokenizer with merges for them.
 
-Any text tokenizes, because the alphabet holds all 256 bytes; the demo's own words are one token each.
+Any text can be tokenized, because the alphabet has all 256 bytes; the demo's own words are one token each.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LEFT_OUT = ("red", "heart")
 """The pair that the tiny model never saw, no heart of any color, and that LoRA training on the demo teaches it."""
 
 START, END = "<|startoftext|>", "<|endoftext|>"
-MAX_TOKENS = 77  # CLIP's context, which SD 1.5 pads every prompt to
+MAX_TOKENS = 77  # CLIP's context, to which SD 1.5 pads every prompt
 
 _WORDS = (*SHAPES, *COLORS, *GROUNDS, "a", "an", "on", "ground", "photo", "picture", "of", "the", "with", "and")
 
 
 def caption(color: str, shape: str, ground: str) -> str:
-    """The demo's one sentence, such as "a red circle on a striped ground"."""
+    """A caption, such as "a red circle on a striped ground"."""
     article = "an" if color[0] in "aeiou" else "a"
     return f"{article} {color} {shape} on a {ground} ground"
 
@@ -48,21 +48,21 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every token in the order of its id: bytes, bytes that end a word, merges, and CLIP's two special tokens."""
+    """Every token in id order: bytes, bytes that end a word, merges, and CLIP's two special tokens."""
     letters = _byte_letters()
     merged = (left + right for left, right in _merges(_WORDS))
     return (*letters, *(letter + "</w>" for letter in letters), *merged, START, END)
 
 
 def _byte_letters() -> tuple[str, ...]:
-    """One printable character for each byte, as GPT-2 chose them (openai/clip simple_tokenizer.py bytes_to_unicode)."""
+    """One printable character per byte, as in GPT-2 (openai/clip simple_tokenizer.py bytes_to_unicode)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return tuple(chr(byte) for byte in printable) + tuple(chr(256 + index) for index in range(len(hidden)))
 
 
 def _merges(words: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The merges of byte-pair encoding, most frequent pair first, until every word is one token."""
+    """Byte-pair merges, most frequent pair first, until every word is one token."""
     spelled = [[*word[:-1], word[-1] + "</w>"] for word in words]
     merges: list[tuple[str, str]] = []
     while any(len(parts) > 1 for parts in spelled):
