@@ -68,7 +68,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "exif-invalid": ("info", "invalid EXIF, taken as upright", "look whether the picture stands upright"),
     "non-srgb-profile": ("info", "another color space, converted to sRGB", "nothing"),
     "invalid-profile": ("warning", "an unusable color profile, taken as sRGB", "compare the colors if they matter"),
-    "too-small": ("warning", "below any usable resolution", "remove it"),
+    "too-small": ("warning", "below 32 pixels a side; an error where no bucket takes it", "remove it"),
     "extreme-aspect": ("warning", "longer than any bucket", "crop it"),
     # copies
     "exact-duplicate": ("warning", "same bytes as another file", "remove one, or use repeats"),

@@ -186,13 +186,21 @@ def _crowd(one: Group, other: Group) -> Group:
 
 def _too_small(name: str, size: Size, rules: Rules) -> Finding:
     """The finding for a picture that no bucket takes."""
-    seen = f"picture is {size[0]}x{size[1]}"
-    if min(size) < rules.min_picture_side:
-        detail = f"{seen}, expected at least {rules.min_picture_side} pixels on the short side"
-    else:
-        more = f" by more than {float(rules.upscale):g}" if isinstance(rules.upscale, Fraction) else ""
-        detail = f"{seen}, expected one that needs no enlarging{more} for a bucket of kind '{rules.kind}'"
-    return Finding(path=name, code="too-small", severity="error", detail=detail)
+    short = below_least_side(name, size, rules)
+    if short is not None:
+        return short
+    more = f" by more than {float(rules.upscale):g}" if isinstance(rules.upscale, Fraction) else ""
+    return Finding(path=name, code="too-small", severity="error",
+                   detail=f"picture is {size[0]}x{size[1]}, expected one that needs no enlarging{more} for a bucket of "
+                   f"kind '{rules.kind}'")
+
+
+def below_least_side(name: str, size: Size, rules: Rules) -> Finding | None:
+    """The finding for a picture whose shorter side is below the least that is used."""
+    least = rules.min_picture_side
+    return None if min(size) >= least else Finding(
+        path=name, code="too-small", severity="error",
+        detail=f"picture is {size[0]}x{size[1]}, expected at least {least} pixels on the short side")
 
 
 def _still_small(placed: Sequence[Assignment], rules: Rules) -> list[Finding]:

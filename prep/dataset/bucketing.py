@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-from prep.buckets.assign import Assignments, assign_buckets
+from prep.buckets.assign import Assignments, assign_buckets, below_least_side
 from prep.buckets.sizes import STEP, Rules, buckets_of
 from prep.buckets.views import Framing, views_of
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.listing import label
 from prep.errors import ConfigError, ModelError
+from prep.findings import Finding
+from prep.geometry import Size
 from prep.models.family import FAMILIES, Family
 from prep.models.pipeline import infer_family
 from prep.parse import parse_size
@@ -34,6 +36,12 @@ def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
     framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
     result = assign_buckets(((label(recipe, item.item), item.size) for item in surveyed.items), *rules_of(recipe))
     return with_views(result, surveyed.items, framing)
+
+
+def least_side_check(recipe: Recipe) -> Callable[[str, Size], Finding | None]:
+    """What finds pictures whose shorter side is below the least that the recipe uses. Raises `ConfigError`."""
+    rules = rules_of(recipe)[0]
+    return lambda name, size: below_least_side(name, size, rules)
 
 
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:

@@ -20,6 +20,7 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import CacheError, PathError
 from prep.findings import Finding
+from prep.formatting import printable_name
 from prep.fs.memo import Memo
 from prep.geometry import Size
 from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
@@ -82,10 +83,18 @@ def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
         path = label(wanted.recipe, sample)
         reject = next((reject for reject in map(ledger.rejected, lacking) if reject is not None), None)
         if reject is not None:
-            findings.append(Finding(path=path, code=reject.code, severity="error", detail=reject.detail))
+            findings.append(Finding(path=path, code=reject.code, severity="error",
+                                    detail=f"{_mask_of(wanted, reject.key)}{reject.detail}"))
         else:
             findings.append(said.get(path) or _unmade(path))
     return whole, findings
+
+
+def _mask_of(wanted: ResolvedRecipe, key: str) -> str:
+    """Which mask file a finding is about, as the start of its detail; empty where it is the picture itself."""
+    target = wanted.wants.masks.get(key)
+    own = target is None or wanted.recipe.mask_origin == "alpha"
+    return "" if target is None or own else f"its mask {printable_name(target.blob.name)}: "
 
 
 def _unmade(path: str) -> Finding:

@@ -14,9 +14,9 @@ import numpy as np
 
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.formatting import printable
+from prep.formatting import printable, printable_name
 from prep.fs.atomic import write_atomic
-from prep.fs.blob import error_code, read_blob
+from prep.fs.blob import Blob, error_code, read_blob
 from prep.geometry import Size
 from prep.images.decode import Pixels, decode_picture, encode_png, read_header
 from prep.images.formats.parts import BadPicture
@@ -53,7 +53,7 @@ def start_picture(item: Item, target: Path, choice: MaskOptions, model: Model | 
     try:
         if item.mask is not None and choice.combine is None:
             size = read_header(read_blob(item.picture)).size if choice.naming == "kohya" else None
-            return _write(item, target, read_mask(read_blob(item.mask), size))  # kohya wants the picture's size
+            return _write(item, target, _own_mask(item.mask, size))  # kohya wants the picture's size
         data = read_blob(item.picture)
         if not METHODS[choice.method].model:
             made = plain_map(data, choice)
@@ -77,7 +77,15 @@ def _base(item: Item, target: Path, size: Size, choice: MaskOptions) -> Pixels |
         return None
     if target.exists():
         return read_mask(target.read_bytes(), size)
-    return None if item.mask is None else read_mask(read_blob(item.mask), size)
+    return None if item.mask is None else _own_mask(item.mask, size)
+
+
+def _own_mask(blob: Blob, size: Size | None) -> Pixels:
+    """The mask file of a picture, named where it is at fault. Raises `OSError`, `BadPicture`."""
+    try:
+        return read_mask(read_blob(blob), size)
+    except BadPicture as error:
+        raise BadPicture(error.code, f"its mask {printable_name(blob.name)}: {error.detail}") from None
 
 
 def finish_picture(ready: Ready, gray: Pixels, choice: MaskOptions) -> Outcome:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of
+from prep.dataset.bucketing import least_side_check
 from prep.dataset.listing import walk_labelled, walk_recipe
 from prep.errors import ModelError, UsageError
 from prep.findings import Finding, apply_policy, finding, parse_code
@@ -54,11 +55,19 @@ def run_scan(asked: ScanCall) -> ScanReport:
                                                select=asked.select, ignore=asked.ignore)}
     tokens = nothing_else if asked.model is None else _token_check(asked.model, recipe)
     blobs: dict[str, Blob] = {}
+    small: dict[str, bool] = {}  # names of pictures that no bucket takes, and whether they could be used otherwise
+    below = least_side_check(recipe)
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
-        if asked.show is not None and examined.identity is not None:
+        if examined.identity is None:
+            return tokens(item, examined)
+        if asked.show is not None:
             blobs[item.name] = item.picture
-        return tokens(item, examined)
+        short = below(item.name, examined.identity.size)
+        if short is None:
+            return tokens(item, examined)
+        small[item.name] = examined.usable
+        return (*tokens(item, examined), short)
 
     memory = ScanMemo(usual_path(), trust=not asked.rehash)
     try:
@@ -69,7 +78,9 @@ def run_scan(asked: ScanCall) -> ScanReport:
         memory.close()
     broken = {one.path for one in report.findings if one.severity == "error"}
     left = {one.path for one in report.findings if _left_out(one, recipe)} - broken
-    said = (_with_policy(one, recipe) for one in report.findings)
+    left |= {name for name, usable in small.items() if usable}
+    said = (_with_policy(one, recipe) for one in report.findings
+            if one.path not in small or one.code != "too-small" or one.severity == "error")  # once for each
     report = replace(report, samples=report.samples - len(left),
                      findings=apply_policy(said, choice, select=asked.select, ignore=asked.ignore))
     if asked.show is not None:
