@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +24,18 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# What is remembered of files goes to a directory of the tests', not to the user's. Here, and not in a fixture: other
+# modules copy the environment when they are imported.
+_USER_CACHE = tempfile.mkdtemp(prefix="latentry-tests.")
+os.environ["LATENTRY_USER_CACHE"] = _USER_CACHE
+atexit.register(shutil.rmtree, _USER_CACHE, ignore_errors=True)
+
 # As in a terminal, also where the tests run in the background of a shell, which ignores Ctrl-C for them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is timed: how long something takes is for the benchmarks, and machines are busy.
 settings.register_profile("latentry", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("latentry")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a scan remembers goes to a directory of the tests', not to the user's."""
-    path = tmp_path_factory.mktemp("caches")
-    os.environ["XDG_CACHE_HOME"] = str(path)
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import focus_in
 from prep.images.plugins import decoders
 
+VERSION = 4  # of all facts; raised when what is learned of a file changes, or what it means
+
 
 def _picture_facts(data: bytes) -> Fact:
     digest = digest_bytes(data)
@@ -45,7 +47,7 @@ def _picture_and_focus(data: bytes) -> Fact:
 
 
 def _caption_facts(data: bytes, form: Format) -> Fact:
-    """The captions of a file, without empty ones; a change in how they are read raises `facts.VERSION`."""
+    """The captions of a file, without empty ones; a change in how they are read raises `VERSION`."""
     try:
         return {"captions": [caption for caption in read_caption(data, form) if caption]}
     except BadCaption as error:

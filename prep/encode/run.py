@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from prep.cache.store import Cache, check_can_create, clear_leftovers, leftovers, open_cache
+from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
 from prep.dataset.samples import unread_repeats, unused_masks
 from prep.encode.assemble import assemble_manifest, fixed_fields
@@ -22,7 +23,7 @@ from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted, join_names
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.fs.memo import Memo
+from prep.fs.memo import Memo, dry_run, memo_path
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, check_replaceable, resolve
 from prep.maintenance.recheck import recheck
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
@@ -34,7 +35,6 @@ from prep.recipe.prompts import PromptPair, read_prompts
 from prep.recipe.schema import Recipe
 from prep.runtime import gc_disabled, gc_enabled
 
-FACTS = "facts.sqlite"  # in the cache; disposable
 PROMPT_BYTES = 1 << 18  # they stand in the manifest, which stays below 1 MiB
 
 
@@ -61,12 +61,17 @@ class EncodeCall:
 @gc_disabled()
 def run_encode(call: EncodeCall) -> EncodeReport:
     """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
+    with dry_run() if call.dry_run else nullcontext():
+        return _encode(call)
+
+
+def _encode(call: EncodeCall) -> EncodeReport:
     output = resolve(call.output)  # a link is followed once, for the file and for the paths in it
     check_places(call.recipe, call.cache, output)
     check_can_create(call.cache)
     model = _model(call)
     prompt_bytes, prompts = _prompts(call.recipe)
-    facts = Memo(call.cache / FACTS, trust=not call.rehash)
+    facts = open_facts(call.cache, trust=not call.rehash)
     total = DeferredTotal()
     with call.progress("reading", total, "pictures") as tick:
         wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
@@ -89,6 +94,11 @@ def run_encode(call: EncodeCall) -> EncodeReport:
         report = _report(call, wanted, planned, outcome, sealed, asked)  # while gc can take no table
     facts.save()
     return report
+
+
+def open_facts(cache: Path, *, trust: bool) -> Memo:
+    """What this user's earlier runs with the cache at this path read of files. Raises `PathError`."""
+    return Memo(memo_path("files", str(VERSION), scope=str(resolve(cache))), trust=trust, preload=True)
 
 
 def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
@@ -163,7 +173,7 @@ def _model(call: EncodeCall) -> Path:
     if not call.recipe.model.path:
         raise ModelError("no model is named, so nothing says which encoders make the rows",
                          hint="--model MODEL, or path in [model] of the recipe")
-    return locate(call.recipe.model.path, download=call.download)
+    return locate(call.recipe.model.path, download=call.download and not call.dry_run)
 
 
 def _prompts(recipe: Recipe) -> tuple[bytes | None, list[PromptPair]]:

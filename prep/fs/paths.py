@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,22 +39,6 @@ def _is_cache(folder: Path) -> bool:
         return (folder / MARKER).is_file()
     except (OSError, ValueError):
         return False
-
-
-def user_cache() -> Path | None:
-    """Our directory among the user's caches, by the custom of the system, there or not; `None` without a home."""
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return None
-    if sys.platform == "win32":
-        root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        root = home / "Library" / "Caches"
-    else:
-        named = os.environ.get("XDG_CACHE_HOME", "")
-        root = Path(named) if Path(named).is_absolute() else home / ".cache"
-    return root / "latentry"
 
 
 def check_disjoint(places: Iterable[NamedPath]) -> None:

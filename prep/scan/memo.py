@@ -1,10 +1,7 @@
 """What a scan found in files that did not change since, so that the next one opens none of them. Disposable.
 
-One SQLite table for all sources of a user, in the user's cache directory and never beside pictures:
-`$XDG_CACHE_HOME/latentry/scan.sqlite`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows. A record is named by
-the versions of the checks and of the decoders, the item's name and the stamps of its files, which are trusted as
-`prep.fs.memo` trusts them, and has a CRC-32. Records are looked up one by one (6 µs), never all loaded; one that no
-scan asked for in 90 days goes. A table that is damaged, or of another version, goes as a whole.
+Records of the user's memory (`prep.fs.memo`), for all sources of a user. A record is named by the item's name and the
+stamps of its files; what is noted of a picture's bytes, by their digest.
 """
 
 from __future__ import annotations
@@ -12,36 +9,33 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sqlite3
+import struct
 import time
+import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
-from zlib import crc32
 
-from prep.fs.atomic import make_dirs
+import numpy as np
+
 from prep.fs.blob import Blob
-from prep.fs.memo import CRC, WAIT, connect, disposable
-from prep.fs.paths import user_cache
-from prep.fs.stamps import SETTLE_NS, blob_stamp, ctime_is_reliable
+from prep.fs.memo import Memo, is_at_rest, memo_path
+from prep.fs.stamps import blob_stamp
 from prep.images.plugins import decoders
 from prep.parse import Unparsed
-from prep.scan.duplicates.correlation import LIMIT, Near, Thumb
-from prep.scan.duplicates.identity import Identity
+from prep.scan.duplicates.correlation import LIMIT, LONG, SIDE, Near, Thumb
+from prep.scan.duplicates.identity import Identity, smaller_half
 from prep.scan.examine import Examined
-from prep.scan.protocol import pack, pack_examined, pack_thumb, unpack, unpack_examined, unpack_thumb
+from prep.scan.protocol import pack, pack_examined, unpack, unpack_examined
 from prep.sources.item import Item
 
-VERSION = 5  # of the checks and of this table: raised when a check of `prep.scan.examine` or a decoder's answer changes
-DAYS = 90
-_DAY = 86400
-_TABLE = "CREATE TABLE IF NOT EXISTS found (name BLOB PRIMARY KEY, day INTEGER, value BLOB) WITHOUT ROWID"
+VERSION = 6  # of the checks and of these records: raised when a check of `prep.scan.examine` or its answer changes
+_THUMB = struct.Struct("<BHH")  # whether it is taller than wide, and the lengths of both halves
 
 
 def usual_path() -> Path | None:
-    """Where the table is; `None` for a user without a home."""
-    root = user_cache()
-    return None if root is None else root / "scan.sqlite"
+    """Where the memory is, for these versions of the decoders; `None` for a user without a home."""
+    return memo_path("scan", f"{VERSION} {decoders()}")
 
 
 Stamp = tuple[bytes, int]  # a record's name, and when one of its files last changed (ns)
@@ -51,61 +45,55 @@ class ScanMemo:
     """What is remembered; for one thread. `save` writes what is new. No fault of the file is an error."""
 
     def __init__(self, path: Path | None, *, trust: bool = True) -> None:
-        self._path = path if ctime_is_reliable() else None
-        self._table = None if self._path is None or not trust else _open(self._path)
-        self._new: dict[bytes, bytes] = {}
+        self._memo = Memo(path, trust=trust)
         self._thumbs = 0  # noted
-        self._old: list[bytes] = []  # whose day is not today's
-        self._today = int(time.time()) // _DAY
-        self._decoders = decoders().encode()
 
     def get(self, item: Item) -> tuple[Stamp | None, Examined | None]:
         """(stamp to note what will be found under, what was found). The first is `None` where files are gone or not at
         rest, the second where nothing is known."""
-        now, stamp = time.time_ns(), _stamp(item, self._decoders)
-        if stamp is None or self._path is None:
+        begun, stamp = time.time_ns(), _stamp(item)
+        if stamp is None:
             return None, None
-        value, rested = self._value(stamp[0]), now - stamp[1] > SETTLE_NS
+        value, kept = self._memo.recall(stamp[0]), stamp if is_at_rest(stamp[1], begun) else None
         try:
-            return stamp if rested else None, None if value is None else unpack_examined(unpack(value)[0], None)
+            return kept, None if value is None else unpack_examined(unpack(value)[0], None)
         except Unparsed:
-            return stamp if rested else None, None
+            return kept, None
 
     def note(self, stamp: Stamp | None, item: Item, examined: Examined) -> None:
         """Remembers what was found, if the item's files are as they were at `stamp`."""
-        if stamp is None or _stamp(item, self._decoders) != stamp:
+        if stamp is None or _stamp(item) != stamp:
             return
         if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
             return
-        self._new[stamp[0]] = pack(pack_examined(examined))
+        self._memo.note(stamp[0], pack(pack_examined(examined)))
         if examined.thumb is not None and examined.identity is not None and self._thumbs < LIMIT:
-            self._thumbs += 1  # 10 kB each; among more pictures, few are ever asked for
-            self._new[_thumb_name(examined.identity)] = pack_thumb(examined.thumb)
-        if len(self._new) > 2000:
-            self.save()
+            self._thumbs += 1  # 6 kB each; among more pictures, few are ever asked for
+            self._memo.note(_name("thumb", examined.identity), _compressed(examined.thumb))
+        self._memo.flush()
 
     def thumb(self, identity: Identity) -> Thumb | None:
         """The thumbnail of a picture whose other facts were recalled."""
-        value = self._new.get(name := _thumb_name(identity)) or self._value(name)
-        with suppress(Unparsed):
-            return unpack_thumb(value or b"")
+        value = self._memo.recall(_name("thumb", identity))
+        with suppress(ValueError, struct.error, zlib.error):
+            return None if value is None else _decompressed(value)
         return None
 
     def pixels(self, identity: Identity) -> str:
         """The digest of every pixel of a picture, "" where it is not known."""
-        return (self._value(self._pixels_name(identity)) or b"").decode("ascii", "replace")
+        return (self._memo.recall(_name("pixels", identity)) or b"").decode("ascii", "replace")
 
     def note_pixels(self, identity: Identity, digest: str) -> None:
         """Remembers such a digest, where there is one."""
         if digest:
-            self._new[self._pixels_name(identity)] = digest.encode("ascii", "replace")
+            self._memo.note(_name("pixels", identity), digest.encode("ascii", "replace"))
 
     def nears(self, names: Iterable[bytes]) -> tuple[bytes, tuple[Near, ...] | None]:
         """(name for `note_nears`, the near-duplicates found) among pictures that these bytes name, in this order."""
-        running = hashlib.blake2b(b"near %d " % VERSION, digest_size=16)
+        running = hashlib.blake2b(b"near", digest_size=16)
         for one in names:
             running.update(one)
-        value = self._value(running.digest())
+        value = self._memo.recall(running.digest())
         try:
             found = None if value is None else tuple(
                 Near(first=int(first), second=int(second), score=float(score), mirrored=bool(mirrored))
@@ -116,76 +104,20 @@ class ScanMemo:
 
     def note_nears(self, name: bytes, nears: Sequence[Near]) -> None:
         """Remembers near-duplicates."""
-        self._new[name] = json.dumps([[one.first, one.second, one.score, one.mirrored] for one in nears]).encode()
+        self._memo.note(name, json.dumps([[one.first, one.second, one.score, one.mirrored] for one in nears]).encode())
 
     def save(self) -> None:
-        """Writes what is new, and removes what nobody asked for in a long time."""
-        if self._path is None or not (self._new or self._old):
-            return
-        with disposable(self._path), suppress(OSError):
-            make_dirs(self._path.parent)
-            with closing(connect(self._path)) as table, table:
-                _prepare(table)
-                table.executemany("INSERT OR REPLACE INTO found VALUES (?, ?, ?)",
-                                  ((name, self._today, CRC.pack(crc32(value, crc32(name))) + value)
-                                   for name, value in self._new.items()))
-                table.executemany("UPDATE found SET day = ? WHERE name = ?", ((self._today, one) for one in self._old))
-                table.execute("DELETE FROM found WHERE day < ?", (self._today - DAYS,))
-        self._new, self._old = {}, []
+        """Writes what is new."""
+        self._memo.save()
 
     def close(self) -> None:
-        """Writes what is new, and closes the table."""
-        self.save()
-        if self._table is not None:
-            self._table.close()
-            self._table = None
-
-    def _pixels_name(self, identity: Identity) -> bytes:
-        return b"pixels" + bytes.fromhex(identity.file) + self._decoders
-
-    def _value(self, name: bytes) -> bytes | None:
-        if self._table is None:
-            return None
-        try:
-            row = self._table.execute("SELECT day, value FROM found WHERE name = ?", (name,)).fetchone()
-        except (sqlite3.Error, MemoryError, UnicodeDecodeError):
-            self._table.close()
-            self._table = None
-            return None
-        if row is None or type(row[1]) is not bytes or row[1][:4] != CRC.pack(crc32(row[1][4:], crc32(name))):
-            return None
-        if row[0] != self._today:
-            self._old.append(name)
-        return row[1][4:]
+        """Writes what is new, and closes the memory."""
+        self._memo.close()
 
 
-def _open(path: Path) -> sqlite3.Connection | None:
-    """The table, to be read; `None` where there is none. One that is damaged or of another version is removed."""
-    table = None
-    with disposable(path):
-        if not path.is_file():
-            return None
-        table = connect(path)
-        table.execute("PRAGMA query_only = 1")
-        if table.execute("PRAGMA user_version").fetchone()[0] == VERSION:
-            table.execute("SELECT name, day, value FROM found LIMIT 1")
-            return table
-    if table is not None:
-        table.close()
-    return None
-
-
-def _prepare(table: sqlite3.Connection) -> None:
-    table.execute(f"PRAGMA busy_timeout = {int(1000 * WAIT)}")
-    if table.execute("PRAGMA user_version").fetchone()[0] != VERSION:
-        table.execute("DROP TABLE IF EXISTS found")
-        table.execute(f"PRAGMA user_version = {VERSION}")
-    table.execute(_TABLE)
-
-
-def _stamp(item: Item, decoders: bytes) -> Stamp | None:
-    """What changes with an item, its files, the checks or the decoders; `None` where a file is gone."""
-    running = hashlib.blake2b(b"%d %s" % (VERSION, decoders), digest_size=16)
+def _stamp(item: Item) -> Stamp | None:
+    """What changes with an item and its files; `None` where a file is gone."""
+    running = hashlib.blake2b(digest_size=16)
     running.update(repr((item.name, item.source, item.caption_format, item.captions)).encode(errors="surrogatepass"))
     changed = 0
     for blob in (item.picture, item.caption, item.mask, item.metadata):
@@ -207,5 +139,31 @@ def _place(blob: Blob) -> bytes:
     return os.fsencode(blob.file) + blob.member.encode(errors="surrogatepass")
 
 
-def _thumb_name(identity: Identity) -> bytes:
-    return b"thumb" + bytes.fromhex(identity.file)
+def _name(what: str, identity: Identity) -> bytes:
+    return what.encode("ascii") + bytes.fromhex(identity.file)
+
+
+def _compressed(thumb: Thumb) -> bytes:
+    """A thumbnail in half of its bytes: the larger half alone, of which the smaller one is made again, as differences
+    between neighbors, with Huffman codes.
+
+    Of 63 photographs, 4.2 kB instead of 8.9. Median prediction would save a tenth more, and takes a loop over pixels.
+    """
+    tall = thumb.down.shape[1] > thumb.across.shape[1]
+    larger, smaller = (thumb.down, thumb.across) if tall else (thumb.across, thumb.down)
+    length = smaller.shape[1]
+    kept = b"" if np.array_equal(smaller_half(larger, length, tall=tall), smaller) else smaller.tobytes()
+    slopes = np.diff(larger, axis=1, prepend=np.uint8(0))
+    running = zlib.compressobj(6, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY)
+    return _THUMB.pack(tall, larger.shape[1], length) + running.compress(slopes.tobytes() + kept) + running.flush()
+
+
+def _decompressed(record: bytes) -> Thumb:
+    """The thumbnail of such a record. Raises `ValueError`, `struct.error`, `zlib.error`."""
+    tall, long, short = _THUMB.unpack_from(record)
+    data = zlib.decompressobj().decompress(record[_THUMB.size :], 2 * SIDE * LONG)
+    slopes = np.frombuffer(data, np.uint8, SIDE * long).reshape(SIDE, long)
+    larger = np.cumsum(slopes, axis=1, dtype=np.uint8)
+    kept = np.frombuffer(data, np.uint8, offset=slopes.size)
+    smaller = kept.reshape(SIDE, short) if len(kept) else smaller_half(larger, short, tall=bool(tall))
+    return Thumb(across=smaller, down=larger) if tall else Thumb(across=larger, down=smaller)

@@ -1,16 +1,12 @@
 """What tars hold, listed and grouped once: whoever reads an unchanged tar again needs neither its headers nor torch.
 
-One file for each tar in the user's cache directory, never beside the tar. Its name says which tar: by the stamp, which
-is trusted as `prep.fs.memo` trusts it, and by the version of what lists and groups. It holds a digest and JSON, packed.
-Disposable: one that is damaged or strange is as good as none, one that nobody asked for in 90 days goes, and one that
-cannot be written is no error.
+A record of the user's memory (`prep.fs.memo`) for each tar, named by the tar's stamp: JSON, compressed. Disposable: one
+that says what no tar can hold counts as missing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import sys
 import time
@@ -23,17 +19,13 @@ from typing import Any
 
 from prep.findings import CODES
 from prep.formatting import printable_name
-from prep.fs.atomic import create, make_dirs, remove, rename, temporary_name, write
 from prep.fs.blob import Blob
-from prep.fs.paths import user_cache
-from prep.fs.stamps import SETTLE_NS, blob_stamp, ctime_is_reliable
+from prep.fs.memo import Memo, is_at_rest, memo_path
+from prep.fs.stamps import blob_stamp
 from prep.parse import Unparsed
 
 VERSION = 3  # raised when `prep.sources.tars` would list or group a tar in another way, or say another thing of it
-DAYS = 90
 MOST_BYTES = 1 << 28  # of a record unpacked: a tar of two million members has no more
-_DAY = 86400
-_DIGEST = 16
 _PASSING = {"unreadable-file", "corrupt-data"}  # said of a whole tar: the disk or the memory may be at fault
 
 
@@ -64,40 +56,38 @@ class Contents:
 
 
 class Listings:
-    """What is remembered of tars; `trust=False` asks for nothing and remembers what it sees."""
+    """What is remembered of tars; `trust=False` lists each again and remembers that."""
 
     def __init__(self, *, trust: bool = True) -> None:
-        root = user_cache() if ctime_is_reliable() else None
-        self._folder = None if root is None else root / "tars"
-        self._trust = trust
-        self._wrote = False
+        # this Python's tarfile reads the headers, and may know better than the last one
+        self._memo = Memo(memo_path("tars", f"{VERSION} {sys.hexversion}"), trust=trust)
 
     def of(self, path: Path, make: Callable[[], Contents]) -> Contents:
         """What the tar at `path` holds: from memory where it is unchanged, else what `make` says, whose errors these
         are."""
         begun = time.time_ns()
-        known = None if self._folder is None else _named(path, self._folder)
+        known = _stamped(path)
         if known is None:
             return make()
-        record, changed, size = known
-        found = _recalled(record, size) if self._trust else None
+        stamp, changed, size = known
+        found = _recalled(self._memo.recall(stamp), size)
         if found is not None:
             return found
         found = make()
-        if begun - changed > SETTLE_NS and _named(path, record.parent) == known and not _may_pass(found):
-            self._wrote |= _noted(record, found)
+        if is_at_rest(changed, begun) and _stamped(path) == known and not _may_pass(found):
+            self._note(stamp, found)
         return found
 
-    def tidy(self) -> None:
-        """What nobody asked for in a long time goes, when something new was written."""
-        if self._folder is None or not self._wrote:
-            return
-        oldest = time.time() - DAYS * _DAY
-        with suppress(OSError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
-                        remove(Path(entry.path))
+    def close(self) -> None:
+        """Closes the memory."""
+        self._memo.close()
+
+    def _note(self, stamp: bytes, contents: Contents) -> None:
+        with suppress(MemoryError):
+            text = _spelled(contents)
+            if len(text) <= MOST_BYTES:
+                self._memo.note(stamp, zlib.compress(text, 1))
+                self._memo.save()  # at once: whoever walks tars may stop at any of them
 
 
 def lands_outside(name: str) -> bool:
@@ -112,69 +102,38 @@ def _may_pass(contents: Contents) -> bool:
     return any(not one.name and one.code in _PASSING for one in contents.said)
 
 
-def _named(path: Path, folder: Path) -> tuple[Path, int, int] | None:
-    """(its record, when it last changed, its size) of the tar at `path`; `None` where there is none."""
+def _stamped(path: Path) -> tuple[bytes, int, int] | None:
+    """(its stamp, when it last changed, its size) of the tar at `path`; `None` where there is none."""
     try:
-        stamp, changed = blob_stamp(Blob(file=str(path)))
-        size = path.stat().st_size
+        return *blob_stamp(Blob(file=str(path))), path.stat().st_size
     except OSError:
         return None
-    # this Python's tarfile reads the headers, and may know better than the last one
-    made_by = b"%d %d " % (VERSION, sys.hexversion)
-    return folder / hashlib.blake2b(made_by + stamp, digest_size=_DIGEST).hexdigest(), changed, size
 
 
 # ---- records ---------------------------------------------------------------------------------------------------------
 
 
-def _recalled(record: Path, size: int) -> Contents | None:
+def _recalled(record: bytes | None, size: int) -> Contents | None:
     """The contents in a record, for a tar of `size` bytes; `None` for one that is not there, or not as it was made."""
-    try:
-        with record.open("rb") as file:
-            asked = os.fstat(file.fileno())
-            data = file.read() if asked.st_size <= MOST_BYTES else b""
-        contents = _parsed(_unpacked(record.name, data), size)
-    except (OSError, MemoryError, RecursionError, ValueError, TypeError, KeyError, zlib.error):
+    if record is None:
         return None
-    if time.time() - asked.st_mtime > _DAY:
-        with suppress(OSError):
-            os.utime(record)
-    return contents
+    try:
+        return _parsed(_unpacked(record), size)
+    except (MemoryError, RecursionError, ValueError, TypeError, KeyError, zlib.error):
+        return None
 
 
-def _noted(record: Path, contents: Contents) -> bool:
-    """Whether the contents could be written as `record`, whole or not at all."""
+def _spelled(contents: Contents) -> bytes:
     groups = [[key, [[suffix, one.name, one.offset, one.size] for suffix, one in parts.items()]]
               for key, parts in contents.groups.items()]
     said = [[one.name, one.code, one.detail] for one in contents.said]
-    with suppress(OSError, MemoryError):
-        body = json.dumps([groups, said], separators=(",", ":")).encode("ascii")
-        if len(body) > MOST_BYTES:
-            return False
-        body = zlib.compress(body, 1)
-        make_dirs(record.parent)
-        staged = temporary_name(record)
-        try:
-            with create(staged) as file:
-                write(file, _digest(record.name, body) + body)
-            rename(staged, record)
-        finally:
-            remove(staged)
-        return True
-    return False
+    return json.dumps([groups, said], separators=(",", ":")).encode("ascii")
 
 
-def _digest(name: str, body: bytes) -> bytes:
-    return hashlib.blake2b(name.encode("ascii") + body, digest_size=_DIGEST).digest()
-
-
-def _unpacked(name: str, data: bytes) -> Any:
-    """The document of a record's bytes. Raises `ValueError` or `zlib.error`."""
-    body = data[_DIGEST:]
-    if data[:_DIGEST] != _digest(name, body):
-        raise Unparsed("the record does not match its own digest")
+def _unpacked(record: bytes) -> Any:
+    """The document of a record. Raises `ValueError` or `zlib.error`."""
     running = zlib.decompressobj()
-    text = running.decompress(body, MOST_BYTES)
+    text = running.decompress(record, MOST_BYTES)
     if not running.eof:
         raise Unparsed("the record is longer than any is")
     return json.loads(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -36,19 +37,18 @@ def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table:
     if not is_tars(path):
         yield from walk(path, source=source, mask_from=masks, table=table)
         return
-    listings, own = Listings(trust=not rehash), masks in ("sidecar", "none", "alpha")
-    unused = 0
-    for place, label in labelled(tars_of(path)):
-        for one in walk_tar(place, label=label, source=source, sidecar=own, listings=listings):
-            if isinstance(one, Item) and isinstance(masks, MaskFolder):
-                yield _with_mask(one, masks)
-            elif isinstance(one, Item) and one.mask is not None and masks in ("none", "alpha"):
-                unused += masks == "none"
-                yield replace(one, mask=None)
-            else:
-                yield one
+    own, unused = masks in ("sidecar", "none", "alpha"), 0
+    with closing(Listings(trust=not rehash)) as listings:
+        for place, label in labelled(tars_of(path)):
+            for one in walk_tar(place, label=label, source=source, sidecar=own, listings=listings):
+                if isinstance(one, Item) and isinstance(masks, MaskFolder):
+                    yield _with_mask(one, masks)
+                elif isinstance(one, Item) and one.mask is not None and masks in ("none", "alpha"):
+                    unused += masks == "none"
+                    yield replace(one, mask=None)
+                else:
+                    yield one
     yield from unused_masks(unused)
-    listings.tidy()
 
 
 def is_tars(path: Path) -> bool:

@@ -35,7 +35,7 @@ print(json.dumps({"seconds": time.monotonic() - begun, "cpu": usage.ru_utime + u
                   "pictures": found["pictures"], "memory": usage.ru_maxrss,
                   "near": sum(one["code"] == "near-duplicate" for one in found["findings"])}))
 """  # ru_maxrss: of the largest process; the command's own, since a worker takes less
-SETTLE = 3  # seconds after which files are at rest
+SETTLE = 61  # seconds after which files are at rest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ def main() -> None:
 
 def one_scan(root: Path, remembered: Path) -> Run:
     """A scan of `root`, with what is remembered in a place of its own."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(remembered)}
+    environment = {**os.environ, "LATENTRY_USER_CACHE": str(remembered)}
     done = subprocess.run([sys.executable, "-c", WATCH, "-c", SCAN, "scan", str(root), "--json", "--quiet"],
                           stdout=subprocess.PIPE, check=True, env=environment)
     found = json.loads(done.stdout)

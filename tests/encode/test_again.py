@@ -16,7 +16,7 @@ from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.encode.mask_coverage import coverage
 from prep.fs import memo as facts
-from prep.fs.memo import Memo
+from prep.fs.memo import Memo, memory_folder
 from prep.geometry import Placement
 from prep.images.mask import decode_mask
 from prep.manifest.samples import Sample, View, open_samples
@@ -40,6 +40,12 @@ finally:
 """
 
 
+@pytest.fixture(autouse=True)
+def memories(tmp_path, monkeypatch):
+    """An empty memory."""
+    monkeypatch.setenv("LATENTRY_USER_CACHE", str(tmp_path / "caches"))
+
+
 @pytest.fixture
 def words(photos, tiny_model, tmp_path):
     return ["encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
@@ -49,7 +55,7 @@ def words(photos, tiny_model, tmp_path):
 @pytest.fixture
 def encoded(prep, words, monkeypatch):
     """A first run, after which every stamp is trusted."""
-    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    monkeypatch.setattr(facts, "REST_NS", 0)
     result = prep(*words)
     assert result.code == 0, result.err
     return result.json
@@ -62,7 +68,7 @@ def opened(words, photos: Path, tmp_path: Path, *options: str) -> set[str]:
     assert done.returncode == 0, done.stderr
     assert sum(json.loads(done.stdout)["encoded"].values()) == 0
     files = [Path(line) for line in (tmp_path / "opened").read_text().splitlines()]
-    assert any(path.name == "facts.sqlite" for path in files) or "--rehash" in options  # the shim sees what is opened
+    assert "--rehash" in options or any(path.name.startswith("files-") for path in files)  # the shim sees them
     return {path.name for path in files if path.is_file() and photos in path.parents}
 
 
@@ -85,7 +91,8 @@ def test_only_what_changed_is_opened(encoded, words, photos, tmp_path):
 
 def test_without_facts_everything_is_opened_and_the_manifest_is_the_same(encoded, words, photos, tmp_path):
     whole = (tmp_path / "m.json").read_bytes()
-    (tmp_path / "cache" / "facts.sqlite").write_bytes(b"SQLite format 3\0 and then nothing of that kind")
+    (store,) = memory_folder().glob("files-*")
+    store.write_bytes(b"SQLite format 3\0 and then nothing of that kind")
     done = subprocess.run([sys.executable, "-c", "from prep.cli.main import main; main()", *map(str, words)],
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -101,7 +108,7 @@ def test_an_edited_caption_is_a_new_row_and_no_other(encoded, words, prep, photo
 @pytest.mark.parametrize(("data", "code"), [(b"\xff\xfe\x00", "caption-encoding"),
                                             (b"a\x00b", "caption-control-characters")])
 def test_a_bad_caption_is_remembered_as_bad(words, prep, photos, monkeypatch, data, code):
-    monkeypatch.setattr(facts, "SETTLE_NS", 0)
+    monkeypatch.setattr(facts, "REST_NS", 0)
     (photos / "3.txt").write_bytes(data)
     first = prep(*words)
     monkeypatch.setattr(facts, "read_blob", lambda blob: pytest.fail(f"{blob} was read"))
@@ -130,7 +137,8 @@ def reads(monkeypatch):
 def test_no_mask_row_is_read_twice(encoded, words, prep, photos, tmp_path, reads):
     whole = (tmp_path / "m.json").read_bytes()
     assert prep(*words).code == 0 and reads == []
-    (tmp_path / "cache" / "facts.sqlite").unlink()
+    (store,) = memory_folder().glob("files-*")
+    store.unlink()
     assert prep(*words).code == 0 and len(reads) == 3  # the masks of the pictures 0, 2 and 5
     assert (tmp_path / "m.json").read_bytes() == whole
 
@@ -183,23 +191,23 @@ def shelf():
 
 
 def test_rows_that_were_not_read_before_are_read_and_added(shelf, tmp_path):
-    known = Memo(tmp_path / "facts.sqlite")
+    known = Memo(tmp_path / "files.sqlite")
     shelf.ask(known, range(3, 9))
     assert shelf.read == [3, 4, 5, 6, 7, 8]
     known.save()
-    again = Memo(tmp_path / "facts.sqlite")
+    again = Memo(tmp_path / "files.sqlite")
     shelf.ask(again, range(149, 0, -1))
     assert shelf.read == [1, 2, *range(9, 150)]
     again.save()
-    shelf.ask(Memo(tmp_path / "facts.sqlite"), range(1, 150))
+    shelf.ask(Memo(tmp_path / "files.sqlite"), range(1, 150))
     assert shelf.read == []
-    shelf.ask(Memo(tmp_path / "facts.sqlite", trust=False), [0])
+    shelf.ask(Memo(tmp_path / "files.sqlite", trust=False), [0])
     assert shelf.read == [0]
 
 
 @pytest.mark.parametrize("noted", [b"", b"1234567", b"12345678", bytes(8 * 12)])
 def test_what_is_remembered_of_a_shard_of_other_rows_is_not_used(shelf, noted):
     known = Memo(None)
-    known.recall_bytes = lambda kind, digest: noted
+    known.get_digest = lambda kind, digest: noted
     shelf.ask(known, [100])
     assert shelf.read == [100]

@@ -146,7 +146,7 @@ def test_one_caption_changed_encodes_one_text_row(encode, photos, tmp_path):
 
 
 def test_bytes_replaced_under_same_name_size_and_mtime_are_noticed(encode, photos, monkeypatch):
-    monkeypatch.setattr("prep.fs.memo.SETTLE_NS", 0)  # as if the files had been at rest for long
+    monkeypatch.setattr("prep.fs.memo.REST_NS", 0)  # as if the files had been at rest for long
     path = photos / "4.png"
     other = bytearray(path.read_bytes())
     encode()

@@ -383,7 +383,7 @@ def main(root: Path, words: list[str]) -> int:
     bench = Bench(root=root.resolve(), watch=Watch(root / "in"))
     warnings.simplefilter("error")
     quiet_pillow()
-    os.environ["XDG_CACHE_HOME"] = str(root / "remembered")
+    os.environ["LATENTRY_USER_CACHE"] = str(root / "remembered")
     warm(bench)
     if sys.platform == "linux":
         limit()

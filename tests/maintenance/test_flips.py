@@ -1,7 +1,7 @@
 """Every single bit of every file that a manifest depends on, flipped: verify finds it, and the reader in every row.
 
 Ordinarily a sample of bits, with the whole of `prep verify`; all bits, a slow test, with the part of it that looks at
-that file. What is disposable is not here: facts.sqlite, the look-up file, locks, plans and damage records.
+that file. What is disposable is not here: the look-up file, locks, plans and damage records.
 """
 
 from __future__ import annotations

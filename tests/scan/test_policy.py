@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
+from contextlib import closing
 from html.parser import HTMLParser
 
 import pytest
 from pictures import draw, saved
 from PIL import Image
 
+from prep.fs import memo
 from prep.scan import memo as remembered
 from prep.scan.memo import usual_path
 
@@ -19,8 +22,8 @@ MODEL_FREE = ("--jobs", 1)
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setattr(remembered, "SETTLE_NS", 0)
+    monkeypatch.setenv("LATENTRY_USER_CACHE", str(tmp_path / "caches"))
+    monkeypatch.setattr(memo, "REST_NS", 0)
 
 
 @pytest.fixture
@@ -276,7 +279,7 @@ def test_other_checks_other_names_and_files_at_work(prep, source, started, monke
     source.rename(tmp_path / "elsewhere")
     prep("scan", tmp_path / "elsewhere", *MODEL_FREE)
     assert started() == 1
-    monkeypatch.setattr(remembered, "SETTLE_NS", 1 << 62)
+    monkeypatch.setattr(memo, "REST_NS", 1 << 62)
     draw(tmp_path / "elsewhere" / "new.png", (96, 80), seed=9)
     for _ in range(2):
         prep("scan", tmp_path / "elsewhere", *MODEL_FREE)
@@ -295,8 +298,8 @@ def test_a_damaged_table_costs_a_scan_and_nothing_else(prep, source, damage):
         table.unlink()
         table.mkdir()
     else:
-        change = {"values": "UPDATE found SET value = x'00112233445566'", "schema": "DROP TABLE found",
-                  "thumbs": "DELETE FROM found WHERE length(value) > 3000 OR value LIKE '%[]'"}[damage]
+        change = {"values": "UPDATE memory SET value = x'00112233445566'", "schema": "DROP TABLE memory",
+                  "thumbs": "DELETE FROM memory WHERE length(value) > 1000 OR value LIKE '%[]'"}[damage]
         connection = sqlite3.connect(table)
         connection.execute(change)
         connection.commit()
@@ -308,39 +311,21 @@ def test_a_damaged_table_costs_a_scan_and_nothing_else(prep, source, damage):
 def test_what_nobody_asks_for_is_forgotten(prep, source, tmp_path, monkeypatch):
     prep("scan", source, *MODEL_FREE)
     draw(tmp_path / "other" / "b.png", (96, 80), seed=5)
-    monkeypatch.setattr(remembered.time, "time", lambda: (20000 + remembered.DAYS + 30000) * 86400.0)
+    now = time.time()
+    monkeypatch.setattr(memo.time, "time", lambda: now + (memo.DAYS + 1) * 86400.0)
     before = rows()
     prep("scan", tmp_path / "other", *MODEL_FREE)
     assert 0 < rows() < before
 
 
 def rows():
-    connection = sqlite3.connect(usual_path())
-    ((count,),) = connection.execute("SELECT count(*) FROM found")
-    connection.close()
+    with closing(sqlite3.connect(usual_path())) as connection:
+        ((count,),) = connection.execute("SELECT count(*) FROM memory")
     return count
 
 
-@pytest.mark.parametrize(("platform", "variables", "wanted"), [
-    ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/latentry/scan.sqlite"),
-    ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/latentry/scan.sqlite"),
-    ("darwin", {}, "/home/me/Library/Caches/latentry/scan.sqlite"),
-    ("win32", {"LOCALAPPDATA": "/local"}, "/local/latentry/scan.sqlite"),
-])
-def test_places(monkeypatch, platform, variables, wanted):
-    monkeypatch.setattr("sys.platform", platform)
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert usual_path().as_posix() == wanted
-
-
 def test_a_user_without_a_home_scans_all_the_same(prep, source, monkeypatch):
-    def homeless():
-        raise RuntimeError("no home")
-
-    monkeypatch.setattr(remembered.Path, "home", homeless)
+    monkeypatch.setattr(memo, "user_cache", lambda: None)
     assert usual_path() is None and codes(prep("scan", source, "--json", *MODEL_FREE)) == ALL
 
 

@@ -75,7 +75,7 @@ def test_a_decoder_that_hangs_holds_up_nobody(tmp_path):
 def test_what_a_worker_died_of_is_not_remembered(tmp_path, monkeypatch):
     from prep.scan import memo as remembered
 
-    monkeypatch.setattr(remembered, "SETTLE_NS", 0)
+    monkeypatch.setattr("prep.fs.memo.REST_NS", 0)
     items = list(pictures(tmp_path / "in", "leave"))
     memory = remembered.ScanMemo(tmp_path / "table")
     assert scan(items, jobs=1, crew=WorkerPool(command=BAD), memory=memory).samples == 5

@@ -198,7 +198,7 @@ def test_links_and_special_files_end_for_an_ordinary_user(unpacked):
         Image.new("RGB", (64, 64)).save(Path(warm) / "one.png")
         lines = [json.dumps([["prep", "scan", warm, "--quiet"]]), json.dumps(cases)]
         done = subprocess.run([sys.executable, str(script), user], input="\n".join(lines) + "\n", capture_output=True,
-                              text=True, timeout=120, check=True, env={**os.environ, "XDG_CACHE_HOME": warm})
+                              text=True, timeout=120, check=True, env={**os.environ, "LATENTRY_USER_CACHE": str(warm)})
     ((code, out, err),) = json.loads(done.stdout.splitlines()[-1])["scan"]
     assert (code, err) == (1, "")
     found = {(one["path"].removeprefix("links/"), one["code"]) for one in json.loads(out)["findings"]

@@ -88,7 +88,7 @@ def many(tmp_path, monkeypatch):
     """A directory of seven pictures, three of them copies in one way or another, and a scan that calls that many."""
     for module in (scans, alike, copies, remembered):
         monkeypatch.setattr(module, "LIMIT", 2)
-    monkeypatch.setattr(remembered, "SETTLE_NS", 0)
+    monkeypatch.setattr("prep.fs.memo.REST_NS", 0)
     root = tmp_path / "photos"
     root.mkdir()
     for number in range(4):

@@ -61,8 +61,7 @@ class Plugins:
 
 def rest(monkeypatch):
     """As if all files had been at rest for long, so that what is found in them is remembered."""
-    for module in (facts, remembered):
-        monkeypatch.setattr(module, "SETTLE_NS", -(10**12))
+    monkeypatch.setattr(facts, "REST_NS", -(10**12))
 
 
 @pytest.fixture
@@ -159,7 +158,7 @@ def test_an_encoding_asks_another_version_of_a_decoder_again(photos, tmp_path, m
     """What the old one could not read, too; captions are not read again for that."""
     rest(monkeypatch)
     (photos / "bad.heic").write_bytes(HEIC[:-50])
-    store, asked = tmp_path / "facts.sqlite", []
+    store, asked = tmp_path / "files.sqlite", []
     header = read_header
     monkeypatch.setattr("prep.dataset.facts.read_header", lambda data: (asked.append(len(data)), header(data))[1])
     counts = []
@@ -178,7 +177,7 @@ def test_all_pixels_are_those_of_one_decoder(tmp_path, monkeypatch):
     seen = identify(HEIC, picture(1))[0]
     for number, known in (("1", ""), ("1", "ab"), ("2", ""), ("1", "ab")):
         monkeypatch.setattr("prep.images.plugins.version", lambda _, number=number: number)
-        memory = remembered.ScanMemo(tmp_path / "scan.sqlite")
+        memory = remembered.ScanMemo(remembered.usual_path())
         assert memory.pixels(seen) == known
         memory.note_pixels(seen, "ab" if number == "1" else "")
         memory.close()

@@ -75,7 +75,7 @@ LIBRARIES = {
             "train.sampling.grid", "prep.demo.*"},
     "pillow_heif": {"prep.images.plugins"}, "pillow_jxl": {"prep.images.plugins"},
     "zarr": {"prep.cache.zarr_view"}, "awscrt": {"prep.cache.shard_format"}, "google_crc32c": set(),
-    "sqlite3": {"prep.fs.memo", "prep.scan.memo"},
+    "sqlite3": {"prep.fs.memo"}, "platformdirs": {"prep.fs.user_cache"},
     "pyarrow": {"prep.cache.arrow", "prep.cache.plans", "prep.manifest.*", "prep.sources.tables"},
     "diffusers": {"prep.models.*", "train.models.*", "train.sampling.sampler", "prep.demo.*"},
     "transformers": {"prep.models.*", "prep.masks.segmentation", "prep.demo.*"},
