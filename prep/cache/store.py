@@ -30,6 +30,8 @@ MARKER_BYTES = 1 << 16  # at most
 VERSION = 1
 Kind = str  # one of SUFFIX
 SUFFIX = {"tables": ".arrow", "commits": ".json", "plans": ".arrow", "damaged": ".json"}
+# Of earlier versions, in a cache's own directory. Never opened: SQLite deletes files that a journal beside one names.
+EARLIER = tuple(f"facts.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))
 SETTLED = 3600.0  # seconds after which every system has written names by itself; Linux does within 30
 FANNED = {"tables", "commits"}  # kinds of which there can be many: two digits make a directory
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -251,14 +253,16 @@ def sync_recent_directories(cache: Cache) -> None:
 
 
 def leftovers(cache: Cache) -> list[Path]:
-    """What crashes left in tmp/. Raises `OSError`."""
-    return [Path(entry.path) for entry in entries(cache.root / "tmp")]
+    """What crashes left in tmp/, and files of earlier versions, which nothing reads any more. Raises `OSError`."""
+    staged = [Path(entry.path) for entry in entries(cache.root / "tmp")]
+    return staged + [path for name in EARLIER if os.path.lexists(path := cache.root / name)]
 
 
 def clear_leftovers(cache: Cache) -> None:
-    """Removes tmp/. Only for whoever has the cache alone; what cannot be removed stays."""
-    with contextlib.suppress(OSError):  # another user's, say, or a marker in the making
-        atomic.remove_tree(cache.root / "tmp")
+    """Removes tmp/ and files of earlier versions. Only for whoever has the cache alone; what cannot be removed stays."""
+    for name in ("tmp", *EARLIER):
+        with contextlib.suppress(OSError):  # another user's, say, or a marker in the making
+            atomic.remove_tree(cache.root / name)
 
 
 def _create(path: Path, create: bool) -> None:

@@ -12,6 +12,7 @@ from zlib import crc32
 import pytest
 
 from prep.fs import memo
+from prep.fs.lock import lock_directory
 
 
 @pytest.fixture
@@ -60,10 +61,25 @@ def test_old_facts_in_a_cache_are_never_opened(prep, words, tmp_path, options):
     old = facts_of_old(tmp_path / "cache", {})
     journal = hot_journal(old, victim)
     before = old.read_bytes(), journal.read_bytes()
-    result = prep(*words, *options)
+    with lock_directory(tmp_path / "cache", exclusive=False):  # else what is never opened would be removed
+        result = prep(*words, *options)
     assert result.code == 0 and set(result.json["encoded"].values()) == {0}
     assert victim.read_text() == "precious"
     assert (old.read_bytes(), journal.read_bytes()) == before
+
+
+@pytest.mark.parametrize("cleaner", ["encode", "gc"])
+def test_old_facts_are_removed_unopened(prep, words, tmp_path, cleaner):
+    assert prep(*words).code == 0
+    victim = tmp_path / "precious.txt"
+    victim.write_text("precious")
+    old = facts_of_old(tmp_path / "cache", {})
+    size = old.stat().st_size + hot_journal(old, victim).stat().st_size
+    gc = ["gc", tmp_path / "cache", "--keep", tmp_path / "m.json"]
+    seen = prep(*gc, "--json").json
+    assert (seen["removed"]["staging"], seen["sizes"]["staging"]) == (2, size) and old.exists()
+    assert prep(*(words if cleaner == "encode" else [*gc, "--yes"])).code == 0
+    assert not list((tmp_path / "cache").glob("facts*")) and victim.exists()
 
 
 def test_the_journal_of_this_test_deletes_a_file_when_sqlite_opens_it(tmp_path):
