@@ -259,7 +259,8 @@ def leftovers(cache: Cache) -> list[Path]:
 
 
 def clear_leftovers(cache: Cache) -> None:
-    """Removes tmp/ and files of earlier versions. Only for whoever has the cache alone; what cannot be removed stays."""
+    """Removes tmp/ and files of earlier versions. Only for whoever has the cache alone; what cannot be removed stays.
+    """
     for name in ("tmp", *EARLIER):
         with contextlib.suppress(OSError):  # another user's, say, or a marker in the making
             atomic.remove_tree(cache.root / name)
