@@ -7,6 +7,7 @@ from typing import NoReturn
 import typer
 
 from prep.cli.bucket import bucket
+from prep.cli.clean import clean
 from prep.cli.compact import compact
 from prep.cli.console import run
 from prep.cli.demo import demo
@@ -22,7 +23,7 @@ from prep.cli.verify import verify
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Turns pictures, captions and masks into a verified cache and one manifest.json.")
 
-for command in (init, scan, bucket, mask, encode, inspect, verify, diff, gc, compact, demo):
+for command in (init, scan, bucket, mask, encode, inspect, verify, diff, gc, compact, clean, demo):
     app.command()(command)
 
 

@@ -365,14 +365,19 @@ def _disposable(path: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
+def memory_files(folder: Path) -> Iterator[tuple[str, Path, int]]:
+    """(kind, path, bytes) of each file in the directory of all memories, sorted. Raises `OSError`."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda one: one.name):
+            if found := _FILE.fullmatch(entry.name):
+                yield found["kind"], Path(entry.path), entry.stat(follow_symlinks=False).st_size
+
+
 def _tidy(folder: Path, keep: Path) -> None:
     """Removes files that no run wrote to for long, and the oldest where all together are too large."""
     files: list[tuple[float, int, Path]] = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if _FILE.fullmatch(entry.name):
-                status = entry.stat(follow_symlinks=False)
-                files.append((status.st_mtime, status.st_size, Path(entry.path)))
+    with suppress(OSError):
+        files = [(path.lstat().st_mtime, size, path) for _, path, size in memory_files(folder)]
     total, oldest = sum(size for _, size, _ in files), time.time() - (DAYS + REFRESH) * _DAY
     for written, size, path in sorted(files):
         if (written < oldest or total > MOST_IN_ALL) and path != keep:

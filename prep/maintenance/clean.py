@@ -1,0 +1,102 @@
+"""Empties what is remembered of the user's files: removes the files of all memories, and those of earlier versions."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep.errors import PathError
+from prep.formatting import format_bytes
+from prep.fs.memo import memory_files, memory_folder
+from prep.fs.user_cache import user_cache, why_not_private
+
+KINDS = {"files": "digests, sizes and captions of files", "scan": "results of scans", "tars": "listings of tars",
+         "earlier": "files of earlier versions"}
+_EARLIER = re.compile(r"scan\.sqlite(-journal)?")  # in the user's cache directory; and what is in tars/ there
+_EARLIER_TAR = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{16}\.partial")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanReport:
+    """What `prep clean` found, and removed when it was not a dry run."""
+
+    folder: Path
+    files: dict[str, int]  # by kind
+    sizes: dict[str, int]  # bytes, by kind
+    dry_run: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        removed = {kind: {"files": self.files[kind], "bytes": self.sizes[kind]} for kind in self.files}
+        return {"format": "latentry/clean", "version": 1, "dry_run": self.dry_run, "folder": str(self.folder),
+                "removed": removed, "bytes": sum(self.sizes.values())}
+
+    def as_text(self) -> str:
+        """A few lines for people."""
+        if not self.files:
+            return f"nothing is remembered in {self.folder}"
+        verb = "would remove" if self.dry_run else "removed"
+        lines = [f"{verb} {KINDS.get(kind, kind)}: {_count(count)}, {format_bytes(self.sizes[kind])}"
+                 for kind, count in sorted(self.files.items())]
+        freed = f"{format_bytes(sum(self.sizes.values()))} {'would be ' * self.dry_run}freed in {self.folder}"
+        return "\n".join([*lines, f"{freed}; no picture, cache or manifest is touched"])
+
+
+def clean(*, dry_run: bool) -> CleanReport:
+    """Removes everything that is remembered. Raises `PathError` where there is no home, or something stays."""
+    root, folder = user_cache(), memory_folder()
+    if root is None or folder is None:
+        raise PathError("there is no home directory, so nothing is remembered",
+                        hint="set LATENTRY_USER_CACHE to a directory")
+    files: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    failed: list[OSError] = []
+    for kind, path, size in [*_remembered(folder), *_earlier(root)]:
+        try:
+            if not dry_run:
+                path.unlink()
+        except OSError as error:
+            failed.append(error)
+            continue
+        files[kind] = files.get(kind, 0) + 1
+        sizes[kind] = sizes.get(kind, 0) + size
+    if failed:
+        first, others = failed[0], len(failed) - 1
+        raise PathError(f"{first.filename} cannot be removed ({first.strerror}), nor can {others} others",
+                        hint=f"check the permissions of {root}, and remove them by hand")
+    return CleanReport(folder=root, files=files, sizes=sizes, dry_run=dry_run)
+
+
+def _remembered(folder: Path) -> Iterator[tuple[str, Path, int]]:
+    """(kind, path, bytes) of each memory. Raises `PathError` for a directory that is never used."""
+    try:
+        why = why_not_private(folder)
+    except FileNotFoundError:
+        return
+    if why:
+        raise PathError(f"{folder} is not used, so nothing is remembered: {why}",
+                        hint="look at what is in it, then remove it; the next run makes it again, for you alone")
+    yield from memory_files(folder)
+
+
+def _earlier(root: Path) -> Iterator[tuple[str, Path, int]]:
+    """The same of files of earlier versions, where nobody else could have put others in their place."""
+    for folder, pattern in ((root, _EARLIER), (root / "tars", _EARLIER_TAR)):
+        with suppress(FileNotFoundError):
+            if why_not_private(folder):
+                return
+            with os.scandir(folder) as entries:
+                for entry in sorted(entries, key=lambda one: one.name):
+                    status = entry.stat(follow_symlinks=False)
+                    if pattern.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
+                        yield "earlier", Path(entry.path), status.st_size
+
+
+def _count(number: int) -> str:
+    return "1 file" if number == 1 else f"{number} files"
