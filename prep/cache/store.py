@@ -31,7 +31,7 @@ VERSION = 1
 Kind = str  # one of SUFFIX
 SUFFIX = {"tables": ".arrow", "commits": ".json", "plans": ".arrow", "damaged": ".json"}
 # Of earlier versions, in a cache's own directory. Never opened: SQLite deletes files that a journal beside one names.
-EARLIER = tuple(f"facts.sqlite{end}" for end in ("", "-journal", "-wal", "-shm"))
+EARLIER = (*(f"facts.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")), "lookup.bin")
 SETTLED = 3600.0  # seconds after which every system has written names by itself; Linux does within 30
 FANNED = {"tables", "commits"}  # kinds of which there can be many: two digits make a directory
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}

@@ -53,7 +53,7 @@ _TABLE = "CREATE TABLE memory (id INTEGER PRIMARY KEY, day INTEGER NOT NULL, val
 _SCHEMA = [(b"table", b"memory", _TABLE.encode())]
 _HEAD = b"SQLite format 3\0"
 _JOURNAL = slice(18, 20)  # of the head: 1, 1 is a rollback journal, the only kind that is used here
-_PAGE = 8192  # bytes: of thumbnails of 6 kB, few leave room at the end of their page
+_PAGE = 16384  # bytes: thumbnails of 4 kB leave little room at the end of a page
 _FILE = re.compile(r"(?P<kind>[a-z]+)-[0-9a-f]{16}\.sqlite(-journal|-wal|-shm)?")
 # Errors that say nothing about the file itself: it is locked, or its disk or directory is at fault.
 _ELSEWHERE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
@@ -236,8 +236,8 @@ class Memo:
             _prepare(connection, every_page=not self._checked)
             self._checked = True
             with connection:
-                connection.executemany("INSERT OR REPLACE INTO memory VALUES (?, ?, ?)",
-                                       ((number, self._today, value) for number, value in new.items()))
+                rows = ((number, self._today, value) for number, value in sorted(new.items()))  # fills pages better
+                connection.executemany("INSERT OR REPLACE INTO memory VALUES (?, ?, ?)", rows)
                 connection.executemany("UPDATE memory SET day = ? WHERE id = ?",
                                        ((self._today, number) for number in used))
                 _forget(connection, self._today)

@@ -20,7 +20,6 @@ from prep.fs.tree import MOST_FILES
 STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns
 SETTLE_NS = 2_000_000_000
 
-STAMP_BYTES = 32
 Tree = tuple[str, ...]  # paths in a shard with a slash before them, and one behind those of directories
 _ENTRY = struct.Struct("<4Q")
 

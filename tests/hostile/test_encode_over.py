@@ -95,7 +95,7 @@ def test_a_plan_that_mixes_everything(prep, encode, tmp_path, monkeypatch):
     tasks += [Task(key=tasks[0].key, field="text", rows=(key,)) for key in keys]
     for folder in ("commits", "shards"):
         shutil.rmtree(cache.root / folder)
-    (cache.root / "lookup.bin").unlink(missing_ok=True)
+    (cache.root / "lookup.arrow").unlink(missing_ok=True)
     seen = []
     real = plans.read_plan
 

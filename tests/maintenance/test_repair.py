@@ -230,7 +230,7 @@ def halve(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("kind", ["tables", "commits", "plans", "damaged", "lookup.bin"])
+@pytest.mark.parametrize("kind", ["tables", "commits", "plans", "damaged", "lookup.arrow"])
 def test_a_half_written_file_is_told_and_made_again(prep, encode, tmp_path, kind):
     """Whatever wrote it: ours never are. What is disposable is no fault."""
     encode()
@@ -239,7 +239,7 @@ def test_a_half_written_file_is_told_and_made_again(prep, encode, tmp_path, kind
         (cache / kind).mkdir(exist_ok=True)
         shard = next(cache.glob("shards/*/*")).name
         (cache / kind / (shard + (".arrow" if kind == "plans" else ".json"))).write_bytes(b"half of someth")
-    elif kind == "lookup.bin":
+    elif kind == "lookup.arrow":
         (cache / kind).touch()
         halve(cache / kind)
     else:

@@ -1,15 +1,16 @@
-"""CACHE/lookup.bin: what the ledger read of commits and shards, so that the next run opens only what changed.
+"""CACHE/lookup.arrow: what the ledger read of commits and shards, so that the next run opens only what changed.
 
-    head      magic, version, counts of what follows
-    commits   task, stamp, shard, rows, field, bytes: 112 bytes each, sorted by task
-    shards    digest, stamp, rows, tree: 72 bytes each, sorted by digest; only sound ones with no damage record
-    rows      keys (32 bytes each), numbers of their shards, places there (4 bytes each); sorted by key, then shard
-    words     canonical JSON: names of fields, trees (the paths in a shard), rejected rows by task
-    crc32c    of all before
+An Arrow IPC stream of one row, whose columns are lists, and its CRC-32C:
+
+    commits.task, .stamp, .shard, .rows, .bytes, .field    of each commit, sorted by task; rows 0: it has no shard
+    shards.digest, .stamp, .rows, .tree     of each intact shard without a damage record, sorted by digest
+    keys.key, .shard, .row                  of each row, sorted by key, then shard: its shard's number, its place there
+    words                                   canonical JSON: names of fields, trees (the paths in a shard), rejected rows
 
 Disposable: whatever is wrong with it, it counts as empty and is written anew. Nothing in it is believed without the
-stamp of the commit or shard that it was read from. All little-endian. Whoever can write a sound one into a cache can
-write commits and shards there as well; `prep verify` checks rows, and does not read this.
+stamp of the commit or shard that it was read from. It is read only up to the size that the cache's commits and keys
+account for: a small sparse file takes no memory. Whoever can write an intact one into a cache can write commits and
+shards there as well; `prep verify` checks rows, and does not read this.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,27 +25,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from prep.cache import shard_format
+from prep.cache.arrow import check_stream, parse_table
 from prep.cache.commits import Commit, as_json, parse_rejects
 from prep.cache.ledger.columns import KEY, Column, Columns, gather, in_order, packed
 from prep.cache.records import Shard
 from prep.cache.store import Cache
 from prep.digest import canonical
 from prep.fs import atomic
-from prep.fs.stamps import STAMP_BYTES, Tree
+from prep.fs.stamps import Tree
+from prep.fs.untrusted import entries, read_regular
 from prep.parse import Unparsed, digest_of, expect, list_of
 
-NAME = "lookup.bin"
-MAGIC = b"latentry/lookup\0"
-VERSION = 1
+NAME = "lookup.arrow"
+VERSION = 2  # 1 was lookup.bin
 MOST_BYTES = 1 << 33  # 2 * 10^8 rows; a larger file is not ours
-HEAD = struct.Struct("<16s5Q")  # magic, version, and how many commits, shards, rows, bytes of words
-COMMIT = np.dtype([("task", "u1", 32), ("stamp", "u1", 32), ("shard", "u1", 32),  # rows 0: it has no shard
-                   ("rows", "<i4"), ("field", "<u4"), ("bytes", "<i8")])
-SHARD = np.dtype([("digest", "u1", 32), ("stamp", "u1", 32), ("rows", "<i4"), ("tree", "<u4")])
-ROW_BYTES = 32 + 4 + 4
+FREE_BYTES = 1 << 26  # that are read whatever the cache holds: 1.6 million rows
+DIGEST = pa.binary(32)
 PATH = re.compile(r"/([a-z0-9_][a-z0-9_.]*/?){0,2}")  # of a shard as ours are; they are looked at, never opened
+
+
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", kind, nullable=False))
+
+
+_COLUMNS = {"commits.task": DIGEST, "commits.stamp": DIGEST, "commits.shard": DIGEST, "commits.rows": pa.int32(),
+            "commits.bytes": pa.int64(), "commits.field": pa.int32(),
+            "shards.digest": DIGEST, "shards.stamp": DIGEST, "shards.rows": pa.int32(), "shards.tree": pa.int32(),
+            "keys.key": DIGEST, "keys.shard": pa.int32(), "keys.row": pa.int32()}
+SCHEMA = pa.schema([*(pa.field(name, _list_of(kind), nullable=False) for name, kind in _COLUMNS.items()),
+                    pa.field("words", pa.binary(), nullable=False)],
+                   metadata={"format": "latentry/lookup", "version": str(VERSION)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,7 @@ EMPTY_INDEX = Lookup(commits={}, shards={}, columns=gather([]))
 def load_index(cache: Cache) -> Lookup:
     """What was remembered; empty when there is nothing, or nothing sound. (A million rows: 0.05 s.)"""
     try:
-        return _parse(_read(cache.root / NAME))
+        return _parse(_read(cache))
     except (OSError, MemoryError, Unparsed):
         return EMPTY_INDEX
 
@@ -94,62 +106,93 @@ def drop_index(cache: Cache) -> None:
         atomic.remove(cache.root / NAME)
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as handle:
-        head = handle.read(HEAD.size)
-        size = path.stat().st_size
-        if len(head) < HEAD.size or size != _size(head) or size > MOST_BYTES:
-            raise Unparsed(f"{NAME} has {size} bytes, expected as many as it says")
-        handle.seek(0)
-        return handle.read(size)
+def _read(cache: Cache) -> bytes:
+    """The file, where it is no larger than the cache accounts for. Raises `OSError`, `Unparsed`."""
+    path = cache.root / NAME
+    size = path.lstat().st_size
+    if size > FREE_BYTES and size > min(MOST_BYTES, FREE_BYTES + 2 * _accounted(cache.root)):
+        raise Unparsed(f"{NAME} has {size} bytes, more than commits and keys of its cache account for")
+    return read_regular(path, size)
 
 
-def _size(head: bytes) -> int:
-    magic, version, commits, shards, rows, words = HEAD.unpack(head)
-    if (magic, version) != (MAGIC, VERSION):
-        raise Unparsed(f"{NAME} is of another version, expected {VERSION}")
-    body = commits * COMMIT.itemsize + shards * SHARD.itemsize + rows * ROW_BYTES + words
-    return HEAD.size + int(body) + shard_format.CRC_BYTES
+def _accounted(root: Path) -> int:
+    """Bytes of all commits, and of the keys in all shards: all that can be repeated in a look-up file."""
+    total = 0
+    for kind, inner in (("commits", ""), ("shards", shard_format.KEY_PATH)):
+        for fan in entries(root / kind):
+            for entry in entries(Path(fan.path)) if fan.is_dir(follow_symlinks=False) else ():
+                with contextlib.suppress(OSError):
+                    total += Path(entry.path, inner).lstat().st_size
+    return total
 
 
 def _spell(lookup: Lookup) -> bytes:
-    found = [commit for _, commit in lookup.commits.values()]
+    found, columns = [commit for _, commit in lookup.commits.values()], lookup.columns
     fields = sorted({commit.field for commit in found})
     rejects = {commit.task: [as_json(one) for one in commit.rejects] for commit in found if commit.rejects}
     trees = {tree: place for place, tree in enumerate(sorted({entry.tree for entry in lookup.shards.values()}))}
+    held = list(lookup.shards.values())
+    values: dict[str, Any] = {
+        "commits.task": packed(lookup.commits), "commits.stamp": _joined(stamp for stamp, _ in lookup.commits.values()),
+        "commits.shard": packed(commit.shard.digest if commit.shard else "00" * 32 for commit in found),
+        "commits.rows": [commit.shard.rows if commit.shard else 0 for commit in found],
+        "commits.bytes": [commit.shard.bytes if commit.shard else 0 for commit in found],
+        "commits.field": [fields.index(commit.field) for commit in found],
+        "shards.digest": packed(lookup.shards), "shards.stamp": _joined(entry.stamp for entry in held),
+        "shards.rows": [entry.rows for entry in held], "shards.tree": [trees[entry.tree] for entry in held],
+        "keys.key": columns.keys, "keys.shard": columns.shard, "keys.row": columns.row,
+    }
     words = canonical({"fields": fields, "trees": list(trees), "rejects": rejects})
-    commits, shards = np.zeros(len(found), COMMIT), np.zeros(len(lookup.shards), SHARD)
-    commits["task"], commits["stamp"] = _rows(lookup.commits), _stamps(stamp for stamp, _ in lookup.commits.values())
-    commits["shard"] = _rows(commit.shard.digest if commit.shard else "00" * 32 for commit in found)
-    commits["rows"] = [commit.shard.rows if commit.shard else 0 for commit in found]
-    commits["bytes"] = [commit.shard.bytes if commit.shard else 0 for commit in found]
-    commits["field"] = [fields.index(commit.field) for commit in found]
-    shards["digest"], shards["stamp"] = _rows(lookup.shards), _stamps(entry.stamp for entry in lookup.shards.values())
-    shards["rows"] = [entry.rows for entry in lookup.shards.values()]
-    shards["tree"] = [trees[entry.tree] for entry in lookup.shards.values()]
-    columns = lookup.columns
-    body = b"".join([
-        HEAD.pack(MAGIC, VERSION, len(commits), len(shards), len(columns), len(words)),
-        commits.tobytes(), shards.tobytes(), columns.keys.tobytes(), columns.shard.astype("<i4").tobytes(),
-        columns.row.astype("<i4").tobytes(), words,
-    ])
-    return body + shard_format.crc_bytes(body)
+    arrays = [_one_list(values[name], kind) for name, kind in _COLUMNS.items()]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_table(pa.Table.from_arrays([*arrays, pa.array([words], pa.binary())], schema=SCHEMA))
+    return sealed(sink.getvalue().to_pybytes())
+
+
+def sealed(stream: bytes) -> bytes:
+    """A stream and its checksum."""
+    return stream + shard_format.crc_bytes(stream)
+
+
+def _one_list(values: Any, kind: pa.DataType) -> pa.Array:
+    """An array of one list."""
+    if kind == DIGEST:
+        data = np.ascontiguousarray(values)
+        inner = pa.FixedSizeBinaryArray.from_buffers(DIGEST, len(data), [None, pa.py_buffer(data)])
+    else:
+        inner = pa.array(np.asarray(values, kind.to_pandas_dtype()))
+    return pa.ListArray.from_arrays(pa.array([0, len(inner)], pa.int32()), inner, type=_list_of(kind))
 
 
 def _parse(data: bytes) -> Lookup:
-    _, _, commits, shards, rows, words = HEAD.unpack(data[: HEAD.size])
-    body = np.frombuffer(data, np.uint8)[: -shard_format.CRC_BYTES]
-    if len(data) != _size(data[: HEAD.size]) or shard_format.crc_bytes(body) != data[-shard_format.CRC_BYTES :]:
+    stream = memoryview(data)[: -shard_format.CRC_BYTES]
+    if shard_format.crc_bytes(np.frombuffer(stream, np.uint8)) != data[-shard_format.CRC_BYTES :]:
         raise Unparsed(f"{NAME} does not match its checksum")
-    parts, place = [], HEAD.size
-    for kind, number in ((COMMIT, commits), (SHARD, shards), (KEY, rows), ("<i4", rows), ("<i4", rows), ("u1", words)):
-        parts.append(np.frombuffer(data, kind, number, place))
-        place += parts[-1].nbytes
-    columns = Columns(keys=parts[2], shard=parts[3], row=parts[4])
-    document = _parse_words(parts[5].tobytes())
-    known = _parse_shards(parts[1], document)
-    _check_columns(columns, parts[1]["rows"])
-    return Lookup(commits=_parse_commits(parts[0], document), shards=known, columns=columns)
+    if check_stream(stream) != len(stream):
+        raise Unparsed(f"{NAME} goes on after its end")
+    table = parse_table(stream, SCHEMA)
+    if table.num_rows != 1:
+        raise Unparsed(f"{NAME} has {table.num_rows} rows, expected 1")
+    values = {name: _values(table[name], kind) for name, kind in _COLUMNS.items()}
+    for group in ("commits", "shards", "keys"):
+        if len({len(found) for name, found in values.items() if name.startswith(group)}) > 1:
+            raise Unparsed(f"{group} of {NAME} have columns of different lengths")
+    columns = Columns(keys=values["keys.key"], shard=values["keys.shard"], row=values["keys.row"])
+    document = _parse_words(table["words"][0].as_py())
+    known = _parse_shards(values, document)
+    _check_columns(columns, values["shards.rows"])
+    return Lookup(commits=_parse_commits(values, document), shards=known, columns=columns)
+
+
+def _values(column: pa.ChunkedArray, kind: pa.DataType) -> Column:
+    """The values of the one list of a column, in the file's own memory."""
+    inner = column.combine_chunks().flatten() if column.num_chunks != 1 else column.chunk(0).flatten()
+    if kind == DIGEST:
+        buffer = inner.buffers()[1]
+        return np.frombuffer(buffer if buffer is not None else b"", KEY)[inner.offset : inner.offset + len(inner)]
+    values: Column = inner.to_numpy(zero_copy_only=True)
+    return values
 
 
 def _parse_words(words: bytes) -> dict[str, Any]:
@@ -159,14 +202,14 @@ def _parse_words(words: bytes) -> dict[str, Any]:
         raise Unparsed(f"words of {NAME} are not JSON: {error}") from None
 
 
-def _parse_shards(table: Column, document: Mapping[str, Any]) -> dict[str, Entry]:
+def _parse_shards(values: Mapping[str, Column], document: Mapping[str, Any]) -> dict[str, Entry]:
     trees = [tuple(tree) for tree in list_of(document.get("trees"), _paths, "trees")]
-    names, rows = _names(table["digest"]), table["rows"].tolist()
+    names, rows = _names(values["shards.digest"]), values["shards.rows"].tolist()
     if any(first >= second for first, second in pairwise(names)) or min(rows, default=1) < 1:
         raise Unparsed(f"shards of {NAME} are not sorted, or have no rows")
-    if table["tree"].max(initial=0) > len(trees) - 1 and len(table):
+    if not _are_places(values["shards.tree"], trees):
         raise Unparsed(f"shards of {NAME} have trees that it does not have")
-    found = zip(names, _split(table["stamp"]), rows, table["tree"].tolist(), strict=True)
+    found = zip(names, _split(values["shards.stamp"]), rows, values["shards.tree"].tolist(), strict=True)
     return {name: Entry(stamp, number, trees[tree]) for name, stamp, number, tree in found}
 
 
@@ -190,18 +233,22 @@ def _check_columns(columns: Columns, rows: Column) -> None:
         raise Unparsed(f"rows of {NAME} are not in their shards, or not sorted")
 
 
-def _parse_commits(table: Column, document: Mapping[str, Any]) -> dict[str, tuple[bytes, Commit]]:
+def _are_places(numbers: Column, there: list[Any]) -> bool:
+    return not len(numbers) or bool(0 <= numbers.min() <= numbers.max() < len(there))
+
+
+def _parse_commits(values: Mapping[str, Column], document: Mapping[str, Any]) -> dict[str, tuple[bytes, Commit]]:
     fields = list_of(document.get("fields"), shard_format.checked_name, "fields")
     rejects = {digest_of(task, "rejects"): parse_rejects(found, "rejects")
                for task, found in expect(document.get("rejects"), dict, "rejects").items()}
-    tasks = _names(table["task"])
-    least = min(table[name].min(initial=0) for name in ("rows", "bytes"))
+    tasks = _names(values["commits.task"])
+    least = min(values[name].min(initial=0) for name in ("commits.rows", "commits.bytes"))
     if any(first >= second for first, second in pairwise(tasks)) or least < 0:
         raise Unparsed(f"commits of {NAME} are not sorted, or have fewer than no rows")
-    if table["field"].max(initial=0) > len(fields) - 1 and len(table):
+    if not _are_places(values["commits.field"], fields):
         raise Unparsed(f"commits of {NAME} have fields that it does not have")
-    columns = zip(tasks, _split(table["stamp"]), _names(table["shard"]), table["rows"].tolist(),
-                  table["bytes"].tolist(), table["field"].tolist(), strict=True)
+    columns = zip(tasks, _split(values["commits.stamp"]), _names(values["commits.shard"]),
+                  *(values[f"commits.{name}"].tolist() for name in ("rows", "bytes", "field")), strict=True)
     commits = {}
     for task, stamp, digest, rows, size, field in columns:
         shard = Shard(digest=digest, rows=rows, bytes=size) if rows else None
@@ -210,12 +257,8 @@ def _parse_commits(table: Column, document: Mapping[str, Any]) -> dict[str, tupl
     return commits
 
 
-def _rows(digests: Iterable[str]) -> Column:
-    return packed(digests).view(np.uint8).reshape(-1, 32)
-
-
-def _stamps(stamps: Iterable[bytes]) -> Column:
-    return np.frombuffer(b"".join(stamps), np.uint8).reshape(-1, STAMP_BYTES)
+def _joined(stamps: Iterable[bytes]) -> Column:
+    return np.frombuffer(b"".join(stamps), KEY)
 
 
 def _names(table: Column) -> list[str]:
@@ -227,4 +270,4 @@ def _names(table: Column) -> list[str]:
 def _split(table: Column) -> list[bytes]:
     """Rows of 32 bytes."""
     data = table.tobytes()
-    return [data[place : place + STAMP_BYTES] for place in range(0, len(data), STAMP_BYTES)]
+    return [data[place : place + 32] for place in range(0, len(data), 32)]

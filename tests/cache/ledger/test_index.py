@@ -6,7 +6,6 @@ import errno
 import itertools
 import os
 import random
-import struct
 import tempfile
 import tracemalloc
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,21 +22,9 @@ from small_rows import LATENT, put_shard
 from prep.cache import damage, shard_format, store
 from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
+from prep.cache.ledger import index
 from prep.cache.ledger import inventory as census
-from prep.cache.ledger.index import (
-    COMMIT,
-    EMPTY_INDEX,
-    HEAD,
-    MOST_BYTES,
-    NAME,
-    ROW_BYTES,
-    SHARD,
-    _parse,
-    _read,
-    _size,
-    drop_index,
-    load_index,
-)
+from prep.cache.ledger.index import EMPTY_INDEX, NAME, SCHEMA, _parse, drop_index, load_index, sealed
 from prep.cache.ledger.ledger import Ledger, load_ledger, load_plainly, write_commit
 from prep.cache.records import Reject, Shard, Task
 from prep.cache.store import Cache, open_cache
@@ -306,18 +294,18 @@ def test_half_a_file_is_no_file(filled: Cache, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_flipped_bit_and_a_cut_are_noticed(filled: Cache) -> None:
-    """In the head all of them, else some; CRC-32C misses no single bit."""
+    """In the first bytes all of them, else some; CRC-32C misses no single bit."""
     path, plain, rng = filled.root / NAME, load_plainly(filled), random.Random(0)
     data = path.read_bytes()
     assert load_index(filled) != EMPTY_INDEX
-    for place in (*range(8 * HEAD.size), *rng.sample(range(8 * len(data)), 200)):
+    for place in (*range(8 * 64), *rng.sample(range(8 * len(data)), 200)):
         flipped = bytearray(data)
         flipped[place // 8] ^= 1 << place % 8
         path.write_bytes(flipped)
         assert load_index(filled) is EMPTY_INDEX, place
     with pytest.raises(Unparsed, match="does not match its checksum"):
         _parse(bytes(flipped))
-    for end in (*range(HEAD.size + 5), *rng.sample(range(len(data)), 100), len(data) - 1):
+    for end in (*range(64), *rng.sample(range(len(data)), 100), len(data) - 1):
         path.write_bytes(data[:end])
         assert load_index(filled) is EMPTY_INDEX, end
     path.write_bytes(data + b"\0")
@@ -334,13 +322,21 @@ def test_a_shard_with_names_of_others_is_not_remembered(filled: Cache) -> None:
         assert len(load_index(filled).shards) == 2
 
 
-def sealed(data: bytes | bytearray) -> bytes:
-    """With a checksum that fits."""
-    return bytes(data[: -shard_format.CRC_BYTES]) + shard_format.crc_bytes(bytes(data[: -shard_format.CRC_BYTES]))
+Document = dict[str, Any]
 
 
-def refilled(head: tuple[Any, ...], data: bytes) -> bytes:
-    return sealed(HEAD.pack(*head) + data[HEAD.size :])
+def rewrite(cache: Cache, change: Callable[[Document], Any], schema: pa.Schema = SCHEMA, times: int = 1) -> bytes:
+    """Puts another file in place of a cache's, with a checksum that fits: its only row, changed, so many times."""
+    path = cache.root / NAME
+    document = pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()[0]
+    change(document)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        columns = [pa.array([document[field.name]] * times, field.type) for field in schema]
+        writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    data = sealed(sink.getvalue().to_pybytes())
+    path.write_bytes(data)
+    return data
 
 
 def peak_of_reading(cache: Cache) -> int:
@@ -353,32 +349,50 @@ def peak_of_reading(cache: Cache) -> int:
         tracemalloc.stop()
 
 
-def test_hostile_counts_and_holes_allocate_nothing(filled: Cache) -> None:
-    """Also a checksum that fits makes no count believed that the file is too small for."""
-    path = filled.root / NAME
-    data = path.read_bytes()
-    head = HEAD.unpack(data[: HEAD.size])
-    for place, huge in itertools.product(range(2, 6), (1 << 40, (1 << 64) - 1, 1 << 31)):
-        path.write_bytes(refilled((*head[:place], huge, *head[place + 1 :]), data))
+def test_it_is_an_arrow_stream_that_others_can_read(filled: Cache) -> None:
+    table = pa.ipc.open_stream((filled.root / NAME).read_bytes()).read_all()
+    (document,) = table.to_pylist()
+    assert [one.hex() for one in document["commits.task"]] == sorted(task_of(number).key for number in range(4))
+    assert len(document["keys.key"]) == 12 and sum(document["shards.rows"]) == 12
+
+
+@pytest.mark.parametrize("size", [1 << 27, 6 << 30, 1 << 40])
+def test_a_sparse_file_is_not_read(filled: Cache, size: int) -> None:
+    """As large as it likes to be: no cache of twelve rows accounts for that."""
+    path, plain = filled.root / NAME, load_plainly(filled)
+    for data in (path.read_bytes(), b""):
+        path.write_bytes(data)
+        os.truncate(path, size)
         assert peak_of_reading(filled) < 1 << 20
-    path.write_bytes(data)
-    os.truncate(path, 1 << 30)  # longer than it says
-    assert peak_of_reading(filled) < 1 << 20
-    head = (*head[:4], MOST_BYTES // ROW_BYTES, 0)  # as long as it says, and all of it a hole
-    path.write_bytes(HEAD.pack(*head))
-    os.truncate(path, _size(HEAD.pack(*head)))
-    assert peak_of_reading(filled) < 1 << 20
+    assert same(load_ledger(filled, remember=True), plain)
+    assert path.stat().st_size < 1 << 16
 
 
-def places(data: bytes) -> dict[str, tuple[int, int]]:
-    """Where each part of a file begins, and what one of it takes."""
-    _, _, commits, shards, rows, _ = HEAD.unpack(data[: HEAD.size])
-    found, place = {}, HEAD.size
-    for name, size, number in (("commits", COMMIT.itemsize, commits), ("shards", SHARD.itemsize, shards),
-                               ("keys", 32, rows), ("numbers", 4, rows), ("rows", 4, rows), ("words", 1, 0)):
-        found[name] = (place, size)
-        place += size * number
-    return found
+def test_a_file_is_as_large_as_commits_and_keys_account_for(filled: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "FREE_BYTES", (filled.root / NAME).stat().st_size)
+    drop_index(filled)
+    put(filled, range(100, 400), 7)
+    plain = load_ledger(filled, remember=True)
+    assert (filled.root / NAME).stat().st_size > 300 * 40
+    assert len(load_index(filled).columns) == 312 and same(load_ledger(filled), plain)
+    (filled.shard(max(plain.shards, key=lambda shard: shard.rows).digest) / shard_format.KEY_PATH).unlink()
+    assert load_index(filled) is EMPTY_INDEX
+    monkeypatch.setattr(index, "FREE_BYTES", 1 << 26)
+    assert load_index(filled) != EMPTY_INDEX
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "pipe"])
+def test_what_is_no_plain_file_is_no_look_up_file(filled: Cache, tmp_path: Path, kind: str) -> None:
+    path, plain = filled.root / NAME, load_plainly(filled)
+    path.rename(tmp_path / "elsewhere")
+    if kind == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    assert load_index(filled) is EMPTY_INDEX
+    assert same(load_ledger(filled), plain)
 
 
 FOREIGN, UNEQUAL = "are in shards that it does not have", "have other numbers of rows than they say"
@@ -387,34 +401,65 @@ SHARDS, COMMITS = "are not sorted, or have no rows", "are not sorted, or have fe
 FIELDS, PATH, WORDS = "have fields that it does not have", "expected a path in a shard", "are not JSON"
 
 
-@pytest.mark.parametrize(("part", "offset", "value", "fault"), [
-    ("numbers", 0, -1, FOREIGN), ("numbers", 0, 3, FOREIGN), ("numbers", 0, 1 << 30, FOREIGN),
-    ("numbers", 0, 0, UNEQUAL), ("rows", 0, -1, UNSORTED), ("rows", 0, 9, UNSORTED), ("rows", 4, 1 << 30, UNSORTED),
-    ("keys", 0, -1, UNSORTED),
-    ("shards", 64, 0, SHARDS), ("shards", 64, -1, SHARDS), ("shards", 64, 1 << 30, UNEQUAL), ("shards", 0, -1, SHARDS),
-    ("shards", 68, 1, TREES), ("commits", 0, -1, COMMITS), ("commits", 96, -5, COMMITS), ("commits", 108, -5, COMMITS),
-    ("commits", 100, 5, FIELDS),
+@pytest.mark.parametrize(("column", "place", "value", "fault"), [
+    ("keys.shard", 0, -1, FOREIGN), ("keys.shard", 0, 3, FOREIGN), ("keys.shard", 0, 1 << 30, FOREIGN),
+    ("keys.shard", 0, "next", UNEQUAL), ("keys.row", 0, -1, UNSORTED), ("keys.row", 0, 9, UNSORTED),
+    ("keys.row", 1, 1 << 30, UNSORTED), ("keys.key", 0, b"\xff" * 32, UNSORTED),
+    ("shards.rows", 0, 0, SHARDS), ("shards.rows", 0, -1, SHARDS), ("shards.rows", 0, 1 << 30, UNEQUAL),
+    ("shards.digest", 0, b"\xff" * 32, SHARDS), ("shards.tree", 0, 1, TREES), ("shards.tree", 0, -1, TREES),
+    ("commits.task", 0, b"\xff" * 32, COMMITS), ("commits.rows", 0, -5, COMMITS), ("commits.bytes", 0, -5, COMMITS),
+    ("commits.field", 0, 5, FIELDS), ("commits.field", 0, -1, FIELDS),
 ])  # fmt: skip
-def test_hostile_numbers_are_refused(filled: Cache, part: str, offset: int, value: int, fault: str) -> None:
-    path, plain = filled.root / NAME, load_plainly(filled)
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<i", data, places(data)[part][0] + offset, value)
-    path.write_bytes(sealed(data))
+def test_hostile_numbers_are_refused(filled: Cache, column: str, place: int, value: Any, fault: str) -> None:
+    plain = load_plainly(filled)
+
+    def change(document: Document) -> None:
+        found = (document[column][place] + 1) % 3 if value == "next" else value
+        document[column][place] = found
+
+    data = rewrite(filled, change)
     with pytest.raises(Unparsed, match=fault):
-        _parse(path.read_bytes())
+        _parse(data)
     assert load_index(filled) is EMPTY_INDEX
     assert same(load_ledger(filled), plain)
 
 
+@pytest.mark.parametrize("column", [name for name in SCHEMA.names if name != "words"])
+def test_columns_of_other_lengths_are_refused(filled: Cache, column: str) -> None:
+    data = rewrite(filled, lambda document: document[column].pop())
+    with pytest.raises(Unparsed, match="have columns of different lengths"):
+        _parse(data)
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_another_number_of_rows_is_refused(filled: Cache, times: int) -> None:
+    data = rewrite(filled, lambda document: None, times=times)
+    with pytest.raises(Unparsed, match=f"has {times} rows, expected 1"):
+        _parse(data)
+
+
+@pytest.mark.parametrize("column", SCHEMA.names)
+def test_nulls_are_refused(filled: Cache, column: str) -> None:
+    data = rewrite(filled, lambda document: document.update({column: None}), pa.schema(
+        [field.with_nullable(True) for field in SCHEMA], SCHEMA.metadata))
+    with pytest.raises(Unparsed, match="it has columns"):
+        _parse(data)
+
+
 def test_another_version_is_no_look_up_file(filled: Cache) -> None:
     path = filled.root / NAME
-    data = path.read_bytes()
-    magic, version, *counts = HEAD.unpack(data[: HEAD.size])
-    path.write_bytes(refilled((magic, version + 1, *counts), data))
-    with pytest.raises(Unparsed, match=r"lookup.bin is of another version, expected 1"):
-        _read(path)
+    before = path.read_bytes()
+    data = rewrite(filled, lambda document: None, SCHEMA.with_metadata({**SCHEMA.metadata, b"version": b"99"}))
+    with pytest.raises(Unparsed, match="it has columns"):
+        _parse(data)
     assert same(load_ledger(filled, remember=True), load_plainly(filled))
-    assert path.read_bytes() == data
+    assert path.read_bytes() == before
+
+
+def test_something_after_the_end_is_refused(filled: Cache) -> None:
+    stream = (filled.root / NAME).read_bytes()[: -shard_format.CRC_BYTES]
+    with pytest.raises(Unparsed, match="goes on after its end"):
+        _parse(sealed(stream + stream))
 
 
 SOUND = {"fields": ["latent"], "trees": [["/"]], "rejects": {}}
@@ -422,15 +467,8 @@ SOUND = {"fields": ["latent"], "trees": [["/"]], "rejects": {}}
 
 def test_words_are_believed_when_they_are_sound(filled: Cache) -> None:
     """What the next test changes."""
-    with_words(filled, canonical(SOUND))
+    rewrite(filled, lambda document: document.update(words=canonical(SOUND)))
     assert load_index(filled) is not EMPTY_INDEX
-
-
-def with_words(cache: Cache, words: bytes) -> None:
-    data = (cache.root / NAME).read_bytes()
-    head = HEAD.unpack(data[: HEAD.size])
-    changed = refilled((*head[:5], len(words)), data[: places(data)["words"][0]] + words + bytes(4))
-    (cache.root / NAME).write_bytes(changed)
 
 
 @pytest.mark.parametrize(("words", "fault"), [
@@ -445,9 +483,9 @@ def with_words(cache: Cache, words: bytes) -> None:
         ({"trees": [["x"]]}, PATH), ({"trees": [[1]]}, "expected a string"), ({"trees": ["/"]}, "expected a list"))),
 ])  # fmt: skip
 def test_hostile_words_are_refused(filled: Cache, words: bytes, fault: str) -> None:
-    with_words(filled, words)
+    data = rewrite(filled, lambda document: document.update(words=words))
     with pytest.raises(Unparsed, match=fault):
-        _parse((filled.root / NAME).read_bytes())
+        _parse(data)
     assert load_index(filled) is EMPTY_INDEX
     assert same(load_ledger(filled), load_plainly(filled))
 
@@ -460,7 +498,7 @@ def test_any_mutation_leads_to_a_ledger_of_rows_that_are_there(filled: Cache) ->
         wrong = bytearray(data)
         for _ in range(rng.randint(1, 4)):
             wrong[rng.randrange(len(wrong))] = rng.choice((0, 1, 127, 128, 255))
-        path.write_bytes(sealed(wrong))
+        path.write_bytes(sealed(bytes(wrong[: -shard_format.CRC_BYTES])))
         found = load_ledger(filled)
         assert len(found.keys) == len(found.shard) == len(found.row), number
         sizes = np.array([filled_rows(filled, shard.digest) for shard in found.shards])
