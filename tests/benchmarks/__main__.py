@@ -1,6 +1,8 @@
 """`make bench`: every benchmark, one after another, each in a process of its own. Nothing here passes or fails.
 
     python -m tests.benchmarks [--only NAME] [--quick] [--write]
+
+Other options go to the benchmarks that `--only` names: `--only bench_read --cold 0`.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
     parser.add_argument("--write", action="store_true", help="put the figures into RESULTS.md")
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds: a look, not a result")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
+    if more and not options.only:
+        parser.error(f"options {' '.join(more)} are for one benchmark, expected --only NAME with them")
     print(machine())
     failed, environment = [], {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
     for name in options.only or names:
         path = HERE / f"{name}.py"
         print(f"\n== {name}: {doc(path)}", flush=True)
         given = [flag for flag in ("--write", "--quick") if getattr(options, flag[2:]) and takes(path, flag)]
-        if subprocess.run([sys.executable, path, *given], env=environment, check=False).returncode:
+        if subprocess.run([sys.executable, path, *given, *more], env=environment, check=False).returncode:
             failed.append(name)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

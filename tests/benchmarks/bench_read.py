@@ -232,6 +232,8 @@ def run(title: str, kind: Kind, rows: int, rounds: int, cold_rounds: int, direct
         singly = warm(found, one_row, rows, rounds, 1)
         emit(f"Reading {title} rows, warm, one by one",
              head + report(singly, gigabytes, ("memcpy", "MosaicML MDS")), write)
+        if not cold_rounds:
+            return
         from_disk = cold(found, out, rows, cold_rounds)
         stayed = max(max(one.resident, default=0.0) for one in found.values())
         head = (f"{rows} rows, {gigabytes:.2f} GB, {cold_rounds} rounds taking turns. At most {stayed:.1%} of a "
@@ -244,11 +246,13 @@ def main() -> None:
     """Prints three tables for each kind of row."""
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--cold", type=int, default=5, help="rounds from the disk")
+    parser.add_argument("--cold", type=int, default=5, help="rounds from the disk; 0: none")
     parser.add_argument("--only", choices=("SDXL", "Flux"))
     parser.add_argument("--directory", type=Path, default=None, help="where to write the files; default: the system's")
     options = parser.parse_args()
-    rounds, cold_rounds, part = (3, 1, 4) if options.quick else (options.rounds, options.cold, 1)
+    if options.rounds < 1 or options.cold < 0:
+        parser.error(f"--rounds is {options.rounds} and --cold is {options.cold}, expected at least 1 and 0")
+    rounds, cold_rounds, part = (3, min(1, options.cold), 4) if options.quick else (options.rounds, options.cold, 1)
     for title, kind, rows in (("SDXL", SDXL, 1024), ("Flux", FLUX, 96)):
         if options.only in (None, title):
             run(title, kind, rows // part, rounds, cold_rounds, options.directory, options.write)

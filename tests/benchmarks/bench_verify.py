@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from results import emit, parser_of, table
-from rows import SDXL
+from rows import SDXL, finite_bytes
 
 from prep.cache.shard_check import verify_shard
 from prep.cache.store import Cache, open_cache
@@ -47,7 +47,7 @@ def written(root: Path, mib: int) -> Cache:
                       for row in range((SHARD_MIB << 20) // spec.row_bytes))
         with ShardWriter(cache, "latent", [spec]) as writer:
             for key in keys:
-                writer.add(key, {spec.name: rng.bytes(spec.row_bytes)})
+                writer.add(key, {spec.name: finite_bytes(rng, spec, 1)})
             writer.finish()
     return cache
 

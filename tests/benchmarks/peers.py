@@ -184,6 +184,8 @@ def zarr_python(cache: Cache, shards: Mapping[str, str]) -> Open:
 def zarrs(cache: Cache, shards: Mapping[str, str]) -> Open:
     import zarr
 
+    importlib.import_module("zarrs")  # or it is left out
+
     from prep.cache.zarr_view import open_shard
 
     def opened() -> Fill:

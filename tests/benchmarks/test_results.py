@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,3 +57,31 @@ def test_the_machine_is_described_without_names_of_places(results: Any) -> None:
 def test_tables_line_up(results: Any) -> None:
     assert results.table(("reader", "GB/s"), [("a", "12.5"), ("longer one", "1")]).splitlines() == [
         "| reader     | GB/s |", "| ---------- | ---: |", "| a          | 12.5 |", "| longer one |    1 |"]
+
+
+READ = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import bench_read, peers
+from prep.arrays import ArraySpec
+
+def few(kind, data, scratch):
+    return {"memcpy": bench_read.Contender(open=peers.memcpy(data, scratch), root=scratch)}
+
+bench_read.contenders = few
+kind = {"latent": [ArraySpec(name="latent", dtype="bfloat16", shape=(4, 2, 2))]}
+bench_read.run("tiny", kind, 20, 1, 0, None, False)
+"""
+
+
+def test_reading_is_measured_without_cold_rounds() -> None:
+    """`--cold 0`: no section of them, and no median of nothing."""
+    done = subprocess.run([sys.executable, "-c", READ, HERE, HERE.parent.parent], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n## ") + done.stdout.startswith("## ") == 2 and "cold" not in done.stdout
+
+
+def test_options_of_one_benchmark_want_its_name() -> None:
+    command = [sys.executable, "-m", "tests.benchmarks", "--cold", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent.parent)
+    assert done.returncode == 2 and "expected --only NAME with them" in done.stderr
