@@ -29,7 +29,7 @@ INDEX_PART = 1 << 16  # entries that are made or compared at a time
 ENTRY_BYTES = 16  # (offset, length) of a row in the index, uint64 each
 KEY_BYTES = 32
 KEY = "key"
-MAX_ROWS = 1 << 24  # a hostile header makes no larger index; 256 MiB shards have below 2^17 rows
+MAX_ROWS = 1 << 24  # a hostile header makes no larger index; 256 MiB of the smallest rows, masks of 16 bytes, are 2^24
 MAX_ROW_BYTES = (1 << 31) - (1 << 12)  # what Linux reads in one call
 MAX_DOCUMENT = 1 << 16
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -64,7 +64,7 @@ def index(spec: ArraySpec, rows: int) -> bytes:
 
 
 def index_parts(spec: ArraySpec, rows: int) -> Iterator[bytes]:
-    """The shard index in parts of at most 1 MiB, its checksum last."""
+    """The shard index in parts of at most 1 MiB, then its checksum."""
     stride, checksum = row_stride(spec), 0
     for start in range(0, rows, INDEX_PART):
         numbers = np.arange(start, min(start + INDEX_PART, rows), dtype=np.uint64)

@@ -1,7 +1,4 @@
-"""What a shard says of itself, believed only after it was checked against the sizes of its files.
-
-Nothing is allocated that a file of that size could not hold.
-"""
+"""Reads what a shard says of itself, and checks it against the sizes of its files before anything is allocated."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ def read_header(cache: Cache, shard: str) -> Header:
 
 
 def read_document(path: Path) -> bytes:
-    """A `zarr.json`, refused when it is larger than any of ours. Raises `Unparsed`, `OSError`."""
+    """The bytes of a `zarr.json`. Raises `Unparsed` when it is larger than any of ours, and `OSError`."""
     check_dir(path.parent)
     if size_regular(path) > shard_format.MAX_DOCUMENT:
         raise Unparsed(f"{path.name} has more than {shard_format.MAX_DOCUMENT} bytes, expected a document of ours")
@@ -100,7 +97,7 @@ def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def fault(root: Path, shard: str, array: str, error: Exception) -> CacheError:
-    """What a user is told when an array cannot be opened; or the shard itself, when `array` is empty."""
+    """The error for an array that cannot be opened; for the shard itself, when `array` is empty."""
     what = str(error)
     if not root.is_dir():
         what = "the shard is missing"

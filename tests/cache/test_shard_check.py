@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -257,7 +258,7 @@ def test_files_of_many_blocks(cache: Cache, shard: Shard, monkeypatch: pytest.Mo
         monkeypatch.setattr(verify, "BLOCK", block)
         ticks: list[int] = []
         assert verify.verify_shard(cache, shard.digest, tick=ticks.append) == []
-        assert sum(ticks) == shard.bytes and max(ticks) <= block
+        assert sum(ticks) == shard.bytes and max(ticks) <= max(block, 52), "at least a whole row"
 
 
 @pytest.mark.parametrize("case", ["link", "pipe", "file for a shard"])
@@ -362,3 +363,72 @@ def test_suspects_are_looked_into(
     repair.repair_commits(cache, [A, "cd" * 32, "ef" * 32, "12" * 32])
     assert list(cache.names("commits")) == ["cd" * 32, "ef" * 32], "nobody's doubt harms a sound commit"
     assert {one.digest for one in repair.adopt_orphans(cache, load_ledger(cache), list(rows))} == {shard.digest}
+
+
+# ---- values that are not finite --------------------------------------------------------------------------------------
+
+INFINITE = {"bfloat16": (0x7F80, 0xFF80, 0x7FC0, 0x7F81), "float16": (0x7C00, 0xFC00, 0x7E00, 0xFFFF),
+            "float32": (0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF)}
+
+
+def spoiled(cache: Cache, put: Any, draw: Any, dtype: Any, bits: int, row: int = 4) -> tuple[Shard, dict[str, Any]]:
+    """A sealed shard of seven rows, with one value of one row replaced before it was written."""
+    spec = ArraySpec(name="latent", dtype=dtype, shape=(4, 3, 2))
+    rows = draw([spec], 7)
+    value = rows[list(rows)[row]]["latent"].view(verify.FLOATS[dtype][0])
+    value[3, 2, 1] = bits
+    return put(cache, "latent", [spec], rows), rows
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(dtype, bits) for dtype, every in INFINITE.items() for bits in every])
+@pytest.mark.parametrize("row", [0, 6])
+def test_a_row_that_is_not_finite_is_named(
+    cache: Cache, put: Any, draw: Any, dtype: Any, bits: int, row: int
+) -> None:
+    """Though every digest and checksum fits: an encoder of another program may have stored it."""
+    shard, _ = spoiled(cache, put, draw, dtype, bits, row)
+    (found,) = verify.verify_shard(cache, shard.digest)
+    assert (found.array, found.row, found.what) == ("latent", row, "has values that are not finite (NaN or infinity)")
+    assert damage.recorded(cache, shard.digest) == (found,)
+
+
+@pytest.mark.parametrize("block", [1, 52, 60, 200, 1 << 20])
+@pytest.mark.parametrize("most", [1, 7, 1 << 20])
+def test_blocks_and_short_reads_hide_no_value(
+    cache: Cache, put: Any, draw: Any, monkeypatch: pytest.MonkeyPatch, block: int, most: int
+) -> None:
+    def little(descriptor: int, buffers: list[Any], offset: int) -> int:
+        return pread.plain_read(descriptor, [buffers[0][:most]], offset)
+
+    monkeypatch.setattr(verify, "BLOCK", block)
+    shard, _ = spoiled(cache, put, draw, "bfloat16", 0x7F80)
+    sound = put(cache, "latent", [ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))], draw(
+        [ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))], 7, 1))
+    (found,) = verify.verify_shard(cache, shard.digest, read_at=little)
+    assert found.row == 4
+    ticks: list[int] = []
+    assert verify.verify_shard(cache, sound.digest, read_at=little, tick=ticks.append) == []
+    assert sum(ticks) == sound.bytes
+
+
+def test_repair_drops_rows_that_are_not_finite_and_keeps_the_others(cache: Cache, put: Any, draw: Any) -> None:
+    shard, rows = spoiled(cache, put, draw, "bfloat16", 0x7FC0)
+    committed(cache, shard, rows)
+    verify.verify_shard(cache, shard.digest)
+    new = repair.salvage(cache, shard.digest)
+    assert new is not None and new.rows == 6
+    assert set(rows) - set(load_ledger(cache).resolve(rows)) == {list(rows)[4]}
+    assert verify.verify_shard(cache, new.digest) == []
+
+
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=8))
+def test_finite_is_what_it_is_to_numpy(values: list[float]) -> None:
+    single = np.array(values, "<f4")
+    bits = single.view("<u4")
+    upper = ((bits >> 16) << 16).view("<f4")  # what bfloat16 has of it
+    with np.errstate(over="ignore"):
+        half = single.astype("<f2")
+    assert verify.is_finite(single.view(np.uint8), "float32") == bool(np.isfinite(single).all())
+    assert verify.is_finite(half.view(np.uint8), "float16") == bool(np.isfinite(half).all())
+    assert verify.is_finite((bits >> 16).astype("<u2").view(np.uint8), "bfloat16") == bool(np.isfinite(upper).all())
+    assert verify.is_finite(bits.view(np.uint8), "uint8")
