@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from report_pages import CODES, TEXTS, Outline, bucket_html, manifest_html, mask_html, scan_html
+from report_pages import CODES, TEXTS, Outline, bucket_html, manifest_html, mask_html, origin, scan_html
 
 from prep.formatting import printable
-from prep.report.pages.scan import CARDS, PAIRS
+from prep.report.pages.scan import CARDS, PAIRS, scan_page
+from prep.scan.scanner import ScanReport
 
 PLAIN = tuple(f"plain text {number}" for number in range(TEXTS))
 ATTACKS = ("</title><script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "' onload='alert(1)",
@@ -72,7 +73,7 @@ def test_a_page_of_many_findings_is_bounded_and_says_what_it_leaves_out():
     page = scan_html(usual, repeats=500)  # 17,500 findings of five codes, and 3,499 near-duplicates
     assert len(page) < 4 << 20 and page.count("<tr>") < 2100
     assert 'Duplicates <span class="tally">3,499</span>' in page and page.count('<article class="pair') == PAIRS
-    assert f"The first {PAIRS} are shown; the others are in the list of findings." in page
+    assert f"The {PAIRS} worst are shown here. prep scan --json lists every finding." in page
     assert page.count('<figure class="card') <= CARDS and "3,500 files have findings." in page
     assert page.count("3,300 more rows are not shown here. prep scan --json lists every finding.") == len(CODES)
 
@@ -84,6 +85,12 @@ def test_of_many_codes_the_worst_come_first(monkeypatch):
     assert errors.count("<tr>") == 1 + TEXTS and "not shown" not in errors
     left = re.findall(r"(\d+) (more )?rows? (?:is|are) not shown here", rest)
     assert sorted(int(count) for count, _ in left) == [4, 6, 7, 7, 7] and "None." not in rest
+
+
+def test_a_page_of_no_pictures():
+    page = scan_page(origin(PLAIN), ScanReport(pictures=0, samples=0, findings=()), {})
+    assert "<strong>No picture was found</strong>" in page and "Check the path of the source" in page
+    assert 'class="meter' not in page and "data:image" not in page
 
 
 def test_names_that_are_not_unicode_are_shown():

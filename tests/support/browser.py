@@ -21,6 +21,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 OPTIONS = ("--headless", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage",
            "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync",
+           "--no-sandbox",  # the pages are our own, and containers lack the rights that it needs
            "--disable-extensions", "--hide-scrollbars", "--mute-audio", "--host-resolver-rules=MAP * ~NOTFOUND")
 PATIENCE = 120  # seconds without an answer, after which the browser hangs
 
@@ -37,7 +38,11 @@ class Browser:
         self._next, self._rest = 0, b""
         self.events: list[dict] = []  # since the page was opened
         self._session = ""
-        self._pid, self._write, self._read = _start(program, self._profile.name)
+        try:
+            self._pid, self._write, self._read = _start(program, self._profile.name)
+        except OSError:
+            self._profile.cleanup()
+            raise
         try:
             target = self._call("Target.createTarget", url="about:blank")["targetId"]
             self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -125,21 +130,23 @@ def _start(program: str, profile: str) -> tuple[int, int, int]:
     pipes = [os.pipe(), os.pipe()]
     (theirs_in, ours_out), (ours_in, theirs_out) = pipes
     high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in (theirs_in, theirs_out)]  # apart from 3 and 4
-    alone = ["--no-sandbox"] if os.geteuid() == 0 else []  # root, in a container
     nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
     files = [(os.POSIX_SPAWN_DUP2, high[0], 3), (os.POSIX_SPAWN_DUP2, high[1], 4)]
     try:
-        arguments = [program, *OPTIONS, *alone, f"--user-data-dir={profile}", "about:blank"]
+        arguments = [program, *OPTIONS, f"--user-data-dir={profile}", "about:blank"]
         pid = os.posix_spawn(program, arguments, os.environ, file_actions=[*nothing, *files], setpgroup=0)
+    except OSError:
+        os.close(ours_out)
+        os.close(ours_in)
+        raise
     finally:
         for one in (theirs_in, theirs_out, *high):
             os.close(one)
     return pid, ours_out, ours_in
 
 
-@pytest.fixture(scope="session")
-def browser():
-    """A running browser; the tests that want it are skipped on a machine without one."""
+def start_browser() -> Browser:
+    """A running browser. Skips the test where none is installed; one that `LATENTRY_BROWSER` names must start."""
     if os.name == "nt":
         pytest.skip("pipes to a browser need POSIX")
     named = os.environ.get("LATENTRY_BROWSER")
@@ -147,10 +154,16 @@ def browser():
     if program is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed, and LATENTRY_BROWSER names none")
     try:
-        running = Browser(program)
+        return Browser(program)
     except (Lost, OSError) as error:
         if named:
             raise
         pytest.skip(f"{program} does not start: {error}")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One browser for all tests of a process."""
+    running = start_browser()
     yield running
     running.close()

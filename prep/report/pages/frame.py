@@ -31,7 +31,7 @@ MOST_BYTES = 10 << 20  # of a page's pictures, as text; the page stays below 15 
 PLACES = 5  # sources that the head names
 _KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 _UNBROKEN = 16  # characters that stay in one line
-_DIRECTORIES, _WORDS = re.compile(r"(?<=[^/]/)"), re.compile(r"(?<=[^_.-][_.-])")
+_DIRECTORIES, _WORDS = re.compile(r"(?<=[^/]/)"), re.compile(r"(?<=[^_-][_-])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -93,14 +93,14 @@ def scan_page(origin: Origin, report: ScanReport, previews: Mapping[str, bytes])
 
 
 def _more(every: int, shown: int) -> str:
-    return f"The first {shown:,} are shown; the others are in the list of findings." if every > shown else ""
+    return f"The {shown:,} worst are shown here. {ELSEWHERE}" if every > shown else ""
 
 
 def _head(report: ScanReport) -> Head:
     errors, warnings, infos = (report.count(severity) for severity in SEVERITIES)
     broken = report.pictures - report.samples
     if not report.pictures:
-        todo, tone = "No picture was found. Check the path of the source.", "error"
+        todo, tone = "Check the path of the source, and include and exclude of the recipe.", "error"
     elif errors or broken:
         todo = (f"Repair, replace or remove what has one of the {plural(errors, 'error')} below"
                 + (f", then look at the {plural(warnings, 'warning')}." if warnings else "."))
@@ -109,11 +109,11 @@ def _head(report: ScanReport) -> Head:
         todo, tone = f"Look at the {plural(warnings, 'warning')} below. No warning stops prep encode.", "warning"
     else:
         todo, tone = "Nothing. Run prep bucket, or prep encode.", "good"
-    part = report.samples / report.pictures if report.pictures else None
+    whole = plural(report.pictures, "picture")
     return Head(
-        kind="Scan", what=plural(report.pictures, "picture"), todo=todo, part=part,
+        kind="Scan", what=whole, todo=todo, part=report.samples / report.pictures if report.pictures else None,
         tone=tone,  # type: ignore[arg-type]  # one of three
-        usable=f"{report.samples:,} of {plural(report.pictures, 'picture')} can be used",
+        usable=f"{report.samples:,} of {whole} can be used" if report.pictures else "No picture was found",
         stats=(Stat(value=f"{report.pictures:,}", label="pictures"),
                Stat(value=f"{report.samples:,}", label="usable", tone="good"),
                Stat(value=f"{errors:,}", label="errors", tone="error"),
