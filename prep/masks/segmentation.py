@@ -22,8 +22,10 @@ import numpy as np
 import torch
 import transformers
 
-from prep.errors import ModelError, UsageError, first_line
-from prep.models.loading import dtype_keyword, quiet_transformers, refuse_holes
+from prep.errors import ModelError, UsageError
+from prep.models.files import ComponentFiles
+from prep.models.loading import dtype_keyword, load_model, load_part, quiet_transformers
+from prep.models.pipeline import single_model_files
 from prep.models.tensors import pick_device
 from prep.parse import suggest
 
@@ -88,12 +90,13 @@ def clipseg(folder: Path, *, prompts: Sequence[str], device: str) -> Segmenter:
     """CLIPSeg (Lüddecke and Ecker, 2022) below `folder`, asked for `prompts`. Raises `ModelError`, `UsageError`."""
     quiet_transformers()
     where = pick_device(device)
-    config = _config(folder)
+    files = single_model_files(folder)
+    config = load_part(transformers.AutoConfig, files, "config")
     if config.model_type != "clipseg":
         raise ModelError(f"the model in {folder} is a {config.model_type}, expected a clipseg",
                          hint="--with segment takes other segmentation models")
-    model = _load(transformers.CLIPSegForImageSegmentation, folder).to(where).eval()
-    tokens = _from(transformers.AutoTokenizer, folder, "tokenizer")
+    model = _load(transformers.CLIPSegForImageSegmentation, files).to(where).eval()
+    tokens = load_part(transformers.AutoTokenizer, files, "tokenizer")
     asked = [_embedded(model, tokens, prompt, where) for prompt in prompts]
 
     def sure(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -101,7 +104,7 @@ def clipseg(folder: Path, *, prompts: Sequence[str], device: str) -> Segmenter:
         logits = (model(**batch, conditional_embeddings=one_1D.expand(count, -1)).logits for one_1D in asked)
         return torch.stack([one.reshape(count, *one.shape[-2:]) for one in logits]).amax(0).sigmoid()
 
-    return Segmenter(model, _processor(folder), where, sure)
+    return Segmenter(model, _processor(files), where, sure)
 
 
 @torch.inference_mode()
@@ -120,7 +123,8 @@ def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
     """The segmentation model below `folder`, asked for `labels` of its own. Raises `ModelError`, `UsageError`."""
     quiet_transformers()
     where = pick_device(device)
-    config = _config(folder)
+    files = single_model_files(folder)
+    config = load_part(transformers.AutoConfig, files, "config")
     wanted = _numbers(config.id2label, labels)
     queries = config.model_type in BY_QUERIES
     kinds = transformers.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING if queries else (
@@ -128,7 +132,7 @@ def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
     if type(config) not in kinds:
         raise ModelError(f"the model in {folder} is a {config.model_type}, expected one that gives each pixel a class, "
                          f"or one of: {', '.join(BY_QUERIES)}", hint="clipseg models are for --with clipseg")
-    model = _load(kinds[type(config)], folder).to(where).eval()
+    model = _load(kinds[type(config)], files).to(where).eval()
 
     def semantic(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits_BChw = model(pixel_values=batch["pixel_values"]).logits
@@ -145,7 +149,7 @@ def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
         best: torch.Tensor = (sure_BQ[..., None, None] * masks_BQhw.sigmoid()).amax(1)
         return best
 
-    return Segmenter(model, _processor(folder), where, by_queries if queries else semantic)
+    return Segmenter(model, _processor(files), where, by_queries if queries else semantic)
 
 
 def _numbers(names: Mapping[int, str], labels: Sequence[str]) -> list[int]:
@@ -175,34 +179,16 @@ def _of_one_shape(inputs: Sequence[Prepared]) -> list[list[int]]:
     return list(shapes.values())
 
 
-def _config(folder: Path) -> Any:
-    return _from(transformers.AutoConfig, folder, "config")
-
-
-def _processor(folder: Path) -> Any:
+def _processor(files: ComponentFiles) -> Any:
     """The model's own image processor, which leaves nothing of a picture out."""
-    processor = _from(transformers.AutoImageProcessor, folder, "image processor")
+    processor = load_part(transformers.AutoImageProcessor, files, "image processor")
     if getattr(processor, "do_center_crop", False):
         processor.do_center_crop = False
     return processor
 
 
-def _from(kind: Any, folder: Path, what: str) -> Any:
-    try:
-        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # as below
-        raise ModelError(f"cannot load the {what} of {folder}: {first_line(error)}") from None
-
-
-def _load(kind: Any, folder: Path) -> Any:
-    try:
-        model, loaded = kind.from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True,
-            ignore_mismatched_sizes=True, **{dtype_keyword(transformers.__version__): torch.float32})
-    except ImportError as error:  # the training loss of MaskFormer wants SciPy as soon as the model is made
-        raise ModelError(f"the model in {folder} needs a package that is not installed: {first_line(error)}",
-                         hint="install the package that it names; pip install 'latentry[masks]' brings SciPy") from None
-    except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
-        raise ModelError(f"cannot load the segmentation model in {folder}: {first_line(error)}") from None
-    refuse_holes(loaded, folder)
-    return model
+def _load(kind: Any, files: ComponentFiles) -> Any:
+    """SciPy may be missing: the training loss of MaskFormer wants it as soon as the model is made."""
+    options: dict[str, Any] = {dtype_keyword(transformers.__version__): torch.float32}
+    return load_model(kind, files, "segmentation model", packages="; pip install 'latentry[masks]' brings SciPy",
+                      trust_remote_code=False, **options)

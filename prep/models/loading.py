@@ -12,10 +12,11 @@ from prep.models.files import ComponentFiles
 from prep.models.staging import staged
 
 
-def load_model(kind: Any, files: ComponentFiles, what: str, **options: Any) -> Any:
+def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "", **options: Any) -> Any:
     """The model of class `kind`, of diffusers or transformers, with all its weights from `files`, in CPU memory.
 
-    `what` names it in messages; `options` are those of `from_pretrained`. Raises `ModelError`.
+    `what` names it in messages, `packages` says in a hint where missing ones come from, and `options` are those of
+    `from_pretrained`. Raises `ModelError`.
     """
     try:
         with staged(files) as folder:
@@ -26,6 +27,9 @@ def load_model(kind: Any, files: ComponentFiles, what: str, **options: Any) -> A
             unmap(model)
     except ModelError:
         raise
+    except ImportError as error:
+        raise ModelError(f"the {what} in {files.folder} needs a package that is not installed: {_said(error, files)}",
+                         hint=f"install the package that it names{packages}") from None
     except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
         raise ModelError(f"cannot load the {what} in {files.folder}: {_said(error, files)}",
                          hint="fetch the model again; a model is a diffusers pipeline with safetensors") from None
@@ -51,6 +55,15 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
         raise ModelError(f"cannot load the tokenizer in {files.folder}: {_said(error, files)}",
                          hint="fetch the model again, or save its tokenizer with transformers: "
                          "tokenizer.save_pretrained(DIR)") from None
+
+
+def load_part(kind: Any, files: ComponentFiles, what: str) -> Any:
+    """A config, tokenizer or image processor of transformers from `files`. Raises `ModelError`."""
+    try:
+        with staged(files) as folder:
+            return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise ModelError(f"cannot load the {what} of {files.folder}: {_said(error, files)}") from None
 
 
 def _said(error: Exception, files: ComponentFiles) -> str:

@@ -138,3 +138,18 @@ def tokenizer_files(model: Path, name: str) -> ComponentFiles:
     config = parse_config(small["tokenizer_config.json"], folder / "tokenizer_config.json")
     refuse_redirection(config, folder / "tokenizer_config.json")
     return ComponentFiles(folder=folder, config=config, small=small, weights=())
+
+
+def single_model_files(folder: Path) -> ComponentFiles:
+    """The files of a model of transformers that has `folder` to itself, as on the Hub. Raises `ModelError`."""
+    if not os.path.lexists(folder / "config.json"):
+        raise ModelError(f"{folder} has no config.json", hint="name the directory of a model of transformers")
+    refuse_adapter(folder)
+    weights = weight_files(folder, "model")
+    read_shapes(weights)
+    several = weights != (folder / "model.safetensors",)
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".txt", ".model"))
+    small = {name: read_small(folder / name, TOKENIZER_BYTES) for name in names
+             if several or not name.endswith(".index.json")}
+    configs = {name: parse_config(data, folder / name) for name, data in small.items() if name.endswith("config.json")}
+    return ComponentFiles(folder=folder, config=configs["config.json"], small=small, weights=weights)

@@ -10,10 +10,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from prep.models.files import ComponentFiles
 
@@ -28,7 +27,7 @@ def staged(files: ComponentFiles) -> Iterator[Path]:
         folder = Path(name) / files.folder.name
         folder.mkdir()
         for small, data in files.small.items():
-            kept = _without_paths(files.config) if small == "tokenizer_config.json" else data
+            kept = _without_paths(data) if small == "tokenizer_config.json" else data
             (folder / small).write_bytes(kept)
         for path in files.weights:
             link_or_copy(path.resolve(), folder / path.name)
@@ -43,7 +42,7 @@ def link_or_copy(target: Path, path: Path) -> None:
         shutil.copyfile(target, path)
 
 
-def _without_paths(config: Mapping[str, Any]) -> bytes:
+def _without_paths(data: bytes) -> bytes:
     """A tokenizer's config without paths of files: transformers prefers them to the files beside the config."""
-    return json.dumps({key: value for key, value in config.items()
+    return json.dumps({key: value for key, value in json.loads(data).items()
                        if not (key.endswith("_file") and value is not None) and key != "init_inputs"}).encode()

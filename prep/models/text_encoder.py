@@ -85,8 +85,9 @@ def _load(model: Path, files: TextFiles, dtype: torch.dtype) -> Any:
     named = class_of(index, "text_encoder", model)
     if named != ("transformers", "CLIPTextModel"):
         raise ModelError(f"text_encoder in {model / 'model_index.json'} is {named}, expected a CLIPTextModel")
+    options: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
     encoder = load_model(transformers.CLIPTextModel, files.encoders["text_encoder"], "text encoder",
-                         **{dtype_keyword(transformers.__version__): dtype})
+                         trust_remote_code=False, **options)
     tokenizer = load_tokenizer(class_of(index, "tokenizer", model)[1], files.tokenizers["tokenizer"])
     most, length = encoder.config.max_position_embeddings, tokenizer.model_max_length
     if length > most:

@@ -32,8 +32,8 @@ def weight_files(folder: Path, stem: str) -> tuple[Path, ...]:
         return (single,)
     if os.path.lexists(index):
         return tuple(folder / name for name in _parts(index))
-    raise ModelError(f"{folder} has no {single.name}", hint="only safetensors are read; convert .bin weights with "
-                     "diffusers: pipeline.save_pretrained(DIR, safe_serialization=True)")
+    raise ModelError(f"{folder} has no {single.name}", hint="only safetensors are read; load .bin weights with "
+                     "the library they are for and save them: save_pretrained(DIR, safe_serialization=True)")
 
 
 def _parts(index: Path) -> list[str]:
