@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json
+from prep.cli.console import progress, put, put_json, say
 
 
 def gc(
@@ -26,7 +26,7 @@ def gc(
 
     guard = opt.seconds_of(older_than, "--older-than")
     done = collect_garbage(cache, [*keep, *(more or ())] if keep else [], guard=guard, asked=older_than,
-                           dry_run=not yes,
+                           dry_run=not yes, notice=(lambda _: None) if quiet else say,
                            progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
     if as_json:
         put_json(done.as_json())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ from typing import Any
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError, UsageError
-from prep.formatting import format_bytes
+from prep.formatting import format_bytes, printable
 from prep.fs.lock import lock_directory
 from prep.maintenance import sweep
+from prep.maintenance.others import OtherManifest, find_others
 from prep.maintenance.sweep import KINDS, Needed, Sweep
-from prep.manifest.document import read_manifest
+from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
 from prep.progress import Progress
 
@@ -29,6 +32,7 @@ class GcReport:
     manifests: int  # kept
     guard: str  # as it was asked for
     dry_run: bool
+    others: tuple[OtherManifest, ...] = ()  # that are not kept, and lose something
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -37,7 +41,9 @@ class GcReport:
         return {"format": "latentry/gc", "version": 1, "dry_run": self.dry_run, "removed": removed,
                 "bytes": sum(self.sweep.sizes.values()), "sizes": dict(self.sweep.sizes),
                 "kept": {"manifests": self.manifests, **kept, "bytes": self.sweep.kept_bytes},
-                "guarded": self.sweep.guarded}
+                "guarded": self.sweep.guarded,
+                "others": [{"manifest": str(one.path), "shards": one.shards, "tables": one.tables}
+                           for one in self.others]}
 
     def as_text(self) -> str:
         """A few lines for people."""
@@ -46,6 +52,7 @@ class GcReport:
         lines = [f"{verb} {_count(count, kind)}: {format_bytes(self.sweep.sizes[kind])}"
                  for kind, count in document["removed"].items() if count]
         kept = document["kept"]
+        lines += [describe_other(one, dry_run=self.dry_run) for one in self.others]
         lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} stay "
                      f"({format_bytes(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
         if self.sweep.guarded:
@@ -63,37 +70,49 @@ WORDS = {"commits": ("commit", "commits"), "shards": ("shard", "shards"), "table
          "staging": ("leftover", "leftovers"), "manifests": ("manifest", "manifests")}
 
 
+def describe_other(other: OtherManifest, *, dry_run: bool) -> str:
+    """What a manifest that is not kept loses, and what to do about it."""
+    name, needed = printable(str(other.path)), f"{_count(other.shards, 'shards')} and {_count(other.tables, 'tables')}"
+    if dry_run:
+        return (f"{name} uses this cache and is not kept: {needed} that it needs would be removed; "
+                f"--keep {shlex.quote(name)} keeps them")
+    return (f"{name} uses this cache and is not kept: {needed} that it needs are removed; delete it, or run its "
+            "prep encode again, which makes them anew")
+
+
 def _count(count: int, kind: str) -> str:
     return f"{count} {WORDS[kind][count != 1]}"
 
 
 def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
-                    progress: Progress) -> GcReport:
+                    progress: Progress, notice: Callable[[str], None] = lambda _: None) -> GcReport:
     """Removes from the cache at `path` what no manifest of `keep` needs and is older than `guard` seconds.
 
-    Everything is looked at before anything is removed, and nothing is removed when a kept manifest or its cache is not
-    whole, or another program uses the cache. Raises `UsageError`, `ManifestError`, `CacheError`, `PathError`.
+    Everything is read before anything is removed, and nothing is removed when a kept manifest or its cache is damaged,
+    or another process uses the cache. `notice` names other manifests that lose something, before they do. Raises
+    `UsageError`, `ManifestError`, `CacheError`, `PathError`.
     """
     if not keep:
         raise UsageError("no manifest to keep was named, expected --keep MANIFEST at least once",
                          hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
     cache = open_cache(path, create=False)
-    if dry_run:
-        found = sweep.find_garbage(cache, _needed(cache, keep), guard=guard)
-    else:
-        with lock_directory(cache.root, exclusive=True):
-            found = sweep.find_garbage(cache, _needed(cache, keep), guard=guard)
+    with contextlib.nullcontext() if dry_run else lock_directory(cache.root, exclusive=True):
+        manifests = [read_manifest(one) for one in keep]  # not before: an encoder may just write one
+        found = sweep.find_garbage(cache, _needed(cache, manifests), guard=guard)
+        others = find_others(cache, manifests, found)
+        if not dry_run:
+            for one in others:
+                notice(describe_other(one, dry_run=False))
             with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
                 sweep.remove(cache, found, tick)
-    return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run)
+    return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run, others=others)
 
 
-def _needed(cache: Cache, keep: Sequence[Path]) -> Needed:
+def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:
     shards: set[str] = set()
     tables: set[str] = set()
-    for path in keep:
-        manifest = read_manifest(path)
-        root = manifest.cache_root
+    for manifest in keep:
+        path, root = manifest.path, manifest.cache_root
         if not root.is_dir() or not root.samefile(cache.root):
             raise CacheError(f"{path} is a manifest of the cache {root}, expected one of {cache.root}",
                              hint="name the manifests of this cache, and clean the other by itself")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from prep.cache.store import open_cache
 from prep.errors import CacheError
 from prep.fs.lock import lock_directory
 from prep.maintenance import sweep
+from prep.maintenance.gc import collect_garbage
 from prep.manifest.document import read_manifest, write_manifest
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
@@ -287,3 +289,60 @@ def test_gc_and_encoders_take_turns(prep, encode, photos, tmp_path):
     holding.wait()
     assert not any(encode()["encoded"].values())
     thread.join()
+
+
+# ---- manifests that are not kept -------------------------------------------------------------------------------------
+
+
+def test_manifests_that_would_lose_rows_are_named_first(prep, encode, gc, photos, tmp_path):
+    """Those beside the kept ones, and beside the cache; copies and links of kept ones are no others."""
+    encode("old.json")
+    (photos / "0.txt").write_text("another caption")
+    encode("new.json")
+    (tmp_path / "same.json").symlink_to(tmp_path / "new.json")
+    shutil.copy(tmp_path / "new.json", tmp_path / "copy.json")
+    (tmp_path / "notes.json").write_text('{"mine": 1}')
+    (tmp_path / "torn.json").write_bytes((tmp_path / "old.json").read_bytes()[:300])
+    (tmp_path / "folder.json").mkdir()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link.json").symlink_to(tmp_path / "new.json")
+    for keep in (tmp_path / "new.json", tmp_path / "elsewhere" / "link.json"):
+        (one,) = gc("--keep", keep, "--json").json["others"]
+        assert one == {"manifest": str(tmp_path / "old.json"), "shards": 0, "tables": 2}, "the findings are the same"
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    text = "1 shard and 2 tables that it needs would be removed; --keep"
+    lines = gc("--keep", old).out.splitlines()
+    assert [f"{name} uses this cache and is not kept: {text} {name} keeps them"
+            for name in (tmp_path / "copy.json", new)] == [line for line in lines if "is not kept" in line]
+    assert gc("--keep", new, old, "--json").json["others"] == []
+    assert prep("gc", tmp_path / "cache", "--keep", old, "--json").json["others"] == [], "all is young"
+    done = gc("--keep", old, "--yes")
+    said = f"{new} uses this cache and is not kept: 1 shard and 2 tables that it needs are removed; delete it, or run"
+    assert done.code == 0 and said in done.err and said in done.out
+    assert gc("--keep", old, "--json").json["others"] == [], "what it needs is gone already"
+
+
+def test_others_are_named_before_anything_is_removed(encode, photos, tmp_path):
+    encode("old.json")
+    (photos / "0.txt").write_text("another caption")
+    encode("new.json")
+    before, seen = files_below(tmp_path / "cache"), []
+
+    def notice(text):
+        assert files_below(tmp_path / "cache") == before
+        seen.append(text)
+
+    collect_garbage(tmp_path / "cache", [tmp_path / "new.json"], guard=0, asked="0", dry_run=False,
+                    progress=lambda *_: nullcontext(lambda _: None), notice=notice)
+    assert len(seen) == 1 and files_below(tmp_path / "cache") != before
+
+
+def test_manifests_of_other_caches_are_no_others(encode, gc, photos, tmp_path):
+    encode("old.json")
+    shutil.copytree(tmp_path / "cache", tmp_path / "another")
+    (photos / "0.txt").write_text("another caption")
+    encode("other.json", "another")
+    encode("old.json")
+    assert gc("--keep", tmp_path / "old.json", "--json").json["others"] == []
