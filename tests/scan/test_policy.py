@@ -166,6 +166,11 @@ def test_tokens_are_counted_in_every_variant(prep, source, tiny_model, tmp_path)
     assert {one["path"] for one in found} >= {"a.png", "b.png"}
 
 
+def without(path, name):
+    """Takes a name out of a JSON file."""
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != name}))
+
+
 def test_models_that_are_none(prep, source, tmp_path, tiny_model):
     result = prep("scan", source, "--model", "nobody/nothing")
     assert result.code == 6 and "hint: name a diffusers pipeline directory; a scan fetches nothing" in result.err
@@ -175,9 +180,12 @@ def test_models_that_are_none(prep, source, tmp_path, tiny_model):
     (tmp_path / "model" / "tokenizer" / "vocab.json").write_text("[")
     result = prep("scan", source, "--model", tmp_path / "model")
     assert result.code == 6 and f"cannot load the tokenizer in {tmp_path}/model/tokenizer: " in result.err
-    index = json.loads((tmp_path / "model" / "model_index.json").read_text())
-    (tmp_path / "model" / "model_index.json").write_text(
-        json.dumps({name: value for name, value in index.items() if name != "tokenizer"}))
+    without(tmp_path / "model" / "model_index.json", "tokenizer")
+    result = prep("scan", source, "--model", tmp_path / "model")
+    assert result.code == 6 and f"tokenizer in {tmp_path}/model/model_index.json is None, expected" in result.err
+    shutil.rmtree(tmp_path / "model")
+    shutil.copytree(tiny_model, tmp_path / "model")
+    without(tmp_path / "model" / "tokenizer" / "tokenizer_config.json", "model_max_length")
     result = prep("scan", source, "--model", tmp_path / "model")
     assert result.code == 6
     assert f"no tokenizer in {tmp_path}/model says how many tokens its encoder takes" in result.err
