@@ -83,7 +83,7 @@ def test_many_findings_are_a_screen_unless_all_are_asked_for():
     (alpha,) = [line for line in lines if "has-alpha" in line]
     assert re.search(r"300  ….*below/000.png  transparency, flattened", alpha)
     assert lines[-2] == "0 of 300 pictures are usable; 300 error, 300 warning, 0 info"
-    assert lines[-1] == "by name: --all, or --select CODE; --write-report FILE.html, or --json"
+    assert lines[-1] == "by name: --all, or --select CODE; --html FILE.html, or --json"
     every = findings_table(findings, pictures=300, usable=0, every=True)
     assert len(every.splitlines()) > 600 and "by name" not in every and "such as" in every
 

@@ -25,7 +25,7 @@ def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int, e
     errors = [one for one in findings if one.severity == "error"]
     more = [f"and {len(errors) - ERRORS} more of severity error", ""] if len(errors) > ERRORS else []
     return _page(_findings(errors[:ERRORS]), *more, _sums(findings), end,
-                 "by name: --all, or --select CODE; --write-report FILE.html, or --json")
+                 "by name: --all, or --select CODE; --html FILE.html, or --json")
 
 
 def _findings(findings: Sequence[Finding]) -> Table:
