@@ -26,9 +26,10 @@ EXIT_INTERRUPTED = 130
 
 
 class Problem(Exception):
-    """An expected failure: what was seen and wanted in `message`, the way out in `hint`."""
+    """An expected failure: what was seen and wanted in `message`, the way out in `hint`; `kind` names it in JSON."""
 
     exit_code = 2
+    kind = "problem"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -40,42 +41,49 @@ class UsageError(Problem):
     """The command line does not make sense."""
 
     exit_code = 2
+    kind = "usage"
 
 
 class ConfigError(Problem):
     """A recipe or training config has an unknown key or a bad value."""
 
     exit_code = 3
+    kind = "config"
 
 
 class ManifestError(Problem):
     """A manifest cannot be read, is damaged, or is of another version."""
 
     exit_code = 4
+    kind = "manifest"
 
 
 class PathError(Problem):
     """Paths overlap, climb out of their root, or are not what they should be."""
 
     exit_code = 5
+    kind = "path"
 
 
 class ModelError(Problem):
     """A model is missing, of another family, or not the one that made the cache."""
 
     exit_code = 6
+    kind = "model"
 
 
 class CacheError(Problem):
     """The cache lacks or has damaged something that is needed."""
 
     exit_code = 7
+    kind = "cache"
 
 
 class EmptyPlanError(Problem):
     """The step plan has no step."""
 
     exit_code = 8
+    kind = "empty-plan"
 
 
 def from_system(error: OSError, *, in_cache: bool = False) -> Problem:

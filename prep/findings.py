@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from prep.formatting import printable, shell_name
+from prep.formatting import grouped, printable, shell_name
 from prep.parse import Unparsed, brief, expect, suggest
 
 Severity = Literal["error", "warning", "info"]
@@ -136,16 +136,16 @@ class Finding:
 
 
 def rejected_line(found: Finding) -> str:
-    """What is said of a picture that is left out."""
+    """The line about a picture that is left out."""
     return f"rejected: {shell_name(found.path)}: {found.code}: {printable(found.detail)}"
 
 
-def rejected_lines(found: Sequence[Finding]) -> list[str]:
-    """The same of several, of which there may be too many to read: then how many of each code there are, too."""
-    lines = [rejected_line(one) for one in found[:REJECTED]]
-    if len(found) > REJECTED:
-        sums = ", ".join(f"{count} {code}" for code, count in Counter(one.code for one in found).most_common())
-        lines.append(f"and {len(found) - REJECTED} more; in all: {sums}; --json has each by name")
+def rejected_lines(found: Sequence[Finding], *, every: bool = False) -> list[str]:
+    """The lines about several; unless `every`, of more than `REJECTED` the first, and how many have which code."""
+    lines = [rejected_line(one) for one in (found if every else found[:REJECTED])]
+    if len(found) > len(lines):
+        sums = ", ".join(f"{grouped(count)} {code}" for code, count in Counter(one.code for one in found).most_common())
+        lines.append(f"and {grouped(len(found) - REJECTED)} more; in all: {sums}; --json lists all by name")
     return lines
 
 

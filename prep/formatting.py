@@ -1,4 +1,4 @@
-"""Sizes, bytes and names as words, the same in a terminal and on a page."""
+"""Sizes, counts, bytes, durations and names as text, the same in a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -51,10 +51,21 @@ def shell_name(name: str) -> str:
     return shlex.quote(name) if not name or _SPECIAL.search(_LABEL.sub("", name)) else name
 
 
-def join_names(names: Sequence[str], limit: int) -> str:
-    """The first `limit` names as a shell takes them, and how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(shell_name(name) for name in names[:limit]) + more
+def clock(seconds: float) -> str:
+    """A duration as 0:05:09, or 26:00:00."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def join_names(names: Sequence[str], limit: int | None) -> str:
+    """The first `limit` names (None: all) as a shell takes them, and how many more there are."""
+    return join_texts([shell_name(name) for name in names], limit)
+
+
+def join_texts(texts: Sequence[str], limit: int | None) -> str:
+    """The first `limit` texts (None: all), with control characters spelled out, and how many more there are."""
+    more = f" and {grouped(len(texts) - limit)} more" if limit is not None and len(texts) > limit else ""
+    return ", ".join(printable(text) for text in texts[:limit]) + more
 
 
 def printable_name(name: str) -> str:

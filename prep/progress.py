@@ -1,4 +1,4 @@
-"""How many units of work there will be, for a progress bar that begins before anybody knows."""
+"""How work reports its progress: a `Progress` opens a stage or a phase, and a `Tick` counts finished units of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 Tick = Callable[[int], object]  # called with how many more units are done
 Total = int | Callable[[], int | None] | None  # asked again whenever a bar moves; None: not known (yet)
-Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]  # title, total, unit
+Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]  # title, total, unit; unit "": a phase
 
 
 class DeferredTotal:
@@ -22,9 +22,9 @@ class DeferredTotal:
 
 
 class BackgroundTotal(DeferredTotal):
-    """A total that a thread of its own finds out, begun when a bar asks for it: nobody else pays for it.
+    """A total that a thread of its own counts, started when a bar asks for it: nobody else pays for it.
 
-    What goes wrong in `count` is left to whoever does the work, and meets it, too.
+    Errors in `count` are left to whoever does the work, and meets them, too.
     """
 
     def __init__(self, count: Callable[[], int]) -> None:
@@ -45,6 +45,11 @@ class BackgroundTotal(DeferredTotal):
             return
 
 
+def phase(progress: Progress, title: str) -> AbstractContextManager[Tick]:
+    """A slow step that counts nothing: `with phase(progress, "loading the VAE"): …`."""
+    return progress(title, None, "")
+
+
 def silent(_title: str, _total: Total, _unit: str) -> AbstractContextManager[Tick]:
-    """A `Progress` that nobody sees."""
+    """A `Progress` that shows nothing."""
     return nullcontext(lambda _: None)

@@ -45,7 +45,8 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, *, resume: bo
 
     On Ctrl-C (or SIGTERM) the step is finished, a checkpoint kept, and `KeyboardInterrupt` raised.
     """
-    trainee, rows = create_state(setup, device), Rows(setup.index)
+    with log.phase("loading the model"):
+        trainee, rows = create_state(setup, device), Rows(setup.index)
     first = _resume(trainee, setup, run) if resume else 0
     log.rewind(first)
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(device),
@@ -138,12 +139,14 @@ def _evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log
     config = setup.config
     with ema.swapped_in(trainee.shadow, trainee.denoiser.parameters):
         if config.validation.every and (_due(config.validation.every, step) or step in (0, setup.steps)):
-            found = validate(trainee.denoiser, rows, setup)
+            with log.phase(f"validating step {step}"):
+                found = validate(trainee.denoiser, rows, setup)
             if found is not None:
                 log("validation", step, loss=found.loss, timesteps=found.timesteps, losses=found.losses,
                     samples=found.samples)
         if config.sample.every and (_due(config.sample.every, step) or step in (0, setup.steps)):
-            _sample(trainee, rows, setup, run, log, step)
+            with log.phase(f"sampling step {step}"):
+                _sample(trainee, rows, setup, run, log, step)
 
 
 def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:

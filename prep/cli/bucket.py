@@ -9,31 +9,32 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json, say
+from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
+from prep.cli.ticker import progress
 
 
+@opt.with_recipe_options(without=("model", "dtype", "compute", "alpha", "missing_caption", "prompts"))
 def bucket(
     source: opt.SourceArg,
     batch_size: Annotated[int, typer.Option(help="samples per optimizer step, over all ranks", min=1)] = 4,
     micro_batch: Annotated[int | None, typer.Option(help="samples per forward pass (default: batch size)")] = None,
-    underfill: Annotated[str, typer.Option(help="of a bucket's last micro-batch: drop, partial or repeat")] = "partial",
-    world: Annotated[int, typer.Option(help="ranks that share a step", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="of the epoch whose names are listed")] = 0,
+    underfill: opt.Underfill = "partial",
+    world: Annotated[int, typer.Option("--world", "--world-size", help="number of ranks that share a step",
+                                       min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="seed of the epoch whose left-out names are listed")] = 0,
     suggest: Annotated[bool, typer.Option(
-        "--suggest", help="name the buckets and the batch size that lose least, of many that are tried")] = False,
-    html: Annotated[Path | None, typer.Option(help="write one page with a plot of sizes against buckets")] = None,
+        "--suggest", help="suggest the buckets and the batch size that lose least, out of many")] = False,
+    html: Annotated[Path | None, typer.Option(help="write an HTML page with a plot of sizes against buckets")] = None,
     png: Annotated[Path | None, typer.Option(help="write that plot as a picture")] = None,
     max_crop: Annotated[float | None, typer.Option(
-        help="percent of a picture that may be cut away; more is a finding", min=0, max=100)] = None,
+        help="warn about pictures of which more than this percentage is cropped", min=0, max=100)] = None,
     max_upscale: Annotated[float | None, typer.Option(
-        help="times that a picture may be enlarged; more is a finding", min=1)] = None,
-    resolution: opt.Resolution = None, step: opt.Step = None, buckets: opt.Buckets = None, sizes: opt.Sizes = None,
-    min_bucket: opt.MinBucket = None, upscale: opt.Upscale = None, crop: opt.Crop = None, views: opt.Views = None,
-    flip: opt.Flip = None, mask: opt.Mask = None, validation: opt.Validation = None,
+        help="warn about pictures enlarged more than this many times", min=1)] = None,
+    given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Show buckets and step plan: scale, crop loss, and by name each picture that is left out or repeated."""
+    """Preview buckets and steps. Shows scale, crop loss, and the names of pictures left out or repeated."""
     from prep.batching.plan import require_steps
     from prep.buckets.suggest import suggest_buckets
     from prep.dataset.bucketing import buckets_for, rules_of
@@ -48,9 +49,7 @@ def bucket(
     from prep.report.terminal.buckets import outlook_tables, suggestion_table
 
     quiet_pillow()
-    recipe = opt.without_caption_stop(opt.recipe_from_options(
-        source, resolution=resolution, step=step, buckets=buckets, sizes=sizes, min_bucket=min_bucket, upscale=upscale,
-        crop=crop, views=views, flip=flip, mask=mask, validation=validation))
+    recipe = opt.without_caption_stop(opt.recipe_from_options(source, **given))
     check_bucket_files(recipe, html, png)
     rules_of(recipe)  # what is wrong with them is said before all pictures are read
     total = DeferredTotal()
@@ -74,6 +73,7 @@ def bucket(
         more = {"suggestions": suggestions} if suggest else {}
         put_json({**preview_as_json(view), "rejected": [one.as_json() for one in rejected], **more})
     else:
-        put("\n".join([outlook_tables(view), *rejected_lines(rejected),
-                       *([suggestion_table(suggestions, batch_size)] if suggest else [])]))
+        width = screen_width()
+        put("\n".join([outlook_tables(view, width=width), *rejected_lines(rejected, every=width is None),
+                       *([suggestion_table(suggestions, batch_size, width=width)] if suggest else [])]))
     require_steps(view.plan, bucketing.buckets, view.left_out)

@@ -13,7 +13,7 @@ from prep.cli.console import put
 def demo(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty directory", show_default=False)],
 ) -> None:
-    """Write a small drawn dataset, a tiny trained model and recipes, so that everything runs with no download."""
+    """Write a small dataset, a tiny model and recipes to try. Nothing is downloaded."""
     from prep.demo import write_demo
 
     write_demo(directory)

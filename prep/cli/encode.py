@@ -9,47 +9,41 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json, say
+from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
+from prep.cli.ticker import progress
 from prep.errors import EXIT_FINDINGS
 
 
+@opt.with_recipe_options()
 def encode(
     source: opt.SourceArg,
-    cache: Annotated[Path, typer.Option(help="the cache directory; made when it is not there", show_default=False)],
+    cache: Annotated[Path, typer.Option(help="the cache directory; created if missing", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the manifest to write")] = Path("manifest.json"),
-    model: Annotated[str | None, typer.Option(help="a diffusers pipeline directory, or a Hub id")] = None,
-    resolution: opt.Resolution = None, step: opt.Step = None, buckets: opt.Buckets = None, sizes: opt.Sizes = None,
-    min_bucket: opt.MinBucket = None, upscale: opt.Upscale = None, crop: opt.Crop = None, views: opt.Views = None,
-    flip: opt.Flip = None, alpha: opt.Alpha = None, mask: opt.Mask = None,
-    missing_caption: opt.MissingCaption = None, validation: opt.Validation = None,
-    prompts: Annotated[Path | None, typer.Option(help="file of sample prompts: prompt --n negative")] = None,
-    dtype: Annotated[str | None, typer.Option(help="of the stored rows: bfloat16, float16 or float32")] = None,
-    compute: Annotated[str | None, typer.Option(help="dtype of the encoders (default: that of the rows)")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps …")] = "auto",
+    given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
+    device: opt.Device = "auto",
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the VAE", min=1)] = 4,
     jobs: opt.Jobs = opt.JOBS,
-    shard_mib: Annotated[int, typer.Option(help="size of a shard in MiB, at most", min=1, max=4096)] = 256,
+    shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB", min=1, max=4096)] = 256,
     max_rejects: Annotated[int | None, typer.Option(
-        help="stop after more failed rows: latents that are not finite, files that changed meanwhile; bad pictures do "
-        "not count (default: 1 % of the samples, at least 10)")] = None,
-    retry_rejects: Annotated[bool, typer.Option("--retry-rejects", help="try rows again that were rejected")] = False,
-    rehash: Annotated[bool, typer.Option("--rehash", help="read every file again, whatever its stamps say")] = False,
+        help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile; "
+        "bad pictures do not count (default: 1 % of the samples, at least 10)")] = None,
+    retry_rejects: Annotated[bool, typer.Option("--retry-rejects", help="retry rows that earlier runs rejected"
+                                                )] = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
     recheck: Annotated[bool, typer.Option("--recheck", help="verify every byte that is reused, and encode damaged rows "
                                           "again")] = False,
-    download: Annotated[bool, typer.Option("--download", help="fetch a Hub model that is not in the cache")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="exit 1 when pictures are left out")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what is missing and what it will take")] = False,
+    download: opt.Download = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are left out")] = False,
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="show how many rows are missing and their size; write nothing")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Encode masks, latents and text into CACHE and write the manifest; what is there already is not computed again."""
+    """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
     from prep.encode.run import EncodeCall, run_encode
 
     quiet_pillow()
-    recipe = opt.recipe_from_options(
-        source, resolution=resolution, step=step, buckets=buckets, sizes=sizes, min_bucket=min_bucket, upscale=upscale,
-        crop=crop, views=views, flip=flip, alpha=alpha, missing_caption=missing_caption, mask=mask,
-        validation=validation, model=model, dtype=dtype, compute=compute, prompts=prompts)
+    recipe = opt.recipe_from_options(source, **given)
     begun = time.monotonic()
     report = run_encode(EncodeCall(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
@@ -62,6 +56,6 @@ def encode(
     if as_json:
         put_json(report.as_json(time.monotonic() - begun))
     else:
-        put(report.as_text(time.monotonic() - begun))
+        put(report.as_text(time.monotonic() - begun, every=screen_width() is None))
     if strict and report.rejected:
         raise typer.Exit(EXIT_FINDINGS)

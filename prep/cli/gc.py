@@ -8,20 +8,21 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json, say
+from prep.cli.console import put, put_json, say
+from prep.cli.ticker import progress
 
 
 def gc(
     cache: opt.CacheArg,
-    more: Annotated[list[Path] | None, typer.Argument(metavar="MANIFEST", show_default=False, help="further manifests "
-                                                      "to keep, so that --keep *.json names them all")] = None,
-    keep: Annotated[list[Path] | None, typer.Option("--keep", help="a manifest whose rows stay; may be repeated",
+    more: Annotated[list[Path] | None, typer.Argument(metavar="MANIFEST", show_default=False, help="more manifests "
+                                                      "to keep, so that --keep *.json works")] = None,
+    keep: Annotated[list[Path] | None, typer.Option("--keep", help="a manifest whose rows to keep; repeatable",
                                                     show_default=False)] = None,
-    older_than: Annotated[str, typer.Option(help="what is younger stays: 0, 30m, 12h, 7d")] = "24h",
-    yes: Annotated[bool, typer.Option("--yes", help="remove it; without, only say what would be removed")] = False,
+    older_than: Annotated[str, typer.Option(help="keep whatever is newer: 0, 30m, 12h, 7d")] = "24h",
+    yes: Annotated[bool, typer.Option("--yes", help="remove; without it, only show what would be removed")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Remove from CACHE what no kept manifest names. Shows what would be removed, unless --yes."""
+    """Remove from CACHE what no kept manifest uses. Without --yes, only show what would be removed."""
     from prep.maintenance.gc import collect_garbage
 
     guard = opt.seconds_of(older_than, "--older-than")

@@ -1,4 +1,4 @@
-"""The `prep init` command; cli.py registers it. Late imports keep `--help` quick."""
+"""`prep init`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json, say
+from prep.cli.console import put, put_json, say
+from prep.cli.ticker import progress
 
 
 def init(
@@ -21,10 +22,10 @@ def init(
     output: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="the recipe to write "
                                                 "(default: dataset.toml; recipe.toml where that is converted)")] = None,
     model: Annotated[str | None, typer.Option(help="a diffusers pipeline directory, or a Hub id")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a recipe that is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing recipe")] = False,
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Look at pictures, or at another tool's file, and write a commented recipe for prep encode."""
+    """Write a commented recipe for pictures, or from another tool's file."""
     from prep.images.decode import quiet_pillow
     from prep.recipe.init import check_choice, check_target, init_from_file, init_from_sources, target_of
 

@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, say
+from prep.cli.console import put, put_json, say, screen_width
 
 
 def inspect(
     manifest: opt.ManifestArg,
-    sample: Annotated[str | None, typer.Option(help="show all about the sample of this name")] = None,
-    html: Annotated[Path | None, typer.Option(help="write one self-contained page with plots and a gallery")] = None,
+    sample: Annotated[str | None, typer.Option(help="show everything about the sample of this name")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a self-contained HTML page with plots and a gallery")] = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Show what a manifest holds: fields, dtypes, shapes, buckets, sizes, models, rejects."""
+    """Show what a manifest holds: fields, shapes, buckets, models, findings."""
     from prep.manifest.describe import describe_manifest, describe_samples
     from prep.manifest.document import read_manifest
     from prep.manifest.opened import open_manifest
@@ -37,4 +37,5 @@ def inspect(
     if as_json:
         put_json(document)
     elif html is None or sample is not None:
-        put(inspect_tables(document) if sample is None else sample_text(document))
+        show = inspect_tables if sample is None else sample_text
+        put(show(document, width=screen_width()))

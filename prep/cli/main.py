@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-import typer
-
+from prep.cli.app import make_app
 from prep.cli.bucket import bucket
 from prep.cli.clean import clean
+from prep.cli.codes import codes
 from prep.cli.compact import compact
 from prep.cli.console import run
 from prep.cli.demo import demo
@@ -20,11 +20,8 @@ from prep.cli.mask import mask
 from prep.cli.scan import scan
 from prep.cli.verify import verify
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
-                  help="Turns pictures, captions and masks into a verified cache and one manifest.json.")
-
-for command in (init, scan, bucket, mask, encode, inspect, verify, diff, gc, compact, clean, demo):
-    app.command()(command)
+app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
+               (init, scan, bucket, mask, encode, inspect, verify, diff, gc, compact, clean, codes, demo))
 
 
 def main() -> NoReturn:

@@ -11,40 +11,46 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json
+from prep.cli.console import put, put_json, screen_width
 from prep.cli.options import quiet_pillow
+from prep.cli.signature import choice
+from prep.cli.ticker import progress
 
 if TYPE_CHECKING:
     from prep.masks.run import Entry
     from prep.report.pages.frame import Origin
 
+METHODS = ("alpha", "color", "threshold", "clipseg", "segment", "rembg")
+COMBINE = ("replace", "add", "subtract", "intersect")
+NAMING = ("onetrainer", "kohya")
+
 
 def mask(
     source: opt.SourceArg,
-    method: Annotated[str, typer.Option("--with", help="alpha, color, threshold, clipseg, segment or rembg")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="directory for the masks, apart from the pictures")],
+    method: Annotated[str, choice("--with", help="how masks are made", words=METHODS)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="directory for the masks, outside the pictures'")],
     color: Annotated[str, typer.Option("--color", help="background color of --with color")] = "white",
-    tolerance: Annotated[int, typer.Option(help="how far a channel may be from it, 0 to 255", min=0, max=255)] = 16,
-    threshold: Annotated[float | None, typer.Option(help="part of white, 0 to 1, from which a pixel trains")] = None,
-    invert: Annotated[bool, typer.Option("--invert", help="train what would not be trained")] = False,
-    smooth: Annotated[float, typer.Option(help="radius of a gaussian blur before the threshold, in pixels")] = 0,
-    expand: Annotated[int, typer.Option(help="pixels that what trains grows by; negative: shrinks")] = 0,
-    prompt: Annotated[list[str] | None, typer.Option(help="what --with clipseg looks for; may be repeated")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="class of --with segment; may be repeated")] = None,
-    model: Annotated[str | None, typer.Option(help="a directory or a Hub id; of rembg, a name")] = None,
-    download: Annotated[bool, typer.Option("--download", help="fetch a model that is not in the cache")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps …")] = "auto",
+    tolerance: Annotated[int, typer.Option(help="how far a channel may differ from it", min=0, max=255)] = 16,
+    threshold: Annotated[float | None, typer.Option(help="brightness, 0 to 1, from which a pixel trains")] = None,
+    invert: Annotated[bool, typer.Option("--invert", help="swap what trains and what does not")] = False,
+    smooth: Annotated[float, typer.Option(help="radius in pixels of a Gaussian blur before the threshold")] = 0,
+    expand: Annotated[int, typer.Option(help="grow the area that trains by this many pixels; negative: shrink")] = 0,
+    prompt: Annotated[list[str] | None, typer.Option(help="what --with clipseg looks for; repeatable")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="class for --with segment; repeatable")] = None,
+    model: Annotated[str | None, typer.Option(help="a directory or a Hub id; for rembg, a model's name")] = None,
+    download: opt.Download = False,
+    device: opt.Device = "auto",
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the model", min=1)] = 4,
-    own: Annotated[str, typer.Option("--mask", help="where pictures' own masks are: auto (NAME-masklabel.png where "
-                                    "there are any), none, sidecar, or a directory")] = "auto",
-    combine: Annotated[str | None, typer.Option(help="with the mask there is: replace, add, subtract or intersect")]
-    = None,
-    naming: Annotated[str, typer.Option(help="onetrainer: NAME-masklabel.png, or kohya: NAME.png")] = "onetrainer",
-    force: Annotated[bool, typer.Option("--force", help="make masks anew that are there already")] = False,
-    html: Annotated[Path | None, typer.Option(help="a page that shows the masks over their pictures")] = None,
+    own: Annotated[str, choice("--mask", help="where the pictures' own masks are; auto: NAME-masklabel.png, if any",
+                               words=("auto", "none", "sidecar"), other="DIR")] = "auto",
+    combine: Annotated[str | None, choice(help="combine with the existing mask", words=COMBINE)] = None,
+    naming: Annotated[str, choice(help="onetrainer: NAME-masklabel.png, kohya: NAME.png",
+                                  words=NAMING)] = "onetrainer",
+    force: Annotated[bool, typer.Option("--force", help="replace existing masks")] = False,
+    html: Annotated[Path | None, typer.Option(help="write an HTML page with the masks over their pictures")] = None,
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Write mask pictures into a directory of their own, to look at, edit, and encode with --mask DIR."""
+    """Make masks in a directory of their own. Check them, edit them, and encode with --mask DIR."""
     from prep.dataset.listing import picture_places
     from prep.masks.methods import MaskOptions
     from prep.masks.run import MaskCall, run_mask
@@ -66,7 +72,7 @@ def mask(
     if as_json:
         put_json(masked.as_json())
     else:
-        put(masked.as_text())
+        put(masked.as_text(every=screen_width() is None))
 
 
 def _write_pages(page: Path, origin: Origin, jobs: int, shown: bool, entries: Sequence[Entry]) -> tuple[Path, ...]:

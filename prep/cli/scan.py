@@ -10,26 +10,31 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json
+from prep.cli.console import put, put_json, screen_width
 from prep.cli.options import quiet_pillow
+from prep.cli.signature import choice
+from prep.cli.ticker import progress
 from prep.errors import EXIT_FINDINGS
 
 
 def scan(
     source: opt.SourceArg,
-    mask: opt.Mask = None,
-    model: Annotated[str | None, typer.Option(help="count captions' tokens for this pipeline directory or id")] = None,
-    select: Annotated[list[str] | None, typer.Option(help="only findings of this code; may be repeated")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="no findings of this code; may be repeated")] = None,
-    every: Annotated[bool, typer.Option("--all", help="every finding by name, however many there are")] = False,
-    html: Annotated[Path | None, typer.Option("--html", "--write-report",
-                                              help="write one self-contained HTML page")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="exit 1 for warnings, too")] = False,
-    rehash: Annotated[bool, typer.Option("--rehash", help="read every file again, whatever its stamps say")] = False,
+    mask: Annotated[str | None, choice(
+        help="where masks are (default: auto, or what the recipe says)", words=("auto", "none", "sidecar", "alpha"),
+        other="DIR")] = None,
+    model: Annotated[str | None, typer.Option(help="count the tokens of captions for this pipeline directory or Hub id"
+                                              )] = None,
+    select: Annotated[list[str] | None, opt.codes_option(help="report only findings of this code; repeatable")] = None,
+    ignore: Annotated[list[str] | None, opt.codes_option(help="report no findings of this code; repeatable")] = None,
+    every: Annotated[bool, typer.Option("--all", help="list every finding by name, however many")] = False,
+    html: Annotated[Path | None, typer.Option("--html", "--write-report", help="write a self-contained HTML page"
+                                              )] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 for warnings, too")] = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
     jobs: Annotated[int, typer.Option(help="processes that decode", min=1)] = opt.JOBS,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Decode every picture, read every caption and mask, and say what is wrong with them. Exit 1 for errors."""
+    """Check every picture, caption and mask. Pictures are decoded to the last pixel; exit 1 for errors."""
     from prep.dataset.listing import picture_places
     from prep.report.pages.frame import check_page_file, origin_of
     from prep.report.pages.scan import write_scan_page
@@ -49,6 +54,6 @@ def scan(
         put_json(document(report))
     else:
         put(findings_table(report.findings, pictures=report.pictures, usable=report.samples,
-                           every=every or bool(select)))
+                           every=every or bool(select), width=screen_width()))
     if report.count("error") or not report.pictures or (strict and report.count("warning")):
         raise typer.Exit(EXIT_FINDINGS)

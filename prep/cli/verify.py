@@ -7,17 +7,18 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import progress, put, put_json
+from prep.cli.console import put, put_json, screen_width
+from prep.cli.ticker import progress
 from prep.errors import CacheError
 
 
 def verify(
     manifest: opt.ManifestArg,
-    quick: Annotated[bool, typer.Option("--quick", help="sizes, documents and indexes; no rows")] = False,
-    jobs: Annotated[int, typer.Option(help="threads that read and digest", min=1)] = opt.JOBS,
+    quick: Annotated[bool, typer.Option("--quick", help="check sizes, documents and indexes, but no rows")] = False,
+    jobs: Annotated[int, typer.Option(help="threads that read and hash", min=1)] = opt.JOBS,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Check every digest and checksum that a manifest depends on; exit 7 and name each damaged row."""
+    """Check every byte that a manifest depends on. Names each damaged row; exit 7 for damage."""
     from prep.maintenance.verify import verify as verify_all
     from prep.manifest.document import read_manifest
     from prep.manifest.opened import open_manifest
@@ -30,6 +31,6 @@ def verify(
     if as_json:
         put_json(document)
     else:
-        put(verify_tables(document))
+        put(verify_tables(document, width=screen_width()))
     if not document["ok"]:
         raise typer.Exit(CacheError.exit_code)

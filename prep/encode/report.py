@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.findings import Finding, rejected_lines
-from prep.formatting import counted, printable
+from prep.formatting import counted, grouped, printable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,21 +27,22 @@ class EncodeReport:
 
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
-        return {"manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
+        return {"format": "latentry/encode", "version": 1,
+                "manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
                 "encoded": dict(self.encoded), "reused": dict(self.reused),
                 "rejected": [one.as_json() for one in self.rejected],
                 "masks": None if self.masks is None else dict(self.masks),
                 "bytes": self.bytes, "seconds": round(seconds, 3)}
 
-    def as_text(self, seconds: float) -> str:
-        """A few lines for people."""
+    def as_text(self, seconds: float, *, every: bool = False) -> str:
+        """A few lines for people; with `every`, one for each rejected picture, however many."""
         verb, size = ("would encode" if self.dry_run else "encoded"), f"{self.bytes / 2**20:.1f} MiB"
-        done = ", ".join(f"{count} {field}" for field, count in self.encoded.items())
-        kept = ", ".join(f"{count} {field}" for field, count in self.reused.items())
+        done = ", ".join(f"{grouped(count)} {field}" for field, count in self.encoded.items())
+        kept = ", ".join(f"{grouped(count)} {field}" for field, count in self.reused.items())
         lines = [f"{verb}: {done} ({size}); reused: {kept}"]
-        lines += rejected_lines(self.rejected)
+        lines += rejected_lines(self.rejected, every=every)
         if not self.dry_run:
-            roles = ", ".join(f"{count} {role}" for role, count in self.samples.items())
+            roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.samples.items())
             lines.append(f"{printable(str(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
         return "\n".join(lines)
 
@@ -50,4 +51,4 @@ class EncodeReport:
         if self.masks is None:
             return ""
         found, used = self.masks["found"], self.masks["used"]
-        return f"; {counted(found, 'mask')} found, {used} used" if found else "; no masks found"
+        return f"; {counted(found, 'mask')} found, {grouped(used)} used" if found else "; no masks found"

@@ -18,7 +18,7 @@ from prep.models.family import FAMILIES
 from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
 from prep.models.pipeline import infer_family, latent_factors, prediction_of, text_width
-from prep.progress import DeferredTotal, Tick
+from prep.progress import DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import PromptPair
 from prep.recipe.schema import Recipe
 
@@ -44,17 +44,20 @@ class ResolvedRecipe:
 
 
 def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[PromptPair], *, jobs: int,
-                   tick: Tick, total: DeferredTotal | None = None) -> ResolvedRecipe:
+                   progress: Progress = silent) -> ResolvedRecipe:
     """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
     family = recipe.model.family or infer_family(model)
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
                        text_width=text_width(model))
     file_digest = remembered_digest(facts)
-    prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, file_digest)
+    with phase(progress, "hashing the model"):
+        prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, file_digest)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     latent_factors(model, specs.family)  # what is wrong with the model is said before all pictures are read
     rules_of(recipe)  # what is wrong with them is said before all pictures are read
-    surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
+    total = DeferredTotal()
+    with progress("reading", total, "pictures") as tick:
+        surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
     recipe = settle_masks(recipe, surveyed.items)
     if recipe.mask_origin == "none":
         contexts = replace(contexts, mask=None)

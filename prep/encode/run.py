@@ -30,7 +30,7 @@ from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_co
 from prep.manifest.document import Manifest, looks_like_manifest
 from prep.manifest.opened import findings_of, open_manifest
 from prep.models.hub import locate
-from prep.progress import DeferredTotal, Progress
+from prep.progress import Progress
 from prep.recipe.prompts import PromptPair, read_prompts
 from prep.recipe.schema import Recipe
 from prep.runtime import gc_disabled, gc_enabled
@@ -72,9 +72,7 @@ def _encode(call: EncodeCall) -> EncodeReport:
     model = _model(call)
     prompt_bytes, prompts = _prompts(call.recipe)
     facts = open_facts(call.cache, trust=not call.rehash)
-    total = DeferredTotal()
-    with call.progress("reading", total, "pictures") as tick:
-        wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, tick=tick, total=total)
+    wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, progress=call.progress)
     call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
     frame = fixed_fields(wanted, call.cache, output)
     _require_samples(call, wanted)
@@ -120,12 +118,14 @@ def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
         named = ", ".join(str(source.path) for source in call.recipe.sources)
         errors = _errors(wanted.wants.findings)
         first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
-        raise EmptyPlanError(f"there is no picture to encode in {named}; {len(errors)} cannot be used{first}",
-                             hint="prep scan SOURCE says why of each")
+        unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
+        raise EmptyPlanError(f"no pictures to encode in {named}{unusable}",
+                             hint="prep scan SOURCE says why of each" if errors else
+                             "name a directory with pictures, or tars")
     if call.recipe.mask_origin != "none" and not wanted.wants.masks:
         count, asked = len(wanted.wants.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
         named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
-        raise ConfigError(f"masks are asked for ({named}), and none of the {count} pictures has one",
+        raise ConfigError(f"masks are asked for ({named}), and none of {counted(count, 'picture')} has one",
                           hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
                           "--mask none encodes without")
 
@@ -191,15 +191,14 @@ def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: C
         return Outcome(encoded={}, transient=())
     from prep.encode.engines.local import run  # here: a run with nothing to do loads no engine and no torch
 
-    rows = sum(len(task.rows) for task in planned.tasks)
     job = Job(cache=cache, model=model, vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
               specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
               compute=call.recipe.model.compute or call.recipe.model.dtype, device=call.device,
               batch_size=call.batch_size, jobs=call.jobs,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
-    with call.progress("encoding", rows, "rows") as tick, gc_enabled():
-        return run(job, tick)
+    with gc_enabled():
+        return run(job, call.progress)
 
 
 def _dry_run(call: EncodeCall, wanted: ResolvedRecipe) -> EncodeReport:

@@ -21,7 +21,7 @@ from prep.manifest.document import Manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
 
 T = TypeVar("T")
-NOUNS = {"latent": "latent", "mask": "mask", "text": "text row"}
+NOUNS = {"latent": "latents", "mask": "masks", "text": "text rows"}
 # What a changed entry of a field's key context means for every row of it; {a} is the old value, {b} the new one.
 WORDS: Mapping[str, str] = {
     "latent.vae": "the VAE differs",
@@ -33,8 +33,8 @@ WORDS: Mapping[str, str] = {
     "mask.factor": "a cell is {b} pixels wide, was {a}",
     "compute": "computed in {b}, was {a}",
     "stored": "stored as {b}, was {a}",
-    "meaning": "this program makes it in another way (meaning {b}, was {a})",
-    "image": "pictures are prepared by another policy ({name} {b}, was {a})",
+    "meaning": "this program computes them differently (meaning {b}, was {a})",
+    "image": "pictures are prepared by a different policy ({name} {b}, was {a})",
 }
 
 
@@ -176,7 +176,7 @@ def _flat(context: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _words(field: str, change: Mapping[str, Any]) -> str:
     entry = change["entry"]
     words = WORDS.get(f"{field}.{entry}") or WORDS.get(entry.partition(".")[0]) or "{name} is {b}, was {a}"
-    return f"every {NOUNS.get(field, field)} is another one: " + words.format(
+    return f"all {NOUNS.get(field, field)} change: " + words.format(
         a=change["a"], b=change["b"], name=entry.removeprefix("image."))
 
 

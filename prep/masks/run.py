@@ -11,13 +11,13 @@ from typing import Any
 from prep.dataset.listing import label, picture_places, walk_recipe
 from prep.errors import ConfigError, PathError, UsageError
 from prep.findings import rejected_lines
-from prep.formatting import join_names, printable
+from prep.formatting import counted, grouped, join_names, printable
 from prep.fs.paths import NamedPath, check_disjoint, check_not_cache
 from prep.masks.generate import make_masks
 from prep.masks.methods import METHODS, Made, MaskOptions, check_options, mask_path
 from prep.masks.picture import Model
 from prep.models.hub import SINGLE, locate
-from prep.progress import Progress
+from prep.progress import Progress, phase
 from prep.recipe.schema import Recipe
 from prep.runtime import defer_interrupts
 from prep.sources.item import Item
@@ -64,20 +64,22 @@ class MaskReport:
 
     def as_json(self) -> dict[str, Any]:
         """The document of `prep mask --json`."""
-        return {"directory": str(self.output), "written": self.made.written, "kept": self.made.kept,
+        return {"format": "latentry/mask", "version": 1,
+                "directory": str(self.output), "written": self.made.written, "kept": self.made.kept,
                 "skipped": self.made.skipped, "black": list(self.made.black), "pages": [str(one) for one in self.pages],
                 "findings": [one.as_json() for one in self.made.findings]}
 
-    def as_text(self) -> str:
-        """A few lines for people."""
+    def as_text(self, *, every: bool = False) -> str:
+        """A few lines for people; with `every`, one for each rejected picture, however many."""
         made = self.made
-        kept = " and kept (--force: made anew)" if made.kept else ""
-        lines = [f"{printable(str(self.output))}: {made.written} masks written, {made.kept} there already{kept}, "
-                 f"{made.skipped} pictures need none (all white)"]
+        kept = f"{grouped(made.kept)} existing kept{' (--force replaces them)' if made.kept else ''}"
+        need = "picture needs" if made.skipped == 1 else "pictures need"
+        lines = [f"{printable(str(self.output))}: {counted(made.written, 'mask')} written, {kept}, "
+                 f"{grouped(made.skipped)} {need} none (all white)"]
         if made.black:
-            lines.append(f"black everywhere, so that nothing of them would train: {join_names(made.black, 8)}")
+            lines.append(f"entirely black, so they would not train: {join_names(made.black, None if every else 8)}")
         lines += [f"to look at: {printable(str(one))}" for one in self.pages]
-        return "\n".join([*lines, *rejected_lines(made.findings)])
+        return "\n".join([*lines, *rejected_lines(made.findings, every=every)])
 
 
 def run_mask(call: MaskCall) -> MaskReport:
@@ -128,6 +130,11 @@ def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskOptions) -> 
 
 
 def _load(call: MaskCall) -> Model:
+    with phase(call.progress, "loading the model"):
+        return _model(call)
+
+
+def _model(call: MaskCall) -> Model:
     choice, model = call.choice, call.model
     if choice.method == "rembg":
         with defer_interrupts():

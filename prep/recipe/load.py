@@ -16,6 +16,7 @@ from prep.errors import ConfigError, PathError
 from prep.findings import SEVERITIES, ScanOptions, parse_code
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
 from prep.recipe.elsewhere import check_keys
+from prep.recipe.options import FLAGS
 from prep.recipe.schema import MASK_RESIZE, ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.validate import upscale, validate_recipe
 from prep.sources.item import MaskFrom
@@ -185,30 +186,17 @@ def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-# The command option of each choice; a pair: when true, when false.
-OPTIONS: Mapping[str, str | tuple[str, str]] = {
-    "model.path": "--model", "model.dtype": "--dtype", "model.compute": "--compute",
-    "image.resolution": "--resolution", "image.step": "--step", "image.buckets": "--buckets",
-    "image.sizes": "--sizes", "image.crop": "--crop", "image.views": "--views", "image.flip": "--flip",
-    "image.min_bucket": "--min-bucket", "image.upscale": "--upscale", "image.alpha": "--alpha",
-    "caption.missing": "--missing-caption", "mask": "--mask", "validation": "--validation", "prompts": "--prompts",
-}
-
-
 def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
     """The options that lead from `base` to what was `given`, so that the command can be shown again."""
     changed = _override(base, given)
     words: list[str | Path] = []
-    for name, option in OPTIONS.items():
+    for name, flag in FLAGS.items():
         value = _at(changed, name)
         if value == _at(base, name):
             continue
-        if isinstance(option, tuple):
-            words.append(option[0] if value else option[1])
-        else:
-            is_path = isinstance(value, Path) or (name == "model.path" and Path(value).is_dir())
-            spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            words += [option, Path(value) if is_path else spelled]
+        is_path = isinstance(value, Path) or (name == "model.path" and Path(value).is_dir())
+        spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words += [flag, Path(value) if is_path else spelled]
     return tuple(words)
 
 

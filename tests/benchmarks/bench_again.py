@@ -144,7 +144,7 @@ def fill() -> None:
     command()
 
 
-def make_up(job: Any, tick: Any) -> Any:
+def make_up(job: Any, progress: Any) -> Any:
     from prep.cache.ledger.ledger import write_commit
     from prep.cache.writer import ShardWriter
     from prep.encode.engines.job import Outcome
@@ -158,7 +158,6 @@ def make_up(job: Any, tick: Any) -> Any:
                 writer.add(key, {specs[0].name: row})
             write_commit(job.cache, task, writer.finish(), [], {})
         made[task.field] += len(task.rows)
-        tick(len(task.rows))
     return Outcome(encoded=made, transient=())
 
 

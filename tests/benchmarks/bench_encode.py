@@ -21,7 +21,7 @@ from diffusers import AutoencoderKL
 from PIL import Image
 from results import emit, parser_of, table
 
-from prep.cli.console import progress
+from prep.cli.ticker import progress
 from prep.demo.tiny_model import build_random
 from prep.encode.run import EncodeCall, run_encode
 from prep.models.loading import quiet_libraries

@@ -11,7 +11,7 @@ import sys
 import pytest
 import typer
 
-from prep.cli import console
+from prep.cli import console, ticker
 from prep.errors import CacheError, Problem
 from prep.findings import Finding
 
@@ -63,13 +63,13 @@ def test_our_own_bug_shows_where(end):
     code, out, err = end(ZeroDivisionError("nothing to divide by"))
     assert (code, out) == (70, "data\n") and err.startswith("Traceback (most recent call last):\n")
     assert err.endswith("ZeroDivisionError: nothing to divide by\n"
-                        "error: this is a bug in prep; the lines above say where\n")
+                        "error: this is a bug in prep; the lines above show where\n")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
 def test_an_interrupt(end, error):
-    assert end(error) == (130, "data\n", "interrupted; what is finished is kept, and the same command goes on from "
-                                         "there\n")
+    assert end(error) == (130, "data\n", "interrupted; finished work is kept. Run the same command again to "
+                                         "continue\n")
 
 
 @pytest.mark.parametrize("say", ["console.put('x')", "console.put_json({})", "[console.put('x' * 999) for _ in '12']"])
@@ -130,7 +130,7 @@ def test_rejected_names_are_spelled_out_in_the_report_of_encode(capsys):
     finding = Finding(path=f"{NASTY}.png", code="truncated", severity="error", detail="ends early")
     console.put(EncodeReport(manifest=finding.path, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,
                              samples={}, dry_run=True).as_text(0))
-    assert f"rejected: {SPELLED}.png: truncated: ends early" in capsys.readouterr().out
+    assert f"rejected: $'{SPELLED}.png': truncated: ends early" in capsys.readouterr().out
 
 
 class Terminal(io.StringIO):
@@ -147,9 +147,9 @@ class Terminal(io.StringIO):
 def test_the_bar_is_for_people_who_wait(monkeypatch, stream, slow, shown, drawn):
     err = stream()
     monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(console, "SLOW", slow)
+    monkeypatch.setattr(ticker, "SLOW", slow)
     monkeypatch.setenv("TERM", "xterm")
-    with console.progress("reading", 3, unit="pictures", shown=shown) as tick:
+    with ticker.progress("reading", 3, unit="pictures", shown=shown) as tick:
         for _ in range(3):
             tick(1)
     assert ("reading" in err.getvalue()) == drawn
@@ -158,8 +158,9 @@ def test_the_bar_is_for_people_who_wait(monkeypatch, stream, slow, shown, drawn)
 
 def test_the_bar_goes_away_when_work_fails(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(console, "SLOW", 0.0)
-    with pytest.raises(ValueError, match="stop"), console.progress("reading", None) as tick:
+    monkeypatch.setattr(ticker, "SLOW", 0.0)
+    with pytest.raises(ValueError, match="stop"), ticker.progress("reading", None) as tick:
         tick()
+        bar = tick._bar
         raise ValueError("stop")
-    assert not tick._bar.live.is_started
+    assert not bar.live.is_started and tick._bar is None

@@ -227,7 +227,8 @@ def test_the_cost_is_not_known_where_no_table_says_which_rows_are_needed(small, 
     assert not found["ok"] and found["repair"] == cost
     perhaps = f"names shard {digest}, which is missing; perhaps this manifest needs it"
     assert [perhaps in note for note in found["notes"]] == ([True] if table == "shards" else [])
-    words = "nobody can tell how many rows are to be made" if cost is None else ": 2 latent rows to be made"
+    words = ("how many rows it will re-encode is unknown without these tables" if cost is None else
+             ": 2 latent rows will be re-encoded")
     assert verify_tables(found).endswith(words)
 
 
@@ -270,7 +271,7 @@ def test_damage_that_cannot_be_recorded_is_named_with_what_repairs_it(small, mon
     monkeypatch.setattr(Cache, "write", read_only)
     found = verify(small, quick=quick)
     assert found["unrecorded"] == [digest] and damage.recorded(small.cache, digest) == ()
-    assert "not recorded in it; prep encode, run again where it can be written and with --recheck, repairs this: " in (
+    assert "to repair, run prep encode --recheck where it can be written: " in (
         verify_tables(found))
     monkeypatch.undo()
     found = verify(small, quick=quick)
@@ -296,7 +297,7 @@ def test_rows_that_another_shard_has_cost_nothing(small):
     shutil.rmtree(small.cache.shard(digest))
     found = verify(small)
     assert found["repair"] == {} and len(found["damaged"]) == 1
-    assert verify_tables(found).endswith("prep encode, run again, repairs this: no rows to be made")
+    assert verify_tables(found).endswith("to repair, run prep encode again: no row has to be re-encoded")
 
 
 def test_a_row_that_this_manifest_does_not_need_costs_it_nothing(small):

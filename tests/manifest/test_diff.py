@@ -9,6 +9,7 @@ from pictures import draw, draw_mask
 from PIL import Image
 
 from prep.manifest.document import read_manifest, write_manifest
+from prep.report.terminal.diff import changes_text
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 
@@ -48,11 +49,11 @@ def test_nothing(encode, diff, tmp_path):
     document, lines = diff()
     assert (document["format"], document["version"]) == ("latentry/diff", 1)
     assert document["same"] and document["identical"] and not document["notes"]
-    assert lines[1] == "they are the same, byte for byte"
+    assert lines[1] == "the manifests are identical"
     write_manifest(tmp_path / "b.json", {**read_manifest(tmp_path / "b.json").document, "options": ["--jobs"]})
     document, lines = diff()
     assert document["same"] and not document["identical"]
-    assert lines[1] == "nothing differs that training would see"
+    assert lines[1] == "no difference that training would see"
 
 
 def test_the_same_rows_in_other_shards(prep, encode, diff, tmp_path, monkeypatch):
@@ -61,7 +62,7 @@ def test_the_same_rows_in_other_shards(prep, encode, diff, tmp_path, monkeypatch
     assert prep("compact", tmp_path / "cache").code == 0
     encode("b.json")
     document, lines = diff()
-    assert document["same"] and "text: the same rows in 1 shard, were in 7" in lines
+    assert document["same"] and "text: the same rows in 1 shard, previously in 7" in lines
 
 
 def test_each_sample_that_changed_is_named_with_the_reason(encode, diff, photos):
@@ -87,8 +88,8 @@ def test_each_sample_that_changed_is_named_with_the_reason(encode, diff, photos)
     assert samples["a"] == samples["b"] == 8
     assert "samples added (1): new.png" in lines and "samples removed (1): 6.png" in lines
     assert "samples renamed (1): 4.png to renamed.png" in lines
-    assert "samples changed: no mask any more, another caption (1): 0.png" in lines
-    assert "samples changed: another mask (1): 2.png" in lines
+    assert "samples changed: mask removed, different caption (1): 0.png" in lines
+    assert "samples changed: different mask (1): 2.png" in lines
     fields = document["fields"]
     assert fields["latent"]["rows"] == {"a": 8, "b": 8, "shared": 5, "added": 3, "removed": 3}
     assert not any(field["context"] or field["arrays"] or field["change"] for field in fields.values())
@@ -108,12 +109,12 @@ def test_another_vae_and_how_rows_are_made(prep, encode, diff, tiny_model, tmp_p
     encode("b.json", "--compute", "float32", "--dtype", "float16", model=other)
     document, lines = diff()
     entries = {one["entry"]: one["words"] for one in document["fields"]["latent"]["context"]}
-    assert entries == {"stored": "every latent is another one: stored as float16, was float32",
-                       "vae": "every latent is another one: the VAE differs"}
-    assert "latent: every latent is another one: the VAE differs" in lines
-    assert "text: every text row is another one: stored as float16, was float32" in lines
+    assert entries == {"stored": "all latents change: stored as float16, was float32",
+                       "vae": "all latents change: the VAE differs"}
+    assert "latent: all latents change: the VAE differs" in lines
+    assert "text: all text rows change: stored as float16, was float32" in lines
     assert "latent: array 'latent' is float16 [c h w], was float32 [c h w]" in lines
-    assert "latent: 0 rows shared, 8 added, 8 not used any more" in lines
+    assert "latent: 0 rows shared, 8 added, 8 no longer used" in lines
     assert [one["what"] for one in document["model"]] == ["vae", "model"]
     assert any(line.startswith("vae: ") and ", was " in line and len(line) < 50 for line in lines)
     assert not changes(document)  # it is said once, of the field
@@ -126,7 +127,7 @@ def test_masks_switched_on(encode, diff):
     assert document["fields"]["mask"]["change"] == "added"
     assert document["fields"]["mask"]["rows"] == {"a": 0, "b": 3, "shared": 0, "added": 3, "removed": 0}
     assert changes(document) == {name: ["mask added"] for name in ("0.png", "2.png", "5.png")}
-    assert "mask: the field was added" in lines and "samples changed: a mask now (3): 0.png, 2.png, 5.png" in lines
+    assert "mask: the field was added" in lines and "samples changed: mask added (3): 0.png, 2.png, 5.png" in lines
 
 
 def test_masks_of_another_origin_are_all_others(encode, diff):
@@ -134,7 +135,7 @@ def test_masks_of_another_origin_are_all_others(encode, diff):
     encode("b.json", "--mask", "alpha")
     document, _ = diff()
     (entry,) = document["fields"]["mask"]["context"]
-    assert entry["words"].startswith("every mask is another one: made from alpha, was file")
+    assert entry["words"].startswith("all masks change: made from alpha, was file")
     assert changes(document) == {"0.png": ["mask removed"], "2.png": ["mask removed"]}
 
 
@@ -150,8 +151,8 @@ def test_repeats_weight_and_roles(encode, diff, photos, tmp_path):
     encode("b.json", source=recipe_of(tmp_path, photos, "repeats = 3\nweight = 0.5"))
     document, lines = diff()
     assert set(map(tuple, changes(document).values())) == {("repeats", "weight")}
-    assert "samples changed: other repeats, another weight (8): 0.png, 1.png, 2.png, 3.png, 4.png, 5.png, 6.png, " \
-           "7.png" in lines
+    assert ("samples changed: different repeats, different weight (8): "
+            "0.png, 1.png, 2.png, 3.png, 4.png, 5.png, 6.png, 7.png") in lines
     encode("b.json", "--validation", "0.4", source=recipe_of(tmp_path, photos, ""))
     document, lines = diff()
     assert changes(document) and set(map(tuple, changes(document).values())) == {("role",)}
@@ -239,7 +240,7 @@ def test_what_could_not_be_compared_is_not_called_the_same(encode, diff, photos,
         path.unlink()
     document, lines = diff()
     assert document["same"] is None and document["fields"]["text"]["shards"] == {"a": 1, "b": 2}
-    assert lines[-1] == "what could be compared does not differ in anything that training would see"
+    assert lines[-1] == "no difference that training would see in what could be compared"
     assert len(lines) == len(set(lines))
 
 
@@ -257,14 +258,16 @@ def test_damaged_keys_are_a_note(encode, diff, photos, tmp_path):
     assert document["fields"]["text"]["rows"]["shared"] is None and changes(document) == {"0.png": ["caption"]}
 
 
-def test_long_lists_are_cut_for_people_and_whole_in_json(encode, diff, photos):
+def test_long_lists_are_cut_on_a_terminal_and_nowhere_else(encode, diff, photos):
     encode("a.json")
     for number in range(12):
         draw(photos / f"z{number:02}.png", (96, 96), seed=200 + number).with_suffix(".txt").write_text("z")
     encode("b.json")
     document, lines = diff()
     assert len(document["samples"]["added"]) == 12
-    assert next(line for line in lines if line.startswith("samples added (12): z00.png")).endswith(" and 2 more")
+    assert next(line for line in lines if line.startswith("samples added (12): z00.png")).endswith("z11.png")
+    terminal = changes_text(document, width=80).splitlines()
+    assert next(line for line in terminal if line.startswith("samples added (12): z00.png")).endswith(" and 2 more")
 
 
 def test_what_is_no_manifest(prep, encode, tmp_path):

@@ -48,7 +48,8 @@ def test_clipseg_from_the_command_line(prep, photos, clipseg_model, tmp_path):
                   "--model", clipseg_model, "--threshold", 0.6, "--smooth", 2.5, "--expand", -1, "--invert",
                   "--batch-size", 3, "--jobs", 2, "--device", "cpu", "--mask", "none", "--json")
     assert result.code == 0, result.err
-    assert result.json == {"directory": str(tmp_path / "out"), "written": 8, "kept": 0, "skipped": 0, "black": [],
+    assert result.json == {"format": "latentry/mask", "version": 1,
+                           "directory": str(tmp_path / "out"), "written": 8, "kept": 0, "skipped": 0, "black": [],
                            "pages": [], "findings": []}
     segmenter = clipseg(clipseg_model, prompts=["cat", "a dog"], device="cpu")
     choice = MaskOptions(method="clipseg", prompts=("cat",), threshold=0.6, smooth=2.5, expand=-1, invert=True)
@@ -74,9 +75,9 @@ def test_the_published_clipseg_is_taken_from_the_local_cache(prep, photos, clips
 def test_a_second_run_writes_nothing(prep, photos, tmp_path):
     call = ("mask", photos, "--with", "threshold", "-o", tmp_path / "out")
     first = prep(*call)
-    assert first.out == f"{tmp_path}/out: 8 masks written, 0 there already, 0 pictures need none (all white)\n"
+    assert first.out == f"{tmp_path}/out: 8 masks written, 0 existing kept, 0 pictures need none (all white)\n"
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert prep(*call).out == (f"{tmp_path}/out: 0 masks written, 8 there already and kept (--force: made anew), "
+    assert prep(*call).out == (f"{tmp_path}/out: 0 masks written, 8 existing kept (--force replaces them), "
                                "0 pictures need none (all white)\n")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
@@ -85,7 +86,7 @@ def test_black_masks_are_told(prep, tmp_path):
     (tmp_path / "in").mkdir()
     Image.new("RGB", (64, 64)).save(tmp_path / "in" / "night.png")
     result = prep("mask", tmp_path / "in", "--with", "threshold", "-o", tmp_path / "out")
-    assert "black everywhere, so that nothing of them would train: night.png\n" in result.out
+    assert "entirely black, so they would not train: night.png\n" in result.out
 
 
 def test_kohya_reads_what_is_named_for_it(prep, photos, tiny_model, tmp_path):

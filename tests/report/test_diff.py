@@ -32,14 +32,14 @@ def test_a_manifest_and_itself(small: OpenedManifest) -> None:
     text = changes_text(diff.compare(small.manifest, small.manifest))
     digest = small.manifest.digest[:12]
     assert text.splitlines() == [f"from manifest.json ({digest}) to manifest.json ({digest})",
-                                 "they are the same, byte for byte"]
+                                 "the manifests are identical"]
 
 
 def test_names_from_strangers_are_spelled_out(document: dict[str, Any]) -> None:
     document["samples"]["added"] = ["\x1b[31mred.png"]
     document["findings"]["added"] = [{"path": "a\nb", "code": "truncated", "severity": "error", "detail": ""}]
     document["notes"] = ["\x1b[2J"]
-    assert lines_of(document) == ["not compared: \\x1b[2J", "samples added (1): \\x1b[31mred.png",
+    assert lines_of(document) == ["not compared: \\x1b[2J", "samples added (1): $'\\x1b[31mred.png'",
                                   "finding new: error truncated: a\\nb"]
 
 
@@ -51,10 +51,11 @@ def test_long_lists_are_cut(document: dict[str, Any]) -> None:
                                        for place in range(many)]
     reasons = list(REASONS)
     document["samples"]["changed"] = [{"name": str(place), "why": reasons[:place + 1]} for place in range(len(reasons))]
-    lines = lines_of(document)
+    lines = changes_text(document, width=200).splitlines()[1:]
     assert lines.count("buckets: and 3 more") == lines.count("findings gone: and 3 more") == 1
     assert lines.count(f"samples changed for other reasons: and {len(reasons) - LISTED} more") == 1
-    assert "bucket 64x8: 2 train, 1 prior, there was none" in lines and len(lines) == 3 * (LISTED + 1)
+    assert "bucket 64x8: 2 train, 1 prior, new" in lines and len(lines) == 3 * (LISTED + 1)
+    assert len(lines_of(document)) == 2 * many + len(reasons), "all, where nobody reads along"
 
 
 def test_every_reason_has_words(document: dict[str, Any]) -> None:

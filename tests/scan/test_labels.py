@@ -141,7 +141,7 @@ def test_of_very_many_rejections_the_first_are_named_and_all_are_counted():
              for number in range(33)]
     assert rejected_lines(found[:30]) == [rejected_line(one) for one in found[:30]]
     assert rejected_lines(found)[:-1] == [rejected_line(one) for one in found[:30]]
-    assert rejected_lines(found)[-1] == "and 3 more; in all: 22 truncated, 11 blank; --json has each by name"
+    assert rejected_lines(found)[-1] == "and 3 more; in all: 22 truncated, 11 blank; --json lists all by name"
 
 
 def test_names_forge_no_line_of_an_error(prep, tiny_model, tmp_path):
@@ -163,10 +163,10 @@ def test_names_of_samples_forge_no_line_of_train():
     from train.setup import CheckReport
 
     report = CheckReport(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
-    assert _as_text(report) == "left out: b\\nerror: fake.png\nshown again: b\\nerror: fake.png\nshown again: c"
+    assert _as_text(report) == "left out: b\\nerror: fake.png\nrepeated: b\\nerror: fake.png\nrepeated: c"
     assert _uneven(report) == [
-        "note: 1 samples are left out of the first epoch: b\\nerror: fake.png; train check lists all",
-        "note: 2 samples are shown again to fill up: b\\nerror: fake.png, c; train check lists all"]
+        "note: 1 sample left out of the first epoch: b\\nerror: fake.png; train check lists all",
+        "note: 2 samples repeated to fill up: b\\nerror: fake.png, c; train check lists all"]
 
 
 @pytest.mark.parametrize(("make", "detail"), [

@@ -134,16 +134,17 @@ def test_codes_that_are_none(prep, source, option):
     assert f"{option} has 'near-dup', expected a finding's code; did you mean 'near-duplicate'?" in result.err
 
 
-def test_the_sums_are_one_screen(prep, source):
+def test_the_sums_are_one_screen(prep, source, monkeypatch):
     for number in range(20):
         (source / f"{number}.png").write_bytes(b"")
+    monkeypatch.setattr("prep.cli.scan.screen_width", lambda: 120)
     out = prep("scan", source, *MODEL_FREE).out
     assert re.search(r"^error +empty-file +21  0.png +the file has 0 bytes$", out, re.MULTILINE)
-    assert "2 of 23 pictures are usable; 21 error, 2 warning, 0 info\nby name: --all, or" in out
-    assert out.count("  file has 0 bytes") == 10 and "and 11 more of severity error" in out
+    assert "2 of 23 pictures are usable; 21 errors, 2 warnings, 0 info\nlist every finding with --all or" in out
+    assert out.count("  file has 0 bytes") == 10 and "and 11 more errors" in out
     for option in ("--all", "--select=empty-file"):
         every = prep("scan", source, *MODEL_FREE, option).out
-        assert every.count("  file has 0 bytes") == 21 and "by name" not in every
+        assert every.count("  file has 0 bytes") == 21 and "--select" not in every
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

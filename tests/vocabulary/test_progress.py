@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from prep.cli import console
+from prep.cli import ticker
 from prep.cli.main import app
 from prep.progress import BackgroundTotal, DeferredTotal
 
@@ -21,14 +21,14 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
     """A terminal on stderr, and bars that are shown at once. (No fixture: pytest has its own stderr in each phase.)"""
     monkeypatch.setattr("sys.stderr", Terminal())
-    monkeypatch.setattr(console, "SLOW", 0)
+    monkeypatch.setattr(ticker, "SLOW", 0)
     monkeypatch.setenv("TERM", "xterm")
 
 
 def test_a_total_that_comes_late(monkeypatch):
     terminal(monkeypatch)
     total = DeferredTotal()
-    with console.progress("reading", total, unit="pictures") as tick:
+    with ticker.progress("reading", total, unit="pictures") as tick:
         tick(1)
         assert tick._bar.tasks[0].total is None
         total.count = 7
@@ -46,10 +46,10 @@ def test_counting_begins_with_the_bar(monkeypatch):
         return 5
 
     total = BackgroundTotal(count)
-    with console.progress("scanning", total, unit="pictures", shown=False) as tick:
+    with ticker.progress("scanning", total, unit="pictures", shown=False) as tick:
         tick(1)
         assert total._thread is None
-    with console.progress("scanning", total, unit="pictures") as tick:
+    with ticker.progress("scanning", total, unit="pictures") as tick:
         tick(1)
         assert tick._bar.tasks[0].total is None
         gate.set()

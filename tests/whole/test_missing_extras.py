@@ -248,7 +248,7 @@ def test_a_folder_of_nothing_else_stops_with_the_way_out(prep, photos, tiny_mode
     (photos / "good.png").unlink()
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json")
     assert result.code == 8
-    assert f"4 cannot be used, the first, boxed.png, {JXL_SAYS}" in result.err
+    assert f"; 4 pictures cannot be used, the first, boxed.png, {JXL_SAYS}" in result.err
 
 
 def test_prep_init_counts_them(prep, photos, tmp_path, plugins):

@@ -64,7 +64,7 @@ TRAIN_FLOORS = (
 
 # What `train` may take from `prep`, beside the vocabulary.
 TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.paths", "prep.cache.*",
-               "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.console", "prep.models.family",
+               "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
                "prep.models.hub", "prep.models.loading", "prep.models.vae"} | {f"prep.{word}" for word in VOCABULARY}
 
@@ -84,8 +84,8 @@ LIBRARIES = {
     "safetensors": {"train.runs.checkpoint", "train.models.lora", "prep.demo.*"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
-    "rich": {"prep.cli.console", "prep.report.terminal.*", "train.runs.watch"},
     "jinja2": {"prep.report.pages.frame"}, "markupsafe": {"prep.report.pages.frame"},
+    "rich": {"prep.cli.console", "prep.cli.ticker", "prep.report.terminal.*", "train.runs.watch"},
     "webdataset": {"prep.sources.tars"}, "braceexpand": {"prep.sources.walk"},
 }
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prep.cli.console import say_problem
+from prep.cli.console import fail
+from prep.cli.options import UNDERFILL
+from prep.cli.options import AsJson as AsJson
+from prep.cli.options import Device as Device
+from prep.cli.options import Download as Download
+from prep.cli.signature import choice
 
 if TYPE_CHECKING:
     from train.config.schema import Config
@@ -16,26 +21,25 @@ if TYPE_CHECKING:
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote",
                                              show_default=False)]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory of the run (default: runs/NAME)")]
-ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings; without it all have defaults")]
+ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: all defaults)")]
 ModelOpt = Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's)")]
-Method = Annotated[str | None, typer.Option(help="lora or full")]
-Steps = Annotated[int | None, typer.Option(help="optimizer steps in all")]
-Epochs = Annotated[int | None, typer.Option(help="epochs in all, instead of steps")]
+Method = Annotated[str | None, choice(help="train low-rank adapters or all weights", words=("lora", "full"))]
+Steps = Annotated[int | None, typer.Option(help="total optimizer steps")]
+Epochs = Annotated[int | None, typer.Option(help="total epochs, instead of steps")]
 BatchSize = Annotated[int | None, typer.Option(help="samples per optimizer step")]
 MicroBatch = Annotated[int | None, typer.Option(help="samples per forward pass")]
-Underfill = Annotated[str | None, typer.Option(help="a bucket's last micro-batch: drop, partial or repeat")]
-Seed = Annotated[int | None, typer.Option(help="of everything that is drawn")]
-Precision = Annotated[str | None, typer.Option(help="auto, bf16 or fp32")]
-Lr = Annotated[float | None, typer.Option(help="optimizer.lr")]
-Rank = Annotated[int | None, typer.Option(help="lora.rank")]
-Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="loss.masked")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="any setting: --set lora.alpha=8", metavar="NAME=VALUE")]
+Underfill = Annotated[str | None, choice(help="what to do with a bucket's last micro-batch if it is short",
+                                         words=UNDERFILL)]
+Seed = Annotated[int | None, typer.Option(help="random seed")]
+Precision = Annotated[str | None, choice(help="dtype of the computation", words=("auto", "bf16", "fp32"))]
+Lr = Annotated[float | None, typer.Option(help="learning rate (optimizer.lr)")]
+Rank = Annotated[int | None, typer.Option(help="rank of the adapters (lora.rank)")]
+Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weight the loss by masks (loss.masked)")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like lora.alpha=8; repeatable",
+                                               metavar="NAME=VALUE")]
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "
                                       "make the cache; the output says so")]
-Download = Annotated[bool, typer.Option("--download", help="fetch a Hub model that is not in the cache")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="nothing on stderr but warnings and errors")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="only warnings and errors on stderr")]
 
 
 def read_settings(path: Path | None, settings: list[str] | None, options: dict[str, Any],
@@ -65,7 +69,8 @@ def check_all(asked: RunRequest, config: Config) -> CheckReport:
 
 
 def stop_at_faults(report: CheckReport, *, told: bool = False) -> None:
-    for fault in report.faults if not told else ():
-        say_problem(fault)
-    if report.faults:
+    """Ends the command if there are faults; `told`: the command has already printed them."""
+    if report.faults and told:
         raise typer.Exit(report.faults[0].exit_code)
+    if report.faults:
+        fail(report.faults)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prep.cli.console import put, put_json, say
-from prep.formatting import join_names
+from prep.formatting import counted, join_names
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def run(
     manifest: opt.ManifestArg, config: opt.ConfigOpt = None, model: opt.ModelOpt = None, output: opt.Output = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint of the run")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint of the run")] = False,
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
     settings: opt.Set = None, allow_other_encoders: opt.Others = False, download: opt.Download = False,
     device: opt.Device = "auto", as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Train. The manifest says which model and where its cache is; Ctrl-C keeps a checkpoint."""
+    """Train from a manifest. It names the model and its cache; Ctrl-C keeps a checkpoint."""
     folder = output or Path("runs") / manifest.stem
     chosen = opt.read_settings(config, settings, {
         "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
@@ -53,10 +53,10 @@ def run(
     with lock_run(folder, report.setup), lock_directory(index.cache.root, exclusive=False, patience=PATIENCE):
         check_shards(index)  # it may have been here since
         claim_run(folder, report.setup, asked, resume=resume)
-        with watching(quiet) as watch, Log(folder / "log.jsonl", watch) as log:
+        with watching(quiet) as watch, Log(folder / "log.jsonl", watch, watch.progress) as log:
             train(report.setup, folder, place, log, resume=resume)
     if as_json:
-        put_json(log.last)
+        put_json({"format": "latentry/run-result", "version": 1, **log.last})
     else:
         put(str(folder / log.last["result"]))
 
@@ -64,7 +64,7 @@ def run(
 def _uneven(report: CheckReport) -> list[str]:
     """A line for samples that an epoch leaves out, and one for those it repeats."""
     lines = []
-    for names, what in ((report.left_out, "left out of the first epoch"), (report.repeated, "shown again to fill up")):
+    for names, what in ((report.left_out, "left out of the first epoch"), (report.repeated, "repeated to fill up")):
         if names:
-            lines.append(f"note: {len(names)} samples are {what}: {join_names(names, 5)}; train check lists all")
+            lines.append(f"note: {counted(len(names), 'sample')} {what}: {join_names(names, 5)}; train check lists all")
     return lines

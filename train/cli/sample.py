@@ -16,18 +16,18 @@ def sample(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
     prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="the PNG to write")] = Path("grid.png"),
-    checkpoint: Annotated[str | None, typer.Option(help="like step-000500 (default: the newest)")] = None,
-    base: Annotated[bool, typer.Option("--base", help="the model as it was before training")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="before and after, side by side")] = False,
-    manifest: Annotated[Path | None, typer.Option(help="where the manifest is now (default: where it was)")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="its name, like step-000500 (default: the newest)")] = None,
+    base: Annotated[bool, typer.Option("--base", help="use the model as it was before training")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="show before and after training side by side")] = False,
+    manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
     model: opt.ModelOpt = None,
-    steps: Annotated[int | None, typer.Option(help="of the sampler", min=1, max=1000)] = None,
-    guidance: Annotated[float | None, typer.Option(help="1: none", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="of the noise each picture begins with", min=0)] = None,
+    steps: Annotated[int | None, typer.Option(help="sampler steps", min=1, max=1000)] = None,
+    guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1: none", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="random seed of the initial noise", min=0)] = None,
     device: opt.Device = "auto", download: opt.Download = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Make pictures with a run's newest checkpoint (its moving average, where there is one)."""
-    from prep.cli.console import progress
+    """Make pictures with a run's newest checkpoint. Uses its moving average, if it has one."""
+    from prep.cli.ticker import progress
 
     with defer_interrupts():
         from prep.loader.device import choose

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from prep.fs.atomic import write_atomic
+from prep.progress import Progress, phase, silent
 
 Event = Mapping[str, Any]
 Watch = Callable[[Event], None]
@@ -23,8 +25,8 @@ Watch = Callable[[Event], None]
 class Log:
     """Appends events to the file and hands them to `watch`. A context manager: it closes the file."""
 
-    def __init__(self, path: Path, watch: Watch) -> None:
-        self._path, self._watch = path, watch
+    def __init__(self, path: Path, watch: Watch, progress: Progress = silent) -> None:
+        self._path, self._watch, self._progress = path, watch, progress
         self._file = path.open("a", encoding="utf-8")
         self.last: Event = {}
 
@@ -35,6 +37,10 @@ class Log:
         self._file.flush()
         self._watch(body)
         self.last = body
+
+    def phase(self, title: str) -> AbstractContextManager[object]:
+        """Shows whoever watches what takes so long; leaves no trace in the file."""
+        return phase(self._progress, title)
 
     def rewind(self, step: int) -> None:
         """Forgets what came after step `step`, and everything for 0: a run that goes on from there makes it again.

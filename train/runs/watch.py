@@ -1,21 +1,25 @@
-"""What one sees of a run on stderr: a live table in a terminal, lines elsewhere, warnings alone with --quiet."""
+"""Shows a run on stderr: a live table on a terminal, lines elsewhere, only warnings with --quiet."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from prep.formatting import printable
-from train.runs.log import Event, Watch
+from prep.cli.console import color_allowed, say
+from prep.cli.ticker import progress
+from prep.formatting import clock, counted, grouped, printable
+from prep.progress import Tick, Total, silent
+from train.runs.log import Event
 
-PACE = 10.0  # seconds between lines where there is no terminal
+PACE = 10.0  # seconds between lines where there is no terminal, in the first minute
+LATER = 60.0  # and after that
 _SMOOTH = 0.9  # of the loss that is shown: a moving average over about ten steps
 
 
@@ -47,68 +51,116 @@ class RunDisplay:
         if self._first is None or self.step <= self._first[1]:
             return "?"
         pace = (time.monotonic() - self._first[0]) / (self.step - self._first[1])
-        seconds = int(pace * (self.steps - self.step))
-        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        return clock(pace * (self.steps - self.step))
 
     def cells(self) -> dict[str, str]:
         """What is shown, by title."""
         return {"step": f"{self.step}/{self.steps}", "loss": _number(self.loss), "validation": _number(self.validation),
-                "samples/s": f"{self.rate:.1f}", "waiting": f"{self.wait:.0%}", "left": self.left()}
+                "samples/s": f"{self.rate:.1f}", "waiting for data": f"{self.wait:.0%}", "left": self.left()}
 
 
-def line(progress: RunDisplay, event: Event) -> str | None:
-    """What is said of an event in one line, safe for a terminal; `None` for a step."""
-    texts = {"start": "{steps} steps, {steps_per_epoch} an epoch, {parameters} trained parameters on {device}",
-             "validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
-             "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
-             "stopped": "stopped after step {step}; the same command with --resume goes on from there"}
-    text = texts.get(event["event"])
-    return None if text is None else printable(text.format(**event))
+def line(event: Event) -> str | None:
+    """An event in one line, safe for a terminal; `None` for a step."""
+    kind = event["event"]
+    if kind == "start":
+        steps, each, count = event["steps"], event["steps_per_epoch"], event["parameters"]
+        text = (f"{counted(steps, 'step')}, {grouped(each)} per epoch, {counted(count, 'trained parameter')} on "
+                f"{event['device']}")
+    elif kind in _TEXTS:
+        text = _TEXTS[kind].format(**event)
+    else:
+        return None
+    return printable(text)
+
+
+_TEXTS = {"validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
+          "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
+          "stopped": "stopped after step {step}; the same command with --resume continues from there"}
+
+
+class Watcher(Protocol):
+    """What shows a run: call it with events; `progress` shows phases."""
+
+    def __call__(self, event: Event) -> None: ...
+
+    def progress(self, title: str, total: Total, unit: str, /) -> AbstractContextManager[Tick]: ...
 
 
 @contextmanager
-def watching(quiet: bool) -> Iterator[Watch]:
-    """A function to hand events to, which shows them."""
-    console = Console(stderr=True, highlight=False)
-    progress = RunDisplay()
+def watching(quiet: bool) -> Iterator[Watcher]:
+    """What to hand events to, which shows them."""
+    console = Console(stderr=True, highlight=False, no_color=not color_allowed())
     if quiet:
-        yield lambda event: _show_warning(console, event)
+        yield _Warnings()
     elif console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
-            yield lambda event: _show_live(live, progress, event)
+            yield _Table(live)
     else:
-        yield _Lines(console, progress)
+        yield _Lines()
+
+
+class _Warnings:
+    """Warnings alone."""
+
+    def __call__(self, event: Event) -> None:
+        if event["event"] == "warning":
+            say(printable(f"warning: {event['text']}"))
+
+    @staticmethod
+    def progress(title: str, total: Total, unit: str) -> AbstractContextManager[Tick]:
+        """Nothing."""
+        return silent(title, total, unit)
 
 
 class _Lines:
-    """Lines for a file or a pipe: events at once, steps every ten seconds."""
+    """Lines for a file or a pipe: events at once, steps every ten seconds in the first minute, then every minute."""
 
-    def __init__(self, console: Console, progress: RunDisplay) -> None:
-        self._console, self._progress, self._said = console, progress, 0.0
+    def __init__(self) -> None:
+        self._display, self._said, self._begun = RunDisplay(), 0.0, time.monotonic()
 
     def __call__(self, event: Event) -> None:
-        self._progress.take(event)
-        text = line(self._progress, event)
-        if text is None and time.monotonic() - self._said >= PACE:
-            self._said = time.monotonic()
-            text = "  ".join(f"{title} {value}" for title, value in self._progress.cells().items())
+        self._display.take(event)
+        text, now = line(event), time.monotonic()
+        if text is None and now - self._said >= (PACE if now - self._begun < LATER else LATER):
+            self._said = now
+            text = "  ".join(f"{title} {value}" for title, value in self._display.cells().items())
         if text is not None:
-            self._console.print(Text(text), soft_wrap=True)
+            say(text)
+
+    @staticmethod
+    def progress(title: str, total: Total, unit: str) -> AbstractContextManager[Tick]:
+        """A line when it takes long."""
+        return progress(title, total, unit=unit)
 
 
-def _show_warning(console: Console, event: Event) -> None:
-    if event["event"] == "warning":
-        console.print(Text(printable(f"warning: {event['text']}")), soft_wrap=True)
+class _Table:
+    """A live table on a terminal, under the lines of events; a phase is its caption."""
 
+    def __init__(self, live: Live) -> None:
+        self._live, self._display, self._phase = live, RunDisplay(), ""
 
-def _show_live(live: Live, progress: RunDisplay, event: Event) -> None:
-    progress.take(event)
-    text = line(progress, event)
-    if text is not None:
-        live.console.print(Text(text), soft_wrap=True)
-    table = Table(*progress.cells())
-    table.add_row(*progress.cells().values())
-    live.update(table)
+    def __call__(self, event: Event) -> None:
+        self._display.take(event)
+        text = line(event)
+        if text is not None:
+            self._live.console.print(Text(text, style="yellow" if event["event"] == "warning" else ""), soft_wrap=True)
+        self._show()
+
+    @contextmanager
+    def progress(self, title: str, _total: Total, _unit: str) -> Iterator[Tick]:
+        """Names a phase below the table."""
+        before, self._phase = self._phase, title
+        self._show()
+        try:
+            yield lambda _: None
+        finally:
+            self._phase = before
+            self._show()
+
+    def _show(self) -> None:
+        table = Table(*self._display.cells(), caption=Text(self._phase), caption_justify="left")
+        table.add_row(*self._display.cells().values())
+        self._live.update(table)
 
 
 def _number(value: Any) -> str:

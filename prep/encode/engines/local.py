@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -24,22 +25,28 @@ from prep.encode.engines.rows import NOT_FINITE, Made, latent_rows, mask_row, pi
 from prep.encode.targets import PictureTarget
 from prep.errors import CacheError, ModelError
 from prep.findings import Finding
-from prep.progress import Tick
+from prep.formatting import counted
+from prep.progress import Progress, Tick, phase, silent
 from prep.runtime import defer_interrupts
 
+FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in the order of their encoding, and in words
 
-def run(job: Job, tick: Tick) -> Outcome:
-    """Runs every task of `job`, calling `tick` for each row. Raises `ModelError`, and `CacheError` past max_rejects."""
+
+def run(job: Job, progress: Progress = silent) -> Outcome:
+    """Runs every task of `job`. Raises `ModelError`, and `CacheError` past max_rejects.
+
+    Each field has a bar of its own: a latent takes a hundred times as long as a text row, so one rate would not tell
+    how much time is left.
+    """
     tally = _Tally(job)
     by_field: dict[str, list[Task]] = {"mask": [], "text": [], "latent": []}
     for task in job.tasks:
         by_field[task.field].append(task)
     with ThreadPoolExecutor(job.jobs, thread_name_prefix="decode") as pool:
         try:
-            for task, rows in _mask_rows(job, by_field["mask"], pool):
-                _finish(job, task, rows, tally, tick, "cpu")
-            _encode_texts(job, by_field["text"], tally, tick)
-            _encode_latents(job, by_field["latent"], pool, tally, tick)
+            _encode_masks(job, by_field["mask"], pool, tally, progress)
+            _encode_texts(job, by_field["text"], tally, progress)
+            _encode_latents(job, by_field["latent"], pool, tally, progress)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient))
@@ -63,45 +70,65 @@ class _Tally:
         if isinstance(what, Finding):
             self.transient.append(what)
         if self.refused > self.limit:
-            raise CacheError(f"{self.refused} rows failed (a latent that is not finite, or a file that changed "
-                             f"meanwhile), more than --max-rejects {self.limit}; the last: {what.detail}",
+            raise CacheError(f"{counted(self.refused, 'row')} failed (a latent that is not finite, or a file that "
+                             f"changed meanwhile), more than --max-rejects {self.limit}; the last: {what.detail}",
                              hint="--compute float32 helps where latents are not finite; bad pictures do not count")
 
 
-def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, tick: Tick) -> None:
+def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tick]:
+    """The bar of a field's rows; its title says which of how many fields it is."""
+    fields = [name for name in FIELDS if any(task.field == name for task in job.tasks)]
+    rows = sum(len(task.rows) for task in job.tasks if task.field == field)
+    which = f" ({fields.index(field) + 1} of {len(fields)})" if len(fields) > 1 else ""
+    return progress(f"encoding {FIELDS[field]}{which}", rows, "rows")
+
+
+def _encode_masks(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally,
+                  progress: Progress) -> None:
     if not tasks:
         return
-    with defer_interrupts():
-        from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
+    with _bar(job, "mask", progress) as tick:
+        for task, rows in _ahead(job, tasks, pool, lambda work: mask_row(job, work), job.wants.masks):
+            _finish(job, task, rows, tally, tick, "cpu")
 
-        quiet_libraries()
-        from prep.models.text_encoder import TextEncoder
 
-    encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype, expected=job.text)
+def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Progress) -> None:
+    if not tasks:
+        return
+    with phase(progress, "loading the text encoder"):
+        with defer_interrupts():
+            from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
+
+            quiet_libraries()
+            from prep.models.text_encoder import TextEncoder
+
+        encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype,
+                              expected=job.text)
     (spec,) = job.specs.arrays_of("text", None)
     if encoder.shape != spec.shape:
         raise ModelError(f"the text encoder of {job.model} makes rows of {encoder.shape} tokens and channels, expected "
                          f"{spec.shape}", hint="look at model_max_length in its tokenizer_config.json")
-    for task in _unfinished(job, tasks):
-        _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
+    with _bar(job, "text", progress) as tick:
+        for task in _unfinished(job, tasks):
+            _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
 
 
-def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally, tick: Tick) -> None:
+def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally,
+                    progress: Progress) -> None:
     if not tasks:
         return
-    with defer_interrupts():
-        from prep.models.loading import quiet_libraries  # here: as above
+    with phase(progress, "loading the VAE"):
+        with defer_interrupts():
+            from prep.models.loading import quiet_libraries  # here: as above
 
-        quiet_libraries()
-        from prep.models.vae import VaeEncoder
+            quiet_libraries()
+            from prep.models.vae import VaeEncoder
 
-    encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype, expected=job.vae)
-    for task, pixels in _ahead(job, tasks, pool, lambda work: picture_pixels(job, work), job.wants.latents):
-        _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
-
-
-def _mask_rows(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor) -> Iterator[tuple[Task, Any]]:
-    return _ahead(job, tasks, pool, lambda work: mask_row(job, work), job.wants.masks)
+        encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype,
+                             expected=job.vae)
+    with _bar(job, "latent", progress) as tick:
+        for task, pixels in _ahead(job, tasks, pool, lambda work: picture_pixels(job, work), job.wants.latents):
+            _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
 
 
 def _ahead(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureTarget], Any],

@@ -1,41 +1,44 @@
-"""What `prep diff` says to people: one line for each thing that changed, long lists cut with a count."""
+"""What `prep diff` prints: one line for each thing that changed; on a terminal, long lists are cut with a count."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prep.formatting import format_size, join_names, printable
+from prep.formatting import counted, format_size, grouped, join_texts, printable, shell_name
 
-LISTED = 10  # names; --json has them all
+LISTED = 10  # names on a terminal; pipes and --json have them all
 REASONS = {
-    "picture": "another picture", "size": "another size", "bucket": "another bucket", "placement": "cut or scaled "
-    "otherwise", "mask added": "a mask now", "mask removed": "no mask any more", "mask": "another mask",
-    "caption": "another caption", "caption weight": "another weight of captions", "role": "another role",
-    "repeats": "other repeats", "weight": "another weight", "source": "in another source",
+    "picture": "different picture", "size": "different size", "bucket": "different bucket", "placement": "cropped or "
+    "scaled differently", "mask added": "mask added", "mask removed": "mask removed", "mask": "different mask",
+    "caption": "different caption", "caption weight": "different weights of captions", "role": "different role",
+    "repeats": "different repeats", "weight": "different weight", "source": "in a different source",
 }
 
 
-def changes_text(document: Mapping[str, Any]) -> str:
-    """The document of `prep diff` as lines."""
+def changes_text(document: Mapping[str, Any], *, width: int | None = None) -> str:
+    """The document of `prep diff` as lines; for a terminal (`width` columns), at most `LISTED` names each."""
+    listed = None if width is None else LISTED
     a, b = document["a"], document["b"]
     lines = [f"from {printable(a['manifest'])} ({a['digest'][:12]}) to {printable(b['manifest'])} ({b['digest'][:12]})",
              *(f"not compared: {printable(note)}" for note in dict.fromkeys(document["notes"]))]
     if document["identical"]:
-        return "\n".join([*lines, "they are the same, byte for byte"])
+        return "\n".join([*lines, "the manifests are identical"])
     if document["same"] is not False:
         return "\n".join([*lines, *_alike(document)])
     return "\n".join([*lines, *_model(document["model"]), *_fields(document["fields"]),
-                      *_samples(document["samples"], document["counts"]), *_buckets(document["buckets"]),
-                      *_prompts(document["prompts"]), *_findings(document["findings"])])
+                      *_samples(document["samples"], document["counts"], listed),
+                      *_buckets(document["buckets"], listed), *_prompts(document["prompts"], listed),
+                      *_findings(document["findings"], listed)])
 
 
 def _alike(document: Mapping[str, Any]) -> Iterator[str]:
-    yield ("nothing differs that training would see" if document["same"]
-           else "what could be compared does not differ in anything that training would see")
+    yield ("no difference that training would see" if document["same"]
+           else "no difference that training would see in what could be compared")
     for name, field in document["fields"].items():
         if field["rows"]["shared"] is not None and field["shards"]["a"] != field["shards"]["b"]:
-            yield f"{name}: the same rows in {_count(field['shards']['b'], 'shard')}, were in {field['shards']['a']}"
+            yield (f"{name}: the same rows in {counted(field['shards']['b'], 'shard')}, previously in "
+                   f"{grouped(field['shards']['a'])}")
 
 
 def _model(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -54,56 +57,58 @@ def _fields(fields: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         rows = field["rows"]
         if rows["shared"] is None:
             if rows["a"] != rows["b"]:
-                yield f"{name}: {_count(rows['b'], 'row')}, {'were' if rows['a'] != 1 else 'was'} {rows['a']}"
+                yield f"{name}: {counted(rows['b'], 'row')}, {'was' if rows['a'] == 1 else 'were'} {grouped(rows['a'])}"
         elif rows["added"] or rows["removed"]:
-            yield (f"{name}: {_count(rows['shared'], 'row')} shared, {rows['added']} added, "
-                   f"{rows['removed']} not used any more")
+            yield (f"{name}: {counted(rows['shared'], 'row')} shared, {grouped(rows['added'])} added, "
+                   f"{grouped(rows['removed'])} no longer used")
 
 
-def _samples(samples: Mapping[str, Any] | None, counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    yield from (f"{role} samples: {one['b']}, were {one['a']}" for role, one in counts.items() if one["a"] != one["b"])
+def _samples(samples: Mapping[str, Any] | None, counts: Mapping[str, Mapping[str, int]],
+             listed: int | None) -> Iterator[str]:
+    yield from (f"{role} samples: {grouped(one['b'])}, {'was' if one['a'] == 1 else 'were'} {grouped(one['a'])}"
+                for role, one in counts.items() if one["a"] != one["b"])
     if samples is None:
         return
     for what in ("added", "removed"):
-        yield from _named(f"samples {what}", samples[what])
-    yield from _named("samples renamed", [f"{one['from']} to {one['to']}" + (
-        f" ({', '.join(one['why'])})" if one["why"] else "") for one in samples["renamed"]])
+        yield from _named(f"samples {what}", [shell_name(name) for name in samples[what]], listed)
+    yield from _named("samples renamed", [f"{shell_name(one['from'])} to {shell_name(one['to'])}" + (
+        f" ({', '.join(one['why'])})" if one["why"] else "") for one in samples["renamed"]], listed)
     groups: dict[str, list[str]] = {}
     for one in samples["changed"]:
-        groups.setdefault(", ".join(REASONS[why] for why in one["why"]), []).append(one["name"])
+        groups.setdefault(", ".join(REASONS[why] for why in one["why"]), []).append(shell_name(one["name"]))
     lines = [line for reasons, names in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-             for line in _named(f"samples changed: {reasons}", names)]
-    yield from _cut(lines, "samples changed for other reasons")
+             for line in _named(f"samples changed: {reasons}", names, listed)]
+    yield from _cut(lines, "samples changed for other reasons", listed)
 
 
-def _buckets(buckets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _buckets(buckets: Sequence[Mapping[str, Any]], listed: int | None) -> Iterator[str]:
     yield from _cut([f"bucket {format_size(one['size'])}: {_roles(one['b'])}, {_were(one['a'])}" for one in buckets],
-                    "buckets")
+                    "buckets", listed)
 
 
-def _prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+def _prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]], listed: int | None) -> Iterator[str]:
     for what in ("added", "removed"):
         yield from _named(f"sample prompts {what}", [one["prompt"] if one["negative"] is None
                                                      else f"{one['prompt']} --n {one['negative']}"
-                                                     for one in prompts[what]])
+                                                     for one in prompts[what]], listed)
 
 
-def _findings(findings: Mapping[str, Sequence[Mapping[str, str]]] | None) -> Iterator[str]:
+def _findings(findings: Mapping[str, Sequence[Mapping[str, str]]] | None, listed: int | None) -> Iterator[str]:
     for what, name in (("added", "new"), ("removed", "gone")):
         some = (findings or {}).get(what, ())
         yield from _cut([f"finding {name}: {one['severity']} {one['code']}: {printable(one['path'])}" for one in some],
-                        f"findings {name}")
+                        f"findings {name}", listed)
 
 
-def _cut(lines: Sequence[str], what: str) -> Iterator[str]:
-    yield from lines[:LISTED]
-    if len(lines) > LISTED:
-        yield f"{what}: and {len(lines) - LISTED} more"
+def _cut(lines: Sequence[str], what: str, listed: int | None) -> Iterator[str]:
+    yield from lines[:listed]
+    if listed is not None and len(lines) > listed:
+        yield f"{what}: and {grouped(len(lines) - listed)} more"
 
 
-def _named(what: str, names: Sequence[str]) -> Iterator[str]:
+def _named(what: str, names: Sequence[str], listed: int | None) -> Iterator[str]:
     if names:
-        yield f"{what} ({len(names)}): {join_names(names, LISTED)}"
+        yield f"{what} ({len(names)}): {join_texts(names, listed)}"
 
 
 def _roles(counts: Mapping[str, int] | None) -> str:
@@ -111,11 +116,13 @@ def _roles(counts: Mapping[str, int] | None) -> str:
 
 
 def _were(counts: Mapping[str, int] | None) -> str:
-    return "there was none" if counts is None else f"were {_roles(counts)}"
+    if counts is None:
+        return "new"
+    return f"{'was' if sum(counts.values()) == 1 else 'were'} {_roles(counts)}"
 
 
 def _array(told: Mapping[str, Any] | None) -> str:
-    return "not there" if told is None else f"{told['dtype']} [{' '.join(told['dims'])}]"
+    return "absent" if told is None else f"{told['dtype']} [{' '.join(told['dims'])}]"
 
 
 def _shortened(change: Mapping[str, Any]) -> str:
@@ -129,7 +136,3 @@ def _short(value: Any) -> str:
     """A value; of a digest its beginning."""
     text = "none" if value is None else str(value)
     return text[:12] if len(text) == 64 and not set(text) - set("0123456789abcdef") else printable(text)
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

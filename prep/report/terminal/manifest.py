@@ -5,36 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
-from prep.formatting import format_bytes, format_size, join_names
-from prep.report.terminal.scan import finding_parts, finding_rows
-from prep.report.terminal.tables import _page, _table
+from prep.formatting import counted, format_bytes, format_size, grouped, join_names
+from prep.report.terminal.scan import HEADS, finding_parts, finding_rows
+from prep.report.terminal.tables import Table, page, records, table
 
 
-def inspect_tables(document: Mapping[str, Any]) -> str:
-    """What `prep inspect` says of a manifest."""
+def inspect_tables(document: Mapping[str, Any], *, width: int | None = None) -> str:
+    """What `prep inspect` prints about a manifest."""
     model = document["model"].get("path") or document["model"].get("hub")
     facts = [("family", f"{document['family']}, {document['prediction']}"), ("model", str(model)),
              *((f"{name} fingerprint", digest[:16]) for name, digest in document["models"].items()),
-             ("samples", ", ".join(f"{count} {role}" for role, count in document["samples"].items())),
+             ("samples", ", ".join(f"{grouped(count)} {role}" for role, count in document["samples"].items())),
              ("masks", _mask_line(document["masks"])), ("sample prompts", str(len(document["prompts"]))),
-             ("rejected", str(document["rejected"])), ("manifest", document["digest"][:16])]
+             ("rejected", grouped(document["rejected"])), ("manifest", document["digest"][:16])]
     fields = [(name, array, described["dtype"], " ".join(described["dims"]), _shapes(described["shapes"]),
-               str(field["rows"]), str(field["shards"]), format_bytes(field["bytes"]))
+               grouped(field["rows"]), grouped(field["shards"]), format_bytes(field["bytes"]))
               for name, field in document["fields"].items() for array, described in field["arrays"].items()]
-    buckets = [(format_size(one["size"]), *(str(one[role]) for role in ("train", "validation", "prior")))
+    buckets = [(format_size(one["size"]), *(grouped(one[role]) for role in ("train", "validation", "prior")))
                for one in document["buckets"]]
-    return _page(
-        _table(("", ""), facts), _table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), fields,
+    return page(
+        table(("", ""), facts), table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), fields,
                                         right=(5, 6, 7)),
-        _table(("bucket", "train", "validation", "prior"), buckets, right=(1, 2, 3)),
-        *finding_parts(document["findings"]),
+        table(("bucket", "train", "validation", "prior"), buckets, right=(1, 2, 3)),
+        *finding_parts(document["findings"], width=width), width=width,
     )
 
 
-def sample_text(document: Mapping[str, Any]) -> str:
-    """What `prep inspect --sample` says: all about the samples of one name."""
+def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str:
+    """What `prep inspect --sample` prints: all about the samples of one name."""
     parts: list[Table | str] = []
     for sample in document["samples"]:
         rows = [(name, str(sample[name])) for name in ("name", "id", "role", "picture", "source", "repeats", "weight")]
@@ -46,39 +44,44 @@ def sample_text(document: Mapping[str, Any]) -> str:
             rows += [(f"  {field}", place_of(view[field])) for field in ("latent", "mask")]
         for text in sample["texts"]:
             rows += [("caption", text["caption"]), ("  text", place_of(text["row"]))]
-        parts.append(_table(("", ""), rows))
-    return _page(*parts, _table(("", "code", "file", "what"), finding_rows(document["findings"])))
+        parts.append(table(("", ""), rows))
+    return page(*parts, records(HEADS, finding_rows(document["findings"])), width=width)
 
 
-def verify_tables(document: Mapping[str, Any]) -> str:
-    """What `prep verify` says: a line for each damaged row, what repair costs, and notes of what costs nothing."""
+def verify_tables(document: Mapping[str, Any], *, width: int | None = None) -> str:
+    """What `prep verify` prints: a line for each damaged row, notes, and what the repair costs."""
     rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
-             join_names(one["samples"], 3), one["what"]) for one in document["damaged"]]
+             join_names(one["samples"], None if width is None else 3), one["what"]) for one in document["damaged"]]
     notes = [f"note: {note}" for note in document["notes"]]
-    how = "sizes, documents and indexes as they should be" if document["quick"] else "every byte as it should be"
+    how = "sizes, documents and indexes verified" if document["quick"] else "all verified"
     if document["ok"]:
-        return _page(*notes, f"{document['shards']} shards, {format_bytes(document['bytes'])}: {how}")
-    if document["repair"] is None:
-        cost = "without these tables nobody can tell how many rows are to be made"
-    else:
-        lost = ", ".join(f"{count} {field}" for field, count in document["repair"].items()) or "no"
-        cost = f"{lost} rows to be made"
-    how = "prep encode, run again, repairs this"
+        return page(*notes, f"{counted(document['shards'], 'shard')}, {format_bytes(document['bytes'])}: {how}")
+    repair = "to repair, run prep encode again"
     if document["unrecorded"]:
-        how = ("the cache cannot be written here, so the damage is not recorded in it; prep encode, run again where it "
-               "can be written and with --recheck, repairs this")
-    return _page(_table(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes, f"{how}: {cost}")
+        repair = ("the damage is not recorded, because the cache is read-only here; to repair, run prep encode "
+                  "--recheck where it can be written")
+    return page(records(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes,
+                f"{repair}: {_repair_cost(document['repair'])}", width=width)
+
+
+def _repair_cost(rows: Mapping[str, int] | None) -> str:
+    if rows is None:
+        return "how many rows it will re-encode is unknown without these tables"
+    if not rows:
+        return "no row has to be re-encoded"
+    lost = ", ".join(counted(count, f"{field} row") for field, count in rows.items())
+    return f"{lost} will be re-encoded"
 
 
 def place_of(place: Mapping[str, Any] | None) -> str:
-    """Shard, row and key of a row, or that there is none."""
+    """Shard, row and key of a row, or "none"."""
     if place is None:
         return "none"
     return f"shard {place['shard'][:12]} row {place['row']}, key {(place.get('key') or 'unreadable')[:12]}"
 
 
 def _mask_line(masks: Mapping[str, Any]) -> str:
-    return f"{masks['samples']} samples" + (
+    return counted(masks["samples"], "sample") + (
         "" if masks["coverage"] is None else f", training {masks['coverage']:.1%} of the picture on average")
 
 

@@ -1,43 +1,47 @@
-"""The table of findings that `prep scan` prints."""
+"""What `prep scan` prints, and findings wherever they are listed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.table import Table
-
 from prep.findings import CODES, SEVERITIES, Finding
-from prep.report.terminal.tables import _page, _table
+from prep.formatting import counted, grouped
+from prep.report.terminal.tables import Table, page, records, table
 
-SCREEN = 20  # findings; more are summed up by code
-ERRORS = 10  # that are shown by name all the same
-NAME = 32  # letters of an example's name
+SCREEN = 20  # findings; a terminal gets sums by code instead of more
+ERRORS = 10  # that are listed by name all the same
+NAME = 32  # characters of an example's name
+HEADS = ("", "code", "file", "what")
 
 
-def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int, every: bool) -> str:
-    """What `prep scan` says: each finding and the sums; or, of more than a screen, the first errors, and how often each
-    code comes with an example. `every`: all by name, however many."""
-    counts = ", ".join(f"{sum(one.severity == kind for one in findings)} {kind}" for kind in SEVERITIES)
-    end = f"{usable} of {pictures} pictures are usable; {counts}"
-    if every or len(findings) <= SCREEN:
-        return _page(_findings(findings), *([_sums(findings)] if len(findings) > SCREEN else ()), end)
+def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int, every: bool,
+                   width: int | None = None) -> str:
+    """What `prep scan` prints: each finding and the sums; or, on a terminal, of more than a screen the first errors and
+    how often each code occurs, with an example. `every`: all by name, however many."""
+    counts = ", ".join([counted(sum(one.severity == kind for one in findings), kind) for kind in ("error", "warning")])
+    notes = grouped(sum(one.severity == "info" for one in findings))
+    are = "is" if pictures == 1 else "are"
+    end = f"{grouped(usable)} of {counted(pictures, 'picture')} {are} usable; {counts}, {notes} info"
+    if width is None or every or len(findings) <= SCREEN:
+        sums = [_sums(findings)] if width is not None and len(findings) > SCREEN else []
+        return page(_findings(findings), *sums, end, width=width)
     errors = [one for one in findings if one.severity == "error"]
-    more = [f"and {len(errors) - ERRORS} more of severity error", ""] if len(errors) > ERRORS else []
-    return _page(_findings(errors[:ERRORS]), *more, _sums(findings), end,
-                 "by name: --all, or --select CODE; --html FILE.html, or --json")
+    more = [f"and {counted(len(errors) - ERRORS, 'more error')}", ""] if len(errors) > ERRORS else []
+    return page(_findings(errors[:ERRORS]), *more, _sums(findings), end,
+                "list every finding with --all or --select CODE; full report with --html FILE.html, or --json",
+                width=width)
 
 
 def _findings(findings: Sequence[Finding]) -> Table:
-    rows = [(one.severity, one.code, one.path, one.detail) for one in findings]
-    return _table(("", "code", "file", "what"), rows)
+    return records(HEADS, [(one.severity, one.code, one.path, one.detail) for one in findings])
 
 
 def _sums(findings: Sequence[Finding]) -> Table:
     first: dict[tuple[str, str], str] = {(one.severity, one.code): one.path for one in reversed(findings)}
-    rows = [(severity, code, str(count), _end_of(first[severity, code]), CODES[code][1] if code in CODES else "")
+    rows = [(severity, code, grouped(count), _end_of(first[severity, code]), CODES[code][1] if code in CODES else "")
             for severity, code, count in sums_by_code(findings)]
-    return _table(("", "code", "files", "such as", "meaning"), rows, right=(2,))
+    return table(("", "code", "files", "such as", "meaning"), rows, right=(2,))
 
 
 def _end_of(name: str) -> str:
@@ -52,11 +56,12 @@ def sums_by_code(findings: Iterable[Finding]) -> list[tuple[str, str, int]]:
                   key=lambda one: (SEVERITIES.index(one[0]), -one[2], one[1]))
 
 
-def finding_parts(findings: Sequence[Mapping[str, str]]) -> list[Table | str]:
-    """A manifest's findings by name; of more than a screen, how often each code comes."""
-    if len(findings) <= SCREEN:
-        return [_table(("", "code", "file", "what"), finding_rows(findings))]
-    return [_sums([Finding(**one) for one in findings]), "by name: --json, or --sample NAME"]  # type: ignore[arg-type]
+def finding_parts(findings: Sequence[Mapping[str, str]], *, width: int | None) -> list[Table | str]:
+    """A manifest's findings by name; on a terminal, of more than a screen how often each code occurs."""
+    if width is None or len(findings) <= SCREEN:
+        return [records(HEADS, finding_rows(findings))]
+    return [_sums([Finding(**one) for one in findings]),  # type: ignore[arg-type]
+            "list every finding with --json, those of one sample with --sample NAME"]
 
 
 def finding_rows(findings: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:

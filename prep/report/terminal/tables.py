@@ -1,40 +1,87 @@
-"""Reports as text for a terminal: tables that read well without color; the only room of rich beside the progress bar.
+"""Reports as text: tables for people on a terminal, lines for tools in a pipe.
 
-Names and captions come from files, so whatever a terminal would obey in them is shown escaped.
+On a terminal, columns are aligned and a last column of text folds between words; no other does, so that a path can be
+copied. In a pipe nothing folds, and records (findings, damaged rows) are one line each with tabs between the columns.
+Names and captions come from files: control characters in them are spelled out.
 """
 
 from __future__ import annotations
 
-import io
-import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len
 
 from prep.formatting import printable
 
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> Table:
-    """Columns without a box; cells are text, never markup, and fold rather than lose a letter."""
-    table = Table(box=None, show_header=any(heads) and bool(rows), pad_edge=False)
-    for number, head in enumerate(heads):
-        table.add_column(Text(head), justify="right" if number in set(right) else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+GAP = "  "
+NARROW = 24  # columns that a folded cell has at least; with fewer left, it goes below its row
+INDENT = 4  # of a cell below its row
 
 
-def _page(*parts: Table | str) -> str:
-    """The parts as text, a blank line between tables; as wide as the terminal, or 120 columns."""
-    width = shutil.get_terminal_size(fallback=(120, 24)).columns
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Rows of text under heads."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[int] = frozenset()  # columns that are aligned to the right
+    lines: bool = False  # in a pipe: a line with tabs for each row, and no heads
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Table:
+    """A table of aligned columns."""
+    return Table(heads=tuple(heads), rows=_cells(rows), right=frozenset(right))
+
+
+def records(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Table:
+    """A table that is lines with tabs in a pipe."""
+    return Table(heads=tuple(heads), rows=_cells(rows), right=frozenset(right), lines=True)
+
+
+def _cells(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(printable(cell) for cell in row) for row in rows)
+
+
+def page(*parts: Table | str, width: int | None = None) -> str:
+    """The parts as text, a blank line after each table; `width` in columns of the terminal, or None for a pipe."""
     blocks = []
     for part in parts:
-        if isinstance(part, Table) and not part.row_count:
-            continue
-        out = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-        out.print(Text(printable(part)) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
-        text = "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())  # type: ignore[attr-defined]
-        blocks.append(text if isinstance(part, str) else text + "\n")
+        if isinstance(part, str):
+            blocks.append(printable(part))
+        elif part.rows:
+            blocks.append("\n".join(_spelled(part, width)) + ("" if part.lines and width is None else "\n"))
     return "\n".join(blocks).rstrip("\n")
+
+
+def _spelled(of: Table, width: int | None) -> list[str]:
+    if of.lines and width is None:
+        return ["\t".join(row) for row in of.rows]
+    rows = [of.heads, *of.rows] if any(of.heads) else [*of.rows]
+    *wide, last = (max(cell_len(row[column]) for row in rows) for column in range(len(of.heads)))
+    before = sum(wide) + len(GAP) * len(wide)
+    if width is None or before + last <= width or len(wide) in of.right:
+        return [_line(row, [*wide, last], of.right) for row in rows]
+    lines = []
+    for row in rows:
+        head = _line(row[:-1], wide, of.right, end=True)
+        if width - before < NARROW:
+            below = [] if row is of.heads else _folded(row[-1], width - INDENT, " " * INDENT)
+            lines += [head.rstrip(), *below]
+        else:
+            first, *more = _folded(row[-1], width - before, "") or [""]
+            lines += [(head + first).rstrip(), *(" " * before + one for one in more)]
+    return lines
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], right: frozenset[int], *, end: bool = False) -> str:
+    aligned = [" " * (wide - cell_len(cell)) + cell if number in right else cell + " " * (wide - cell_len(cell))
+               for number, (cell, wide) in enumerate(zip(cells, widths, strict=True))]
+    return GAP.join(aligned) + GAP if end else GAP.join(aligned).rstrip()
+
+
+def _folded(text: str, width: int, indent: str) -> list[str]:
+    """`text` in lines of at most `width` columns, but no word is cut."""
+    lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
+    return [indent + line for line in lines]

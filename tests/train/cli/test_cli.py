@@ -19,16 +19,16 @@ def run(train, made, *options, steps=3):
     return train("run", made.path, "-o", made.root / "run", "--steps", steps, *SMALL, *options)
 
 
-def test_check_says_that_nothing_stands_in_the_way(train, make):
+def test_check_says_what_would_be_trained(train, make):
     path = make().path
     result = train("check", path, "--batch-size", 2, "--steps", 8)
     assert result.code == 0 and result.err == ""
     what, on, *plan = result.out.splitlines()
     assert what.startswith("a LoRA of rank 16 on ") and what.endswith("tiny (sd15, epsilon)")
-    assert on == ("7 samples to train on and 2 to validate on in 2 buckets: "
+    assert on == ("7 training samples and 2 validation samples in 2 buckets: "
                   "latent bfloat16, mask uint8 for 6 of 9 (not used: loss.masked is off), text bfloat16")
-    assert plan == ["7 showings an epoch, 4 steps of up to 2 samples in micro-batches of up to 2",
-                    "8 steps are 2.0 epochs; nothing stands in the way"]
+    assert plan == ["7 samples per epoch, in 4 steps of up to 2 samples, micro-batches of up to 2",
+                    "8 steps = 2.0 epochs; ready to train"]
     result = train("check", path, "--method", "full", "--masked", "--batch-size", 2, "--underfill", "drop")
     assert result.out.startswith("every weight of ") and "mask uint8 for 6 of 9, text" in result.out
     assert "\nleft out: 80/" in result.out
@@ -42,14 +42,14 @@ def test_check_says_how_many_masks_are_black_everywhere(prep, train, tiny_model,
     prep("encode", tmp_path / "photos", "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
          "--resolution", 96, "--step", 16, "--device", "cpu", "--quiet", "--mask", "sidecar")
     result = train("check", tmp_path / "m.json", "--masked")
-    assert "mask uint8 for 2 of 3, 1 of them black everywhere, text" in result.out, result.err
+    assert "mask uint8 for 2 of 3, 1 of them entirely black, text" in result.out, result.err
 
 
 def test_check_reports_as_json(train, make):
     result = train("check", make().path, "--batch-size", 2, "--underfill", "repeat", "--json")
     assert result.code == 0
-    assert result.json == {"ok": True, "faults": [], "steps_per_epoch": 4, "left_out": [],
-                           "repeated": result.json["repeated"]}
+    assert result.json == {"format": "latentry/check", "version": 1, "ok": True, "faults": [],
+                           "steps_per_epoch": 4, "left_out": [], "repeated": result.json["repeated"]}
     assert len(result.json["repeated"]) == 1 and result.json["repeated"][0].startswith("80/")
 
 

@@ -1,0 +1,97 @@
+"""The recipe keys that commands take as options, in one table.
+
+The commands' signatures and help, the values that lie above the recipe, the options that a manifest records, and the
+documentation all come from `RECIPE_OPTIONS`. It imports nothing heavy: `--help` waits for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeOption:
+    """One key of a recipe as a command option."""
+
+    key: str  # in the recipe, with its section: image.min_bucket
+    flag: str
+    help: str
+    kind: type = str  # of the value on the command line
+    choices: tuple[str, ...] = ()  # the words that it may be
+    other: str = ""  # what it may be beside the words, as help shows it: NUMBER
+    aliases: tuple[str, ...] = ()  # of the flag
+    parse: Callable[[Any], Any] = lambda value: value  # from the command line's value to the recipe's
+
+    @property
+    def name(self) -> str:
+        """The parameter's name: min_bucket of --min-bucket."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def _resolution(text: str) -> int | tuple[int, ...]:
+    """The numbers of 512 or 512,1024, ascending, each once. Raises `UsageError`."""
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise UsageError(f"--resolution is '{text}', expected pixels like 512, or several like 512,1024")
+    sides = sorted({int(part) for part in text.split(",")})
+    return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def _sizes(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _upscale(text: str) -> str | float:
+    """A policy, or the number that is written there."""
+    return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else text
+
+
+_DTYPES = ("bfloat16", "float16", "float32")
+
+# In the order in which manifests record them.
+RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
+    RecipeOption(key="model.path", flag="--model", help="a diffusers pipeline directory, or a Hub id"),
+    RecipeOption(key="model.dtype", flag="--dtype", choices=_DTYPES, help="dtype of the stored rows"),
+    RecipeOption(key="model.compute", flag="--compute", aliases=("--compute-dtype",), choices=_DTYPES,
+                 help="dtype in which the encoders compute (default: that of the rows)"),
+    RecipeOption(key="image.resolution", flag="--resolution", parse=_resolution, help="target side in pixels: bucket "
+                 "areas are about its square; several, like 512,1024, make a sample at each"),
+    RecipeOption(key="image.step", flag="--step", kind=int, help="pixels between bucket sides (default: 8 x patch size "
+                 "of the model family; 64 without a model)"),
+    RecipeOption(key="image.buckets", flag="--buckets", choices=("step", "ratio", "sdxl-40", "list", "single"),
+                 help="how bucket sizes are chosen"),
+    RecipeOption(key="image.sizes", flag="--sizes", parse=_sizes,
+                 help="bucket sizes for --buckets list: 1024x1024,832x1216,…"),
+    RecipeOption(key="image.crop", flag="--crop", choices=("center", "random", "focus"),
+                 help="where the bucket is cut out; focus: around the mask's center of mass"),
+    RecipeOption(key="image.views", flag="--views", kind=int, help="cuts per picture, with --crop random"),
+    RecipeOption(key="image.flip", flag="--flip", choices=("none", "both", "always"),
+                 help="mirrored pictures; both: each cut as it is and mirrored"),
+    RecipeOption(key="image.min_bucket", flag="--min-bucket", kind=int,
+                 help="merge buckets with fewer pictures than this into their nearest neighbor"),
+    RecipeOption(key="image.upscale", flag="--upscale", choices=("never", "allow", "reject"), other="NUMBER",
+                 parse=_upscale, help="small pictures: never enlarge, allow, reject, or enlarge at most NUMBER times"),
+    RecipeOption(key="image.alpha", flag="--alpha", choices=("white", "black", "gray", "reject"), other="#RRGGBB",
+                 help="color that replaces transparency, or reject"),
+    RecipeOption(key="caption.missing", flag="--missing-caption",
+                 choices=("stop", "reject", "empty", "filename", "constant"),
+                 help="what to do with pictures without a caption"),
+    RecipeOption(key="mask", flag="--mask", choices=("auto", "none", "sidecar", "alpha"), other="DIR",
+                 help="where masks are: beside the pictures (auto: if any), in their transparency, or in a directory"),
+    RecipeOption(key="validation", flag="--validation", kind=float,
+                 help="fraction of pictures held out for validation"),
+    RecipeOption(key="prompts", flag="--prompts", kind=Path, help="file of sample prompts: prompt --n negative"),
+)
+
+BY_NAME: Mapping[str, RecipeOption] = {one.name: one for one in RECIPE_OPTIONS}
+FLAGS: Mapping[str, str] = {one.key: one.flag for one in RECIPE_OPTIONS}
+
+
+def choices_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by parameter name as values by recipe key; None means not given. Raises `UsageError`."""
+    return {BY_NAME[name].key: None if value is None else BY_NAME[name].parse(value) for name, value in given.items()}

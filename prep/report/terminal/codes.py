@@ -1,0 +1,20 @@
+"""What `prep codes` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prep.findings import CODES
+from prep.report.terminal.tables import page, records
+
+
+def codes_table(codes: Mapping[str, tuple[str, str, str]], *, width: int | None = None) -> str:
+    """All codes: severity, code, meaning, what to do."""
+    rows = [(severity, code, meaning, remedy) for code, (severity, meaning, remedy) in codes.items()]
+    return page(records(("", "code", "meaning", "what to do"), rows), width=width)
+
+
+def code_text(code: str) -> str:
+    """One code."""
+    severity, meaning, remedy = CODES[code]
+    return f"{severity} {code}: {meaning}\nwhat to do: {remedy}"
