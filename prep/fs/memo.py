@@ -49,6 +49,8 @@ FLUSH = 2000  # new records that are worth writing in the middle of a run
 WAIT = 1.0  # seconds for another process that has the file locked
 _DAY = 86400
 _CRC = struct.Struct("<I")
+_NUMBER = struct.Struct("<q")
+_blake2b = hashlib.blake2b
 _TABLE = "CREATE TABLE memory (id INTEGER PRIMARY KEY, day INTEGER NOT NULL, value BLOB NOT NULL)"
 _SCHEMA = [(b"table", b"memory", _TABLE.encode())]
 _HEAD = b"SQLite format 3\0"
@@ -123,20 +125,23 @@ class Memo:
         if not self.trust:
             return None
         number = _number(name)
-        value = self._new.get(number)
+        value = self._loaded.get(number) if self._loaded else None
         if value is None:
-            value = self._find(number) if self._loaded is None else self._loaded.get(number)
+            value = self._new.get(number) or self._find(number)
         if value is None or value[:4] != _CRC.pack(crc32(value[4:], crc32(name))):
             return None
-        if number in self._stale:
+        if self._stale and number in self._stale:
             self._stale.discard(number)
             self._used.append(number)
         return value[4:]
 
     def note(self, name: bytes, value: bytes) -> None:
         """Remembers a record."""
+        number = _number(name)
         with self._lock:
-            self._new[_number(name)] = _CRC.pack(crc32(value, crc32(name))) + value
+            self._new[number] = _CRC.pack(crc32(value, crc32(name))) + value
+            if self._loaded is not None:
+                self._loaded[number] = self._new[number]
 
     def flush(self) -> None:
         """Writes what is new once that is much."""
@@ -241,9 +246,7 @@ class Memo:
                 connection.executemany("UPDATE memory SET day = ? WHERE id = ?",
                                        ((self._today, number) for number in used))
                 _forget(connection, self._today)
-        if self._loaded is not None:
-            self._loaded |= new
-        elif self._connection is None and self.trust:
+        if self._loaded is None and self._connection is None and self.trust:
             self._connection = _open(path)
         self._new, self._used, self._flush = {}, [], FLUSH
         _tidy(path.parent, keep=path)
@@ -260,7 +263,7 @@ def is_at_rest(changed: int, begun: int) -> bool:
 
 
 def _number(name: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little", signed=True)
+    return int(_NUMBER.unpack(_blake2b(name, digest_size=8).digest())[0])
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from prep.fs.memo import REST_NS
 from tests.benchmarks.results import emit, parser_of, table
 
 ROOT = Path(__file__).parent.parent.parent
@@ -79,7 +80,7 @@ def measure(root: Path, count: int, rounds: int, *, masks: bool) -> list[Run]:
     if not root.exists():
         subprocess.run([sys.executable, "-c", MODEL, root / "model"], check=True)  # there: torch stays out of this one
         write_pictures(root / "photos", count, masks=masks)
-        time.sleep(2.1)  # younger stamps are not trusted
+        time.sleep(REST_NS / 1e9 + 1)  # younger stamps are not trusted
     encode(root, FILL, masks=masks)
     time.sleep(2.1)
     encode(root, COMMAND, masks=masks)

@@ -379,6 +379,7 @@ def test_what_no_run_used_for_long_goes(tmp_path, folder, monkeypatch, preload):
 
 def test_a_file_has_a_bound_and_the_oldest_records_go_first(folder, monkeypatch):
     monkeypatch.setattr(facts, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(facts, "_PAGE", 8192)
     place, large = memo_path("files", "1"), os.urandom(10_000)
     for day in range(4):
         with monkeypatch.context() as patch:
@@ -396,6 +397,7 @@ def test_a_file_has_a_bound_and_the_oldest_records_go_first(folder, monkeypatch)
 
 def test_all_files_have_a_bound_and_the_oldest_go_first(folder, monkeypatch):
     monkeypatch.setattr(facts, "MOST_IN_ALL", 150_000)
+    monkeypatch.setattr(facts, "_PAGE", 8192)
     places = [memo_path("files", str(number)) for number in range(4)]
     for number, place in enumerate(places):
         known = Memo(place)

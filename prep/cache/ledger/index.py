@@ -147,12 +147,12 @@ def _spell(lookup: Lookup) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         writer.write_table(pa.Table.from_arrays([*arrays, pa.array([words], pa.binary())], schema=SCHEMA))
-    return sealed(sink.getvalue().to_pybytes())
+    return sealed(sink.getvalue())
 
 
-def sealed(stream: bytes) -> bytes:
+def sealed(stream: atomic.Buffer) -> bytes:
     """A stream and its checksum."""
-    return stream + shard_format.crc_bytes(stream)
+    return b"".join([stream, shard_format.crc_bytes(np.frombuffer(stream, np.uint8))])
 
 
 def _one_list(values: Any, kind: pa.DataType) -> pa.Array:
