@@ -17,8 +17,8 @@ def init(
         metavar="[SOURCE]...", show_default=False,
         help="directories of pictures, .tar files (braces and globs), or kohya's project (img, reg, mask)")] = None,
     other: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="convert another tool's file instead: "
-                                               "kohya's dataset TOML, OneTrainer's concepts, SimpleTuner's "
-                                               "multidatabackend.json")] = None,
+                                               "kohya's dataset TOML or training configuration, OneTrainer's concepts "
+                                               "or main configuration, SimpleTuner's multidatabackend.json")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="the recipe to write "
                                                 "(default: dataset.toml; recipe.toml where that is converted)")] = None,
     model: Annotated[str | None, typer.Option(help="a diffusers pipeline directory, or a Hub id")] = None,
@@ -38,7 +38,7 @@ def init(
             written = init_from_sources(sources, output, model=model, jobs=jobs, tick=tick)
     else:
         assert other is not None, "checked above"
-        written = init_from_file(other, output)
+        written = init_from_file(other, output, force=force)
     if not quiet:
         for line in written.notices:
             say(line)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
-from prep.formatting import format_size, shell_name
+from prep.formatting import counted, format_size, shell_name
 from prep.fs.atomic import remove, rename, sync_dir, write_synced
 from prep.fs.paths import check_not_cache, check_replaceable
 from prep.progress import Tick
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import Converted
+from prep.recipe.convert.note import ConversionNote
 from prep.recipe.load import load_recipe
 from prep.recipe.overview import Overview, overview_of
 from prep.recipe.schema import Recipe
@@ -33,6 +34,7 @@ class InitReport:
     recipe: Recipe
     seen: Overview | None = None
     converted: Converted | None = None
+    training: Path | None = None  # the train.toml that was written, too
 
     def as_json(self) -> dict[str, Any]:
         """The document of `prep init --json`."""
@@ -42,16 +44,29 @@ class InitReport:
             document["seen"] = _seen_json(self.seen)
         if self.converted is not None:
             document["from"] = self.converted.tool
+            document["train"] = None if self.training is None else str(self.training)
             document["notes"] = [{"key": one.key, "value": one.value, "detail": one.said, "at": one.at}
-                                 for one in self.converted.notes]
+                                 for one in self._notes]
         return document
 
     def as_text(self) -> str:
         """A line for people."""
         image, count = self.recipe.image, len(self.recipe.sources)
         sides = ", ".join(map(str, image.resolutions))
-        return (f"{shell_name(str(self.output))}: {count} source{'s' if count > 1 else ''}, resolution {sides}, "
-                f"buckets {image.buckets}")
+        line = (f"{shell_name(str(self.output))}: {counted(count, 'source')}, resolution {sides}, buckets "
+                f"{image.buckets}")
+        if self.converted is None or self.converted.training is None:
+            return line
+        count = len(self.converted.training.settings)
+        return f"{line}\n{shell_name(str(self.training))}: {counted(count, 'setting')} of training"
+
+    @property
+    def _notes(self) -> tuple[ConversionNote, ...]:
+        """What the other file says that has no counterpart, or another meaning."""
+        if self.converted is None:
+            return ()
+        training = self.converted.training
+        return (*self.converted.notes, *(() if training is None else training.notes))
 
     @property
     def notices(self) -> list[str]:
@@ -60,10 +75,8 @@ class InitReport:
             opened = self.seen.opened
             return [f"note: {opened.unreadable} of {opened.count} files cannot be read as pictures; prep scan "
                     f"{shell_name(str(self.output))} says why of each"]
-        if self.converted is None:
-            return []
         grouped: dict[tuple[str, str], list[str]] = {}
-        for one in self.converted.notes:
+        for one in self._notes:
             grouped.setdefault((one.key.rpartition(".")[2], one.said), []).append(one.text)
         return [f"note: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}"
                 for texts in grouped.values()]
@@ -128,16 +141,50 @@ def _placed(model: str) -> str:
     return str(Path(model).absolute()) if model and Path(model).is_dir() else model
 
 
-def init_from_file(other: Path, output: Path) -> InitReport:
-    """Converts another tool's file. Raises `PathError`, `ConfigError`."""
+def init_from_file(other: Path, output: Path, *, force: bool) -> InitReport:
+    """Converts another tool's file; one with settings of training makes a train.toml beside the recipe, too.
+
+    Raises `PathError`, `ConfigError`.
+    """
     converted = convert(other)
+    target = None if converted.training is None else output.with_name("train.toml")
+    if target is not None:
+        _check_train_target(target, other, output, force)
     top = Comment(at="", text=f"Written by prep init --from {other} ({converted.tool}). What has no counterpart here, "
                   "or another meaning, is said where it would stand.")
     try:
         write_recipe(converted.recipe, output, remarks=[top, *converted.remarks], shown=("image.resolution",))
     except ConfigError as error:
         raise ConfigError(f"what {other} says makes no recipe: {error.message}", hint=error.hint) from None
-    return InitReport(output=output, recipe=converted.recipe, converted=converted)
+    if target is not None and converted.training is not None:
+        _write_text(target, converted.training.rendered(
+            f"Written by prep init --from {other} ({converted.tool}). Settings without counterpart stand at the end."))
+    return InitReport(output=output, recipe=converted.recipe, converted=converted, training=target)
+
+
+def _check_train_target(target: Path, other: Path, output: Path, force: bool) -> None:
+    """Raises `PathError` unless the settings of training may be written at `target`."""
+    if target.exists() and target.samefile(other):
+        raise PathError(f"settings of training go to {target}, which is the file to convert and is never replaced",
+                        hint="name a recipe in another directory: -o new/recipe.toml")
+    if target.name == output.name:
+        raise PathError(f"recipe {output} has the name of the settings of training, which are written beside it",
+                        hint="choose another name: -o recipe.toml")
+    if target.exists() and not force:
+        raise PathError(f"settings of training {target} exist, and are not replaced",
+                        hint="choose an -o in another directory, or add --force")
+    check_replaceable(target, "settings of training", lambda _: not target.exists() or not _is_recipe(target))
+
+
+def _write_text(target: Path, text: str) -> None:
+    """Writes a file, all of it or nothing."""
+    staged = target.absolute().with_name(f".{secrets.token_hex(8)}.toml")
+    try:
+        write_synced(staged, text.encode())
+        rename(staged, target)
+    finally:
+        remove(staged)
+    sync_dir(target.absolute().parent)
 
 
 def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Comment], shown: Collection[str]) -> None:

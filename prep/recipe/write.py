@@ -127,9 +127,7 @@ class _Writer:
         """The remarks of one place as lines."""
         for one in self.remarks:
             if one.at == at:
-                for line in one.text.split("\n"):
-                    yield from textwrap.wrap(printable(line), WIDTH, initial_indent="# ", subsequent_indent="#   ",
-                                             break_on_hyphens=False) or ["#"]
+                yield from comment_lines(one.text)
 
     def _body(self, name: str, keys: Mapping[str, Any]) -> Iterator[str]:
         yield from self.comments(name)
@@ -161,6 +159,13 @@ class _Writer:
             inner = (f"{name} = {self._spelled(one, f'{key}.{name}')}" for name, one in value.items())
             return "{" + ", ".join(inner) + "}"
         return repr(value)  # whole numbers and floats, which TOML spells as Python does
+
+
+def comment_lines(text: str) -> Iterator[str]:
+    """`text` as comments, wrapped, with nothing in it that a terminal would obey."""
+    for line in text.split("\n"):
+        yield from textwrap.wrap(printable(line), WIDTH, initial_indent="# ", subsequent_indent="#   ",
+                                 break_on_hyphens=False) or ["#"]
 
 
 def quoted(text: str) -> str:

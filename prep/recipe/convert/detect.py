@@ -10,17 +10,26 @@ from typing import Any, NoReturn
 
 from prep.errors import ConfigError, PathError
 from prep.parse import Unparsed, brief
-from prep.recipe.convert import kohya, onetrainer, simpletuner
+from prep.recipe.convert import kohya, kohya_training, onetrainer, onetrainer_training, simpletuner
 from prep.recipe.convert.draft import Converted
 
 MOST_BYTES = 1 << 24  # of a file; those of people who list every directory by hand have less than a hundredth
 MOST_SOURCES = 10_000
-KNOWN = ("a kohya dataset TOML ([[datasets]]), OneTrainer's concepts JSON (a list with 'path') or SimpleTuner's "
-         "multidatabackend.json (a list with 'instance_data_dir')")
+KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset_config, train_data_dir), OneTrainer's "
+         "concepts JSON (a list with 'path') or main configuration, or SimpleTuner's multidatabackend.json (a list "
+         "with 'instance_data_dir')")
 
 
 def convert(path: Path) -> Converted:
     """The recipe that the file at `path` comes to, and notes on it. Raises `PathError`, `ConfigError`."""
+    try:
+        return _converted(_read(path), path.absolute().parent)
+    except Unparsed as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _read(path: Path) -> Any:
+    """The document in a file. Raises `PathError`, `ConfigError`, `Unparsed`."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
@@ -28,10 +37,7 @@ def convert(path: Path) -> Converted:
         raise PathError(f"cannot read {path}: {error.strerror or error}") from None
     if len(data) > MOST_BYTES:
         raise ConfigError(f"{path} has more than {MOST_BYTES} bytes, expected {KNOWN}")
-    try:
-        return _converted(_document(data), path.absolute().parent)
-    except Unparsed as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return _document(data)
 
 
 def _converted(document: Any, base: Path) -> Converted:
@@ -39,11 +45,10 @@ def _converted(document: Any, base: Path) -> Converted:
         return kohya.convert(document, base)
     if isinstance(document, dict) and "source" in document:
         raise Unparsed("it is a recipe already, expected another tool's file")
-    if isinstance(document, dict) and "concept_file_name" in document:  # OneTrainer's main configuration
-        if not document.get("concepts"):
-            raise Unparsed("it is OneTrainer's main configuration, expected the concepts that it names, "
-                           f"{brief(document['concept_file_name'])}")
-        document = document["concepts"]
+    if isinstance(document, dict) and ("concept_file_name" in document or "concepts" in document):
+        return onetrainer_training.convert(document, base, _read)
+    if isinstance(document, dict) and kohya_training.is_training(document):
+        return kohya_training.convert(document, base, _read)
     tables = [one for one in document if isinstance(one, dict)] if isinstance(document, list) else []
     if len(tables) > MOST_SOURCES:
         raise Unparsed(f"it lists {len(tables)} sources, expected at most {MOST_SOURCES}")

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prep.captions.options import CaptionOptions
-from prep.formatting import printable
 from prep.parse import Unparsed, brief, expect
+from prep.recipe.convert.note import ConversionNote
+from prep.recipe.convert.training import Training
 from prep.recipe.schema import ImageOptions, Recipe, Source
 from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom
@@ -29,27 +30,13 @@ FLAT = ("*/*",)  # a glob of all that lies in subdirectories
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConversionNote:
-    """A setting of another tool's that has no counterpart, or another meaning, here."""
-
-    key: str  # with where it is in the file: datasets[0].subsets[1].color_aug
-    value: str  # as the file says it, cut; "" where it is nobody's business, or where there is none
-    said: str  # what becomes of it here
-    at: str  # the place in the recipe that it concerns; "": the whole
-
-    @property
-    def text(self) -> str:
-        """The note on one line, whatever is in the file."""
-        return printable(f"{self.key}{' = ' if self.value else ''}{self.value}: {self.said}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Converted:
     """A recipe made of another tool's file."""
 
     tool: str
     recipe: Recipe  # its paths are absolute
     notes: tuple[ConversionNote, ...]
+    training: Training | None = None  # for a train.toml
 
     @property
     def remarks(self) -> list[Comment]:
@@ -67,6 +54,9 @@ class Draft:
     images: list[tuple[str, ImageOptions]] = field(default_factory=list)  # (where it was said, what)
     validation: float = 0.0
     notes: list[ConversionNote] = field(default_factory=list)
+    trains: bool = False  # whether the file has settings of training, too, which become a train.toml
+    batches: list[int] = field(default_factory=list)  # batch sizes that parts of the dataset say
+    dropouts: list[float] = field(default_factory=list)  # rates of captions left out, of each source
 
     @property
     def here(self) -> str:

@@ -7,6 +7,7 @@ DreamBooth method is a directory with caption files, the fine-tuning method one 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from math import gcd, isqrt
@@ -28,7 +29,7 @@ _LEFT: Mapping[str, str] = {
     "color_aug": "colors are never changed: no counterpart",
     "face_crop_aug_range": "no faces are looked for: no counterpart",
     "random_crop": CUTS,
-    "caption_dropout_rate": "captions are left out in training, not in the cache: no counterpart in a recipe",
+    "caption_dropout_rate": f"{_TRAIN} caption_dropout",
     "caption_dropout_every_n_epochs": "captions are left out in training, not in the cache: no counterpart",
     "token_warmup_min": "the number of tags does not depend on the step: no counterpart",
     "token_warmup_step": "the number of tags does not depend on the step: no counterpart",
@@ -47,15 +48,21 @@ _KINDS = (".txt", ".caption")
 def convert(document: Mapping[str, Any], base: Path) -> Converted:
     """The recipe of a dataset file that lies in `base`. Raises `Unparsed`."""
     draft = Draft(tool="kohya", base=base)
+    fill(draft, document, Layer(table={}, where=""))
+    return draft.finish()
+
+
+def fill(draft: Draft, document: Mapping[str, Any], args: Layer) -> None:
+    """Adds the sources of a dataset file; `args` are those of the command line, below all others. Raises `Unparsed`."""
     general = Layer(table=expect(document.get("general", {}), dict, "general"), where="general")
     splits: list[tuple[str, float]] = []
     for number, table in enumerate(list_of(document["datasets"], _table, "datasets")):
         layer = Layer(table={**table, "subsets": None}, where=f"datasets[{number}]")
-        asked = Asked(draft=draft, layers=[layer, general])
+        asked = Asked(draft=draft, layers=[layer, general, args])
         before, image = len(draft.sources), _image(asked)
         for place, subset in enumerate(list_of(table.get("subsets", []), _table, f"{layer.where}.subsets")):
             inner = Layer(table=subset, where=f"{layer.where}.subsets[{place}]")
-            _subset(Asked(draft=draft, layers=[inner, layer, general]), inner, image)
+            _subset(Asked(draft=draft, layers=[inner, layer, general, args]), inner, image)
         if len(draft.sources) > before:
             splits.append((asked.key("validation_split"), asked.get("validation_split", float, 0.0)))
         asked.any("subsets")
@@ -64,7 +71,6 @@ def convert(document: Mapping[str, Any], base: Path) -> Converted:
     Asked(draft=draft, layers=[general]).left({**_LEFT, **_DATASET}, at="")
     whole = Layer(table=document, where="", asked={"general", "datasets"})
     Asked(draft=draft, layers=[whole]).left(at="")
-    return draft.finish()
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
@@ -91,7 +97,8 @@ def _subset(asked: Asked, own: Layer, image: ImageOptions) -> None:
     role: Role = "prior" if asked.get("is_reg", bool, False) else "train"
     asked.told("is_reg", f'role = "prior": {BALANCED}, as in sd-scripts; prior_loss_weight is the weight of the source')
     crop, flip = asked.get("random_crop", bool, False), asked.get("flip_aug", bool, False)
-    asked.all_told(_LEFT)
+    draft.dropouts.append(asked.get("caption_dropout_rate", float, 0.0))
+    asked.all_told({name: said for name, said in _LEFT.items() if name != "caption_dropout_rate" or not draft.trains})
     Asked(draft=draft, layers=[own]).left()
     draft.images.append((own.where, replace(image, crop="random" if crop else "centre", views=VIEWS if crop else 1,
                                             flip="both" if flip else "none")))
@@ -139,7 +146,10 @@ def _mask(asked: Asked) -> MaskFrom | None:
 
 def _image(asked: Asked) -> ImageOptions:
     """sd-scripts without buckets: one square. With them and without enlarging, it does not look at the ends."""
-    asked.told("batch_size", f"{_TRAIN} batch_size", at="")
+    if asked.draft.trains:
+        asked.draft.batches += [one for one in [asked.get("batch_size", int, 0)] if one > 0]
+    else:
+        asked.told("batch_size", f"{_TRAIN} batch_size", at="")
     sides = _resolution(asked)
     resolution, step = isqrt(sides[0] * sides[1]), asked.get("bucket_reso_steps", int, 64)
     bucketed, small = asked.get("enable_bucket", bool, False), asked.get("bucket_no_upscale", bool, False)
@@ -170,6 +180,9 @@ def _resolution(asked: Asked) -> Size:
     if value is None:
         asked.draft.note(key, None, "not in the file: sd-scripts takes it from --resolution; 512 is written", "image")
         return 512, 512
+    if isinstance(value, str) and re.fullmatch(r"\d{1,6}(,\d{1,6})?", value.replace(" ", "")):  # of a command line
+        value = [int(one) for one in value.split(",")]
+        value = value[0] if len(value) == 1 else value
     if isinstance(value, int) and not isinstance(value, bool):
         return value, value
     sides = list_of(value, lambda one, at: expect(one, int, at), key)

@@ -1,7 +1,7 @@
 """OneTrainer's concepts (a JSON list, `training_concepts/concepts.json`) → a recipe.
 
-The other half of its settings, resolution and masked training among them, is in its main configuration, which this
-does not read. (OneTrainer: modules/util/config/ConceptConfig.py)
+The other half of its settings, resolution and masked training among them, is in its main configuration, which
+`prep.recipe.convert.onetrainer_training` reads. (OneTrainer: modules/util/config/ConceptConfig.py)
 """
 
 from __future__ import annotations
@@ -46,15 +46,20 @@ def convert(document: Sequence[Any], base: Path) -> Converted:
     draft = Draft(tool="onetrainer", base=base)
     draft.note("resolution", None, "is in OneTrainer's main configuration; 512 is written unless a concept says other",
                "image")
-    draft.note("masked_training", None, 'is in OneTrainer\'s main configuration; from = "sidecar" reads its '
-               "NAME-masklabel.png", "mask")
-    for number, value in enumerate(document):
-        where = f"concepts[{number}]"
-        _concept(draft, Layer(table=expect(value, dict, where), where=where))
+    draft.note("masked_training", None, "is in OneTrainer's main configuration: prep init --from takes that, too",
+               "mask")
+    fill(draft, document, ImageOptions(buckets="ratio", upscale="allow"))
     return draft.finish()
 
 
-def _concept(draft: Draft, layer: Layer) -> None:
+def fill(draft: Draft, document: Sequence[Any], usual: ImageOptions) -> None:
+    """Adds the sources of a list of concepts; `usual` is what the main configuration says of pictures."""
+    for number, value in enumerate(document):
+        where = f"concepts[{number}]"
+        _concept(draft, Layer(table=expect(value, dict, where), where=where), usual)
+
+
+def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> None:
     asked = Asked(draft=draft, layers=[layer])
     name = asked.get("name", str, "")
     if not asked.get("enabled", bool, True):
@@ -73,7 +78,7 @@ def _concept(draft: Draft, layer: Layer) -> None:
                     caption=replace(caption, variants=variants) if variants > 1 else caption)
     asked.get("concept_stats", dict, {})  # what OneTrainer counted when it last looked; no setting
     asked.all_told(_PLAIN)
-    draft.images.append((layer.where, _views(asked, image)))
+    draft.images.append((layer.where, _views(asked, image, usual)))
     asked.left()
     text.left()
     image.left()
@@ -104,7 +109,7 @@ def _repeats(asked: Asked) -> int:
     return repeats
 
 
-def _views(asked: Asked, image: Asked) -> ImageOptions:
+def _views(asked: Asked, image: Asked, usual: ImageOptions) -> ImageOptions:
     """Its variations are cuts here, and mirror images of them; both are on where a concept does not say."""
     count = asked.get("image_variations", int, 1)
     jitter, fixed = image.get("enable_crop_jitter", bool, True), image.get("enable_fixed_flip", bool, False)
@@ -115,25 +120,28 @@ def _views(asked: Asked, image: Asked) -> ImageOptions:
         asked.told("image_variations", "without crop jitter, there is one cut of a picture")
     if count > MOST_VIEWS:
         asked.told("image_variations", f"{MOST_VIEWS} cuts of a picture are the most")
-    return replace(_image(image), crop="random" if jitter else "centre", flip=flip,
+    return replace(_image(image, usual), crop="random" if jitter else "centre", flip=flip,
                    views=min(max(1, count), MOST_VIEWS) if jitter else 1)
 
 
-def _image(asked: Asked) -> ImageOptions:
+def _image(asked: Asked, usual: ImageOptions) -> ImageOptions:
     """OneTrainer's list of aspect ratios; it enlarges whatever is small."""
     asked.all_told(_IMAGE)
     named = asked.get("resolution_override", str, "512")
-    plain = ImageOptions(buckets="ratio", upscale="allow")
-    if not asked.get("enable_resolution_override", bool, False):
-        return plain
+    return with_resolution(asked, "resolution_override", named, usual) \
+        if asked.get("enable_resolution_override", bool, False) else usual
+
+
+def with_resolution(asked: Asked, key: str, named: str, usual: ImageOptions) -> ImageOptions:
+    """`usual` at the resolutions that are `named`, like 512 or 512,768; as it is where those are of another kind."""
     sides = tuple(int(one) for one in named.split(",") if one.strip().isdecimal())
     if len(sides) != named.count(",") + 1:
-        asked.told("resolution_override", "resolutions are whole numbers, the sides of squares; 512 is written",
+        asked.told(key, f"resolutions are whole numbers, the sides of squares; {usual.resolution} is written",
                    at="image")
-        return plain
+        return usual
     if len(sides) > 1:
-        asked.told("resolution_override", "each picture is a sample at every one of these", at="image")
-    return replace(plain, resolution=sides[0] if len(sides) == 1 else tuple(sorted({*sides})))
+        asked.told(key, "each picture is a sample at every one of these", at="image")
+    return replace(usual, resolution=sides[0] if len(sides) == 1 else tuple(sorted({*sides})))
 
 
 def _caption(asked: Asked) -> CaptionOptions:

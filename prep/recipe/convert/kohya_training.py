@@ -1,0 +1,253 @@
+"""Configuration of a training run of sd-scripts (`--config_file`, or its GUI's JSON) → a recipe and a `train.toml`.
+
+Its dataset is in the file that `dataset_config` names, or in directories called N_class below `train_data_dir` and
+`reg_data_dir`; what it says of captions and buckets stands below what the dataset file says, as in sd-scripts.
+(sd-scripts: library/train_util.py, `add_training_arguments` and the functions beside it; train_network.py)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prep.parse import Unparsed, hub_id
+from prep.recipe.convert import kohya
+from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
+from prep.recipe.convert.training import Training, number_of
+from prep.recipe.layout import REPEATED
+from prep.recipe.schema import ModelOptions
+
+MARKS = ("dataset_config", "train_data_dir", "network_module", "network_dim", "max_train_steps", "max_train_epochs",
+         "train_batch_size")  # a file with one of these is such a configuration
+_STEPS, _RATE, _RANK, _ALPHA = 1600, 2e-6, 4, 1.0  # what sd-scripts takes where the file does not say
+_NUMBERS: Mapping[str, tuple[str, type]] = {
+    "max_grad_norm": ("optimizer.clip", float), "min_snr_gamma": ("loss.min_snr", float), "seed": ("seed", int),
+    "network_dropout": ("lora.dropout", float), "validate_every_n_steps": ("validation.every", int),
+}
+_GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution", "epoch": "max_train_epochs"}
+_SPEED = "a matter of speed and memory: nothing to set"
+_EPOCHS = "counted in steps here; train check says how many an epoch has"
+_TEXT = "text encoders are never trained: no counterpart"
+_RUN = "an option of train run: -o RUN"
+_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "vae_batch_size",
+                     "cache_text_encoder_outputs_to_disk", "xformers", "sdpa", "mem_eff_attn", "lowram", "highvram",
+                     "persistent_data_loader_workers", "max_data_loader_n_workers", "no_half_vae"), _SPEED),
+    **dict.fromkeys(("save_every_n_epochs", "sample_every_n_epochs", "validate_every_n_epochs", "save_last_n_epochs",
+                     "save_last_n_steps"), _EPOCHS),
+    **dict.fromkeys(("text_encoder_lr", "train_text_encoder", "network_train_text_encoder_only"), _TEXT),
+    **dict.fromkeys(("output_dir", "output_name", "logging_dir"), _RUN),
+    "network_args": "lora.targets says which layers get an adapter; nothing else has a counterpart",
+    "network_weights": "no run begins with the weights of another: no counterpart",
+    **dict.fromkeys(("full_bf16", "full_fp16"), "weights are kept in float32: no counterpart"),
+    "clip_skip": "the text encoder's last layer is used: no counterpart",
+    "save_model_as": "safetensors is the only format",
+}
+_QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision"}
+
+
+def is_training(document: Mapping[str, Any]) -> bool:
+    """Whether a TOML or JSON document is such a configuration."""
+    return any(name in _flat(document) for name in MARKS)
+
+
+def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> Converted:
+    """The recipe and the settings of a configuration that lies in `base`; `read` reads other files.
+
+    Raises `Unparsed`, and what `read` raises.
+    """
+    table = _flat(document)
+    layer = Layer(table={_GUI.get(name, name): value for name, value in table.items() if value != ""}, where="")
+    draft = Draft(tool="kohya", base=base, trains=True)
+    asked = Asked(draft=draft, layers=[layer])
+    kohya.fill(draft, _dataset(asked, read), layer)
+    training = Training()
+    _batches(asked, training)
+    _optimizer(asked, training)
+    _schedule(asked, training)
+    _method(asked, training)
+    _rest(asked, training)
+    weight = number_of(asked.any("prior_loss_weight"))
+    if weight is not None:
+        draft.sources = [replace(one, weight=weight) if one.role == "prior" else one for one in draft.sources]
+    model = _model(asked, training)
+    prompts = _prompts(asked, training)
+    _others(layer, training)
+    found = draft.finish()
+    return replace(found, training=training, recipe=replace(found.recipe, model=model, prompts=prompts))
+
+
+def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without their sections, which mean nothing to sd-scripts."""
+    flat: dict[str, Any] = {}
+    for name, value in document.items():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _dataset(asked: Asked, read: Callable[[Path], Any]) -> Mapping[str, Any]:
+    """The dataset file that is named, or one of the directories that are."""
+    draft, named = asked.draft, asked.any("dataset_config")
+    if isinstance(named, str) and named:
+        document = read(draft.place(named, "dataset_config"))
+        if not isinstance(document, dict) or not isinstance(document.get("datasets"), list):
+            raise Unparsed(f"dataset_config {named} has no [[datasets]], expected sd-scripts' dataset TOML")
+        return document
+    subsets: list[dict[str, Any]] = []
+    for key, is_reg in (("train_data_dir", False), ("reg_data_dir", True)):
+        place = asked.any(key)
+        if isinstance(place, str) and place:
+            subsets += _subsets(draft.place(place, key), is_reg, asked.any("in_json"))
+    if not subsets:
+        raise Unparsed("it names no dataset, expected dataset_config or train_data_dir")
+    return {"datasets": [{"subsets": subsets}]}
+
+
+def _subsets(root: Path, is_reg: bool, table: Any) -> list[dict[str, Any]]:
+    """Directories called N_class, as sd-scripts reads them; without any, the directory itself."""
+    shared = {"is_reg": is_reg} if is_reg else {"metadata_file": table} if isinstance(table, str) and table else {}
+    inner = sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
+    found = [(one, match) for one in inner if (match := REPEATED.fullmatch(one.name))]
+    if not found or "metadata_file" in shared:
+        return [{"image_dir": str(root), **shared}]
+    return [{"image_dir": str(one), "num_repeats": int(match[1]), "class_tokens": match[2], **shared}
+            for one, match in found]
+
+
+def _batches(asked: Asked, training: Training) -> None:
+    draft = asked.draft
+    count = draft.batches[0] if draft.batches else int(number_of(asked.any("train_batch_size")) or 1)
+    if len(set(draft.batches)) > 1:
+        training.note("datasets.batch_size", draft.batches, f"one batch size for all samples; {count} is written")
+    more = int(number_of(asked.any("gradient_accumulation_steps")) or 1)
+    training.put("batch_size", count * more, "train_batch_size")
+    if more > 1 and "batch_size" in training.settings:
+        training.put("micro_batch", count, "train_batch_size")
+    epochs, steps = number_of(asked.any("max_train_epochs")), number_of(asked.any("max_train_steps"))
+    if epochs:
+        training.put("epochs", int(epochs), "max_train_epochs")
+    else:
+        training.put("steps", int(steps or _STEPS), "max_train_steps")
+    rates = [one for one in draft.dropouts if one]
+    if rates:
+        training.put("caption_dropout", max(rates), "caption_dropout_rate")
+        if len(set(draft.dropouts)) > 1:
+            training.note("caption_dropout_rate", None, "one rate for all samples; the largest is written")
+
+
+def _optimizer(asked: Asked, training: Training) -> None:
+    rates = [one for one in (number_of(asked.any(name)) for name in ("unet_lr", "learning_rate")) if one is not None]
+    training.put("optimizer.lr", rates[0] if rates else _RATE, "learning_rate")
+    kind = asked.any("optimizer_type") or "AdamW"
+    if asked.any("use_8bit_adam"):
+        kind = "AdamW8bit"
+    if str(kind).lower() != "adamw":
+        training.note("optimizer_type", kind, "AdamW with 32-bit states is the only optimizer"
+                      + ("" if "adamw" in str(kind).lower() else "; its learning rate may not suit"))
+    words = asked.any("optimizer_args")
+    for word in words if isinstance(words, list) else str(words or "").split():
+        _argument(str(word), training)
+
+
+def _argument(word: str, training: Training) -> None:
+    """One of optimizer_args: `weight_decay=0.1`, `betas=0.9,0.99`."""
+    name, _, text = word.partition("=")
+    values = [number_of(one) for one in re.sub(r"[()\[\]\s]", "", text).split(",")]
+    numbers = [one for one in values if one is not None]
+    if name == "betas" and len(numbers) == 2:
+        training.put("optimizer.betas", numbers, f"optimizer_args {name}")
+    elif name in ("weight_decay", "eps") and len(numbers) == 1:
+        training.put(f"optimizer.{name}", numbers[0], f"optimizer_args {name}")
+    else:
+        training.note("optimizer_args", word, "no counterpart")
+
+
+def _schedule(asked: Asked, training: Training) -> None:
+    kind = str(asked.any("lr_scheduler") or "constant").lower()
+    warmup = number_of(asked.any("lr_warmup_steps")) or 0
+    training.put("schedule.name", "constant" if kind.startswith("constant") else "cosine", "lr_scheduler")
+    if kind not in ("constant", "constant_with_warmup", "cosine"):
+        training.note("lr_scheduler", kind, "constant and cosine are the schedules; cosine is written")
+    total = training.settings.get("steps")
+    if kind == "constant" and warmup:
+        training.note("lr_warmup_steps", warmup, "sd-scripts' constant schedule has no warm-up; not written")
+    elif not 0 < warmup < 1:
+        training.put("schedule.warmup", round(warmup), "lr_warmup_steps")
+    elif total is None:
+        training.note("lr_warmup_steps", warmup, "a part of the run; schedule.warmup takes steps")
+    else:
+        training.put("schedule.warmup", round(warmup * total), "lr_warmup_steps")
+
+
+def _method(asked: Asked, training: Training) -> None:
+    module = asked.any("network_module")
+    lora = module is not None or asked.has("network_dim") or asked.has("LoRA_type")
+    training.put("method", "lora" if lora else "full", "network_module")
+    if module not in (None, "networks.lora"):
+        training.note("network_module", module, "LoRA is the only adapter")
+    rank, alpha = number_of(asked.any("network_dim")), number_of(asked.any("network_alpha"))
+    asked.any("LoRA_type")
+    if lora:
+        training.put("lora.rank", int(rank or _RANK), "network_dim")
+        training.put("lora.alpha", float(alpha or _ALPHA), "network_alpha")
+        training.put("lora.targets", "all-linear", "network_module")
+
+
+def _rest(asked: Asked, training: Training) -> None:
+    for name, (setting, kind) in _NUMBERS.items():
+        value = number_of(asked.any(name))
+        if value is not None:
+            training.put(setting, kind(value), name)
+    kept, shown = number_of(asked.any("save_every_n_steps")), number_of(asked.any("sample_every_n_steps"))
+    training.put("checkpoint.every", int(kept or 0), "save_every_n_steps")
+    training.put("sample.every", int(shown or 0), "sample_every_n_steps")
+    precision = str(asked.any("mixed_precision") or "no").lower()
+    training.put("precision", {"no": "fp32", "bf16": "bf16"}.get(precision, "auto"), "mixed_precision")
+    if precision not in ("no", "bf16"):
+        training.note("mixed_precision", precision, "no counterpart; auto takes bf16 where the device has it")
+    if asked.any("gradient_checkpointing"):
+        training.put("gradient_checkpointing", True, "gradient_checkpointing")
+    if asked.any("v_parameterization"):
+        training.put("prediction", "v_prediction", "v_parameterization")
+    if asked.any("masked_loss") or asked.any("alpha_mask"):
+        training.put("loss.masked", True, "masked_loss")
+        training.put("loss.unmasked_weight", 0.0, "masked_loss")
+
+
+def _model(asked: Asked, training: Training) -> ModelOptions:
+    named = asked.any("pretrained_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        return ModelOptions()
+    local = [one for one in (asked.draft.base / named, Path(named)) if one.is_dir()]
+    if local:
+        return ModelOptions(path=str(local[0].absolute()))
+    try:
+        return ModelOptions(path=hub_id(named, "model"))
+    except Unparsed:
+        training.note("pretrained_model_name_or_path", named, "[model] path is a diffusers pipeline directory or a Hub "
+                      "id; convert a checkpoint of one file with diffusers first")
+        return ModelOptions()
+
+
+def _prompts(asked: Asked, training: Training) -> Path | None:
+    named = asked.any("sample_prompts")
+    if not isinstance(named, str) or not named:
+        return None
+    path = asked.draft.place(named, "sample_prompts")
+    if path.suffix == ".txt" and path.is_file():
+        return path
+    training.note("sample_prompts", named, "[prompts] file is a text file with a prompt on each line")
+    return None
+
+
+def _others(layer: Layer, training: Training) -> None:
+    """Notes on what was not asked for: with words for what is known, and all others by name in one."""
+    left = [name for name, value in layer.table.items() if name not in layer.asked | _QUIET and value not in OFF]
+    for name in left:
+        if name in _WORDS:
+            training.note(name, layer.table[name], _WORDS[name])
+    if others := sorted(name for name in left if name not in _WORDS):
+        training.note("other settings", None, f"no counterpart: {', '.join(others)}")

@@ -1,0 +1,92 @@
+"""Settings of training in other tools' files → a `train.toml`, with a note for each that has none.
+
+Only settings that the trainer takes are written, and only values within its bounds: a test reads each through the
+trainer's own loader. The trainer itself is not imported: preparing needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prep.parse import brief
+from prep.recipe.convert.note import ConversionNote
+from prep.recipe.write import comment_lines, quoted
+
+# Bounds of the numbers that converters write: those of the trainer.
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "steps": (1, 1 << 40), "epochs": (1, 1 << 40), "batch_size": (1, 1 << 20), "micro_batch": (1, 1 << 20),
+    "seed": (0, (1 << 63) - 1), "caption_dropout": (0, 1), "lora.rank": (1, 4096), "lora.alpha": (1e-6, 1e6),
+    "lora.dropout": (0, 0.99), "optimizer.lr": (0, 100), "optimizer.betas": (0, 0.999999),
+    "optimizer.eps": (1e-30, 1), "optimizer.weight_decay": (0, 100), "optimizer.clip": (0, 1e12),
+    "schedule.warmup": (0, 1 << 40), "loss.unmasked_weight": (0, 1), "loss.min_snr": (0, 1e6),
+    "ema.decay": (0, 0.9999999), "validation.every": (0, 1 << 40), "sample.every": (0, 1 << 40),
+    "checkpoint.every": (0, 1 << 40), "checkpoint.keep": (0, 1 << 40),
+}
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "method": ("lora", "full"), "precision": ("auto", "bf16", "fp32"), "lora.targets": ("attention", "all-linear"),
+    "prediction": ("manifest", "epsilon", "v_prediction"), "schedule.name": ("constant", "cosine"),
+}
+SWITCHES = ("gradient_checkpointing", "loss.masked", "loss.normalize_area")
+
+
+@dataclass(kw_only=True, slots=True)
+class Training:
+    """A `train.toml` in the making."""
+
+    settings: dict[str, Any] = field(default_factory=dict)  # by name with section: "lora.rank"
+    notes: list[ConversionNote] = field(default_factory=list)
+
+    def put(self, name: str, value: Any, key: str) -> None:
+        """Writes a setting; what the trainer does not take becomes a note on `key`, where the file has it."""
+        if self._fits(name, value):
+            self.settings[name] = value
+        else:
+            low, high = BOUNDS.get(name, (0, 0))
+            self.note(key, value, f"{name} takes a number from {low:g} to {high:g}; not written")
+
+    def _fits(self, name: str, value: Any) -> bool:
+        if name in SWITCHES:
+            return isinstance(value, bool)
+        if name in WORDS:
+            return value in WORDS[name]
+        low, high = BOUNDS[name]
+        return all(low <= one <= high for one in (value if isinstance(value, list) else [value]))
+
+    def note(self, key: str, value: Any, said: str) -> None:
+        """Adds a note, once for each key."""
+        if all((one.key, one.said) != (key, said) for one in self.notes):
+            self.notes.append(ConversionNote(key=key, value="" if value is None else brief(value), said=said,
+                                             at="train.toml"))
+
+    def rendered(self, head: str) -> str:
+        """The text of the file: settings by section, then what has no counterpart."""
+        lines = [*comment_lines(head), ""]
+        for section in dict.fromkeys(name.rpartition(".")[0] for name in ("", *self.settings)):
+            inside = {name.rpartition(".")[2]: value for name, value in self.settings.items()
+                      if name.rpartition(".")[0] == section}
+            lines += [f"[{section}]"] if section else []
+            lines += [*(f"{name} = {_spelled(value)}" for name, value in inside.items()), ""]
+        for one in self.notes:
+            lines += comment_lines(one.text)
+        return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_spelled, value))}]"
+    return quoted(value) if isinstance(value, str) else repr(value)
+
+
+def number_of(value: Any) -> float | None:
+    """The number that a file has, also as a string, as GUIs write them; `None` for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if found == found and abs(found) != float("inf") else None

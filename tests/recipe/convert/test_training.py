@@ -1,0 +1,203 @@
+"""Settings of training in other tools' files: what train.toml comes of them, which the trainer must take as it is."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pictures import draw
+
+from prep.recipe.convert.detect import convert
+from prep.recipe.convert.training import BOUNDS, SWITCHES, WORDS, Training
+from prep.recipe.load import load_recipe
+from train.config.load import load_config, parse
+
+KOHYA = {
+    "model_arguments": {"pretrained_model_name_or_path": "runwayml/stable-diffusion-v1-5", "v_parameterization": True},
+    "dataset_arguments": {"train_data_dir": "img", "reg_data_dir": "reg", "resolution": "768,768",
+                          "enable_bucket": True, "shuffle_caption": True, "caption_dropout_rate": 0.05,
+                          "prior_loss_weight": 0.5},
+    "training": {"max_train_steps": 1000, "train_batch_size": 2, "gradient_accumulation_steps": 4, "seed": 42,
+                 "mixed_precision": "bf16", "gradient_checkpointing": True, "max_grad_norm": 0.5, "min_snr_gamma": 5,
+                 "save_every_n_steps": 250, "sample_every_n_epochs": 1, "masked_loss": True, "noise_offset": 0.1,
+                 "xformers": True, "persistent_data_loader_workers": True, "output_name": "ohwx"},
+    "optimizer": {"optimizer_type": "AdamW8bit", "optimizer_args": ["weight_decay=0.1", "betas=(0.9, 0.99)", "x=1"],
+                  "learning_rate": 1e-4, "unet_lr": "2e-4", "text_encoder_lr": 5e-5, "lr_scheduler": "cosine",
+                  "lr_warmup_steps": 0.1},
+    "network": {"network_module": "networks.lora", "network_dim": 32, "network_alpha": 16, "network_dropout": 0.1},
+}
+ONETRAINER = {
+    "training_method": "LORA", "base_model_name": "someone/model", "concept_file_name": "concepts.json",
+    "concepts": [{"path": "img"}, {"path": "reg", "type": "PRIOR_PREDICTION"}], "resolution": "512,768",
+    "aspect_ratio_bucketing": True, "learning_rate": 0.0003, "learning_rate_scheduler": "COSINE",
+    "learning_rate_warmup_steps": 100.0, "epochs": 20, "batch_size": 2, "gradient_accumulation_steps": 2, "ema": "GPU",
+    "ema_decay": 0.999, "gradient_checkpointing": "ON", "train_dtype": "BFLOAT_16", "masked_training": True,
+    "unmasked_weight": 0.2, "normalize_masked_area_loss": True, "loss_weight_fn": "MIN_SNR_GAMMA",
+    "loss_weight_strength": 4.0, "lora_rank": 8, "lora_alpha": 4.0, "clip_grad_norm": 0.8, "sample_after": 50,
+    "sample_after_unit": "STEP", "backup_after": 30, "backup_after_unit": "MINUTE", "offset_noise_weight": 0.1,
+    "optimizer": {"optimizer": "ADAMW", "beta1": 0.9, "beta2": 0.98, "eps": 1e-7, "weight_decay": 0.02},
+    "unet": {"learning_rate": None},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current directory: a project of kohya's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("img/3_ohwx dog", "reg/1_dog"):
+        draw(tmp_path / name / "0.png", (300, 300), seed=1)
+    return tmp_path
+
+
+def settings(found, tmp_path):
+    (tmp_path / "train.toml").write_text(found.training.rendered("head"))
+    return load_config(tmp_path / "train.toml")
+
+
+def notes(found):
+    return {one.key: one.said for one in found.training.notes}
+
+
+def test_a_configuration_of_kohyas(folder):
+    (folder / "config.json").write_text(json.dumps(KOHYA))
+    found = convert(folder / "config.json")
+    config = settings(found, folder)
+    assert (config.method, config.steps, config.batch_size, config.micro_batch, config.seed) == ("lora", 1000, 8, 2, 42)
+    assert (config.precision, config.prediction, config.caption_dropout) == ("bf16", "v_prediction", 0.05)
+    assert (config.lora.rank, config.lora.alpha, config.lora.dropout) == (32, 16, 0.1) and config.gradient_checkpointing
+    assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.betas) == (2e-4, 0.1, (0.9, 0.99))
+    assert (config.optimizer.clip, config.loss.min_snr, config.loss.unmasked_weight) == (0.5, 5, 0)
+    assert (config.schedule.name, config.schedule.warmup, config.checkpoint.every, config.sample.every) == (
+        "cosine", 100, 250, 0)
+    assert config.loss.masked is True
+    said = notes(found)
+    assert "AdamW with 32-bit states" in said["optimizer_type"] and said["optimizer_args"] == "no counterpart"
+    assert "never trained" in said["text_encoder_lr"] and "counted in steps" in said["sample_every_n_epochs"]
+    assert said["other settings"] == "no counterpart: noise_offset" and "train run: -o" in said["output_name"]
+    assert "caption_dropout_rate" not in {one.key for one in found.notes}
+    recipe = found.recipe
+    assert [(one.path.name, one.role, one.repeats, one.weight) for one in recipe.sources] == [
+        ("3_ohwx dog", "train", 3, 1.0), ("1_dog", "prior", 1, 0.5)]
+    assert (recipe.image.resolution, recipe.model.path) == (768, "runwayml/stable-diffusion-v1-5")
+    assert recipe.caption_of(0).shuffle and recipe.caption_of(0).constant == "ohwx dog"
+
+
+def test_a_dataset_file_that_is_named(folder):
+    (folder / "dataset.toml").write_text(
+        "[[datasets]]\nbatch_size = 6\nresolution = 256\n[[datasets.subsets]]\nimage_dir = 'img/3_ohwx dog'\n"
+        "caption_dropout_rate = 0.2\n[[datasets.subsets]]\nimage_dir = 'reg/1_dog'\nis_reg = true\n")
+    (folder / "config.toml").write_text("dataset_config = 'dataset.toml'\nmax_train_epochs = 3\nkeep_tokens = 2\n")
+    found = convert(folder / "config.toml")
+    config = settings(found, folder)
+    assert (config.epochs, config.steps, config.batch_size, config.caption_dropout) == (3, None, 6, 0.2)
+    assert (config.method, config.precision, config.optimizer.lr) == ("full", "fp32", 2e-6), "as sd-scripts has them"
+    assert "the largest is written" in notes(found)["caption_dropout_rate"]
+    assert found.recipe.caption_of(0).keep_tokens == 2 and found.recipe.image.resolution == 256
+
+
+def test_a_main_configuration_of_onetrainers(folder):
+    for concepts in (True, False):
+        document = dict(ONETRAINER)
+        if not concepts:  # they are in the file that it names
+            (folder / "concepts.json").write_text(json.dumps(document.pop("concepts")))
+        (folder / "config.json").write_text(json.dumps(document))
+        found = convert(folder / "config.json")
+        config = settings(found, folder)
+        assert (config.method, config.epochs, config.batch_size, config.micro_batch) == ("lora", 20, 4, 2)
+        assert (config.lora.rank, config.lora.alpha, config.optimizer.lr, config.optimizer.clip) == (8, 4, 3e-4, 0.8)
+        assert (config.optimizer.betas, config.optimizer.eps) == ((0.9, 0.98), 1e-7)
+        assert config.optimizer.weight_decay == 0.02
+        assert (config.loss.masked, config.loss.unmasked_weight, config.loss.normalize_area) == (True, 0.2, True)
+        assert (config.loss.min_snr, config.ema.decay, config.precision) == (4, 0.999, "bf16")
+        assert (config.schedule.name, config.schedule.warmup, config.sample.every) == ("cosine", 100, 50)
+        assert config.checkpoint.every == 500 and "counted in MINUTE" in notes(found)["backup_after"]
+        assert notes(found)["other settings"] == "no counterpart: offset_noise_weight"
+        assert found.recipe.image.resolution == (512, 768) and found.recipe.model.path == "someone/model"
+        assert [one.role for one in found.recipe.sources] == ["train", "prior"]
+
+
+VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(), st.text(max_size=6),
+                  st.sampled_from(["1e-4", "0", "networks.loha", "Prodigy", "fp16", "STEP", "NEVER", "ON"]))
+
+
+@given(st.data())
+def test_the_trainer_takes_whatever_comes_of_a_file(tmp_path_factory, data):
+    place = tmp_path_factory.mktemp("any")
+    draw(place / "img/0.png", (64, 64), seed=0)
+    kohya = {name: value for section in KOHYA.values() for name, value in section.items()}
+    kind, plain = data.draw(st.sampled_from([("kohya", kohya), ("onetrainer", ONETRAINER)]))
+    kept = {"train_data_dir", "concepts", "resolution", "caption_dropout_rate", "shuffle_caption", "enable_bucket",
+            "prior_loss_weight", "reg_data_dir", "concept_file_name"}
+    document = {name: value if name in kept else data.draw(VALUE) for name, value in plain.items()}
+    document |= {"max_train_steps": data.draw(VALUE)} if kind == "kohya" else {}
+    document |= {"reg_data_dir": None, "train_data_dir": str(place / "img")} if kind == "kohya" else {
+        "concepts": [{"path": str(place / "img")}]}
+    document = {name: None if isinstance(value, float) and not abs(value) < 1e300 else value
+                for name, value in document.items()}
+    (place / "any.json").write_text(json.dumps(document))
+    found = convert(place / "any.json")
+    parse(tomllib.loads(found.training.rendered("x")), "train.toml")
+
+
+@pytest.mark.parametrize("name", [*BOUNDS, *WORDS, *SWITCHES])
+def test_bounds_are_those_of_the_trainer(tmp_path, name):
+    for value in BOUNDS.get(name) or WORDS.get(name) or (True, False):
+        training = Training()
+        given = [float(value)] * 2 if name == "optimizer.betas" else value
+        if name == "micro_batch":
+            training.put("batch_size", given, "x")
+        training.put(name, given, "x")
+        (tmp_path / "train.toml").write_text(training.rendered("x"))
+        config = load_config(tmp_path / "train.toml")
+        section, _, key = name.rpartition(".")
+        found = getattr(getattr(config, section) if section else config, key)
+        assert found == (tuple(given) if name == "optimizer.betas" else given) and not training.notes
+
+
+def test_a_batch_that_is_too_large_takes_the_micro_batch_along(folder):
+    (folder / "config.json").write_text(json.dumps(
+        {"train_data_dir": "img", "train_batch_size": 1 << 20, "gradient_accumulation_steps": 2}))
+    found = convert(folder / "config.json")
+    assert settings(found, folder).batch_size == 4 and "not written" in notes(found)["train_batch_size"]
+
+
+def test_what_is_out_of_bounds_is_a_note():
+    training = Training()
+    training.put("lora.rank", 5000, "network_dim")
+    assert not training.settings
+    assert [one.text for one in training.notes] == [
+        "network_dim = 5000: lora.rank takes a number from 1 to 4096; not written"]
+
+
+# ---- prep init ----------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_both(prep, folder):
+    (folder / "config.json").write_text(json.dumps(KOHYA))
+    result = prep("init", "--from", "config.json", "--json")
+    assert result.code == 0 and result.json["train"] == "train.toml", result.err
+    assert "note: other settings: no counterpart: noise_offset" in result.err
+    assert load_config(folder / "train.toml").lora.rank == 32
+    text = (folder / "train.toml").read_text()
+    assert "# Written by prep init --from config.json (kohya)" in text and "noise_offset" in text
+    assert len(load_recipe(folder / "dataset.toml", choices={}).sources) == 2
+    assert prep("bucket", "dataset.toml").code == 0
+
+
+def test_settings_of_training_replace_nothing(prep, folder):
+    (folder / "config.json").write_text(json.dumps(KOHYA))
+    (folder / "train.toml").write_text("steps = 3\n")
+    result = prep("init", "--from", "config.json")
+    assert result.code == 5 and "settings of training train.toml exist, and are not replaced" in result.err
+    assert not (folder / "dataset.toml").exists() and (folder / "train.toml").read_text() == "steps = 3\n"
+    result = prep("init", "--from", "config.json", "-o", "train.toml", "--force")
+    assert result.code == 5 and (folder / "train.toml").read_text() == "steps = 3\n"
+    assert prep("init", "--from", "config.json", "--force").code == 0
+    assert load_config(folder / "train.toml").steps == 1000
+    flat = "".join(f"{name} = {json.dumps(value)}\n" for name, value in KOHYA["network"].items())
+    (folder / "train.toml").write_text(f"train_data_dir = 'img'\n{flat}")
+    result = prep("init", "--from", "train.toml", "--force")
+    assert result.code == 5 and "is the file to convert and is never replaced" in result.err
