@@ -40,7 +40,7 @@ def bucket(
     from prep.dataset.bucketing import buckets_for, rules_of
     from prep.dataset.ingest import ingest
     from prep.dataset.preview import flag_extremes, preview_as_json, preview_epoch, sizes_of, train_samples
-    from prep.dataset.samples import notes_on_prior, roles_of, settle_masks, unread_repeats, unused_masks
+    from prep.dataset.samples import dataset_notes, settle_masks
     from prep.findings import rejected_lines
     from prep.fs.memo import Memo
     from prep.progress import DeferredTotal
@@ -52,26 +52,22 @@ def bucket(
     recipe = opt.without_caption_stop(opt.recipe_from_options(source, **given))
     check_bucket_files(recipe, html, png)
     rules_of(recipe)  # what is wrong with them is said before all pictures are read
-    total = DeferredTotal()
-    with progress("reading", total, unit="pictures", shown=not quiet) as tick:
+    with progress("reading", total := DeferredTotal(), unit="pictures", shown=not quiet) as tick:
         surveyed = ingest(recipe, Memo(None), jobs=jobs, tick=tick, total=total)
     recipe = settle_masks(recipe, surveyed.items)
     bucketing = flag_extremes(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
     view = preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,
                          micro_batch=micro_batch, seed=seed, world=world,
                          underfill=underfill)  # type: ignore[arg-type]  # checked there
-    roles = roles_of(recipe, surveyed.items)[0]
-    notes = (*unused_masks(surveyed.findings), *notes_on_prior(recipe, surveyed.items, roles, bucketing),
-             *unread_repeats(recipe, surveyed.items))
-    for line in () if quiet else notes:
+    for line in () if quiet else dataset_notes(recipe, surveyed, bucketing):
         say(line)
     rejected = [one for one in surveyed.findings if one.severity == "error"]
     write_bucket_files(view, html, png, origin=origin_of(recipe, date.today()), rejected=rejected)
-    suggestions = [one.as_json() for one in suggest_buckets(sizes_of(recipe, surveyed.items),
-                                                            rules_of(recipe))] if suggest else []
+    sizes_seen = sizes_of(recipe, surveyed.items) if suggest else {}
+    suggestions = [one.as_json() for one in suggest_buckets(sizes_seen, rules_of(recipe))] if suggest else []
     if as_json:
-        more = {"suggestions": suggestions} if suggest else {}
-        put_json({**preview_as_json(view), "rejected": [one.as_json() for one in rejected], **more})
+        put_json(preview_as_json(view) | {"rejected": [one.as_json() for one in rejected]}
+                 | ({"suggestions": suggestions} if suggest else {}))
     else:
         width = screen_width()
         put("\n".join([outlook_tables(view, width=width), *rejected_lines(rejected, every=width is None),

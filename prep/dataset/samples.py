@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prep.batching.split import Role, choose_validation
 from prep.buckets.assign import Assignment, Assignments
-from prep.dataset.ingest import KnownItem
+from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.prior import balance_prior, prior_notes
 from prep.errors import ConfigError
-from prep.findings import Finding
 from prep.formatting import join_names, shell_name
 from prep.geometry import Placement, Size
 from prep.keys import sample_id
@@ -33,13 +32,7 @@ def settle_masks(recipe: Recipe, items: Sequence[KnownItem]) -> Recipe:
     return settled
 
 
-def unused_masks(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Notes on masks that lie beside the pictures and are not used; with several sources, one for each."""
-    found = (one for one in findings if one.code == "masks-unused")
-    return tuple(f"note: {'' if one.path == '.' else f'{one.path}: '}{one.detail}" for one in found)
-
-
-def unread_repeats(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[str, ...]:
+def _unread_repeats(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[str, ...]:
     """A note on directories called N_class in a source that no recipe describes: their repeats are not read."""
     if recipe.file is not None or is_tars(recipe.sources[0].path):
         return ()
@@ -99,10 +92,13 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
             copies[same] += 1
 
 
-def notes_on_prior(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
-                   bucketing: Assignments) -> tuple[str, ...]:
-    """What becomes of the samples of role "prior", where it is not what the recipe says."""
-    return prior_notes(_asked(recipe, items, roles, bucketing)[1])
+def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) -> tuple[str, ...]:
+    """What the user should know: of validation, regularization, masks that are not used, repeats that are not read."""
+    roles, notices = roles_of(recipe, surveyed.items)
+    unused = (one for one in surveyed.findings if one.code == "masks-unused")
+    return (*notices, *prior_notes(_asked(recipe, surveyed.items, roles, bucketing)[1]),
+            *(f"note: {'' if one.path == '.' else f'{one.path}: '}{one.detail}" for one in unused),
+            *_unread_repeats(recipe, surveyed.items))
 
 
 def _asked(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],

@@ -12,7 +12,6 @@ import numpy as np
 from prep.cache.store import Cache, check_can_create, clear_leftovers, leftovers, open_cache
 from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
-from prep.dataset.samples import unread_repeats, unused_masks
 from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome
 from prep.encode.limits import check_manifest_size
@@ -207,7 +206,7 @@ def _dry_run(call: EncodeCall, wanted: ResolvedRecipe) -> EncodeReport:
         recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
     planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
     return EncodeReport(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
-                        rejected=_errors(wanted.wants.findings), notices=_notices(wanted), samples={}, dry_run=True)
+                        rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
 
 
 def _report(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome,
@@ -216,14 +215,8 @@ def _report(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, outco
     used, black = _masked(call, sealed)
     masks = {"found": _masks_found(wanted), "used": used}
     return EncodeReport(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
-                        rejected=_errors(findings_of(sealed)), notices=(*_notices(wanted), *black),
+                        rejected=_errors(findings_of(sealed)), notices=(*wanted.wants.notices, *black),
                         samples=sealed.document["samples"], dry_run=False, masks=masks if asked else None)
-
-
-def _notices(wanted: ResolvedRecipe) -> tuple[str, ...]:
-    """What the user should know of roles, and of masks that lie beside the pictures and are not used."""
-    return (*wanted.wants.notices, *unused_masks(wanted.wants.findings),
-            *unread_repeats(wanted.recipe, wanted.survey.items))
 
 
 def _masks_found(wanted: ResolvedRecipe) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from prep.buckets.assign import Assignments
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.listing import label
-from prep.dataset.samples import PlacedItem, notes_on_prior, placed_items, roles_of
+from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
 from prep.findings import Finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
@@ -107,7 +107,7 @@ class Targets:
 def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, contexts: Contexts,
                prompts: Sequence[PromptPair]) -> Targets:
     """The wants of a recipe whose items went into `bucketing` in the survey's order."""
-    roles, notices = roles_of(recipe, survey.items)
+    roles = roles_of(recipe, survey.items)[0]
     keys = _Keys.of(recipe, contexts)
     samples: list[Sample] = []
     latents: dict[str, PictureTarget] = {}
@@ -128,7 +128,7 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     return Targets(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
                    masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
                    findings=(*survey.findings, *bucketing.findings),
-                   notices=(*notices, *notes_on_prior(recipe, survey.items, roles, bucketing)))
+                   notices=dataset_notes(recipe, survey, bucketing))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
