@@ -6,8 +6,9 @@
     ├── ManifestError      4   manifest unreadable, damaged, or of another version
     ├── PathError          5   paths that overlap, climb out, or are not what they should be
     ├── ModelError         6   model missing, of another family, or not the one that made the cache
-    ├── CacheError         7   the cache lacks or has damaged something
-    └── EmptyPlanError     8   nothing to train
+    ├── CacheError         7   the cache or a checkpoint lacks something, or is damaged
+    ├── EmptyPlanError     8   nothing to train
+    └── OutOfMemoryError   9   the device or the computer has too little memory
 
 Beside these: 0 done, 1 done with findings, 70 our own bug (any exception not in this tree), 130 interrupted.
 A bad picture is none of them: it is a `records.Finding`.
@@ -73,7 +74,7 @@ class ModelError(Problem):
 
 
 class CacheError(Problem):
-    """The cache lacks or has damaged something that is needed."""
+    """The cache, or a checkpoint, lacks something that is needed, or has it damaged."""
 
     exit_code = 7
     kind = "cache"
@@ -84,6 +85,12 @@ class EmptyPlanError(Problem):
 
     exit_code = 8
     kind = "empty-plan"
+
+
+class OutOfMemoryError(Problem):
+    """The device, or the computer, has too little memory for what was asked."""
+
+    exit_code = 9
 
 
 def from_system(error: OSError, *, in_cache: bool = False) -> Problem:

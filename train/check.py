@@ -1,8 +1,9 @@
-"""Everything that can be known to be wrong before a model is loaded; no torch, so `train check` takes a second."""
+"""Finds what is wrong before a model is loaded. No torch, so `train check` takes a second."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -10,28 +11,41 @@ from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.cache.damage import UnrecordedDamage
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
-from prep.errors import CacheError, ModelError, Problem
+from prep.errors import CacheError, ConfigError, ModelError, Problem
 from prep.loader.index import Index, open_index
 from prep.manifest.commands import encode_command, repair_command
 from prep.manifest.document import Manifest, read_manifest
-from prep.models.files import read_config
-from prep.models.fingerprint import text_fingerprint, vae_fingerprint
+from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, weighted_files
 from train.config.schema import Config
+from train.models.base import base_fingerprints, remembered_digests
+from train.models.targets import read_weights, trained_numbers
 from train.setup import CheckReport, RunRequest, Setup
 
 FAMILIES = ("sd15",)  # that this trainer knows how to feed
 
 
-def check(asked: RunRequest, config: Config) -> CheckReport:
-    """Checks manifest, fields, shards, step plan, model and its encoders; each is looked at although another failed."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    """What is known of the model before it is loaded."""
+
+    path: Path
+    base: Mapping[str, str]
+    others: Mapping[str, str]
+    numbers: int
+
+
+def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
+    """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault that it finds.
+
+    `planned` is the micro-batch that the steps of a resumed run are planned with.
+    """
     faults: list[Problem] = []
     manifest: Manifest | None = None
     index: Index | None = None
     plan: StepPlan | None = None
-    model: Path | None = None
-    others: Mapping[str, str] = {}
+    model: _Model | None = None
     with _Noting(faults):
         manifest = read_manifest(asked.manifest)
     if manifest is None:
@@ -46,25 +60,22 @@ def check(asked: RunRequest, config: Config) -> CheckReport:
         with _Noting(faults):
             _check_masks(index, config)
         with _Noting(faults):
-            plan = _plan(index, config)
+            plan = _plan(index, config, planned)
+        with _Noting(faults):
+            _check_warmup(config, plan)
     with _Noting(faults):
-        model = locate(asked.model or manifest.model, download=asked.download)
-    if model is not None:
-        with _Noting(faults):
-            _check_model(model, manifest, index)
-        with _Noting(faults):
-            others = _check_encoders(model, manifest, asked.other_encoders)
+        model = _model(asked, config, manifest, index, faults)
     setup = None
     if not faults and index and plan and model:
-        setup = Setup(config=config, manifest=manifest, index=index, plan=plan, model=model, others=others,
-                      steps=config.steps or (config.epochs or 0) * plan.steps_per_epoch,
-                      prediction=_prediction(config, manifest))
+        setup = Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
+                      base=model.base, numbers=model.numbers, others=model.others, steps=_steps(config, plan),
+                      masked=_masked(index, config), prediction=_prediction(config, manifest))
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated)
 
 
 class _Noting:
-    """Problems raised within it end the block and become faults."""
+    """Problems raised within it end the block and become faults, each once."""
 
     def __init__(self, faults: list[Problem]) -> None:
         self._faults = faults
@@ -72,13 +83,13 @@ class _Noting:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        if isinstance(error, Problem):
+        if isinstance(error, Problem) and error.message not in (fault.message for fault in self._faults):
             self._faults.append(error)
         return isinstance(error, Problem)
 
 
 def _check_fields(manifest: Manifest, config: Config) -> None:
-    if config.loss.masked and "mask" not in manifest.fields:
+    if config.loss.masked is True and "mask" not in manifest.fields:
         raise CacheError("manifest has no field 'mask', and the settings ask for masked loss",
                          hint=encode_command(manifest, " --mask sidecar"))
     if manifest.family not in FAMILIES:
@@ -86,13 +97,20 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
 
 
 def _check_masks(index: Index, config: Config) -> None:
-    if config.loss.masked and "mask" in index.manifest.fields and not index.masked:
+    if config.loss.masked is True and "mask" in index.manifest.fields and not index.masked:
         raise CacheError(f"the settings ask for masked loss, and none of the {len(index.samples)} samples has a mask",
-                         hint="--no-masked, or masks where the recipe looks for them, and prep encode again")
+                         hint="--no-masked, or add masks where the recipe looks for them and run prep encode again")
+
+
+def _masked(index: Index, config: Config) -> bool:
+    """Whether masks are used: as the settings say, or else where some sample has one."""
+    if config.loss.masked == "auto":
+        return "mask" in index.manifest.fields and index.masked > 0
+    return bool(config.loss.masked)
 
 
 def check_shards(index: Index) -> None:
-    """Raises for the first shard that is missing or not as large as it was, or whose headers or indexes are damaged."""
+    """Raises for the first shard that is missing, of another size, or has a damaged header or index."""
     for shard in index.shards:
         try:
             size = shard_bytes(index.cache.shard(shard.digest))
@@ -112,15 +130,48 @@ def check_shards(index: Index) -> None:
         raise CacheError(error.message, hint=hint) from None
 
 
-def _plan(index: Index, config: Config) -> StepPlan:
-    plan = step_plan(index.counts, seed=config.seed, batch_size=config.batch_size, micro_batch=config.micro_batch,
-                     underfill=config.underfill)
+def _plan(index: Index, config: Config, planned: int | None) -> StepPlan:
+    whole = planned is not None and config.batch_size % planned == 0
+    plan = step_plan(index.counts, seed=config.seed, batch_size=config.batch_size,
+                     micro_batch=planned if planned and whole else config.micro_batch, underfill=config.underfill)
     if not plan.steps_per_epoch:
         require_steps(plan, index.manifest.buckets, index.names(plan.left_out(0)) if sum(plan.counts) else ())
     return plan
 
 
-def _check_model(model: Path, manifest: Manifest, index: Index | None) -> None:
+def _steps(config: Config, plan: StepPlan) -> int:
+    return config.steps or (config.epochs or 0) * plan.steps_per_epoch
+
+
+def _check_warmup(config: Config, plan: StepPlan | None) -> None:
+    steps = 0 if plan is None else _steps(config, plan)
+    if plan is not None and config.schedule.warmup > steps:
+        raise ConfigError(f"schedule.warmup is {config.schedule.warmup}, and the run has {steps} steps, so that the "
+                          "learning rate would never reach optimizer.lr", hint=f"--set schedule.warmup={steps // 10}")
+
+
+def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
+           faults: list[Problem]) -> _Model | None:
+    """What is known of the model; its faults are noted one by one."""
+    path = locate(asked.model or manifest.model, download=asked.download)
+    numbers: int | None = None
+    base: Mapping[str, str] | None = None
+    others: Mapping[str, str] | None = None
+    with _Noting(faults):
+        _check_shapes(path, manifest, index)
+    with _Noting(faults):
+        numbers = trained_numbers(read_weights(path), config)
+    with remembered_digests() as digest:
+        with _Noting(faults):
+            base = base_fingerprints(path, digest)
+        with _Noting(faults):
+            others = _check_encoders(path, manifest, asked.other_encoders, digest)
+    if numbers is None or base is None or others is None:
+        return None
+    return _Model(path=path, base=base, others=others, numbers=numbers)
+
+
+def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
     family = infer_family(model)
     if family != manifest.family:
         raise ModelError(f"model {model} is of family '{family}', and the manifest of '{manifest.family}'")
@@ -132,20 +183,19 @@ def _check_model(model: Path, manifest: Manifest, index: Index | None) -> None:
         if config.get(name) != value:
             raise ModelError(f"{model / 'unet'} has {name} {config.get(name)!r}, and the cache's rows have {value}",
                              hint="train the model that the cache was made for, or run prep encode with this one")
-    read_config(model / "scheduler" / "scheduler_config.json")
 
 
-def _check_encoders(model: Path, manifest: Manifest, allowed: bool) -> Mapping[str, str]:
+def _check_encoders(model: Path, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:
     """The model's encoders that did not make the cache, by name. Raises `ModelError` unless they are allowed."""
-    mine = {"vae": vae_fingerprint(model), "text": text_fingerprint(model)}
+    mine = {"vae": vae_fingerprint(model, digest), "text": text_fingerprint(model, digest)}
     made = manifest.document["models"]
     others = {name: digest for name, digest in mine.items() if digest != made.get(name)}
     if others and not allowed:
         spelled = {"vae": "VAE", "text": "text encoder"}
-        name, digest = next(iter(others.items()))
+        name, found = next(iter(others.items()))
         raise ModelError(
             f"the {' and the '.join(spelled[other] for other in others)} of {model} did not make this cache: "
-            f"{spelled[name]} is {digest[:12]}, expected {str(made.get(name))[:12]}",
+            f"{spelled[name]} is {found[:12]}, expected {str(made.get(name))[:12]}",
             hint="run prep encode with this model, or add --allow-other-encoders if the difference is meant")
     return others
 

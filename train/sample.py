@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -11,23 +11,25 @@ from typing import Literal
 import numpy as np
 import torch
 
-from prep.errors import CacheError, PathError
+from prep.errors import CacheError, Problem
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
+from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
-from prep.recipe.prompts import read_prompts
+from prep.recipe.prompts import Prompt, read_prompts
 from train.check import check
 from train.models.denoiser import load
-from train.runs import checkpoint
-from train.runs.directory import Run, read_run
-from train.sampling.grid import grid_png
-from train.sampling.prompts import Found, current, look_up
+from train.runs.directory import Run, read_run, require_manifest
+from train.runs.resume import Start, find_start
+from train.sampling.grid import columns_of, grid_png
+from train.sampling.prompts import Found, PromptRows, current, look_up
 from train.sampling.sampler import pictures
 from train.setup import Setup
-from train.state import WEIGHTS, put_weights
+from train.state import averaged, put_weights
 
 Which = Literal["before", "after"]
+Encode = Callable[[Index, Path, Sequence[Prompt], torch.device], tuple[PromptRows, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +39,7 @@ class SampleRequest:
     folder: Path
     which: tuple[Which, ...]
     prompts: Path | None = None
+    texts: tuple[Prompt, ...] = ()  # prompts given as such; with them no prompt file is read
     checkpoint: str | None = None
     manifest: Path | None = None
     model: str | None = None
@@ -54,31 +57,39 @@ class Shown:
     pictures: tuple[np.ndarray, ...]  # in the order of the grid
 
 
-def show(wanted: SampleRequest, device: torch.device, out: Path) -> Shown:
-    """Writes the grid to `out`: a row a prompt, before and after in columns. Raises what `train check` would find."""
+def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode | None = None) -> Shown:
+    """Writes the grid to `out`: a row a prompt, before and after in columns. `encode` makes the rows of `texts`.
+
+    Nothing but the grid is written. Raises what `train check` would find.
+    """
     run = read_run(wanted.folder)
-    setup = _setup(run, wanted)
+    start = _start(wanted) if "after" in wanted.which else None
+    setup = _setup(run, wanted, start)
     _check_output(out, setup)
-    folder = _checkpoint(wanted) if "after" in wanted.which else None
     rows = Rows(setup.index)
-    found = _prompts(wanted, setup)
-    settings = replace(setup.config.sample, **{name: value for name in ("steps", "guidance", "seed")
-                                               if (value := getattr(wanted, name)) is not None})
-    columns: list[list[np.ndarray]] = []
-    for which in wanted.which:
-        denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after")
-        if which == "after" and folder is not None:
-            average = folder / "ema.safetensors"
-            weights = average if average.is_file() else folder / WEIGHTS[setup.config.method]
-            put_weights(denoiser.parameters, setup, weights)
-        columns.append(pictures(denoiser, rows, setup.model, found.prompts, settings))
-        del denoiser  # before the next is loaded
+    if wanted.texts:
+        assert encode is not None, "texts need an encoder"
+        found = Found(prompts=encode(setup.index, setup.model, wanted.texts, device))
+    else:
+        found = _prompts(wanted, setup)
+    columns = [_column(which, setup, start, device, rows, found, wanted) for which in wanted.which]
     cells = [picture for row in zip(*columns, strict=True) for picture in row]
     heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
     labels = [head + prompt.prompt for prompt in found.prompts for head in heads]
-    wide = len(columns) if len(columns) > 1 else math.ceil(math.sqrt(len(cells)))
-    write_atomic(out, grid_png(cells, labels, wide))
-    return Shown(warnings=found.warnings, pictures=tuple(cells))
+    write_atomic(out, grid_png(cells, labels, len(columns) if len(columns) > 1 else columns_of(len(cells))))
+    return Shown(warnings=(*found.warnings, *_other_base(setup, start)), pictures=tuple(cells))
+
+
+def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, found: Found,
+            wanted: SampleRequest) -> list[np.ndarray]:
+    """Pictures of the model before or after training; the model is freed afterwards."""
+    settings = replace(setup.config.sample, **{name: value for name in ("steps", "guidance", "seed")
+                                               if (value := getattr(wanted, name)) is not None})
+    denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after")
+    if which == "after":
+        assert start is not None
+        put_weights(denoiser.parameters, start, averaged(start))
+    return pictures(denoiser, rows, setup.model, found.prompts, settings)
 
 
 def _check_output(out: Path, setup: Setup) -> None:
@@ -91,36 +102,44 @@ def _check_output(out: Path, setup: Setup) -> None:
     check_replaceable(out, "PNG picture", lambda start: start.startswith(b"\x89PNG"))
 
 
-def _setup(run: Run, wanted: SampleRequest) -> Setup:
+def _setup(run: Run, wanted: SampleRequest, start: Start | None) -> Setup:
+    """What the checkpoint, or else the run, was trained with."""
     asked = replace(run.asked, download=wanted.download, model=wanted.model or run.asked.model,
                     manifest=wanted.manifest or run.asked.manifest)
-    report = check(asked, run.config)
+    if wanted.manifest is None:
+        require_manifest(run)
+    report = check(asked, run.config if start is None else start.config)
     if report.setup is None:
         raise report.faults[0]
     return report.setup
 
 
-def _checkpoint(wanted: SampleRequest) -> Path:
-    folders = checkpoint.list_checkpoints(wanted.folder)
-    names = [folder.name for folder in folders]
-    if wanted.checkpoint is None and folders:
-        return folders[-1]
-    if wanted.checkpoint in names:
-        return folders[names.index(wanted.checkpoint)]
-    seen = "no checkpoint" if wanted.checkpoint is None else f"no checkpoint '{wanted.checkpoint}'"
-    raise PathError(f"{wanted.folder} has {seen}, expected one of: {', '.join(names) or 'none is there yet'}",
-                    hint="--base shows the model as it was before training")
+def _other_base(setup: Setup, start: Start | None) -> list[str]:
+    """A warning for each part of the model that is not the one that the checkpoint was trained on."""
+    return [] if start is None else [
+        f"the {part} of {setup.model} is not the one that {start.folder.name} was trained on: it is "
+        f"{setup.base.get(part, 'none')[:12]}, expected {digest[:12]}"
+        for part, digest in start.state.base.items() if setup.base.get(part) != digest]
+
+
+def _start(wanted: SampleRequest) -> Start:
+    try:
+        return find_start(wanted.folder, wanted.checkpoint)
+    except Problem as error:
+        error.hint = "--checkpoint names another checkpoint, --base shows the model as it was before training"
+        raise
 
 
 def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
     if wanted.prompts is None:
         found = current(setup.index)
     else:
-        _, pairs = read_prompts(wanted.prompts)
-        found = look_up(setup.index, pairs, wanted.prompts)
+        _, prompts = read_prompts(wanted.prompts)
+        found = look_up(setup.index, prompts, wanted.prompts)
     if not found.prompts:
         named = wanted.prompts or Path("prompts.txt")
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
-                         "the manifest has no sample prompts",
-                         hint=encode_command(setup.manifest, f" --prompts {shlex.quote(str(named))}"))
+                         "the manifest has no sample prompts and no captions",
+                         hint="--prompt TEXT encodes a prompt itself; this keeps the rows of a file: "
+                         + encode_command(setup.manifest, f" --prompts {shlex.quote(str(named))}"))
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prep.batching.plan import StepPlan
 from prep.errors import Problem
+from prep.loader.identity import Identity, identify
 from prep.loader.index import Index
 from prep.manifest.document import Manifest
 from train.config.schema import Config
@@ -27,14 +28,24 @@ class RunRequest:
 class Setup:
     """A run that may begin."""
 
+    asked: RunRequest
     config: Config
     manifest: Manifest
     index: Index
-    plan: StepPlan
-    steps: int  # in all
+    plan: StepPlan  # its micro-batches are those of the run's first start; config.micro_batch may cut them further
+    steps: int  # in total
+    masked: bool  # whether masks are used
     model: Path
+    base: Mapping[str, str]  # fingerprints of denoiser and scheduler
+    numbers: int  # how many are trained
     prediction: str
     others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
+    adopted: tuple[Mapping[str, object], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
+
+    @property
+    def identity(self) -> Identity:
+        """What decides the steps, as far as the data does. Raises `CacheError`."""
+        return identify(self.index, masked=self.masked, prediction=self.prediction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,3 +57,4 @@ class CheckReport:
     plan: StepPlan | None
     left_out: tuple[str, ...]  # names of samples that the first epoch does not show
     repeated: tuple[str, ...]  # names of samples that it shows again to fill up
+    notes: tuple[str, ...] = ()  # what is worth knowing and stops nothing

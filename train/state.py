@@ -11,16 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prep.errors import CacheError, ModelError
 from prep.loader.device import to_device
 from train.config.load import as_table
+from train.config.schema import Config
 from train.models import lora
+from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.optim import ema, schedule
 from train.optim.ema import Shadow
-from train.runs.checkpoint import Part, copy_into, read_tensors
+from train.runs.checkpoint import DataFacts, State
+from train.runs.checkpoint_files import Part, copy_into, read_tensors, tensor_names
+from train.runs.resume import Start
+from train.runs.safetensors_reader import Wanted
 from train.setup import Setup
 
 WEIGHTS = {"lora": "lora.safetensors", "full": "unet/diffusion_pytorch_model.safetensors"}
+OPTIMIZER, AVERAGE = "optimizer.safetensors", "ema.safetensors"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
 EMA_METADATA = {"latentry.weights": "moving average"}  # of a file that has it instead of the last weights
 
@@ -35,101 +43,155 @@ class TrainState:
 
 
 def create_state(setup: Setup, device: torch.device) -> TrainState:
-    """A trainee at step 0."""
+    """A run's state at step 0. Raises `ModelError`, also when the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
     denoiser = load(setup.model, config, setup.prediction, device)
+    with remembered_digests() as digest:
+        found = base_fingerprints(setup.model, digest)
+    if found != setup.base:
+        raise ModelError(f"{setup.model} changed while it was loaded: it is {describe_base(found)}, and was "
+                         f"{describe_base(setup.base)}", hint="try again when nobody writes to it")
     optimizer = torch.optim.AdamW(denoiser.parameters.values(), lr=chosen.lr, betas=chosen.betas, eps=chosen.eps,
                                   weight_decay=chosen.weight_decay)
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
     return TrainState(denoiser=denoiser, optimizer=optimizer, shadow=shadow)
 
 
-def apply_gradients(trainee: TrainState, setup: Setup, step: int, weight: Tensor) -> tuple[float, float]:
-    """Ends step `step` (from 0): the gradients, sums so far, are divided by `weight`, clipped and followed.
-
-    Returns the gradient's norm before clipping, and the learning rate.
-    """
-    chosen = setup.config.optimizer
+def scale_gradients(trainee: TrainState, setup: Setup, weight: Tensor) -> float:
+    """Divides the gradients, sums so far, by `weight` and clips them; returns their norm before that."""
     held = [value for value in trainee.denoiser.parameters.values() if value.grad is not None]
     with torch.no_grad():
         for value in held:
             assert value.grad is not None
             value.grad.div_(weight.clamp(min=1e-12))  # all masks empty and no weight outside: the error is 0 too
-    norm = torch.nn.utils.clip_grad_norm_(held, chosen.clip or float("inf"))
-    rate = chosen.lr * schedule.factor(setup.config.schedule, step, setup.steps)
+    return float(torch.nn.utils.clip_grad_norm_(held, setup.config.optimizer.clip or float("inf")))
+
+
+def apply_gradients(trainee: TrainState, setup: Setup, step: int) -> float:
+    """The update of step `step` (from 0): optimizer and moving average follow the gradients. Returns the rate."""
+    rate = setup.config.optimizer.lr * schedule.factor(setup.config.schedule, step, setup.steps)
     for group in trainee.optimizer.param_groups:
         group["lr"] = rate
     trainee.optimizer.step()
     trainee.optimizer.zero_grad(set_to_none=True)
     if trainee.shadow is not None:
         ema.update(trainee.shadow, trainee.denoiser.parameters, ema.decay_at(step, setup.config.ema.decay))
-    return float(norm), rate
+    return rate
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------
+
+
+def state_of(setup: Setup, step: int) -> State:
+    """What state.json says beside the files."""
+    identity = setup.identity
+    return State(step=step, manifest=setup.manifest.digest, config=as_table(setup.config), base=setup.base,
+                 data=DataFacts(digest=identity.digest, facts=identity.facts), micro_batch=setup.plan.micro_batch,
+                 adopted=setup.adopted)
 
 
 def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
     """The files of a checkpoint."""
     parameters = trainee.denoiser.parameters
-    told = metadata(setup, step, parameters)
-    yield from weight_parts(trainee.denoiser, parameters, setup, told, WEIGHTS[setup.config.method])
+    facts = metadata(setup, step, parameters)
+    yield from weight_parts(trainee.denoiser, parameters, setup, facts, WEIGHTS[setup.config.method])
     moments = {f"{kind}/{name}": value for name, parameter in parameters.items()
                for kind, value in trainee.optimizer.state[parameter].items()}
-    yield Part(name="optimizer.safetensors", tensors=moments)
+    yield Part(name=OPTIMIZER, tensors=moments)
     if trainee.shadow is not None:
-        averaged = dict(trainee.shadow)
-        if setup.config.method == "lora":
-            averaged = lora.pack(trainee.shadow, setup.config.lora)
-        yield Part(name="ema.safetensors", tensors=averaged, metadata={**told, **EMA_METADATA})
+        yield Part(name=AVERAGE, tensors=_packed(trainee.shadow, setup.config), metadata={**facts, **EMA_METADATA})
 
 
-def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup, told: Mapping[str, str],
+def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup, facts: Mapping[str, str],
                  name: str) -> Iterator[Part]:
     """What is trained, as others load it: a LoRA file, or a diffusers directory's weights and config."""
-    if setup.config.method == "lora":
-        yield Part(name=name, tensors=lora.pack(values, setup.config.lora), metadata=told)
-        return
-    yield Part(name=name, tensors=values, metadata=told)
-    config = json.loads(denoiser.unet.to_json_string())
-    config.pop("_name_or_path", None)  # a path of this machine
-    yield Part(name=str(Path(name).with_name("config.json")), data=json.dumps(config, indent=2).encode() + b"\n")
-
-
-def restore(trainee: TrainState, setup: Setup, folder: Path) -> None:
-    """Puts a checkpoint's values back, bit by bit. Raises `CacheError`."""
-    parameters = trainee.denoiser.parameters
-    put_weights(parameters, setup, folder / WEIGHTS[setup.config.method])
-    path = folder / "optimizer.safetensors"
-    moments = read_tensors(path)
-    for name, parameter in parameters.items():
-        kept = {key.partition("/")[0]: value for key, value in moments.items() if key.partition("/")[2] == name}
-        trainee.optimizer.state[parameter] = {
-            kind: value if kind == "step" else to_device(value, parameter.device) for kind, value in kept.items()}
-    if trainee.shadow is not None:
-        put_weights(trainee.shadow, setup, folder / "ema.safetensors")
-
-
-def put_weights(targets: Mapping[str, Tensor], setup: Setup, path: Path) -> None:
-    """Copies a file's weights into `targets`. Raises `CacheError`."""
-    values = read_tensors(path)
-    if setup.config.method == "lora":
-        values = lora.unpack(values, targets, setup.config.lora)
-    copy_into(targets, values, path)
+    yield Part(name=name, tensors=_packed(values, setup.config), metadata=facts)
+    if setup.config.method == "full":
+        config = json.loads(denoiser.unet.to_json_string())
+        config.pop("_name_or_path", None)  # a path of this machine
+        data = json.dumps(config, indent=2).encode() + b"\n"
+        yield Part(name=Path(name).with_name("config.json").as_posix(), data=data)
 
 
 def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str]:
-    """What a file of weights says of itself: where it comes from, and with which settings."""
-    facts = {"latentry.manifest": setup.manifest.digest, "latentry.step": str(step),
-             "latentry.config": json.dumps(as_table(setup.config), sort_keys=True),
-             "latentry.models": json.dumps(setup.manifest.document["models"], sort_keys=True)}
+    """What a file of weights says of itself: data, model, settings, and what was accepted on the way."""
+    facts = {"latentry.manifest": setup.manifest.digest, "latentry.data": setup.identity.digest,
+             "latentry.step": str(step), "latentry.config": json.dumps(as_table(setup.config), sort_keys=True),
+             "latentry.models": json.dumps(setup.manifest.document["models"], sort_keys=True),
+             "latentry.base": json.dumps(dict(setup.base), sort_keys=True)}
     if setup.others:
         facts["latentry.other_encoders"] = json.dumps(dict(setup.others), sort_keys=True)
+    if setup.adopted:
+        facts["latentry.adopted"] = json.dumps([dict(each) for each in setup.adopted], sort_keys=True)
     if setup.config.method == "lora":
         facts.update(lora.describe(names, setup.config.lora))
     return facts
 
 
 def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Iterator[Part]:
-    """What the run hands out: the moving average when there is one (its metadata say so), else the weights."""
+    """The result of the run: the moving average when there is one (its metadata say so), else the weights."""
     parameters = trainee.denoiser.parameters
-    told = {**metadata(setup, step, parameters), **({} if trainee.shadow is None else EMA_METADATA)}
+    facts = {**metadata(setup, step, parameters), **({} if trainee.shadow is None else EMA_METADATA)}
     source: Mapping[str, Tensor] = parameters if trainee.shadow is None else trainee.shadow
-    yield from weight_parts(trainee.denoiser, source, setup, told, name)
+    yield from weight_parts(trainee.denoiser, source, setup, facts, name)
+
+
+def checkpoint_bytes(setup: Setup) -> int:
+    """About how large a checkpoint is: weights, two moments, and the moving average, in float32."""
+    return 4 * setup.numbers * (4 if setup.config.ema.decay else 3)
+
+
+# ---- restoring -------------------------------------------------------------------------------------------------------
+
+
+def restore(trainee: TrainState, start: Start) -> None:
+    """Puts a checkpoint's values back, bit by bit, after names, dtypes, shapes and digests were compared.
+
+    Raises `CacheError`.
+    """
+    parameters = trainee.denoiser.parameters
+    put_weights(parameters, start, WEIGHTS[start.config.method])
+    moments = read_tensors(start.folder, start.state, OPTIMIZER, _moments_of(parameters, start))
+    for name, parameter in parameters.items():
+        kept = {kind: moments[f"{kind}/{name}"] for kind in MOMENTS if f"{kind}/{name}" in moments}
+        trainee.optimizer.state[parameter] = {
+            kind: value if kind == "step" else to_device(value, parameter.device) for kind, value in kept.items()}
+    if trainee.shadow is not None:
+        put_weights(trainee.shadow, start, AVERAGE)
+
+
+def put_weights(targets: Mapping[str, Tensor], start: Start, name: str) -> None:
+    """Copies a checkpoint's weights, or its moving average, into `targets`. Raises `CacheError`."""
+    like = _packed(targets, start.config)
+    values = read_tensors(start.folder, start.state, name, {each: (value.dtype, tuple(value.shape))
+                                                            for each, value in like.items()})
+    if start.config.method == "lora":
+        values = lora.unpack(values, targets, start.config.lora)
+    copy_into(targets, values)
+
+
+def averaged(start: Start) -> str:
+    """The file of a checkpoint to make pictures with: the moving average where there is one, else the weights."""
+    return AVERAGE if AVERAGE in start.state.files else WEIGHTS[start.config.method]
+
+
+def _moments_of(parameters: Mapping[str, Tensor], start: Start) -> Wanted:
+    """The tensors that the optimizer's file should have: all moments of a parameter, or none of one without a gradient.
+
+    A parameter that never had a gradient has none. Raises `CacheError`.
+    """
+    there = tensor_names(start.folder, start.state, OPTIMIZER)
+    wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for name, parameter in parameters.items():
+        if any(f"{kind}/{name}" in there for kind in MOMENTS):
+            wanted |= {f"{kind}/{name}": (torch.float32, () if kind == "step" else tuple(parameter.shape))
+                       for kind in MOMENTS}
+    if not wanted:
+        raise CacheError(f"{start.folder / OPTIMIZER} has no moments of any parameter that is trained",
+                         hint="the checkpoint is not of this run; train again into another RUN with -o")
+    return wanted
+
+
+def _packed(values: Mapping[str, Tensor], config: Config) -> Mapping[str, Tensor]:
+    """Parameters as a file holds them."""
+    return lora.pack(values, config.lora) if config.method == "lora" else values

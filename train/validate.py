@@ -38,7 +38,7 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
     sums, counts = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0)
     latents = latents_of(setup.manifest)
     with (evaluating(denoiser), torch.no_grad(),
-          batches(rows, requests, masked=config.loss.masked, pinned=denoiser.device.type == "cuda") as feed):
+          batches(rows, requests, masked=setup.masked, pinned=denoiser.device.type == "cuda") as feed):
         for batch in feed:
             given = forward(denoiser, batch.to(denoiser.device), latents, config.loss)
             each = loss.per_sample(given.predicted_BChw, given.target_BChw, given.weight_B1hw)

@@ -213,6 +213,6 @@ def _prompt_document(wanted: ResolvedRecipe, path: Path, data: bytes | None, pro
         "file": None if file is None else relative_to_manifest(file, path),
         "digest": None if data is None else digest_bytes(data),
         "unconditional": row(wanted.wants.unconditional),
-        "samples": [{"prompt": prompt.prompt, "negative": prompt.negative, "positive": row(prompt.positive_key),
+        "samples": [{**prompt.as_document(), "positive": row(prompt.positive_key),
                      "negative_row": row(prompt.negative_key)} for prompt in prompts],
     }

@@ -71,4 +71,4 @@ def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> di
 
 
 def _prompt(prompt: PromptTarget) -> dict[str, Any]:
-    return {"prompt": prompt.prompt, "negative": prompt.negative, "positive": _ROW, "negative_row": _ROW}
+    return {**prompt.as_document(), "positive": _ROW, "negative_row": _ROW}

@@ -19,7 +19,7 @@ from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
 from prep.models.pipeline import infer_family, latent_factors, prediction_of, text_width
 from prep.progress import DeferredTotal, Progress, phase, silent
-from prep.recipe.prompts import PromptPair
+from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
 
 
@@ -43,7 +43,7 @@ class ResolvedRecipe:
         return Expected(digest=str(self.contexts.by_field()[field][name]), file_digest=self.file_digest)
 
 
-def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[PromptPair], *, jobs: int,
+def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
                    progress: Progress = silent) -> ResolvedRecipe:
     """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
     family = recipe.model.family or infer_family(model)

@@ -30,7 +30,7 @@ from prep.manifest.document import Manifest, looks_like_manifest
 from prep.manifest.opened import findings_of, open_manifest
 from prep.models.hub import locate
 from prep.progress import Progress
-from prep.recipe.prompts import PromptPair, read_prompts
+from prep.recipe.prompts import Prompt, read_prompts
 from prep.recipe.schema import Recipe
 from prep.runtime import gc_disabled, gc_enabled
 
@@ -175,7 +175,7 @@ def _model(call: EncodeCall) -> Path:
     return locate(call.recipe.model.path, download=call.download and not call.dry_run)
 
 
-def _prompts(recipe: Recipe) -> tuple[bytes | None, list[PromptPair]]:
+def _prompts(recipe: Recipe) -> tuple[bytes | None, list[Prompt]]:
     if recipe.prompts is None:
         return None, []
     data, prompts = read_prompts(recipe.prompts)

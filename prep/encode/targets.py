@@ -20,7 +20,7 @@ from prep.geometry import Placement, Size
 from prep.keys import LatentKeys, MaskKeys, TextKeys
 from prep.manifest.samples import Sample, Text, View
 from prep.parse import RGB, color_of
-from prep.recipe.prompts import PromptPair
+from prep.recipe.prompts import Prompt, PromptSettings
 from prep.recipe.schema import Recipe
 
 
@@ -52,6 +52,12 @@ class PromptTarget:
     negative: str | None  # None: the unconditional row
     positive_key: str
     negative_key: str
+    settings: PromptSettings  # of its pictures; no part of the keys
+
+    def as_document(self) -> dict[str, Any]:
+        """What a manifest says of it beside the places of its rows; one without settings has no such key."""
+        settings = self.settings.as_document()
+        return {"prompt": self.prompt, "negative": self.negative, **({"settings": settings} if settings else {})}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +111,7 @@ class Targets:
 
 
 def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, contexts: Contexts,
-               prompts: Sequence[PromptPair]) -> Targets:
+               prompts: Sequence[Prompt]) -> Targets:
     """The wants of a recipe whose items went into `bucketing` in the survey's order."""
     roles = roles_of(recipe, survey.items)[0]
     keys = _Keys.of(recipe, contexts)
@@ -124,7 +130,7 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
                 masks.setdefault(mask.key, mask)
             views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key))
         samples.append(_sample(seat, recipe, tuple(views), keys.text))
-    rows = tuple(_prompt(prompt, negative, keys.text) for prompt, negative in prompts)
+    rows = tuple(_prompt(prompt, keys.text) for prompt in prompts)
     return Targets(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
                    masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
                    findings=(*survey.findings, *bucketing.findings),
@@ -181,9 +187,10 @@ def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: Tex
                   weight=source.weight)
 
 
-def _prompt(prompt: str, negative: str | None, keys: TextKeys) -> PromptTarget:
-    negative_key = keys.unconditional if negative is None else keys.key(negative)
-    return PromptTarget(prompt=prompt, negative=negative, positive_key=keys.key(prompt), negative_key=negative_key)
+def _prompt(prompt: Prompt, keys: TextKeys) -> PromptTarget:
+    negative_key = keys.unconditional if prompt.negative is None else keys.key(prompt.negative)
+    return PromptTarget(prompt=prompt.text, negative=prompt.negative, positive_key=keys.key(prompt.text),
+                        negative_key=negative_key, settings=prompt.settings)
 
 
 def _text_works(samples: Iterable[Sample], prompts: Iterable[PromptTarget], unconditional: str) -> dict[str,

@@ -41,15 +41,21 @@ class BatchRequest:
     last: bool  # of its step
 
 
-def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float,
-             timesteps: int) -> Iterator[BatchRequest]:
-    """The micro-batches of steps `first` to `total`, in order."""
+def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
+             most: int | None = None) -> Iterator[BatchRequest]:
+    """The micro-batches of steps `first` to `total`, in order, cut into forward passes of at most `most` samples.
+
+    A cut changes no step: it has the same samples with the same draws.
+    """
     for step in range(first, total):
         parts = plan.at(step)
         epoch = step // plan.steps_per_epoch
         for number, part in enumerate(parts):
             shots = tuple(_shots(index, part, plan.seed, epoch, dropout, timesteps))
-            yield BatchRequest(bucket=part.bucket, shots=shots, last=number == len(parts) - 1)
+            starts = range(0, len(shots), most or len(shots))
+            for start in starts:
+                last = number == len(parts) - 1 and start == starts[-1]
+                yield BatchRequest(bucket=part.bucket, shots=shots[start : start + starts.step], last=last)
 
 
 def validation(index: Index, micro_batch: int, *, count: int, timesteps: int) -> Iterator[BatchRequest]:

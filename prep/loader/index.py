@@ -53,6 +53,11 @@ class Index:
         """By bucket, how many occurrences its first 1, 2, … samples have."""
         return tuple(np.cumsum(self.samples.repeats[members], dtype=np.int64) for members in self.training)
 
+    @cached_property
+    def identities(self) -> dict[object, object]:
+        """What `prep.loader.identity` has found out about this index."""
+        return {}
+
     @property
     def masked(self) -> int:
         """How many samples have a mask of their own."""

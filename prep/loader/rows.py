@@ -5,7 +5,7 @@ B samples; no other dimension matters here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -73,6 +73,20 @@ class Rows:
         out = torch.empty((len(refs), *self.index.text_shapes["hidden"]), dtype=dtype)
         self.fill(out, "text", "hidden", refs)
         return out
+
+    def not_finite(self, shots: Iterable[Draw]) -> list[tuple[str, Draw, RowRef]]:
+        """Which latent and text rows of `shots` hold values that are not finite: (field, shot, place)."""
+        found: list[tuple[str, Draw, RowRef]] = []
+        for shot in shots:
+            bucket = int(self.index.samples.bucket[shot.sample])
+            for field, array, ref in (("latent", "latent", self.latent_ref(shot)),
+                                      ("text", "hidden", self.text_ref(shot))):
+                dtype = DTYPES[str(self.index.manifest.fields[field].arrays[array]["dtype"])]
+                row = torch.empty((1, *self.index.shape(field, bucket)[array]), dtype=dtype)
+                self.fill(row, field, array, [ref])
+                if not row.isfinite().all():
+                    found.append((field, shot, ref))
+        return found
 
     def advise(self, request: BatchRequest, masked: bool) -> None:
         """Tells the kernel which rows come soon; what is missing or damaged is told when it is read."""

@@ -6,19 +6,19 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from prep.batching.split import ROLES
-from prep.cache.ledger.columns import KEY, Column
-from prep.cache.shard_header import read_keys
+from prep.cache.ledger.columns import Column
 from prep.digest import canonical
 from prep.errors import CacheError
 from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
+from prep.manifest.shards import keys_at
 
 T = TypeVar("T")
 NOUNS = {"latent": "latents", "mask": "masks", "text": "text rows"}
@@ -55,19 +55,10 @@ class DiffSide:
         places = [prompts["unconditional"], *(one[name] for one in prompts["samples"]
                                               for name in ("positive", "negative_row"))]
         texts = [np.append(samples.texts[name], [place[name] for place in places]) for name in ("shard", "row")]
-        return {"latent": self._keys_at(samples.views["latent_shard"], samples.views["latent_row"]),
-                "mask": self._keys_at(samples.views["mask_shard"], samples.views["mask_row"]),
-                "text": self._keys_at(texts[0], texts[1])}
-
-    def _keys_at(self, shard: Column, row: Column) -> Column:
-        found = np.zeros(len(shard), KEY)
-        order = np.argsort(shard, kind="stable")
-        numbers, starts = np.unique(shard[order], return_index=True)
-        for number, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-            if number >= 0:
-                keys = read_keys(self.audit.cache, self.audit.shards[number]["digest"])
-                found[mine] = np.frombuffer(keys.tobytes(), KEY)[row[mine]]
-        return found
+        keys = partial(keys_at, self.audit.cache, [shard["digest"] for shard in self.audit.shards])
+        return {"latent": keys(samples.views["latent_shard"], samples.views["latent_row"]),
+                "mask": keys(samples.views["mask_shard"], samples.views["mask_row"]),
+                "text": keys(texts[0], texts[1])}
 
 
 def compare(first: Manifest, second: Manifest) -> dict[str, Any]:

@@ -35,6 +35,8 @@ KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction"
 MOST_BUCKETS = 4096
 MOST_SIDE = 1 << 17  # pixels of a bucket's side
 MOST_AREA = 1 << 29  # pixels of a bucket: twice the square of the largest resolution
+PROMPT_NUMBERS = {"width": (8, 8192), "height": (8, 8192), "seed": (0, (1 << 53) - 1), "steps": (1, 1000)}
+PROMPT_GUIDANCE = (1, 100)
 SCALE = 1e6  # scaling and shift of latents lie within it
 
 
@@ -192,12 +194,23 @@ def _check_prompts(prompts: dict[str, Any]) -> None:
 
 def _check_prompt(value: Any, where: str) -> None:
     table = expect(value, dict, where)
-    _exactly(table, ("prompt", "negative", "positive", "negative_row"), where)
+    _exactly({name: each for name, each in table.items() if name != "settings"},
+             ("prompt", "negative", "positive", "negative_row"), where)
+    if "settings" in table:
+        _check_prompt_settings(expect(table["settings"], dict, f"{where}.settings"), f"{where}.settings")
     expect(table["prompt"], str, f"{where}.prompt")
     if table["negative"] is not None:
         expect(table["negative"], str, f"{where}.negative")
     _check_row(table["positive"], f"{where}.positive")
     _check_row(table["negative_row"], f"{where}.negative_row")
+
+
+def _check_prompt_settings(settings: dict[str, Any], where: str) -> None:
+    """What a prompt sets for its own pictures: whole numbers, and the guidance scale as a decimal string."""
+    known_keys(settings, (*PROMPT_NUMBERS, "guidance"), where)
+    for name, value in settings.items():
+        number = float(decimal(value, f"{where}.guidance")) if name == "guidance" else count(value, f"{where}.{name}")
+        within(number, *PROMPT_NUMBERS.get(name, PROMPT_GUIDANCE), f"{where}.{name}")
 
 
 def _check_row(value: Any, where: str) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from prep.arrays import ITEM_BYTES, ArraySpec
 from prep.cache import shard_format
+from prep.cache.ledger.columns import KEY, Column
+from prep.cache.shard_header import read_keys
+from prep.cache.store import Cache
 from prep.digest import canonical
 from prep.errors import CacheError
 from prep.parse import Unparsed, brief, expect, list_of, one_of, within
@@ -50,6 +54,21 @@ def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
         before = (facts.field, facts.digest)
         found.append(facts)
     return tuple(found)
+
+
+def keys_at(cache: Cache, digests: Sequence[str], shard: Column, row: Column) -> Column:
+    """The keys (S32) of rows given as shard number and row; empty bytes where the number is -1. Raises `CacheError`."""
+    found = np.zeros(len(shard), KEY)
+    order = np.argsort(shard, kind="stable")
+    numbers, starts = np.unique(shard[order], return_index=True)
+    for number, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+        if number >= 0:
+            keys = np.frombuffer(read_keys(cache, digests[number]).tobytes(), KEY)
+            if len(keys) <= row[mine].max():
+                raise CacheError(f"shard {digests[number]} has {len(keys)} rows, expected more than {row[mine].max()}",
+                                 hint=HINT)
+            found[mine] = keys[row[mine]]
+    return found
 
 
 def _facts(row: Mapping[str, Any]) -> ShardFacts:

@@ -1,35 +1,145 @@
-"""Prompt files: one prompt a line, `prompt --n negative`; blank lines and lines that begin with `#` say nothing."""
+r"""Prompt files: one prompt per line, with kohya's options after it. Blank lines and lines starting with # are skipped.
+
+    a red circle on a table --n blurry, dark --w 512 --h 768 --d 42 --s 30 --l 7.5
+
+`--n` is the negative prompt, `--w` and `--h` the size in pixels, `--d` the seed, `--s` the sampler steps, `--l` the
+guidance scale: those of sd-scripts (`line_to_prompt_dict` in library/train_util.py), which drops what it does not know.
+Here an unknown option is an error, since its text would be neither prompt nor option. `\--x` is the text `--x`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from prep.errors import PathError
+from prep.errors import ConfigError, PathError
 from prep.fs.untrusted import read_regular
+from prep.parse import BRIEF
 
-MOST = 1 << 24  # bytes; prep encode takes fewer
-PromptPair = tuple[str, str | None]  # a prompt and its negative; None: none given
+MOST = 1 << 24  # bytes; prep encode accepts fewer
+MOST_SIDE = 8192  # pixels
+MOST_SEED = (1 << 53) - 1  # what every reader of JSON keeps exact
+_OPTION = re.compile(r"(?:^|(?<=\s))--(?=\w)(\S*)")
+_ESCAPED = re.compile(r"(?:^|(?<=\s))\\--")
+CELL = 8  # pixels: width and height are multiples of it, as those of latents are
+# Option → what it sets, its bounds, and what it is a multiple of.
+_NUMBERS: Mapping[str, tuple[str, int, int, int]] = {
+    "w": ("width", CELL, MOST_SIDE, CELL), "h": ("height", CELL, MOST_SIDE, CELL), "d": ("seed", 0, MOST_SEED, 1),
+    "s": ("steps", 1, 1000, 1),
+}  # fmt: skip
+GUIDANCE = (1, 100)
+_WORDS = {"n": "negative", "l": "guidance"}
 
 
-def read_prompts(path: Path) -> tuple[bytes, list[PromptPair]]:
-    """The bytes of a prompt file, and its prompts.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSettings:
+    """What a prompt sets for its own pictures; `None` where it follows the run's settings."""
 
-    Raises `PathError` where it cannot be read, is no file of a few pages (a manifest may name anything), or not UTF-8.
+    width: int | None = None  # pixels
+    height: int | None = None
+    seed: int | None = None
+    steps: int | None = None  # of the sampler
+    guidance: float | None = None
+
+    def as_document(self) -> dict[str, int | str]:
+        """As a manifest has them: only what is set, guidance as a decimal string."""
+        found = {name: getattr(self, name) for name in ("width", "height", "seed", "steps", "guidance")}
+        return {name: f"{value:.10g}" if name == "guidance" else value for name, value in found.items()
+                if value is not None}
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> PromptSettings:
+        """The reverse of `as_document`; the document was checked."""
+        values: dict[str, Any] = {**document}
+        if "guidance" in values:
+            values["guidance"] = float(values["guidance"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One line of a prompt file."""
+
+    text: str
+    negative: str | None  # None: none given
+    settings: PromptSettings
+    line: int  # from 1
+
+
+def read_prompts(path: Path, *, echo: bool = True) -> tuple[bytes, list[Prompt]]:
+    """The bytes of a prompt file, and its prompts. Without `echo`, messages repeat nothing of its content.
+
+    Raises `PathError` unless it is a regular, small file of UTF-8 that can be read; `ConfigError` for a bad line.
     """
+    data = read_prompt_file(path)
+    return data, prompts_of(data, path, echo=echo)
+
+
+def read_prompt_file(path: Path) -> bytes:
+    """The bytes of a prompt file. Raises `PathError` unless it is a regular, small file that can be read."""
     try:
-        data = read_regular(path.resolve(), MOST)
-        return data, list(parse_prompts(data.decode("utf-8-sig")))
-    except OSError as error:
-        raise PathError(f"cannot read prompt file {path}: {error.strerror or error}",
-                        hint="write it again, or leave [prompts] file of the recipe, or --prompts, away") from None
+        return read_regular(path.resolve(), MOST)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        raise PathError(f"cannot read prompt file {path}: {getattr(error, 'strerror', None) or 'too many links'}",
+                        hint="write the file again, or leave out --prompts, or [prompts] file in the recipe") from None
+
+
+def prompts_of(data: bytes, path: Path, *, echo: bool = True) -> list[Prompt]:
+    """The prompts in the bytes of the prompt file at `path`. Raises `PathError` for no UTF-8, `ConfigError`."""
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PathError(f"prompt file {path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    return list(parse_prompts(text, str(path), echo=echo))
 
 
-def parse_prompts(text: str) -> Iterator[PromptPair]:
-    """The prompts in the text of a prompt file."""
-    for line in text.splitlines():
+def parse_prompts(text: str, where: str = "prompts", *, echo: bool = True) -> Iterator[Prompt]:
+    """The prompts in the text of a prompt file; `where` names the file in messages. Raises `ConfigError`."""
+    for number, line in enumerate(re.split("\r\n|\r|\n", text), 1):
         if line.strip() and not line.lstrip().startswith("#"):
-            prompt, mark, negative = line.partition(" --n ")
-            yield prompt.strip(), negative.strip() if mark else None
+            yield parse_prompt(line, f"{where}, line {number}", number, echo=echo)
+
+
+def parse_prompt(line: str, where: str, number: int = 1, *, echo: bool = True) -> Prompt:
+    """One prompt with its options. Raises `ConfigError`."""
+    marks = list(_OPTION.finditer(line))
+    values: dict[str, Any] = {}
+    for mark, after in zip(marks, [*marks[1:], None], strict=False):
+        name, value = mark[1].lower(), line[mark.end() : after.start() if after else len(line)].strip()
+        target = _WORDS.get(name) or (_NUMBERS[name][0] if name in _NUMBERS else None)
+        if target is None:
+            raise _unknown(mark[0], where, echo)
+        if target in values:
+            raise ConfigError(f"{where}: --{name} is given twice, expected once")
+        values[target] = _plain(value) if name == "n" else _number(name, value, where, echo)
+    prompt = line[: marks[0].start()] if marks else line
+    if not prompt.strip():
+        raise ConfigError(f"{where}: there is no prompt before the options", hint="for example: a red circle --w 512")
+    return Prompt(text=_plain(prompt), negative=values.pop("negative", None), settings=PromptSettings(**values),
+                  line=number)
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub("--", text).strip()
+
+
+def _number(name: str, value: str, where: str, echo: bool) -> int | float:
+    low, high, unit = (*GUIDANCE, 0) if name == "l" else _NUMBERS[name][1:]
+    kind = "number" if name == "l" else "whole number"
+    pattern = r"[0-9]{1,10}(\.[0-9]{1,10})?" if name == "l" else "[0-9]{1,16}"
+    found = (float(value) if name == "l" else int(value)) if re.fullmatch(pattern, value, re.ASCII) else -1
+    if not low <= found <= high or (unit > 1 and found % unit):
+        seen = f"is {value[:BRIEF]!r}" if echo else "has another value"
+        steps = f" in multiples of {unit}" if unit > 1 else ""
+        raise ConfigError(f"{where}: --{name} {seen}, expected a {kind} from {low} to {high}{steps}")
+    return found
+
+
+def _unknown(mark: str, where: str, echo: bool) -> ConfigError:
+    seen = f"unknown option '{mark[:BRIEF]}'" if echo else "unknown option"
+    literal = f"\\{mark[:BRIEF]}" if echo else "\\--x"
+    return ConfigError(f"{where}: {seen}, expected --n, --w, --h, --d, --s or --l",
+                       hint=f"write {literal} where it is part of the prompt")

@@ -220,6 +220,6 @@ def _caption(seen: Overview) -> tuple[CaptionOptions, list[Comment]]:
 def _mask(seen: Overview) -> Iterator[Comment]:
     if masked := seen.total("masked"):
         yield Comment(at="mask", text=f"{masked} of {seen.total('pictures')} pictures have a mask; the others train "
-                      "everywhere. In train.toml: [loss] masked = true")
+                      "everywhere")
     elif seen.opened.alpha:
         yield Comment(at="mask", text='"alpha" would train what is not transparent')

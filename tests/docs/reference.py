@@ -1,4 +1,4 @@
-"""Generates `manifests/reference.md`: commands, options, exit codes and finding codes, as the code declares them."""
+"""Generates `manifests/reference.md`: commands, options, settings, exit codes, finding codes; from the code."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typer.main import get_command
 
 from prep.errors import EXIT_BUG, EXIT_FINDINGS, EXIT_INTERRUPTED, Problem
 from prep.findings import CODES
+from train.config.table import as_markdown
 
 PAGE = "manifests/reference.md"
 PROGRAMS = ("prep", "train")
 HEAD = """\
 # Reference
 
-Every command and option, exit code and finding code. Generated from the code by `make docs`: edit the help texts, not
-this page.
+Every command, option, training setting, exit code and finding code. Generated from the code by `make docs`: edit the
+help texts, not this page.
 
 """
 TYPES = {int: "INTEGER", float: "NUMBER", Path: "PATH", str: "TEXT"}
@@ -28,9 +29,11 @@ def reference() -> str:
     """The whole page as Markdown."""
     names = [f"{program} {name}" for program in PROGRAMS for name in commands(program)]
     links = " · ".join(f"[`{name}`](#{name.replace(' ', '-')})" for name in names)
-    parts = [HEAD + links + " · [exit codes](#exit-codes) · [finding codes](#finding-codes)\n"]
+    tables = ("training settings", "exit codes", "finding codes")
+    links += "".join(f" · [{name}](#{name.replace(' ', '-')})" for name in tables)
+    parts = [f"{HEAD}{links}\n"]
     parts += [_command(program, name, command) for program in PROGRAMS for name, command in commands(program).items()]
-    return "\n".join([*parts, _exit_codes(), _finding_codes()])
+    return "\n".join([*parts, _settings(), _exit_codes(), _finding_codes()])
 
 
 def commands(program: str) -> dict[str, Any]:
@@ -69,6 +72,11 @@ def _meaning(option: Any) -> str:
     shown = option.show_default if isinstance(option.show_default, str) else option.default
     plain = isinstance(shown, str | int | float | Path) and not isinstance(shown, bool) and shown != ""
     return f"{option.help} (default: {shown})" if plain and option.show_default else str(option.help)
+
+
+def _settings() -> str:
+    return ("## Training settings\n\nAll settings of `train.toml` (`train init` writes one). A resumed run may change "
+            f"those marked so.\n\n{as_markdown()}")
 
 
 def _exit_codes() -> str:

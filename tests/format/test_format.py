@@ -170,7 +170,12 @@ def test_the_schema_requires_what_the_code_requires():
     optional = {row[0] for row in rows(section(4), "key") if row[2].startswith("optional")}
     lacking = {name for name in SCHEMA["properties"]["latents"]["properties"]
                if name not in SCHEMA["properties"]["latents"]["required"]}
-    assert optional == {f"latents.{name}" for name in lacking} == {"latents.alpha"}
+    assert {f"latents.{name}" for name in lacking} == {"latents.alpha"}
+    prompt = SCHEMA["properties"]["prompts"]["properties"]["samples"]["items"]
+    assert set(prompt["properties"]) - set(prompt["required"]) == {"settings"}
+    assert set(prompt["properties"]["settings"]["properties"]) == {*document.PROMPT_NUMBERS, "guidance"}
+    assert optional == {"latents.alpha", *(f"prompts.samples[].{name}" for name in dotted(
+        {"properties": {"settings": prompt["properties"]["settings"]}}))}
 
 
 def test_the_schema_has_the_limits_of_the_code():

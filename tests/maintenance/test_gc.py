@@ -213,11 +213,13 @@ def test_training_keeps_its_cache(train, prep, gc, tiny_model, tmp_path, monkeyp
     cache = open_cache(tmp_path / "cache", create=False)
     asked: list[int] = []
 
-    def held_by_us(setup, run, place, log, *, resume):
+    def held_by_us(setup, run, place, log, start):
         with (pytest.raises(CacheError, match="is in use by another process"),
               lock_directory(cache.root, exclusive=True)):
             pass
         asked.append(1)
+        run.mkdir(exist_ok=True)
+        log.rewind(0)
         log("end", 1, result="lora.safetensors")
 
     monkeypatch.setattr("train.loop.train", held_by_us)

@@ -127,17 +127,17 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
         shards.put("mask", "mask", "uint8", masked)
         latents.update(here)
         mask_rows.update(masked)
-    pairs = list(parse_prompts(prompts or ""))
-    for words in [caption for pair in pairs for caption in pair if caption is not None]:
+    asked = list(parse_prompts(prompts or ""))
+    for words in [caption for one in asked for caption in (one.text, one.negative) if caption is not None]:
         captions[text_key(words, CONTEXT)] = exact(rng, (TOKENS, WIDTH))
     captions[unconditional_key(CONTEXT)] = exact(rng, (TOKENS, WIDTH))
     shards.put("text", "hidden", "bfloat16", captions)
-    manifest = seal(root, model, shards, samples, pairs, prompts, masks=masks, prediction=prediction, change=change)
+    manifest = seal(root, model, shards, samples, asked, prompts, masks=masks, prediction=prediction, change=change)
     return Made(manifest=manifest, latents=latents, masks=mask_rows, texts=captions, root=root,
                 samples=sorted(samples, key=lambda sample: sample.id))
 
 
-def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], pairs, prompts: str | None, *, masks: bool,
+def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], asked, prompts: str | None, *, masks: bool,
          prediction: str, change: Callable[[dict[str, Any]], None] | None) -> Manifest:
     """Tables, prompt file and document."""
     table = build_shards(shards.facts)
@@ -164,9 +164,12 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], pai
         "buckets": [{"size": list(size), **roles(samples, size)} for size in BUCKETS], "samples": roles(samples, None),
         "prompts": {"file": None if prompts is None else "prompts.txt", "unconditional": row(unconditional),
                     "digest": None if prompts is None else digest_bytes(prompts.encode()),
-                    "samples": [{"prompt": prompt, "negative": negative, "positive": row(text_key(prompt, CONTEXT)),
-                                 "negative_row": row(unconditional if negative is None else
-                                                     text_key(negative, CONTEXT))} for prompt, negative in pairs]},
+                    "samples": [{"prompt": one.text, "negative": one.negative,
+                                 "positive": row(text_key(one.text, CONTEXT)),
+                                 "negative_row": row(unconditional if one.negative is None else
+                                                     text_key(one.negative, CONTEXT)),
+                                 **({"settings": one.settings.as_document()} if one.settings.as_document() else {})}
+                                for one in asked]},
         "tables": {"samples": write_table(shards.cache, build_samples(samples, BUCKETS, shards.refs, numbers, {})),
                    "shards": write_table(shards.cache, table),
                    "findings": write_table(shards.cache, build_findings([]))},

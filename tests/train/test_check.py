@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from train.check import check
 from train.config.load import parse
@@ -191,7 +192,55 @@ def test_checking_imports_no_torch(make):
 def test_masked_loss_where_no_sample_has_a_mask(make, faults, monkeypatch):
     made = make()
     assert faults(made, {"loss": {"masked": True}}) == ()
+    assert faults(made) == ()
     monkeypatch.setattr("prep.loader.index.Index.masked", 0)
     (fault,) = faults(made, {"loss": {"masked": True}})
     assert fault.message == f"the settings ask for masked loss, and none of the {len(made.samples)} samples has a mask"
     assert fault.exit_code == 7 and "--no-masked" in fault.hint
+
+
+@pytest.mark.parametrize(("masks", "masked", "wanted"), [
+    (True, "auto", True), (True, False, False), (True, True, True), (False, "auto", False), (False, False, False)])
+def test_masks_are_used_where_there_are_some(make, masks, masked, wanted):
+    made = make(masks=masks)
+    assert check(RunRequest(manifest=made.path), parse({"loss": {"masked": masked}}, "test")).setup.masked is wanted
+
+
+def test_masks_that_no_sample_has_are_not_used(make, monkeypatch):
+    made = make()
+    monkeypatch.setattr("prep.loader.index.Index.masked", 0)
+    assert check(RunRequest(manifest=made.path), parse({}, "test")).setup.masked is False
+
+
+def test_a_warmup_longer_than_the_run_is_refused(make, faults):
+    (fault,) = faults(make(), {"steps": 20, "schedule": {"warmup": 21}})
+    assert fault.message == ("schedule.warmup is 21, and the run has 20 steps, so that the learning rate would never "
+                             "reach optimizer.lr")
+    assert fault.exit_code == 3 and fault.hint == "--set schedule.warmup=2"
+    assert faults(make(), {"steps": 20, "schedule": {"warmup": 20}}) == ()
+
+
+def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):
+    from train.models.denoiser import load
+
+    made = make()
+    for settings in ({}, {"method": "full"}, {"lora": {"rank": 3, "targets": "all-linear"}}):
+        setup = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test")).setup
+        denoiser = load(setup.model, setup.config, setup.prediction, torch.device("cpu"))
+        assert setup.numbers == sum(value.numel() for value in denoiser.parameters.values())
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-4], lambda data: b"", lambda data: b"\xff" * 8 + data[8:]],
+                         ids=["cut", "empty", "huge"])
+def test_a_damaged_denoiser_is_one_fault(make, faults, other_model, spoil):
+    path = other_model / "unet" / "diffusion_pytorch_model.safetensors"
+    path.write_bytes(spoil(path.read_bytes()))
+    (fault,) = faults(make(), model=str(other_model))
+    assert fault.message.startswith(f"{path} has ") and fault.exit_code == 6
+
+
+def test_targets_that_are_nowhere_are_found_before_loading(make, faults):
+    (fault,) = faults(make(), {"lora": {"targets": ["to_qq"]}})
+    assert fault.message.endswith("which no linear or convolution layer of the model ends in; did you mean 'to_q'?")
+    (fault,) = faults(make(), {"lora": {"targets": ["to_q", "nowhere"]}})
+    assert "lora.targets names 'nowhere'" in fault.message

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 import torch
+from runs import events
+from runs import go as begin
 from safetensors.torch import load_file
 from second_device import playing
 
 from prep.loader import batches as data
 from train import validate
-from train.loop import train
 from train.models import denoiser as model
-from train.runs.directory import claim_run
-from train.runs.log import Log
 from train.sampling import sampler as sample
-from train.setup import RunRequest
 
 SETTINGS = {"steps": 3, "batch_size": 4, "micro_batch": 2, "ema": {"decay": 0.5}, "caption_dropout": 0.5,
             "loss": {"masked": True, "min_snr": 5.0}, "validation": {"every": 1, "timesteps": 2},
@@ -32,10 +29,9 @@ def elsewhere(make, setup_of, tmp_path):
 
     def go(**settings):
         setup = setup_of(made, **{**SETTINGS, **LORA, **settings})
-        claim_run(tmp_path / "run", setup, RunRequest(manifest=made.path), resume=True)
-        with playing() as there, Log(tmp_path / "run" / "log.jsonl", lambda event: None) as log:
-            train(setup, tmp_path / "run", there, log, resume=True)
-        return [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+        with playing() as there:
+            begin(setup, tmp_path / "run", resume=(tmp_path / "run").exists(), device=there)
+        return events(tmp_path / "run")
 
     return go
 

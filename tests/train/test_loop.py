@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from runs import events, go
 from safetensors import safe_open
 
-from prep.errors import CacheError, ConfigError, ModelError
-from train import loop
+from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
+from prep.loader.rows import Rows
+from train import evaluate, loop
 from train.check import check
 from train.config.load import parse
-from train.loop import train
-from train.runs.directory import claim_run
-from train.runs.log import Log
 from train.setup import RunRequest
 
-CPU = torch.device("cpu")
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 12}
-
-
-def go(made, setup, run, *, resume=False, watch=lambda event: None):
-    claim_run(run, setup, RunRequest(manifest=made.path), resume=resume)
-    with Log(run / "log.jsonl", watch) as log:
-        train(setup, run, CPU, log, resume=resume)
-
-
-def events(run):
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
 def interrupt_after(step):
@@ -52,11 +43,11 @@ def interrupt_after(step):
 def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings):
     made = make(texts=2, views=2)
     setup = setup_of(made, **QUICK, **settings)
-    go(made, setup, tmp_path / "straight")
+    go(setup, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
-        go(made, setup, tmp_path / "broken", watch=interrupt_after(6))
+        go(setup, tmp_path / "broken", watch=interrupt_after(6))
     assert [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir()] == ["step-000006"]
-    go(made, setup, tmp_path / "broken", resume=True)
+    go(setup, tmp_path / "broken", resume=True)
     names = [path.relative_to(tmp_path / "straight") for path in (tmp_path / "straight").rglob("*.safetensors")]
     assert len(names) >= 3
     for name in names:
@@ -69,7 +60,7 @@ def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_pat
 def test_training_lowers_the_loss(make, setup_of, tmp_path):
     made = make(counts=(4, 0), validation=0)
     setup = setup_of(made, **{**QUICK, "steps": 60}, method="full", optimizer={"lr": 3e-3})
-    go(made, setup, tmp_path / "run")
+    go(setup, tmp_path / "run")
     losses = [event["loss"] for event in events(tmp_path / "run") if event["event"] == "step"]
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
 
@@ -77,7 +68,7 @@ def test_training_lowers_the_loss(make, setup_of, tmp_path):
 def test_the_log_has_an_event_a_line(make, setup_of, tmp_path):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 2}, lora={"rank": 2})
-    go(made, setup, tmp_path / "run")
+    go(setup, tmp_path / "run")
     found = events(tmp_path / "run")
     assert [event["event"] for event in found] == ["start", "step", "step", "checkpoint", "end"]
     assert set(found[1]) == {"event", "step", "loss", "lr", "grad_norm", "samples", "seconds", "wait",
@@ -89,9 +80,9 @@ def test_a_look_changes_no_weight(make, setup_of, tmp_path):
     """Validation and sample pictures, with the moving average swapped in, leave training as it was."""
     made = make()
     plain = {**QUICK, "steps": 4, "lora": {"rank": 2, "dropout": 0.1}, "ema": {"decay": 0.9}}
-    go(made, setup_of(made, **plain), tmp_path / "plain")
+    go(setup_of(made, **plain), tmp_path / "plain")
     looks = {**plain, "validation": {"every": 1, "timesteps": 2}, "sample": {"every": 2, "steps": 2, "size": [64, 64]}}
-    go(made, setup_of(made, **looks), tmp_path / "looks")
+    go(setup_of(made, **looks), tmp_path / "looks")
     for name in ("lora.safetensors", "checkpoints/step-000004/lora.safetensors"):
         assert tensors(tmp_path / "plain" / name) == tensors(tmp_path / "looks" / name)
     found = events(tmp_path / "looks")
@@ -109,7 +100,7 @@ def tensors(path):
 def test_the_result_is_the_moving_average_and_says_where_it_comes_from(make, setup_of, tmp_path):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 3}, lora={"rank": 2}, ema={"decay": 0.5})
-    go(made, setup, tmp_path / "run")
+    go(setup, tmp_path / "run")
     last = tmp_path / "run" / "checkpoints" / "step-000003"
     assert tensors(tmp_path / "run" / "lora.safetensors") == tensors(last / "ema.safetensors")
     assert tensors(tmp_path / "run" / "lora.safetensors") != tensors(last / "lora.safetensors")
@@ -124,7 +115,7 @@ def test_the_result_is_the_moving_average_and_says_where_it_comes_from(make, set
 def test_full_fine_tuning_writes_a_directory_that_diffusers_loads(make, setup_of, tmp_path):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 2}, method="full")
-    go(made, setup, tmp_path / "run")
+    go(setup, tmp_path / "run")
     unet = UNet2DConditionModel.from_pretrained(tmp_path / "run" / "unet", low_cpu_mem_usage=False)
     kept = tensors(tmp_path / "run" / "checkpoints" / "step-000002" / "unet" / "diffusion_pytorch_model.safetensors")
     assert {name: value.tolist() for name, value in unet.named_parameters()} == kept
@@ -139,7 +130,7 @@ def test_a_model_with_other_encoders_says_so_in_the_result(make, tiny_model, tmp
     (other / "vae" / "config.json").write_text(json.dumps({**config, "scaling_factor": 0.5}))
     asked = RunRequest(manifest=made.path, model=str(other), other_encoders=True)
     setup = check(asked, parse({**QUICK, "steps": 1, "precision": "fp32"}, "x")).setup
-    go(made, setup, tmp_path / "run")
+    go(setup, tmp_path / "run")
     with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
         assert json.loads(file.metadata()["latentry.other_encoders"]) == dict(setup.others)
         assert "latentry.weights" not in file.metadata()
@@ -150,9 +141,10 @@ def test_pictures_that_cannot_be_made_are_a_warning(make, setup_of, tmp_path, ti
     made = make(model=model)
     setup = setup_of(made, **{**QUICK, "steps": 2, "sample": {"every": 1, "steps": 2}})
     (model / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"torn")
-    go(made, setup, tmp_path / "run")
+    go(setup, tmp_path / "run")
     texts = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
-    assert len(texts) == 3 and all(text.startswith("no sample pictures: cannot load the VAE from ") for text in texts)
+    assert len(texts) == 3 and all(text.startswith("no sample pictures: ") for text in texts)
+    assert all("has no header of safetensors" in text for text in texts)
 
 
 def test_a_denoiser_that_cannot_be_read_is_said(make, setup_of, tmp_path, tiny_model):
@@ -160,8 +152,8 @@ def test_a_denoiser_that_cannot_be_read_is_said(make, setup_of, tmp_path, tiny_m
     made = make(model=model)
     setup = setup_of(made, **QUICK)
     (model / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"torn")
-    with pytest.raises(ModelError, match="cannot load the denoiser from ") as caught:
-        go(made, setup, tmp_path / "run")
+    with pytest.raises(ModelError, match="has no header of safetensors") as caught:
+        go(setup, tmp_path / "run")
     assert caught.value.exit_code == 6
 
 
@@ -169,7 +161,7 @@ def test_gradient_checkpointing_changes_no_weight(make, setup_of, tmp_path):
     made = make()
     for name, switch in (("off", False), ("on", True)):
         setup = setup_of(made, **{**QUICK, "steps": 3}, lora={"rank": 2}, gradient_checkpointing=switch)
-        go(made, setup, tmp_path / name)
+        go(setup, tmp_path / name)
     one, other = (tensors(tmp_path / name / "lora.safetensors") for name in ("off", "on"))
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -180,22 +172,23 @@ def test_a_loss_that_is_no_number_ends_the_run(make, setup_of, tmp_path):
     made = make()
     setup = setup_of(made, **QUICK, method="full", optimizer={"lr": 100.0, "clip": 0.0})
     with pytest.raises(ConfigError, match=r"loss is .* in step \d+, expected finite numbers") as caught:
-        go(made, setup, tmp_path / "run")
-    assert caught.value.hint == "a smaller optimizer.lr, in another RUN (-o); --resume would come to this step again"
+        go(setup, tmp_path / "run")
+    assert caught.value.hint == ("try a smaller learning rate (--lr), with --resume, and --from if the newest "
+                                 "checkpoint diverges already")
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(make, setup_of, tmp_path):
     made = make()
-    go(made, setup_of(made, **{**QUICK, "steps": 4}, lora={"rank": 2}), tmp_path / "long")
-    go(made, setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2}), tmp_path / "long", resume=True)
-    go(made, setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2}), tmp_path / "straight")
+    go(setup_of(made, **{**QUICK, "steps": 4}, lora={"rank": 2}), tmp_path / "long")
+    go(setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2}), tmp_path / "long", resume=True)
+    go(setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2}), tmp_path / "straight")
     assert tensors(tmp_path / "long" / "lora.safetensors") == tensors(tmp_path / "straight" / "lora.safetensors")
 
 
 def test_bfloat16_trains_beside_a_frozen_base_of_half_the_memory(make, setup_of, tmp_path):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 2}, precision="bf16", lora={"rank": 2})
-    go(made, setup, tmp_path / "run")
+    go(setup, tmp_path / "run")
     with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float32}  # noqa: SIM118
 
@@ -204,18 +197,22 @@ def kept(run):
     return sorted(path.name for path in (run / "checkpoints").glob("step-*"))
 
 
+class NoPower(BaseException):
+    """Nothing is saved after it."""
+
+
 def test_a_run_that_was_killed_logs_no_step_twice(make, setup_of, tmp_path):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2}, checkpoint={"every": 2})
 
     def die(event):
         if event["event"] == "step" and event["step"] == 4:
-            raise SystemError("no power")
+            raise NoPower
 
-    with pytest.raises(SystemError):
-        go(made, setup, tmp_path / "run", watch=die)
+    with pytest.raises(NoPower):
+        go(setup, tmp_path / "run", watch=die)
     assert kept(tmp_path / "run") == ["step-000002"]
-    go(made, setup, tmp_path / "run", resume=True)
+    go(setup, tmp_path / "run", resume=True)
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
@@ -232,7 +229,7 @@ def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, mon
 
     monkeypatch.setattr(loop, "_gather", fail_fourth)
     with pytest.raises(CacheError, match="a row is damaged"):
-        go(made, setup, tmp_path / "run")
+        go(setup, tmp_path / "run")
     assert kept(tmp_path / "run") == ["step-000003"]
 
 
@@ -240,7 +237,7 @@ def test_the_checkpoint_comes_before_what_may_fail(make, setup_of, tmp_path, mon
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 4, "validation": {"every": 2}}, lora={"rank": 2},
                      checkpoint={"every": 2})
-    validate, calls = loop.validate, []
+    validate, calls = evaluate.validate, []
 
     def out_of_memory(*args):
         calls.append(args)
@@ -248,9 +245,9 @@ def test_the_checkpoint_comes_before_what_may_fail(make, setup_of, tmp_path, mon
             raise torch.OutOfMemoryError
         return validate(*args)
 
-    monkeypatch.setattr(loop, "validate", out_of_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        go(made, setup, tmp_path / "run")
+    monkeypatch.setattr(evaluate, "validate", out_of_memory)
+    with pytest.raises(OutOfMemoryError):
+        go(setup, tmp_path / "run")
     assert kept(tmp_path / "run") == ["step-000002"]
 
 
@@ -259,7 +256,7 @@ def test_after_ctrl_c_nothing_else_is_begun(make, setup_of, tmp_path):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 4, "validation": {"every": 1}}, lora={"rank": 2})
     with pytest.raises(KeyboardInterrupt):
-        go(made, setup, tmp_path / "run", watch=interrupt_after(2))
+        go(setup, tmp_path / "run", watch=interrupt_after(2))
     assert [event["event"] for event in events(tmp_path / "run")] == [
         "start", "validation", "step", "validation", "step", "checkpoint", "stopped"]
 
@@ -275,10 +272,10 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing_running(make, setup_of,
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        go(made, setup, tmp_path / "run", watch=twice)
+        go(setup, tmp_path / "run", watch=twice)
     assert kept(tmp_path / "run") == [] and signal.getsignal(signal.SIGINT) is before
     assert not any(thread.name == "batches" for thread in threading.enumerate())
-    go(made, setup, tmp_path / "run", resume=True)
+    go(setup, tmp_path / "run")  # without a checkpoint it begins again
 
 
 def test_a_picture_that_cannot_be_written_is_a_warning(make, setup_of, tmp_path, monkeypatch):
@@ -289,7 +286,137 @@ def test_a_picture_that_cannot_be_written_is_a_warning(make, setup_of, tmp_path,
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(loop, "write_atomic", full)
-    go(made, setup, tmp_path / "run")
+    monkeypatch.setattr(evaluate, "write_atomic", full)
+    go(setup, tmp_path / "run")
     warnings = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
     assert len(warnings) == 3 and all("no sample pictures: [Errno 28] No space left" in text for text in warnings)
+
+
+def test_values_that_are_not_finite_are_found_before_the_update(make, setup_of, tmp_path, monkeypatch):
+    """The weights stay those of the last good step, and that step is kept."""
+    setup = setup_of(make(), **{**QUICK, "steps": 6}, lora={"rank": 2})
+    go(setup_of(make(), **{**QUICK, "steps": 2}, lora={"rank": 2}), tmp_path / "good")
+    gather, calls = loop._gather, []
+
+    def infinite(trainee, *args):
+        found = gather(trainee, *args)
+        calls.append(found)
+        if len(calls) == 3:
+            next(iter(trainee.denoiser.parameters.values())).grad.fill_(float("inf"))
+        return found
+
+    monkeypatch.setattr(loop, "_gather", infinite)
+    with pytest.raises(ConfigError, match=r"loss is .* and the gradient's norm (inf|nan) in step 3, "
+                                          "expected finite numbers"):
+        go(setup, tmp_path / "run")
+    assert kept(tmp_path / "run") == ["step-000002"]
+    assert tensors(tmp_path / "run" / "checkpoints" / "step-000002" / "lora.safetensors") == tensors(
+        tmp_path / "good" / "checkpoints" / "step-000002" / "lora.safetensors")
+    assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == [1, 2]
+
+
+def test_a_row_that_is_not_finite_is_named(make, setup_of, tmp_path, monkeypatch):
+    setup = setup_of(make(), **{**QUICK, "steps": 1}, lora={"rank": 2})
+    fill = Rows.fill
+
+    def spoiled(self, out, field, array, refs, targets=None):
+        fill(self, out, field, array, refs, targets)
+        if field == "text":
+            out[:, 0, 0] = float("nan")
+
+    monkeypatch.setattr(Rows, "fill", spoiled)
+    with pytest.raises(CacheError) as caught:
+        go(setup, tmp_path / "run")
+    assert caught.value.message.startswith("step 1 cannot be trained: NaN or infinite values in the text row of ")
+    assert "(shard " in caught.value.message and caught.value.hint.startswith("leave these samples out, or encode into")
+
+
+@pytest.mark.parametrize(("error", "settings", "hint"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), {},
+     "--resume goes on from step 2: --micro-batch 1 or --set gradient_checkpointing=true"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+     {"micro_batch": 1, "gradient_checkpointing": True},
+     "--resume goes on from step 2: --precision bf16 (in another RUN)"),
+    (MemoryError(), {"micro_batch": 1, "method": "full"},
+     "--resume goes on from step 2: --set gradient_checkpointing=true or --method lora (in another RUN)"),
+], ids=["cuda", "cpu", "python"])
+def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monkeypatch, error, settings, hint):
+    setup = setup_of(make(), **{**QUICK, "steps": 4, **settings}, lora={"rank": 2})
+    gather, calls = loop._gather, []
+
+    def too_large(*args):
+        found = gather(*args)
+        calls.append(found)
+        if len(calls) == 3:
+            raise error
+        return found
+
+    monkeypatch.setattr(loop, "_gather", too_large)
+    with pytest.raises(OutOfMemoryError) as caught:
+        go(setup, tmp_path / "run")
+    assert re.fullmatch(r"cpu ran out of memory in step 3, with \d samples of (64x64|80x48) in a forward pass",
+                        caught.value.message)
+    assert caught.value.exit_code == 9 and caught.value.hint == hint
+    assert kept(tmp_path / "run") == ["step-000002"]
+
+
+def test_too_little_memory_for_the_model(make, setup_of, tmp_path, monkeypatch):
+    setup = setup_of(make(), **QUICK)
+    monkeypatch.setattr(loop, "create_state", lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+    with pytest.raises(OutOfMemoryError, match="cpu has too little memory for the model") as caught:
+        go(setup, tmp_path / "run")
+    assert caught.value.hint == "--precision bf16 (in another RUN)" and not (tmp_path / "run").exists()
+
+
+def test_another_runtime_error_stays_what_it_is(make, setup_of, tmp_path, monkeypatch):
+    setup = setup_of(make(), **{**QUICK, "steps": 2, "sample": {"every": 1}})
+    monkeypatch.setattr(evaluate, "pictures", lambda *args: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        go(setup, tmp_path / "run")
+
+
+def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkeypatch):
+    setup = setup_of(make(), **{**QUICK, "steps": 4}, lora={"rank": 2}, checkpoint={"every": 2})
+    real, calls = loop.files.save, []
+
+    def full(*args):
+        calls.append(args)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device", "x")
+        return real(*args)
+
+    monkeypatch.setattr(loop.files, "save", full)
+    with pytest.raises(CacheError, match=r"x: No space left on device \(run .*run, after step 4\)") as caught:
+        go(setup, tmp_path / "run")
+    assert caught.value.hint == "free some space and add --resume: it goes on from step 2"
+
+
+def test_a_smaller_micro_batch_goes_on_with_the_same_steps(make, setup_of, tmp_path):
+    """After a lack of memory: the samples and draws of each step are those that were planned."""
+    made = make()
+    setup = setup_of(made, **{**QUICK, "micro_batch": 4, "steps": 8}, lora={"rank": 2})
+    go(setup, tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        go(setup, tmp_path / "cut", watch=interrupt_after(4))
+    smaller = check(RunRequest(manifest=made.path), parse({**QUICK, "micro_batch": 1, "steps": 8, "precision": "fp32",
+                                                           "lora": {"rank": 2}}, "x"), planned=4).setup
+    go(smaller, tmp_path / "cut", resume=True)
+    one, other = (tensors(tmp_path / name / "lora.safetensors") for name in ("straight", "cut"))
+    assert all(torch.allclose(torch.tensor(value), torch.tensor(other[name]), atol=1e-5) for name, value in one.items())
+
+
+def test_a_model_that_changes_while_it_is_loaded(make, setup_of, tmp_path, tiny_model):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    setup = setup_of(make(model=model), **QUICK)
+    path = model / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "beta_end": 0.5}))
+    with pytest.raises(ModelError, match=r"model changed while it was loaded: it is denoiser \w{12}, scheduler \w{12}, "
+                                         r"and was denoiser"):
+        go(setup, tmp_path / "run")
+
+
+def test_the_loop_never_loads_a_text_encoder():
+    code = ("import sys, train.loop\n"
+            "assert not {'prep.models.text_encoder', 'train.sampling.text'} & set(sys.modules)\n"
+            "assert 'transformers.models.clip.modeling_clip' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True)

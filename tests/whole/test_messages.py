@@ -21,7 +21,7 @@ from small_manifest import write_small
 
 from prep import errors
 from prep.digest import canonical, seal
-from prep.errors import CacheError, ManifestError, ModelError, PathError, Problem, UsageError
+from prep.errors import CacheError, ManifestError, ModelError, Problem, UsageError
 from prep.parse import Unparsed, sealed_json
 
 MODULES = modules_of(ROOT)
@@ -380,25 +380,30 @@ def test_lora_targets_that_name_nothing(train, made):
 
 
 def test_a_run_without_a_checkpoint(train, made, tmp_path):
+    from train.check import check
     from train.config.load import load_config
     from train.runs.directory import claim_run
+    from train.setup import RunRequest
 
-    claim_of(made, tmp_path / "run", claim_run, load_config)
+    claim_run(tmp_path / "run", check(RunRequest(manifest=made.path), load_config(None)).setup)
     result = train("sample", tmp_path / "run", "--device", "cpu", "-o", tmp_path / "grid.png")
     assert result.code == 5
     assert result.err == (f"error: {tmp_path}/run has no checkpoint, expected one of: none is there yet\n"
-                          "hint: --base shows the model as it was before training\n")
+                          "hint: --checkpoint names another checkpoint, --base shows the model as it was before "
+                          "training\n")
     result = train("sample", tmp_path / "run", "--device", "cpu", "--checkpoint", "step-1", "-o", tmp_path / "grid.png")
     assert f"{tmp_path}/run has no checkpoint 'step-1', expected one of: none is there yet" in result.err
+    result = train("run", made.path, "-o", tmp_path / "run", "--resume")
+    assert result.code == 5 and "hint: leave out --resume to begin this run\n" in result.err
+    result = train("run", made.path, "-o", tmp_path / "run", "--resume", "--from", "step-1")
+    assert result.code == 5 and "hint: leave out --from to take the newest\n" in result.err
 
 
-def claim_of(made, folder, claim, load):
-    from train.check import check
-    from train.setup import RunRequest
-
-    asked = RunRequest(manifest=made.path)
-    setup = check(asked, load(None, {"precision": "fp32"})).setup
-    claim(folder, setup, asked, resume=False)
+@pytest.mark.parametrize(("options", "said"), [
+    (["--from", "step-1"], "--from is given without --resume"), (["--adopt"], "--adopt is given without --resume")])
+def test_options_of_a_resumed_run(train, made, options, said):
+    result = train("run", made.path, *options)
+    assert result.code == 2 and result.err == f"error: {said}\nhint: add --resume\n"
 
 
 def test_runs_and_checkpoints_of_another_version(tmp_path):
@@ -407,11 +412,11 @@ def test_runs_and_checkpoints_of_another_version(tmp_path):
 
     for name in ("run.json", "state.json"):
         (tmp_path / name).write_text('{"format": "latentry/other", "version": 9}')
-    with pytest.raises(PathError, match="has format 'latentry/other' version 9, this program reads 'latentry/run' "
-                                        "version 1"):
+    with pytest.raises(CacheError, match="it has format 'latentry/other' version 9, this program reads 'latentry/run' "
+                                         "version 1 or 2"):
         read_run(tmp_path)
-    with pytest.raises(CacheError, match="has format 'latentry/other' version 9, this program reads "
-                                         "'latentry/checkpoint' version 1"):
+    with pytest.raises(CacheError, match="it has format 'latentry/other' version 9, this program reads "
+                                         "'latentry/checkpoint' version 1 or 2"):
         read_state(tmp_path)
 
 

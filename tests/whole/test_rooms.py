@@ -57,16 +57,19 @@ TRAIN_FLOORS = (
     {"models", "optim", "parallel"},
     {"objectives", "setup"},
     {"check", "runs", "sampling", "validate"},
-    {"state"},
-    {"loop", "sample"},
+    {"state", "failures"},
+    {"evaluate", "sample"},
+    {"loop"},
     {"cli"},
 )
 
 # What `train` may take from `prep`, beside the vocabulary.
-TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.paths", "prep.cache.*",
+TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.paths",
+               "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
-               "prep.models.hub", "prep.models.loading", "prep.models.vae"} | {f"prep.{word}" for word in VOCABULARY}
+               "prep.models.hub", "prep.models.loading", "prep.models.text_encoder", "prep.models.vae",
+               "prep.models.weights"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).
@@ -81,7 +84,7 @@ LIBRARIES = {
     "diffusers": {"prep.models.*", "train.models.*", "train.sampling.sampler", "prep.demo.*"},
     "transformers": {"prep.models.*", "prep.masks.segmentation", "prep.demo.*"},
     "huggingface_hub": {"prep.models.hub"}, "rembg": {"prep.masks.rembg"}, "peft": {"train.models.lora"},
-    "safetensors": {"train.runs.checkpoint", "train.models.lora", "prep.demo.*"},
+    "safetensors": {"prep.demo.*"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
     "jinja2": {"prep.report.pages.frame"}, "markupsafe": {"prep.report.pages.frame"},

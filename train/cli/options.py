@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from prep.cli.options import Download as Download
 from prep.cli.signature import choice
 
 if TYPE_CHECKING:
+    from prep.errors import Problem
     from train.config.schema import Config
     from train.setup import CheckReport, RunRequest
 
@@ -34,7 +36,8 @@ Seed = Annotated[int | None, typer.Option(help="random seed")]
 Precision = Annotated[str | None, choice(help="dtype of the computation", words=("auto", "bf16", "fp32"))]
 Lr = Annotated[float | None, typer.Option(help="learning rate (optimizer.lr)")]
 Rank = Annotated[int | None, typer.Option(help="rank of the adapters (lora.rank)")]
-Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weight the loss by masks (loss.masked)")]
+Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weight the loss by masks (default: where "
+                                                                  "the manifest has some)")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like lora.alpha=8; repeatable",
                                                metavar="NAME=VALUE")]
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "
@@ -43,17 +46,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="only warnings and errors o
 
 
 def read_settings(path: Path | None, settings: list[str] | None, options: dict[str, Any],
-                  run_folder: Path | None = None) -> Config:
-    """The settings of file and options; of the run that is resumed, where no file is named."""
+                  before: Mapping[str, Any] | None = None) -> Config:
+    """The settings of file and options; `before`, of the run that is resumed, where no file is named."""
     from train.config.load import load_config, option
 
     overrides = {name: value for name, value in options.items() if value is not None}
     overrides.update(option(text) for text in settings or ())
-    if path is None and run_folder is not None and (run_folder / "run.json").is_file():
-        from train.runs.directory import read_run
-
-        return load_config(None, overrides, read_run(run_folder).table)
-    return load_config(path, overrides)
+    return load_config(path, overrides, before)
 
 
 def request_of(manifest: Path, model: str | None, download: bool, others: bool) -> RunRequest:
@@ -68,9 +67,9 @@ def check_all(asked: RunRequest, config: Config) -> CheckReport:
     return check(asked, config)
 
 
-def stop_at_faults(report: CheckReport, *, told: bool = False) -> None:
+def stop_at_faults(faults: Sequence[Problem], *, told: bool = False) -> None:
     """Ends the command if there are faults; `told`: the command has already printed them."""
-    if report.faults and told:
-        raise typer.Exit(report.faults[0].exit_code)
-    if report.faults:
-        fail(report.faults)
+    if faults and told:
+        raise typer.Exit(faults[0].exit_code)
+    if faults:
+        fail(faults)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prep.cli.console import put, put_json, say
-from prep.formatting import counted, join_names
+from prep.errors import UsageError
+from prep.formatting import format_bytes, printable
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
+from train.cli.summary import place_lines, plan_lines, uneven_lines
 
 if TYPE_CHECKING:
-    from train.setup import CheckReport
+    from train.config.schema import Config
+    from train.runs.resume import Start
+    from train.setup import RunRequest, Setup
 
 
 def run(
     manifest: opt.ManifestArg, config: opt.ConfigOpt = None, model: opt.ModelOpt = None, output: opt.Output = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint of the run")] = False,
+    start_from: Annotated[str | None, typer.Option("--from", metavar="STEP", help="with --resume: continue from this "
+                                                   "checkpoint, like step-000500; newer ones are set aside")] = None,
+    adopt: Annotated[bool, typer.Option("--adopt", help="with --resume: accept changed data, model or settings; the "
+                                        "result says so")] = False,
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
@@ -27,20 +36,21 @@ def run(
 ) -> None:
     """Train from a manifest. It names the model and its cache; Ctrl-C keeps a checkpoint."""
     folder = output or Path("runs") / manifest.stem
+    start = None
+    if resume:
+        start = _start(folder, start_from)
+    elif start_from is not None or adopt:
+        raise UsageError(f"{'--adopt' if adopt else '--from'} is given without --resume", hint="add --resume")
     chosen = opt.read_settings(config, settings, {
         "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
-        "loss.masked": masked}, folder if resume else None)
+        "loss.masked": masked}, None if start is None else start.state.config)
     asked = opt.request_of(manifest, model, download, allow_other_encoders)
-    report = opt.check_all(asked, chosen)
-    opt.stop_at_faults(report)
-    assert report.setup is not None
-    for line in _uneven(report) if not quiet else ():
-        say(line)
+    setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
 
     from prep.fs.lock import PATIENCE, lock_directory
     from train.check import check_shards
-    from train.runs.directory import claim_run, lock_run
+    from train.runs.directory import lock_run
     from train.runs.log import Log
     from train.runs.watch import watching
 
@@ -49,22 +59,90 @@ def run(
         from train.loop import train
 
     place = choose(device)
-    index = report.setup.index
-    with lock_run(folder, report.setup), lock_directory(index.cache.root, exclusive=False, patience=PATIENCE):
+    index = setup.index
+    with lock_run(folder, setup), lock_directory(index.cache.root, exclusive=False, patience=PATIENCE):
         check_shards(index)  # it may have been here since
-        claim_run(folder, report.setup, asked, resume=resume)
+        _unchanged(folder, start_from, start)
         with watching(quiet) as watch, Log(folder / "log.jsonl", watch, watch.progress) as log:
-            train(report.setup, folder, place, log, resume=resume)
+            train(setup, folder, place, log, start)
     if as_json:
         put_json({"format": "latentry/run-result", "version": 1, **log.last})
     else:
         put(str(folder / log.last["result"]))
 
 
-def _uneven(report: CheckReport) -> list[str]:
-    """A line for samples that an epoch leaves out, and one for those it repeats."""
-    lines = []
-    for names, what in ((report.left_out, "left out of the first epoch"), (report.repeated, "repeated to fill up")):
-        if names:
-            lines.append(f"note: {counted(len(names), 'sample')} {what}: {join_names(names, 5)}; train check lists all")
-    return lines
+def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None, adopt: bool, quiet: bool) -> Setup:
+    """The run that may begin, or go on from `start`; prints what it will do. Ends the program where it may not."""
+    from train.check import check
+    from train.runs.directory import check_place, check_unused, check_writable
+
+    planned = None if start is None else start.state.micro_batch or start.config.micro_batch
+    report = check(asked, chosen, planned=planned)
+    opt.stop_at_faults(report.faults)
+    setup = report.setup
+    assert setup is not None
+    check_place(folder, setup)
+    check_writable(folder)
+    if start is None:
+        check_unused(folder)
+    else:
+        setup, notes = _compared(start, setup, adopt)
+        for note in notes:
+            say(f"note: {printable(note)}")
+    for line in [*plan_lines(report), *uneven_lines(report)] if not quiet else ():
+        say(line)
+    if not quiet:
+        say(_place(folder, setup))
+    return setup
+
+
+def _place(folder: Path, setup: Setup) -> str:
+    tensors = 4 if setup.config.ema.decay else 3  # weights, two moments, and the moving average, in float32
+    (line,) = place_lines(folder, setup, format_bytes(4 * setup.numbers * tensors))
+    return line
+
+
+def _start(folder: Path, named: str | None) -> Start:
+    from prep.errors import PathError
+    from train.runs.resume import find_start
+
+    try:
+        return find_start(folder, named)
+    except PathError as error:
+        error.hint = "leave out --from to take the newest" if named else "leave out --resume to begin this run"
+        raise
+
+
+def _of_run(asked: RunRequest, folder: Path) -> RunRequest:
+    """`asked` with the model that the run was begun with, unless another is named."""
+    from train.runs.directory import read_run
+
+    if not (folder / "run.json").is_file():
+        return asked
+    before = read_run(folder).asked
+    return replace(asked, model=asked.model or before.model,
+                   other_encoders=asked.other_encoders or before.other_encoders)
+
+
+def _compared(start: Start, setup: Setup, adopt: bool) -> tuple[Setup, tuple[str, ...]]:
+    """The setup with what was accepted so far, and notes on what changes. Ends the program where it may not go on."""
+    from train.runs.resume import compare
+
+    found = compare(start, setup, adopt=adopt)
+    opt.stop_at_faults(found.faults)
+    adopted: tuple[Any, ...] = start.state.adopted
+    if found.adopted:
+        adopted = (*adopted, {"step": start.state.step, "changes": list(found.adopted)})
+    return replace(setup, adopted=adopted), (*found.notes, *(f"accepted: {what}" for what in found.adopted))
+
+
+def _unchanged(folder: Path, named: str | None, start: Start | None) -> None:
+    """Raises `PathError` when the run went on before it was locked."""
+    from prep.errors import PathError
+    from train.runs.directory import check_unused
+    from train.runs.resume import find_start
+
+    if start is None:
+        check_unused(folder)
+    elif find_start(folder, named) != start:
+        raise PathError(f"another program trained in {folder} meanwhile", hint="run the same command again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,14 @@ from prep.cli.console import put, say
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
+if TYPE_CHECKING:
+    from train.sample import Encode
+
 
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="a prompt, encoded here if need be; "
+                                                     "--n, --w, --h, --d, --s and --l in it as in a file")] = None,
     prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="the PNG to write")] = Path("grid.png"),
     checkpoint: Annotated[str | None, typer.Option(help="its name, like step-000500 (default: the newest)")] = None,
@@ -28,17 +33,26 @@ def sample(
 ) -> None:
     """Make pictures with a run's newest checkpoint. Uses its moving average, if it has one."""
     from prep.cli.ticker import progress
+    from prep.errors import UsageError
+    from prep.recipe.prompts import parse_prompt
 
+    if prompt and prompts is not None:
+        raise UsageError("--prompt and --prompts are both given, expected one of them")
+    texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
     with defer_interrupts():
         from prep.loader.device import choose
         from train.sample import SampleRequest, show
 
-    wanted = SampleRequest(folder=folder, prompts=prompts, checkpoint=checkpoint, manifest=manifest, model=model,
-                           steps=steps,
-                           guidance=guidance, seed=seed, download=download,
+        encode: Encode | None = None
+        if texts:
+            from train.sampling.text import encode_prompts
+
+            encode = encode_prompts
+    wanted = SampleRequest(folder=folder, prompts=prompts, texts=texts, checkpoint=checkpoint, manifest=manifest,
+                           model=model, steps=steps, guidance=guidance, seed=seed, download=download,
                            which=("before", "after") if compare else ("before",) if base else ("after",))
     with progress("sampling", None, shown=not quiet):
-        shown = show(wanted, choose(device), output)
+        shown = show(wanted, choose(device), output, encode)
     for warning in shown.warnings:
         say(f"warning: {warning}")
     put(str(output))

@@ -1,6 +1,6 @@
 """Settings of a training run: `train.toml` and command options → one frozen record with every value filled in.
 
-Unknown keys are errors with a suggestion; a value out of range names its key, what it is and what was wanted.
+Unknown keys are errors with a suggestion; a value out of range names its key, the value and the expected range.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError
-from prep.parse import Unparsed, expect, known_keys
-from train.config.checks import CHECKS
-from train.config.schema import Checkpoint, Config, Ema, Lora, Loss, Optimizer, Sampling, Schedule, Validation
+from prep.parse import BRIEF, Unparsed, expect, known_keys
+from train.config.aliases import advice
+from train.config.schema import STEPS, Config, Lora
+from train.config.table import SECTIONS, SETTINGS
 
-STEPS = 2000  # when neither steps nor epochs are given
 _INSTEAD = {"steps": "epochs", "epochs": "steps"}
-_SECTIONS: Mapping[str, Any] = {
-    "lora": Lora, "optimizer": Optimizer, "schedule": Schedule, "loss": Loss, "ema": Ema, "validation": Validation,
-    "sample": Sampling, "checkpoint": Checkpoint,
-}  # fmt: skip
+MOST = 1 << 20  # bytes of a file of settings
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None, start: Mapping[str, Any] | None = None,
@@ -44,7 +41,7 @@ def parse(table: Mapping[str, Any], where: str) -> Config:
     try:
         return _together(_build(Config, table, where, ""))
     except Unparsed as error:
-        raise ConfigError(str(error), hint="train run --help and manifests/train.toml list every setting") from None
+        raise ConfigError(str(error), hint="train init writes a file with every setting") from None
 
 
 def as_table(config: Config) -> dict[str, Any]:
@@ -65,7 +62,11 @@ def option(text: str) -> tuple[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(MOST + 1)
+        if len(data) > MOST:
+            raise ConfigError(f"{path} is larger than {MOST} bytes, expected a file of settings")
+        return tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
@@ -83,16 +84,28 @@ def _put(table: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _build(record: Any, table: Mapping[str, Any], where: str, prefix: str) -> Any:
-    known_keys(table, (each.name for each in fields(record)), f"[{prefix}] of {where}" if prefix else where)
+    _known(record, table, f"[{prefix}] of {where}" if prefix else where)
     values: dict[str, Any] = {}
     for name, value in table.items():
-        if record is Config and name in _SECTIONS:
-            values[name] = _build(_SECTIONS[name], expect(value, dict, f"[{name}] of {where}"), where, name)
+        if record is Config and name in SECTIONS:
+            values[name] = _build(SECTIONS[name], expect(value, dict, f"[{name}] of {where}"), where, name)
         else:
-            values[name] = CHECKS[f"{prefix}.{name}" if prefix else name](value, f"{prefix}.{name}".lstrip("."))
-    if record is Config and "micro_batch" not in values and "batch_size" in values:
-        values["micro_batch"] = values["batch_size"]
+            full = f"{prefix}.{name}" if prefix else name
+            values[name] = SETTINGS[full].spec.check(value, full)
+    if record is Config and "batch_size" in values:
+        values.setdefault("micro_batch", values["batch_size"])
+    if record is Lora and "rank" in values:
+        values.setdefault("alpha", float(values["rank"]))
     return record(**values)
+
+
+def _known(record: Any, table: Mapping[str, Any], where: str) -> None:
+    """Raises for the first unknown key, with the name it has here where another trainer calls a setting so."""
+    names = [each.name for each in fields(record)]
+    for key in table:
+        if key not in names and (told := advice(key, SETTINGS)):
+            raise Unparsed(f"unknown key '{key[:BRIEF]}' in {where}{told}")
+    known_keys(table, names, where)
 
 
 def _together(config: Config) -> Config:

@@ -1,106 +1,129 @@
-"""The settings of a run, as frozen records with their defaults."""
+"""The settings of a run, as frozen records: this is the only place that says what they are.
+
+`train.config.table` lists them for `train init`, the reference page and the checks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from prep.batching.plan import Underfill
+from train.config.setting import setting, size_check, switch_or_auto, targets_check
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp32"]
+Format = Literal["kohya", "diffusers"]
+Kind = Literal["manifest", "epsilon", "v_prediction"]
+Masked = Literal["auto"] | bool
+STEPS = 2000  # when neither steps nor epochs are given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
     """Low-rank adapters on the denoiser."""
 
-    rank: int = 16
-    alpha: float = 16.0  # the adapter's output is scaled by alpha / rank
-    dropout: float = 0.0
-    targets: str | tuple[str, ...] = "attention"  # attention | all-linear | ends of module names
-    format: Literal["kohya", "diffusers"] = "kohya"  # names in the file; diffusers reads both, ComfyUI kohya's
+    rank: int = setting(16, low=1, high=4096, help="rank of each adapter")
+    alpha: float = setting(16.0, low=1e-6, high=1e6, derived="rank",
+                           help="an adapter's output is scaled by alpha / rank")
+    dropout: float = setting(0.0, low=0, high=0.99, help="dropout before each adapter")
+    targets: str | tuple[str, ...] = setting(
+        "attention", check=targets_check, choices=("attention", "all-linear", "a list of ends of module names"),
+        help="layers that get an adapter")
+    format: Format = setting("kohya", choices=get_args(Format), resume=True,
+                             help="tensor names in the file; diffusers reads both, ComfyUI reads kohya")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
     """AdamW with decoupled weight decay (Loshchilov & Hutter 2019, Algorithm 2)."""
 
-    name: Literal["adamw"] = "adamw"
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    clip: float = 1.0  # largest norm of the step's gradient; 0: never clipped
+    name: Literal["adamw"] = setting("adamw", choices=("adamw",), help="the optimizer")
+    lr: float = setting(1e-4, low=0, high=100, resume=True, help="learning rate")
+    betas: tuple[float, float] = setting((0.9, 0.999), low=0, high=0.999999, help="decay of the two moments")
+    eps: float = setting(1e-8, low=1e-30, high=1, help="added to the denominator")
+    weight_decay: float = setting(0.01, low=0, high=100, help="decoupled weight decay")
+    clip: float = setting(1.0, low=0, help="largest gradient norm of a step; 0: no clipping")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """The learning rate over the steps, as a factor of `optimizer.lr`."""
+    """The learning rate over the steps, as a factor of optimizer.lr."""
 
-    name: Literal["constant", "cosine"] = "constant"
-    warmup: int = 0  # steps of linear rise before it
+    name: Literal["constant", "cosine"] = setting("constant", choices=("constant", "cosine"),
+                                                  help="the learning rate after the warm-up")
+    warmup: int = setting(0, low=0, help="steps of linear warm-up")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """What is minimised: squared error of the prediction, weighted by mask, sample and timestep."""
+    """Squared error of the prediction, weighted by mask, sample and timestep."""
 
-    masked: bool = False
-    unmasked_weight: float = 0.1  # of a cell whose mask is 0; one whose mask is 1 has weight 1
-    normalize_area: bool = False  # divide by the masks' sum instead of the number of cells
-    min_snr: float = 0.0  # gamma of Hang et al. 2023, equation 6; 0: off, 5 is what they use
+    masked: Masked = setting("auto", check=switch_or_auto, choices=("auto", "true", "false"),
+                             help="use masks; auto: where the manifest has them")
+    unmasked_weight: float = setting(0.1, low=0, high=1, help="weight of a cell whose mask is 0")
+    normalize_area: bool = setting(False, help="divide by the sum of the masks instead of the number of cells")
+    min_snr: float = setting(0.0, low=0, high=1e6,
+                             help="gamma of Min-SNR weighting (Hang et al. 2023), usually 5; 0: off")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ema:
-    """An exponential moving average of what is trained; when on, it is what the run hands out."""
+    """An exponential moving average of the trained weights; when on, it is the run's result."""
 
-    decay: float = 0.0  # 0: off
+    decay: float = setting(0.0, low=0, high=0.9999999, help="decay per step; 0: off")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """The loss on the validation samples, with noise and timesteps that never change."""
+    """The loss on held-out samples, with noise and timesteps that never change."""
 
-    every: int = 200  # steps; 0: never
-    timesteps: int = 4  # how many per sample, evenly spread over the noise schedule
+    every: int = setting(200, low=0, resume=True, help="steps between validations; 0: never")
+    timesteps: int = setting(4, low=1, high=1000, help="timesteps per sample, spread evenly over the noise schedule")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Pictures of the manifest's prompts while it trains."""
+    """Sample pictures while training; a prompt's own --w --h --d --s --l take precedence."""
 
-    every: int = 200  # training steps; 0: never
-    steps: int = 25  # of the sampler
-    guidance: float = 7.5  # 1: none
-    seed: int = 0
-    size: tuple[int, int] | None = None  # (width, height) in pixels; None: the bucket with the most samples
+    every: int = setting(200, low=0, resume=True, help="steps between sample pictures; 0: never")
+    steps: int = setting(25, low=1, high=1000, resume=True, help="sampler steps")
+    guidance: float = setting(7.5, low=1, high=100, resume=True, help="guidance scale; 1: off")
+    seed: int = setting(0, low=0, high=(1 << 63) - 1, resume=True, help="seed of the initial noise")
+    size: tuple[int, int] | None = setting(
+        None, check=size_check, values="[width, height], multiples of 8", example=(512, 512), resume=True,
+        derived="the bucket with the most samples", help="size of the pictures in pixels")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """When the whole state is kept."""
+    """When the whole training state is saved."""
 
-    every: int = 500  # steps; 0: only the last
-    keep: int = 3  # newest ones that stay; 0: all
+    every: int = setting(500, low=0, resume=True, help="steps between checkpoints; 0: only the last")
+    keep: int = setting(3, low=0, resume=True, help="newest checkpoints to keep; 0: all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """All settings of a run."""
 
-    method: Method = "lora"
-    steps: int | None = None  # None: as many as `epochs` have
-    epochs: int | None = None  # None: `steps` decides
-    batch_size: int = 4  # samples per optimizer step
-    micro_batch: int = 4  # samples per forward pass
-    underfill: Underfill = "partial"
-    seed: int = 0
-    precision: Precision = "auto"  # auto: bf16 where the device has it, else fp32
-    prediction: Literal["manifest", "epsilon", "v_prediction"] = "manifest"
-    caption_dropout: float = 0.0  # how often a caption gives way to the unconditional row
-    gradient_checkpointing: bool = False
+    method: Method = setting("lora", choices=get_args(Method), help="train a LoRA, or every weight of the denoiser")
+    steps: int | None = setting(None, low=1, example=STEPS, resume=True, help="optimizer steps in total")
+    epochs: int | None = setting(None, low=1, example=10, resume=True, derived="none",
+                                 help="epochs in total, instead of steps")
+    batch_size: int = setting(4, low=1, high=1 << 20, help="samples per optimizer step")
+    micro_batch: int = setting(4, low=1, high=1 << 20, derived="batch_size", resume=True,
+                               help="samples per forward pass; smaller takes less memory")
+    underfill: Underfill = setting("partial", choices=get_args(Underfill),
+                                   help="what to do with a bucket's last, incomplete micro-batch")
+    seed: int = setting(0, low=0, high=(1 << 63) - 1, help="random seed")
+    precision: Precision = setting("auto", choices=get_args(Precision),
+                                   help="precision of the forward pass; auto: bf16 where the GPU supports it")
+    prediction: Kind = setting("manifest", choices=get_args(Kind),
+                               help="what the denoiser predicts; manifest: as the manifest says")
+    caption_dropout: float = setting(0.0, low=0, high=1,
+                                     help="probability that a caption is replaced by the unconditional row")
+    gradient_checkpointing: bool = setting(False, resume=True, help="recompute activations: less memory, slower steps")
     lora: Lora = field(default_factory=Lora)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)

@@ -7,6 +7,7 @@ diffusers   unet.down_blocks.0.….to_q.lora_A.weight, .lora_B.weight; alpha sta
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,15 +15,11 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
-from prep.errors import ConfigError
-from prep.parse import suggest
+from prep.batching.rng import draw_key
+from prep.loader.device import to_device
 from train.config.schema import Lora
+from train.models.targets import targeted
 
-_PRESETS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("to_q", "to_k", "to_v", "to_out.0"),
-    # The linear layers of the transformer blocks; resnets and embeddings are left alone, as kohya's trainer does.
-    "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
-}
 _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up"}  # PEFT's names within a module
 _KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight"}
 _DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight"}
@@ -31,19 +28,29 @@ _DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight"}
 def attach(denoiser: nn.Module, lora: Lora, seed: int) -> dict[str, nn.Parameter]:
     """Adds adapters (zero at first: lora_B is 0) to `denoiser` and returns their parameters by name, float32.
 
-    Only they require a gradient afterwards. The same seed gives the same weights on any device. Raises `ConfigError`
-    when no module is targeted.
+    Only they require a gradient afterwards. The same seed gives the same weights on any device and for any dtype of the
+    base. Raises `ConfigError` when no module is targeted.
     """
     denoiser.requires_grad_(False)
+    layers = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
-                        target_modules=_modules(denoiser, lora), init_lora_weights=True)
+                        target_modules=targeted(layers, lora), init_lora_weights=True)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
         inject_adapter_in_model(config, denoiser)
     found = {name: value for name, value in denoiser.named_parameters() if value.requires_grad}
-    for value in found.values():
-        value.data = value.data.float()
+    for name, value in found.items():
+        value.data = to_device(_drawn(name, value, seed), value.device)
     return found
+
+
+def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
+    """The first value of a parameter, float32: zeros for lora_B; for lora_A as PEFT draws it (He et al. 2015, with the
+    slope sqrt(5) of PyTorch's linear layers), from the seed and its name."""
+    value = torch.zeros(like.shape, dtype=torch.float32)
+    if _split(name)[1] == "up":
+        return value
+    key = draw_key(seed, 0, name.encode(), 0, "lora_A")[0]
+    return nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=torch.Generator().manual_seed(key))
 
 
 def pack(parameters: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
@@ -77,22 +84,6 @@ def describe(parameters: Iterable[str], lora: Lora) -> dict[str, str]:
     adapter: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout,
                                "target_modules": modules}
     return {"lora_adapter_metadata": json.dumps({f"unet.{key}": value for key, value in adapter.items()})}
-
-
-def _modules(denoiser: nn.Module, lora: Lora) -> list[str]:
-    """Full names of the layers to adapt."""
-    layers = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-    ends = _PRESETS[lora.targets] if isinstance(lora.targets, str) else lora.targets
-    for end in ends if lora.targets not in _PRESETS else ():
-        if not any(_ends(name, end) for name in layers):
-            known = sorted({name.rpartition(".")[2] for name in layers if not name.rpartition(".")[2].isdigit()})
-            raise ConfigError(f"lora.targets names '{end}', which no linear or convolution layer of the model ends in"
-                              f"{suggest(end, known)}", hint=f"layers end in: {', '.join(known)}")
-    return [name for name in layers if any(_ends(name, end) for end in ends)]
-
-
-def _ends(name: str, end: str) -> bool:
-    return name == end or name.endswith(f".{end}")
 
 
 def _split(name: str) -> tuple[str, str]:

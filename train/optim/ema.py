@@ -41,9 +41,7 @@ def swapped_in(shadow: Shadow | None, parameters: Mapping[str, Tensor]) -> Itera
         _swap(shadow or {}, parameters)
 
 
-@torch.no_grad()
 def _swap(shadow: Shadow, parameters: Mapping[str, Tensor]) -> None:
+    """Exchanges where the values lie, without copying: nothing can fail half-way, as for lack of memory."""
     for name, average in shadow.items():
-        kept = parameters[name].detach().clone()
-        parameters[name].copy_(average)
-        average.copy_(kept)
+        shadow[name], parameters[name].data = parameters[name].data, average

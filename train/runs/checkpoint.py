@@ -4,44 +4,52 @@
       lora.safetensors | unet/      what is trained; for LoRA a file that ComfyUI and diffusers load
       optimizer.safetensors         `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
       ema.safetensors               the moving average, when it is on
-      state.json                    the step, the manifest's digest, the settings
+      state.json                    the step, what decides the steps, the settings, and the SHA-256 of each file
 
-A checkpoint is staged beside its place, synced and renamed; what a crash leaves begins with a dot and is never read.
+A checkpoint is staged beside its place, synced and renamed; what a crash leaves begins with a dot and is never read. It
+is read with suspicion: its step is its directory's, it has exactly the files that state.json lists, and their bytes,
+names, dtypes and shapes are the expected ones. Checkpoints of version 1 had no digests; the rest is checked. Tensors
+are written and read by `train.runs.checkpoint_files`; this module needs no torch.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-
-from prep.errors import CacheError, ConfigError, first_line
+from prep.errors import PathError
 from prep.fs import atomic
-from prep.loader.device import to_device
-from train.runs.safetensors_writer import write_safetensors
+from prep.fs.untrusted import check_dir, entries, is_link, size_regular
+from prep.parse import Unparsed, count, digest_of, expect, list_of
+from train.runs.documents import digest_plain, read_sealed, refused
 
 FORMAT = "latentry/checkpoint"
-VERSION = 1
-# Settings that may differ between a checkpoint and the run that goes on from it: they decide no weight after a step
-# that was made, only how far, how often and how it is shown. `steps` is one of them for a constant schedule.
-CHANGEABLE = ("steps", "epochs", "validation", "sample", "checkpoint", "lora.format", "gradient_checkpointing")
+VERSION = 2
+_KEYS = {
+    1: ("format", "version", "step", "manifest", "config"),
+    2: ("format", "version", "step", "manifest", "data", "base", "config", "micro_batch", "adopted", "files"),
+}
+STATE = "state.json"
+_NAME = re.compile(r"step-[0-9]{6,13}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """One file of a checkpoint: tensors with metadata, or bytes."""
+class FileFacts:
+    """What state.json says of a file."""
 
-    name: str  # relative path
-    tensors: Mapping[str, Tensor] | None = None
-    metadata: Mapping[str, str] | None = None
-    data: bytes = b""
+    bytes: int
+    sha256: str | None  # None: a checkpoint of version 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFacts:
+    """What decides the steps, as far as the data does (`prep.loader.identity`)."""
+
+    digest: str
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,138 +59,168 @@ class State:
     step: int  # optimizer steps done
     manifest: str  # digest
     config: Mapping[str, Any]  # as config.as_table gives it
-
-
-def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
-    """Writes the checkpoint of `state.step` and removes the oldest beyond `keep` (0: none). Returns its directory."""
-    folder = run / "checkpoints" / f"step-{state.step:06d}"
-    body = {"format": FORMAT, "version": VERSION, "step": state.step, "manifest": state.manifest,
-            "config": dict(state.config)}
-    last = Part(name="state.json", data=json.dumps(body, indent=1).encode() + b"\n")
-    write_folder(folder, [*parts, last])
-    for old in list_checkpoints(run)[:-keep] if keep else ():
-        atomic.remove_tree(old)
-    return folder
-
-
-def write_folder(folder: Path, parts: Iterable[Part]) -> None:
-    """`folder` holds exactly `parts` when this returns, and is on the disk; an older one gives way."""
-    atomic.make_dirs(folder.parent)
-    staged = atomic.temporary_name(folder)
-    staged.mkdir()
-    try:
-        for part in parts:
-            write_part(staged / part.name, part)
-        _sync_tree(staged)
-        atomic.remove_tree(folder)
-        atomic.rename(staged, folder)
-        atomic.sync_dir(folder.parent)
-    finally:
-        atomic.remove_tree(staged)
-
-
-def write_file(path: Path, part: Part) -> None:
-    """`path` has the part's content and is on the disk; an older file gives way in one step."""
-    staged = atomic.temporary_name(path)
-    try:
-        write_part(staged, part)
-        atomic.rename(staged, path)
-    finally:
-        atomic.remove(staged)
-    atomic.sync_dir(path.parent)
-
-
-def write_part(path: Path, part: Part) -> None:
-    """Creates the file and syncs it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if part.tensors is None:
-        atomic.write_synced(path, part.data)
-        return
-    with path.open("xb") as handle:
-        write_safetensors(handle, part.tensors, {"format": "pt", **(part.metadata or {})})
-        atomic.sync(handle)
+    data: DataFacts | None = None  # None: version 1
+    base: Mapping[str, str] = field(default_factory=dict)  # fingerprints of the model below; empty: version 1
+    micro_batch: int | None = None  # that the steps are planned with; None: version 1
+    adopted: tuple[Mapping[str, Any], ...] = ()  # changes that were accepted on the way: {"step", "changes"}
+    files: Mapping[str, FileFacts] = field(default_factory=dict)
+    version: int = VERSION
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first."""
-    return sorted((path.parent for path in (run / "checkpoints").glob("step-*/state.json")),
-                  key=lambda folder: (len(folder.name), folder.name))
+    """The checkpoints of a run by their names, oldest first; what is in them is not looked at."""
+    return sorted((path for path in (run / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)),
+                  key=lambda folder: int(folder.name[5:]))
+
+
+def find_checkpoint(run: Path, named: str | None) -> Path:
+    """The newest checkpoint of a run, or that called `step-N`. Raises `PathError` when there is none."""
+    folders = list_checkpoints(run)
+    if named is None and folders:
+        return folders[-1]
+    number = (named or "").removeprefix("step-")
+    for folder in folders:
+        if number.isdecimal() and number.isascii() and int(number) == int(folder.name[5:]):
+            return folder
+    names = ", ".join(folder.name for folder in folders) or "none is there yet"
+    seen = "no checkpoint" if named is None else f"no checkpoint '{named[:80]}'"
+    raise PathError(f"{run} has {seen}, expected one of: {names}")
+
+
+def set_aside(run: Path, step: int) -> list[str]:
+    """Renames the checkpoints after `step` to `aside-…`, so that they are never taken for the newest; their names."""
+    moved = []
+    for folder in list_checkpoints(run):
+        if int(folder.name[5:]) > step:
+            names = (f"aside{'' if number == 1 else f'-{number}'}-{folder.name}" for number in range(1, 1 << 20))
+            target = next(place for name in names if not (place := folder.with_name(name)).exists())
+            atomic.rename(folder, target)
+            moved.append(target.name)
+    return moved
 
 
 def remove_partial(run: Path) -> None:
     """Removes what a crash left half written in a run: checkpoints, pictures, the result."""
     for folder in (run, run / "checkpoints", run / "samples"):
         for left in folder.glob(".*.partial"):
-            if left.is_dir():
+            if left.is_dir() and not left.is_symlink():
                 atomic.remove_tree(left)
             else:
                 atomic.remove(left)
 
 
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
 def read_state(folder: Path) -> State:
-    """The state in a checkpoint's directory. Raises `CacheError` when it is damaged or of another version."""
-    path = folder / "state.json"
+    """The state of a checkpoint whose files are there, each of the size that state.json says; none is read.
+
+    Raises `CacheError`.
+    """
     try:
-        body = json.loads(path.read_bytes())
-        if body.get("format") != FORMAT or body.get("version") != VERSION:
-            raise CacheError(f"{path} has format {body.get('format')!r} version {body.get('version')!r}, "
-                             f"this program reads '{FORMAT}' version {VERSION}")
-        return State(step=int(body["step"]), manifest=str(body["manifest"]), config=dict(body["config"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CacheError(f"cannot read checkpoint {path}: {error}",
-                         hint=f"remove {folder}; --resume then goes on from the one before it") from None
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file. Raises `CacheError`."""
+        check_dir(folder)
+        state = _parse(folder, read_sealed(folder / STATE, FORMAT, _KEYS))
+    except (OSError, Unparsed) as error:
+        raise refused(folder / STATE, error, way_out(folder)) from None
     try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError) as error:
-        raise CacheError(f"cannot read {path}: {first_line(error)}", hint=_without(path)) from None
+        _check_files(folder, state)
+    except (OSError, Unparsed) as error:
+        raise refused(folder, error, way_out(folder)) from None
+    return state
 
 
-def copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], path: Path) -> None:
-    """Copies `values` into the tensors of those names. Raises `CacheError` when one is missing or of another shape."""
-    with torch.no_grad():
-        for name, target in targets.items():
-            value = values.get(name)
-            if value is None or value.shape != target.shape:
-                seen = "is missing" if value is None else f"has shape {list(value.shape)}"
-                raise CacheError(f"'{name}' {seen} in {path}, expected shape {list(target.shape)}", hint=_without(path))
-            target.copy_(to_device(value, target.device))
+def verify_files(folder: Path, state: State) -> None:
+    """Raises `CacheError` unless every file of the checkpoint has its digest. Reads all of them, loads nothing."""
+    for name, facts in state.files.items():
+        path = folder / PurePosixPath(name)
+        try:
+            if facts.sha256 is not None and digest_plain(path) != facts.sha256:
+                raise Unparsed("its bytes do not match their digest")
+        except (OSError, Unparsed) as error:
+            raise refused(path, error, way_out(folder)) from None
 
 
-def _without(path: Path) -> str:
-    """The way out of a damaged file of a checkpoint."""
-    folder = next((parent for parent in path.parents if parent.name.startswith("step-")), path.parent)
-    return f"remove {folder}; --resume then goes on from the checkpoint before it"
+def _parse(folder: Path, body: Mapping[str, Any]) -> State:
+    step = count(body["step"], "step")
+    if folder.name != f"step-{step:06d}":
+        raise Unparsed(f"it is the state of step {step}, expected {folder.name}")
+    common: dict[str, Any] = {"step": step, "manifest": digest_of(body["manifest"], "manifest"),
+                              "config": expect(body["config"], dict, "config"), "version": body["version"]}
+    if body["version"] == 1:
+        return State(**common, files=_files_there(folder))
+    data, base = expect(body["data"], dict, "data"), expect(body["base"], dict, "base")
+    files = {name: _file(name, value) for name, value in expect(body["files"], dict, "files").items()}
+    return State(
+        **common, files=files, micro_batch=count(body["micro_batch"], "micro_batch"),
+        data=DataFacts(digest=digest_of(data.get("digest"), "data.digest"), facts=_facts(data.get("facts"))),
+        base={name: digest_of(value, f"base.{name}") for name, value in base.items()},
+        adopted=tuple(list_of(body["adopted"], _adopted, "adopted")))
 
 
-def check_same(state: State, manifest: str, config: Mapping[str, Any]) -> None:
-    """Raises when going on is not what one run would do: another manifest (`CacheError`), setting (`ConfigError`)."""
-    if state.manifest != manifest:
-        raise CacheError(f"the checkpoint was made from manifest {state.manifest[:12]}, and this is {manifest[:12]}",
-                         hint="resume with the manifest of the run, or train the new one into another RUN with -o")
-    old, new = _flat(state.config), _flat(config)
-    free = CHANGEABLE if old.get("schedule.name", "constant") == "constant" else CHANGEABLE[2:]
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name) and name not in free and name.partition(".")[0] not in free:
-            raise ConfigError(f"{name} is {new.get(name)!r}, and the checkpoint was trained with {old.get(name)!r}",
-                              hint="resume with the settings of the run (leave -c away), or choose another RUN with -o")
+def _facts(value: Any) -> Mapping[str, Any]:
+    facts = expect(value, dict, "data.facts")
+    latents = expect(facts.get("latents"), dict, "data.facts.latents")
+    if not all(isinstance(each, str | int) for each in latents.values()):
+        raise Unparsed("data.facts.latents has values other than strings and whole numbers")
+    expect(facts.get("buckets"), list, "data.facts.buckets")
+    expect(facts.get("masked"), bool, "data.facts.masked")
+    expect(facts.get("prediction"), str, "data.facts.prediction")
+    expect(facts.get("unconditional"), str, "data.facts.unconditional")
+    count(facts.get("samples"), "data.facts.samples")
+    return facts
 
 
-def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{name}.{key}": inner for key, inner in value.items()})
+def _adopted(value: Any, where: str) -> Mapping[str, Any]:
+    table = expect(value, dict, where)
+    count(table.get("step"), f"{where}.step")
+    list_of(table.get("changes"), lambda each, at: expect(each, str, at), f"{where}.changes")
+    return table
+
+
+def _file(name: str, value: Any) -> FileFacts:
+    parts = PurePosixPath(name).parts
+    if not parts or any(part in ("..", "/") for part in parts) or "\\" in name or ":" in name or name == STATE:
+        raise Unparsed(f"it lists the file {name[:80]!r}, expected a path in the checkpoint")
+    table = expect(value, dict, f"files.{name[:80]}")
+    return FileFacts(bytes=count(table.get("bytes"), f"size of {name[:80]}"),
+                     sha256=digest_of(table.get("sha256"), f"digest of {name[:80]}"))
+
+
+def _files_there(folder: Path) -> dict[str, FileFacts]:
+    """The files of a checkpoint, without state.json. Raises `Unparsed` for anything else in it, `OSError`."""
+    found: dict[str, FileFacts] = {}
+    for path in _walk(folder):
+        name = path.relative_to(folder).as_posix()
+        if name != STATE:
+            found[name] = FileFacts(bytes=size_regular(path), sha256=None)
+    return found
+
+
+def _walk(folder: Path) -> Iterable[Path]:
+    for entry in entries(folder):
+        path = folder / entry.name
+        if entry.is_dir(follow_symlinks=False) and not is_link(path.lstat()):
+            yield from _walk(path)
         else:
-            flat[name] = value
-    return flat
+            yield path
 
 
-def _sync_tree(folder: Path) -> None:
-    for inner in sorted(folder.rglob("*")):
-        if inner.is_dir():
-            atomic.sync_dir(inner)
-    atomic.sync_dir(folder)
+def _check_files(folder: Path, state: State) -> None:
+    """Raises `Unparsed` unless the directory has exactly the files of its state, of their sizes."""
+    there = _files_there(folder)
+    for name, facts in state.files.items():
+        if name not in there:
+            raise Unparsed(f"{name} is missing")
+        if there[name].bytes != facts.bytes:
+            raise Unparsed(f"{name} has {there[name].bytes} bytes, expected {facts.bytes}")
+    for name in there:
+        if name not in state.files:
+            raise Unparsed(f"{name[:80]} does not belong there")
+
+
+def way_out(folder: Path) -> str:
+    """What to do about a damaged checkpoint."""
+    others = [other.name for other in list_checkpoints(folder.parent.parent) if other.name != folder.name]
+    if not others:
+        return f"it is the only checkpoint of {folder.parent.parent}; train again into another RUN with -o"
+    return f"--resume --from {others[-1]} goes on from another checkpoint"

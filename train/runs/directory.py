@@ -1,15 +1,18 @@
 """A run's directory: what it is called, what is in run.json, and when a path may become one.
 
     RUN/run.json              which manifest and model, with which settings
+    RUN/manifest.json         a copy of the manifest, to see what the run was trained on
+    RUN/samples.bin           a record per sample, to count what changed when the run is resumed
     RUN/log.jsonl             what happened
     RUN/checkpoints/ samples/
     RUN/lora.safetensors | unet/    the result
+
+run.json is written when the model is loaded; a directory without a checkpoint and without a result may begin again.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,19 +21,29 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prep.errors import ConfigError, PathError
+from prep.digest import canonical
+from prep.errors import CacheError, ConfigError, PathError
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
+from prep.parse import PATH, Unparsed, brief, expect, hub_id
 from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.runs import checkpoint
+from train.runs.documents import open_plain, read_sealed, refused, seal
 from train.setup import RunRequest, Setup
 
 if sys.platform != "win32":
     import fcntl
 
 FORMAT = "latentry/run"
-VERSION = 1
+VERSION = 2
+_KEYS = {
+    1: ("format", "version", "manifest", "manifest_digest", "model", "other_encoders", "config"),
+    2: ("format", "version", "manifest", "manifest_digest", "data", "model", "base", "other_encoders", "config",
+        "adopted"),
+}
+RESULTS = {"lora": "lora.safetensors", "full": "unet"}
+MOST_RECORDS = 1 << 33  # bytes of samples.bin: a quarter of a billion samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +53,7 @@ class Run:
     folder: Path
     asked: RunRequest
     config: Config
-    table: Mapping[str, Any]  # the settings as they stand there
+    table: Mapping[str, Any]  # the settings as they are written there
 
 
 @contextmanager
@@ -50,7 +63,7 @@ def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
     Raises `PathError` when another has it, or `folder` may not become a run. Where the system has no such lock, or not
     on this disk, nobody is kept out.
     """
-    _check_place(folder, setup)
+    check_place(folder, setup)
     make_dirs(folder)
     if sys.platform == "win32":
         yield
@@ -68,31 +81,39 @@ def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
         os.close(descriptor)
 
 
-def claim_run(folder: Path, setup: Setup, asked: RunRequest, *, resume: bool) -> None:
-    """Makes `folder` the run's directory and writes run.json.
+def claim_run(folder: Path, setup: Setup, *, step: int | None = None) -> list[str]:
+    """Makes `folder` the run's directory: writes run.json, the manifest's copy and the samples' records.
 
-    Raises `PathError`; with `resume`, `CacheError` and `ConfigError` where its newest checkpoint does not fit `setup`.
+    `step` is that of the checkpoint that the run goes on from; newer ones are set aside, and their new names returned.
+    Raises `PathError` for a run that is there and not resumed.
     """
-    _check_place(folder, setup)
-    if (folder / "run.json").is_file() and not resume:
-        raise PathError(f"{folder} holds a run already", hint=f"--resume goes on with it; or name another with "
-                        f"-o, like {folder.name}-2")
-    for newest in checkpoint.list_checkpoints(folder)[-1:]:
-        state = checkpoint.read_state(newest)
-        checkpoint.check_same(state, setup.manifest.digest, as_table(setup.config))
-        if state.step > setup.steps:
-            raise ConfigError(f"{folder} is at step {state.step} already, and the settings end at step {setup.steps}",
-                              hint=f"--steps {state.step} or more, or another RUN with -o")
+    check_place(folder, setup)
+    if step is None:
+        check_unused(folder)
+    moved = [] if step is None else checkpoint.set_aside(folder, step)
     checkpoint.remove_partial(folder)
     make_dirs(folder)
-    write_atomic(folder / "run.json", json.dumps(_document(folder, setup, asked), indent=1).encode() + b"\n")
+    write_atomic(folder / "samples.bin", setup.identity.records)
+    write_atomic(folder / "manifest.json", canonical(dict(setup.manifest.document)))
+    write_atomic(folder / "run.json", seal(_document(folder, setup)))
+    return moved
 
 
-def _check_place(folder: Path, setup: Setup) -> None:
+def check_unused(folder: Path) -> None:
+    """Raises `PathError` when `folder` holds a run with a checkpoint or a result: only --resume goes on with that."""
+    there = [*checkpoint.list_checkpoints(folder), *(folder / name for name in RESULTS.values())]
+    if any(path.exists() for path in there):
+        raise PathError(f"{folder} holds a run already", hint=f"--resume goes on with it; or name another with "
+                        f"-o, like {folder.name}-2")
+
+
+def check_place(folder: Path, setup: Setup) -> None:
+    """Raises `PathError` unless `folder` is, or may become, a run's directory."""
     if folder.exists() and not folder.is_dir():
         raise PathError(f"{folder} is a file, expected a directory for the run", hint="name another with -o")
-    if folder.is_dir() and not (folder / "run.json").is_file() and any(folder.iterdir()):
-        raise PathError(f"{folder} is not empty and is no run of train", hint="name another directory with -o")
+    ours = (folder / "run.json").is_file() or checkpoint.list_checkpoints(folder)
+    if folder.is_dir() and not ours and any(folder.iterdir()):
+        raise PathError(f"{folder} is not empty and is not a training run", hint="name another directory with -o")
     sources = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
     for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *sources):
         if other.path.exists():
@@ -102,35 +123,54 @@ def _check_place(folder: Path, setup: Setup) -> None:
             raise PathError(f"run {folder} lies in the cache {parent}", hint="name a directory outside with -o")
 
 
+def check_writable(folder: Path) -> None:
+    """Raises `PathError` unless files can be made in `folder`, or in the directory that it would be made in."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PathError(f"run {folder} cannot be written: no permission to write in {there}",
+                        hint="name another directory with -o")
+
+
 def read_run(folder: Path) -> Run:
-    """The run in `folder`. Raises `PathError` when there is none, `ConfigError` for settings that are not ours."""
+    """The run in `folder`. Raises `PathError` when there is none, `CacheError` when run.json is damaged."""
     path = folder / "run.json"
     try:
-        body = json.loads(path.read_bytes())
-        if body.get("format") != FORMAT or body.get("version") != VERSION:
-            raise PathError(f"{path} has format {body.get('format')!r} version {body.get('version')!r}, "
-                            f"this program reads '{FORMAT}' version {VERSION}")
-        asked = RunRequest(manifest=folder / PurePosixPath(body["manifest"]), model=_model(folder, body["model"]),
-                           other_encoders=bool(body["other_encoders"]))
-        table = dict(body["config"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PathError(f"{folder} is no run of train: cannot read {path.name}: {error}",
+        body = read_sealed(path, FORMAT, _KEYS)
+        asked = RunRequest(manifest=folder / PurePosixPath(_path(body["manifest"], "manifest")),
+                           model=_model(folder, body["model"]),
+                           other_encoders=expect(body["other_encoders"], bool, "other_encoders"))
+        table = expect(body["config"], dict, "config")
+        return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table)
+    except FileNotFoundError:
+        raise PathError(f"{folder} is not a training run: it has no run.json",
                         hint="name the directory that train run wrote (-o)") from None
-    return Run(folder=folder, asked=asked, config=parse(table, str(path)), table=table)
+    except (OSError, Unparsed, ConfigError) as error:
+        if not folder.is_dir():
+            raise PathError(f"{folder} is not a training run: it is no directory",
+                            hint="name the directory that train run wrote (-o)") from None
+        raise refused(path, error, "remove it; --resume then takes the settings from the checkpoint, and the model "
+                      "from --model or the manifest") from None
 
 
-def _document(folder: Path, setup: Setup, asked: RunRequest) -> dict[str, Any]:
+def read_records(folder: Path) -> bytes | None:
+    """What samples.bin holds; `None` where it cannot be read: it only counts what changed."""
+    try:
+        with open_plain(folder / "samples.bin") as handle:
+            data = handle.read(MOST_RECORDS + 1)
+    except OSError:
+        return None
+    return data if len(data) <= MOST_RECORDS else None
+
+
+def _document(folder: Path, setup: Setup) -> dict[str, Any]:
     """Paths are relative to the run, so that both can move together."""
-    model = asked.model
-    if model is not None and Path(model).is_dir():
-        return {**_facts(folder, setup, asked), "model": {"path": _relative(Path(model), folder)}}
-    return {**_facts(folder, setup, asked), "model": None if model is None else {"hub": model}}
-
-
-def _facts(folder: Path, setup: Setup, asked: RunRequest) -> dict[str, Any]:
-    return {"format": FORMAT, "version": VERSION, "manifest": _relative(asked.manifest, folder),
-            "manifest_digest": setup.manifest.digest, "other_encoders": bool(setup.others) or asked.other_encoders,
-            "config": as_table(setup.config)}
+    named = setup.asked.model if setup.asked.model is not None else setup.manifest.model
+    local = Path(named).is_dir()
+    return {"format": FORMAT, "version": VERSION, "manifest": _relative(setup.asked.manifest, folder),
+            "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
+            "model": {"path": _relative(Path(named), folder)} if local else {"hub": str(named)},
+            "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.asked.other_encoders,
+            "config": as_table(setup.config), "adopted": [dict(each) for each in setup.adopted]}
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -141,7 +181,27 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().as_posix()
 
 
-def _model(folder: Path, named: Mapping[str, str] | None) -> str | None:
+def _path(value: Any, where: str) -> str:
+    text = expect(value, str, where)
+    if not text or "\0" in text or len(text) > PATH:
+        raise Unparsed(f"{where} is {brief(text)}, expected a path")
+    return text
+
+
+def _model(folder: Path, named: Any) -> str | None:
+    """The model that was trained; `None` in runs of version 1: the manifest's."""
     if named is None:
         return None
-    return str(folder / PurePosixPath(named["path"])) if "path" in named else str(named["hub"])
+    table = expect(named, dict, "model")
+    if set(table) == {"path"}:
+        return str(folder / PurePosixPath(_path(table["path"], "model.path")))
+    if set(table) != {"hub"}:
+        raise Unparsed(f"model is {brief(named)}, expected one of 'path' and 'hub'")
+    return hub_id(expect(table["hub"], str, "model.hub"), "model.hub")
+
+
+def require_manifest(run: Run) -> None:
+    """Raises `CacheError` unless the manifest that the run names is a file."""
+    if not run.asked.manifest.is_file():
+        raise CacheError(f"the manifest of {run.folder} is gone: {run.asked.manifest} is not a file",
+                         hint="name it with --manifest")

@@ -9,32 +9,38 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
+from prep.fs import atomic
 from prep.fs.atomic import write_atomic
 from prep.progress import Progress, phase, silent
+from train.runs.documents import open_plain, refused
 
+MOST_LINE = 1 << 20  # bytes
 Event = Mapping[str, Any]
 Watch = Callable[[Event], None]
 
 
 class Log:
-    """Appends events to the file and hands them to `watch`. A context manager: it closes the file."""
+    """Appends events to the file and hands them to `watch`. A context manager: it closes the file.
+
+    `rewind` opens it, and comes before the first event.
+    """
 
     def __init__(self, path: Path, watch: Watch, progress: Progress = silent) -> None:
         self._path, self._watch, self._progress = path, watch, progress
-        self._file = path.open("a", encoding="utf-8")
+        self._file: BinaryIO | None = None
         self.last: Event = {}
 
     def __call__(self, event: str, step: int, **values: Any) -> None:
         """Writes one event; numbers that JSON cannot spell become null."""
+        assert self._file is not None, "rewind comes first"
         body = {"event": event, "step": step, **{name: _spellable(value) for name, value in values.items()}}
-        self._file.write(json.dumps(body) + "\n")
-        self._file.flush()
+        atomic.write(self._file, json.dumps(body).encode() + b"\n")
         self._watch(body)
         self.last = body
 
@@ -42,29 +48,60 @@ class Log:
         """Shows whoever watches what takes so long; leaves no trace in the file."""
         return phase(self._progress, title)
 
-    def rewind(self, step: int) -> None:
-        """Forgets what came after step `step`, and everything for 0: a run that goes on from there makes it again.
+    def rewind(self, step: int) -> frozenset[str]:
+        """Forgets what came after step `step`, and everything for 0; returns which events of step `step` stay.
 
-        A line that a crash tore goes too.
+        A run that goes on from there makes the rest again. A line that a crash tore goes, too, and so do `stopped`
+        and `end`. Raises `CacheError` when the log is no regular file.
         """
-        self._file.close()
-        kept = [text for text in self._path.read_bytes().splitlines() if step and _step_of(text) <= step]
-        write_atomic(self._path, b"".join(text + b"\n" for text in kept))
-        self._file = self._path.open("a", encoding="utf-8")
+        self.close()
+        try:
+            kept = [(event, line) for event, line in _read(self._path, step)] if step else []
+        except FileNotFoundError:
+            kept = []
+        except OSError as error:
+            raise refused(self._path, error, "remove it; only the record of the steps so far is lost") from None
+        write_atomic(self._path, b"".join(line + b"\n" for _, line in kept))
+        self._file = self._path.open("ab", buffering=0)
+        return frozenset(event["event"] for event, _ in kept if event["step"] == step)
+
+    def sync(self) -> None:
+        """What was written is on the disk when this returns: before a checkpoint that resumes after it."""
+        assert self._file is not None
+        atomic.sync(self._file)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __enter__(self) -> Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+        self.close()
 
 
-def _step_of(line: bytes) -> float:
-    """The step of a line; infinite for one that is none of ours."""
+def _read(path: Path, step: int) -> Iterator[tuple[Event, bytes]]:
+    """The events up to step `step`, each with its line; lines that are none of ours are left out."""
+    with open_plain(path) as file:
+        while line := file.readline(MOST_LINE + 1):
+            if not line.endswith(b"\n"):
+                continue  # torn, or a part of a line that is too long
+            event = _parse(line)
+            if event is not None and event["step"] <= step and event["event"] not in ("stopped", "end"):
+                yield event, line.rstrip(b"\n")
+
+
+def _parse(line: bytes) -> Event | None:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        body = json.loads(line)
+        if isinstance(body, dict) and type(body.get("step")) is int and isinstance(body.get("event"), str):
+            return body
+    except (ValueError, RecursionError):
+        pass
+    return None
 
 
 def _spellable(value: Any) -> Any:

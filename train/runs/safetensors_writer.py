@@ -6,6 +6,7 @@ changes from run to run, makes files that only their owner may read, and hides a
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, BinaryIO
@@ -20,8 +21,14 @@ _NAMES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.bfloat16: "BF16
 _ALIGNED = 8  # the header is filled up with spaces to a multiple of this, so that tensors begin on one
 
 
-def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes the file; the same values in the same order give the same bytes."""
+def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Writes the file and returns its SHA-256; the same values in the same order give the same bytes."""
+    running = hashlib.sha256()
+
+    def put(data: Any) -> None:
+        running.update(data)
+        atomic.write(handle, data)
+
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
     at = 0
     for name, value in tensors.items():
@@ -30,7 +37,8 @@ def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata:
         at = end
     spelled = json.dumps(header, separators=(",", ":")).encode()
     spelled = spelled.ljust(-(-len(spelled) // _ALIGNED) * _ALIGNED)
-    atomic.write(handle, len(spelled).to_bytes(8, "little"))
-    atomic.write(handle, spelled)
+    put(len(spelled).to_bytes(8, "little"))
+    put(spelled)
     for value in tensors.values():
-        atomic.write(handle, to_host(value).contiguous().reshape(-1).view(torch.uint8).numpy())
+        put(to_host(value).contiguous().reshape(-1).view(torch.uint8).numpy())
+    return running.hexdigest()

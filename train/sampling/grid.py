@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,13 +13,18 @@ _STRIP = 14  # height of a label in pixels
 _READABLE = 192  # minimum width of a picture with its label, in pixels
 
 
-def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int) -> bytes:
-    """A PNG of `pictures` (uint8 [H, W, 3], all of one size) in rows of `columns`, each below its label.
+def columns_of(count: int) -> int:
+    """How many columns make a grid of `count` pictures about square."""
+    return math.ceil(math.sqrt(count))
 
-    Small pictures are enlarged by a whole factor, to make room for labels.
+
+def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int) -> bytes:
+    """A PNG of `pictures` (uint8 [H, W, 3]) in rows of `columns`, each below its label.
+
+    Cells are as large as the largest picture. Small ones are enlarged by a whole factor, so that labels have room.
     """
-    factor = -(-_READABLE // pictures[0].shape[1])
-    height, width = (factor * side for side in pictures[0].shape[:2])
+    factor = -(-_READABLE // max(picture.shape[1] for picture in pictures))
+    height, width = (factor * max(picture.shape[axis] for picture in pictures) for axis in (0, 1))
     rows = -(-len(pictures) // columns)
     sheet = Image.new("RGB", (columns * width, rows * (height + _STRIP)), "white")
     draw = ImageDraw.Draw(sheet)

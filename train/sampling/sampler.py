@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from prep.batching.rng import draw_key, philox
+from prep.cache.records import RowRef
 from prep.geometry import Size
 from prep.loader.device import module_to_device, to_device, to_host
 from prep.loader.index import Index
@@ -29,13 +31,27 @@ from train.sampling.prompts import PromptRows
 
 def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[PromptRows],
              settings: Sampling) -> list[np.ndarray]:
-    """One picture a prompt, uint8 [H, W, 3]. The same seed and prompt begin with the same noise, always."""
-    size = settings.size or usual_size(rows.index)
+    """One picture a prompt, uint8 [H, W, 3], by `settings` where the prompt does not set its own.
+
+    The same seed and prompt begin with the same noise, always. Raises `CacheError`, `ModelError`.
+    """
+    usual = settings.size or usual_size(rows.index)
     facts = rows.index.manifest.document["latents"]
-    shape = (int(facts["channels"]), size[1] // int(facts["factor"]), size[0] // int(facts["factor"]))
+    channels, factor = int(facts["channels"]), int(facts["factor"])
     with evaluating(denoiser), torch.no_grad():
-        latents = [_denoise(denoiser, rows, model, prompt, shape, settings) for prompt in prompts]
+        latents = []
+        for prompt in prompts:
+            width, height = prompt.settings.width or usual[0], prompt.settings.height or usual[1]
+            shape = (channels, height // factor, width // factor)
+            latents.append(_denoise(denoiser, rows, model, prompt, shape, _settings_of(prompt, settings)))
         return _decode(model, latents, latents_of(rows.index.manifest), denoiser.device)
+
+
+def _settings_of(prompt: PromptRows, settings: Sampling) -> Sampling:
+    """`settings` with the seed, steps and guidance of the prompt, where it sets them."""
+    own = {name: value for name in ("seed", "steps", "guidance")
+           if (value := getattr(prompt.settings, name)) is not None}
+    return replace(settings, **own)
 
 
 def usual_size(index: Index) -> Size:
@@ -48,21 +64,26 @@ def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: PromptRows, sh
              settings: Sampling) -> Tensor:
     """The latent `[1, C, h, w]` that the sampler ends with. Guidance: Ho & Salimans 2022, equation 6."""
     guided = settings.guidance > 1
-    refs = [prompt.negative, prompt.positive] if guided else [prompt.positive]
-    text = to_device(rows.text(refs), denoiser.device)
+    parts = [prompt.negative, prompt.positive] if guided else [prompt.positive]
+    text = to_device(torch.cat([_text(rows, part) for part in parts]), denoiser.device)
     scheduler = _scheduler(model, denoiser.prediction)
     scheduler.set_timesteps(settings.steps, device=denoiser.device)
     latent = to_device(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
     latent = latent * float(scheduler.init_noise_sigma)
     for timestep in scheduler.timesteps:
-        seen = scheduler.scale_model_input(latent.expand(len(refs), *shape), timestep)
-        said = predict(denoiser, seen, timestep.expand(len(refs)), text).float()
+        seen = scheduler.scale_model_input(latent.expand(len(parts), *shape), timestep)
+        said = predict(denoiser, seen, timestep.expand(len(parts)), text).float()
         if guided:
             against, towards = said.chunk(2)
             said = against + settings.guidance * (towards - against)
         latent = scheduler.step(said, timestep, latent).prev_sample
     done: Tensor = latent
     return done
+
+
+def _text(rows: Rows, part: RowRef | Tensor) -> Tensor:
+    """One text row `[1, L, D]`, from the cache unless it is here."""
+    return part if isinstance(part, Tensor) else rows.text([part])
 
 
 def _scheduler(model: Path, prediction: str) -> Any:

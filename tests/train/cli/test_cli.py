@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from pictures import draw
 from PIL import Image
+from safetensors import safe_open
 
 SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]")
 
@@ -24,13 +26,15 @@ def test_check_says_what_would_be_trained(train, make):
     result = train("check", path, "--batch-size", 2, "--steps", 8)
     assert result.code == 0 and result.err == ""
     what, on, *plan = result.out.splitlines()
-    assert what.startswith("a LoRA of rank 16 on ") and what.endswith("tiny (sd15, epsilon)")
+    assert what.startswith("a LoRA of rank 16 on ")
+    assert what.endswith("tiny (sd15, epsilon), 18,432 trained parameters")
     assert on == ("7 training samples and 2 validation samples in 2 buckets: "
-                  "latent bfloat16, mask uint8 for 6 of 9 (not used: loss.masked is off), text bfloat16")
+                  "latent bfloat16, mask uint8 for 6 of 9 (used), text bfloat16")
     assert plan == ["7 samples per epoch, in 4 steps of up to 2 samples, micro-batches of up to 2",
                     "8 steps = 2.0 epochs; ready to train"]
-    result = train("check", path, "--method", "full", "--masked", "--batch-size", 2, "--underfill", "drop")
-    assert result.out.startswith("every weight of ") and "mask uint8 for 6 of 9, text" in result.out
+    result = train("check", path, "--method", "full", "--no-masked", "--batch-size", 2, "--underfill", "drop")
+    assert result.out.startswith("every weight of ")
+    assert "mask uint8 for 6 of 9 (not used: loss.masked is false), text" in result.out
     assert "\nleft out: 80/" in result.out
 
 
@@ -42,13 +46,13 @@ def test_check_says_how_many_masks_are_black_everywhere(prep, train, tiny_model,
     prep("encode", tmp_path / "photos", "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
          "--resolution", 96, "--step", 16, "--device", "cpu", "--quiet", "--mask", "sidecar")
     result = train("check", tmp_path / "m.json", "--masked")
-    assert "mask uint8 for 2 of 3, 1 of them entirely black, text" in result.out, result.err
+    assert "mask uint8 for 2 of 3, 1 of them entirely black (used), text" in result.out, result.err
 
 
 def test_check_reports_as_json(train, make):
     result = train("check", make().path, "--batch-size", 2, "--underfill", "repeat", "--json")
     assert result.code == 0
-    assert result.json == {"format": "latentry/check", "version": 1, "ok": True, "faults": [],
+    assert result.json == {"format": "latentry/check", "version": 1, "ok": True, "faults": [], "masked": True,
                            "steps_per_epoch": 4, "left_out": [], "repeated": result.json["repeated"]}
     assert len(result.json["repeated"]) == 1 and result.json["repeated"][0].startswith("80/")
 
@@ -95,6 +99,10 @@ def test_run_says_its_result_on_stdout_and_everything_else_on_stderr(train, make
     assert result.code == 0, result.err
     assert result.out == f"{made.root / 'run' / 'lora.safetensors'}\n"
     assert "trained parameters on cpu" in result.err and "step 3: validation loss" in result.err
+    before = result.err[: result.err.index("3 steps, 2 per epoch")].splitlines()
+    checked = train("check", made.path, "--steps", 3, "--set", "lora.rank=2").out.splitlines()
+    assert before[: len(checked)] == checked
+    assert before[-1] == f"writes to {made.root / 'run'}; a checkpoint takes about 27.0 KiB, the newest 3 are kept"
     assert (made.root / "run" / "samples" / "step-000003.png").is_file()
 
 
@@ -104,7 +112,7 @@ def test_quiet_says_only_warnings(train, make):
     result = run(train, made, "--quiet", "--json")
     assert result.code == 0 and result.json["event"] == "end"
     assert {line.partition(":")[0] for line in result.err.splitlines()} == {"warning"}
-    assert "a green dragon" in result.err
+    assert "the prompt in line 1 of " in result.err and "a green dragon" not in result.err
 
 
 def test_a_second_run_needs_resume_and_keeps_its_settings(train, make):
@@ -116,8 +124,44 @@ def test_a_second_run_needs_resume_and_keeps_its_settings(train, make):
     assert resumed.code == 0, resumed.err
     facts = json.loads((made.root / "run" / "run.json").read_text())["config"]
     assert facts["optimizer"]["lr"] == 0.01 and facts["lora"]["rank"] == 2 and facts["steps"] == 4
-    other = run(train, made, "--resume", "--lr", "0.02")
-    assert other.code == 3 and "optimizer.lr is 0.02, and the checkpoint was trained with 0.01" in other.err
+    other = run(train, made, "--resume", "--set", "caption_dropout=0.5", steps=5)
+    assert other.code == 3 and "caption_dropout is 0.5, and the checkpoint was trained with 0.0" in other.err
+    other = run(train, made, "--resume", "--lr", "0.02", steps=5)
+    assert other.code == 0 and "note: optimizer.lr is 0.02, was 0.01\n" in other.err
+
+
+def test_adopted_changes_are_in_the_result(train, make):
+    made = make()
+    assert run(train, made).code == 0
+    done = run(train, made, "--resume", "--adopt", "--set", "caption_dropout=0.5", steps=4)
+    assert done.code == 0 and "note: accepted: caption_dropout is 0.5, was 0.0\n" in done.err
+    with safe_open(made.root / "run" / "lora.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["latentry.adopted"]) == [
+            {"changes": ["caption_dropout is 0.5, was 0.0"], "step": 3}]
+
+
+def test_a_run_goes_on_from_an_older_checkpoint(train, make):
+    made = make()
+    assert run(train, made, "--set", "checkpoint.every=1").code == 0
+    done = run(train, made, "--resume", "--from", "step-1", "--set", "checkpoint.every=1")
+    assert done.code == 0 and "a newer checkpoint was set aside: checkpoints/aside-step-000002" in done.err
+
+
+def test_a_run_that_went_on_meanwhile_is_left_alone(train, make, monkeypatch):
+    from train.runs import directory
+
+    made = make()
+    assert run(train, made, "--set", "checkpoint.every=1").code == 0
+    plain = directory.lock_run
+
+    def others(folder, setup):
+        shutil.rmtree(folder / "checkpoints" / "step-000003")
+        return plain(folder, setup)
+
+    monkeypatch.setattr("train.runs.directory.lock_run", others)
+    result = run(train, made, "--resume", steps=5)
+    assert result.code == 5 and f"error: another program trained in {made.root / 'run'} meanwhile\n" in result.err
+    assert "hint: run the same command again" in result.err
 
 
 def test_edited_prompts_never_end_a_run(train, make):
@@ -152,7 +196,7 @@ def test_sample_with_prompts_of_one_s_own(train, make):
     own = made.root / "own.txt"
     own.write_text("a red circle\nunheard of\n")
     result = train("sample", made.root / "run", "--prompts", own, "-o", made.root / "g.png", "--device", "cpu")
-    assert result.code == 0 and "warning: prompt 'unheard of'" in result.err
+    assert result.code == 0 and "warning: the prompt in line 2 of " in result.err
     own.write_text("unheard of\n")
     result = train("sample", made.root / "run", "--prompts", own, "-o", made.root / "g.png", "--device", "cpu")
     assert result.code == 7 and "the cache has no text row of any prompt in" in result.err
@@ -167,14 +211,109 @@ def test_sample_of_what_is_no_run_or_has_no_checkpoint(train, make, tmp_path):
     assert result.code == 5 and "has no checkpoint 'step-9', expected one of: step-000003" in result.err
 
 
-def test_a_manifest_without_prompts_says_so(train, make, tmp_path):
+def test_without_prompts_captions_are_sampled_and_said_to_be(train, make, tmp_path):
+    made = make(prompts=None)
+    result = run(train, made)
+    assert result.code == 0
+    assert ("no prompt file: sample pictures show captions of validation samples (prep encode --prompts FILE adds "
+            "prompts)\n") in result.err
+    assert (made.root / "run" / "samples" / "step-000003.png").is_file()
+    assert train("sample", made.root / "run", "-o", tmp_path / "g.png", "--device", "cpu").code == 0
+
+
+def test_a_manifest_without_prompts_and_captions_says_so(train, make, tmp_path, monkeypatch):
     made = make(prompts=None)
     assert run(train, made).code == 0
-    result = train("sample", made.root / "run", "-o", tmp_path / "g.png")
-    assert result.code == 7 and "the manifest has no sample prompts" in result.err
+    monkeypatch.setattr("train.sampling.prompts.of_captions", lambda index: ((), "validation"))
+    result = train("sample", made.root / "run", "-o", tmp_path / "g.png", "--device", "cpu")
+    assert result.code == 7 and "the manifest has no sample prompts and no captions" in result.err
+    assert "hint: --prompt TEXT encodes a prompt itself" in result.err
 
 
-@pytest.mark.parametrize("command", [[], ["check"], ["run"], ["sample"]], ids=str)
+def test_sample_encodes_a_prompt_itself_and_writes_nothing_but_the_grid(prep, train, tiny_model, photos, tmp_path):
+    """The row that it makes is that of prep encode: the same picture, bit by bit."""
+    (tmp_path / "p.txt").write_text("a red circle --n blurry\n")
+    for number in range(8):
+        (photos / f"{number}.txt").write_text("a thing")
+    encode = ["encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
+              "--resolution", 96, "--step", 16, "--device", "cpu", "--quiet", "--compute", "float32"]
+    assert prep(*encode).code == 0
+    assert train("run", tmp_path / "m.json", "-o", tmp_path / "run", "--steps", 1, *SMALL).code == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    options = ["--device", "cpu", "--seed", 3, "-o"]
+    result = train("sample", tmp_path / "run", "--prompt", "a red circle --n blurry --w 64 --h 64", *options,
+                   tmp_path / "one.png")
+    assert result.code == 0, result.err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()
+            and path.name != "one.png"} == before
+    assert prep(*encode, "--prompts", tmp_path / "p.txt").code == 0
+    assert train("sample", tmp_path / "run", *options, tmp_path / "two.png").code == 0
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+    result = train("sample", tmp_path / "run", "--prompt", "a --ar 3", *options, tmp_path / "x.png")
+    assert result.code == 3 and "error: --prompt: unknown option '--ar'" in result.err
+    result = train("sample", tmp_path / "run", "--prompt", "a", "--prompts", tmp_path / "p.txt")
+    assert result.code == 2 and "--prompt and --prompts are both given, expected one of them" in result.err
+
+
+def test_init_writes_every_setting_and_replaces_nothing(train, make, tmp_path):
+    from train.config.table import as_toml
+
+    path = tmp_path / "new" / "train.toml"
+    result = train("init", "-o", path)
+    assert result.code == 0 and result.out == f"wrote {path}; train run MANIFEST -c {path} reads it\n"
+    assert path.read_text() == as_toml()
+    assert train("check", make().path, "-c", path).code == 0
+    path.write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for place in (path, tmp_path / "dangling"):
+        result = train("init", "-o", place)
+        assert result.code == 5 and result.err == (f"error: {place} exists, expected a new file\n"
+                                                   "hint: name another with -o\n")
+    assert path.read_text() == "mine" and not (tmp_path / "nowhere").exists()
+
+
+def test_advice_of_the_tool_lets_a_run_go_on(prep, train, tiny_model, photos, tmp_path):
+    """Prompts that were edited and encoded, shards that were compacted: other bytes, the same steps."""
+    for number in range(8):
+        (photos / f"{number}.txt").write_text("a thing")
+    (tmp_path / "p.txt").write_text("a red circle\n")
+    encode = ["encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
+              "--resolution", 96, "--step", 16, "--device", "cpu", "--quiet", "--prompts", tmp_path / "p.txt"]
+    assert prep(*encode).code == 0
+    go = ["run", tmp_path / "m.json", "-o", tmp_path / "run", *SMALL, "--set", "sample.every=0", "--quiet"]
+    assert train(*go, "--steps", 1).code == 0
+    before = (tmp_path / "m.json").read_bytes()
+    (tmp_path / "p.txt").write_text("a red circle\na green dragon\n")
+    assert prep(*encode).code == 0
+    assert prep("compact", tmp_path / "c").code == 0 and prep(*encode).code == 0
+    assert (tmp_path / "m.json").read_bytes() != before
+    result = train(*go, "--steps", 2, "--resume")
+    assert result.code == 0, result.err
+
+
+def test_a_run_goes_on_after_a_repair(prep, train, tiny_model, photos, tmp_path):
+    """A damaged row ends training with a checkpoint and a command; after that command --resume goes on."""
+    for number in range(8):
+        (photos / f"{number}.txt").write_text(f"picture {number}")
+    encode = ["encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
+              "--resolution", 96, "--step", 16, "--device", "cpu", "--quiet", "--batch-size", 1]
+    assert prep(*encode).code == 0
+    go = ["run", tmp_path / "m.json", "-o", tmp_path / "run", *SMALL, "--set", "sample.every=0", "--quiet"]
+    assert train(*go, "--steps", 2, "--set", "validation.every=0").code == 0
+    for path in (tmp_path / "c" / "shards").glob("*/*/hidden/c*"):
+        data = bytearray(path.read_bytes())
+        data[5] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(data)
+    result = train(*go, "--steps", 9, "--resume")
+    assert result.code == 7 and "prep verify" in result.err
+    assert prep("verify", tmp_path / "m.json").code == 7 and prep(*encode).code == 0
+    assert prep("verify", tmp_path / "m.json").code == 0
+    result = train(*go, "--steps", 9, "--resume")
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize("command", [[], ["init"], ["check"], ["run"], ["sample"]], ids=str)
 def test_help_is_quick_and_loads_nothing_heavy(command):
     code = ("import sys; from train.cli.main import main; sys.argv = ['train', *sys.argv[1:], '--help']\n"
             "try: main()\nexcept SystemExit as end: assert not end.code\n"
@@ -211,7 +350,7 @@ def test_a_directory_that_cannot_be_made_is_the_paths_matter(train, make, monkey
     else:
         monkeypatch.setattr("train.runs.directory.write_atomic", refuse)
     result = train("run", made.path, "-o", place if what == "dangling" else place / "run", *SMALL)
-    assert result.code == 5 and result.err.startswith("error: ") and "Traceback" not in result.err
+    assert result.code == 5 and "\nerror: " in f"\n{result.err}" and "Traceback" not in result.err
 
 
 def refuse(path, data):
@@ -243,8 +382,7 @@ def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
     torn = last / "unet" / "diffusion_pytorch_model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])
     result = run(train, made, "--method", "full", "--resume", "--set", "checkpoint.every=2", steps=4)
-    assert result.code == 7 and f"hint: remove {last}; --resume then goes on" in result.err
-    for path in sorted(last.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    last.rmdir()
-    assert run(train, made, "--method", "full", "--resume", "--set", "checkpoint.every=2", steps=4).code == 0
+    assert result.code == 7 and "hint: --resume --from step-000002 goes on from another checkpoint" in result.err
+    result = run(train, made, "--method", "full", "--resume", "--from", "step-000002", "--set", "checkpoint.every=2",
+                 steps=4)
+    assert result.code == 0 and not last.exists(), result.err

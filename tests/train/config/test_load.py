@@ -19,7 +19,7 @@ def test_a_file_is_read_and_options_are_above_it(tmp_path):
     path = tmp_path / "train.toml"
     path.write_text('steps = 10\nbatch_size = 8\n[lora]\nrank = 4\ntargets = ["to_q"]\n')
     config = load_config(path, {"lora.rank": 2, "optimizer.lr": 1})
-    assert config.lora == Lora(rank=2, targets=("to_q",))
+    assert config.lora == Lora(rank=2, alpha=2.0, targets=("to_q",))
     assert (config.steps, config.batch_size, config.micro_batch) == (10, 8, 8)
     assert config.optimizer.lr == 1.0
 
@@ -39,6 +39,8 @@ def test_settings_survive_as_a_table():
 
 
 WRONG = [
+    ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'? (known are: alpha, "
+                            "dropout, format, rank, targets)"),
     ({"lerning_rate": 1}, "unknown key 'lerning_rate' in train.toml"),
     ({"stesp": 1}, "unknown key 'stesp' in train.toml; did you mean 'steps'?"),
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'?"),
@@ -52,7 +54,8 @@ WRONG = [
     ({"optimizer": {"lr": float("nan")}}, "optimizer.lr is nan, expected a number from 0 to 100"),
     ({"optimizer": {"betas": [0.9]}}, "optimizer.betas has 1 values, expected 2"),
     ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas[1] is 1.0, expected a number from 0 to 0.999999"),
-    ({"loss": {"masked": 1}}, "loss.masked is 1, expected true or false"),
+    ({"loss": {"masked": 1}}, 'loss.masked is 1, expected true, false or "auto"'),
+    ({"loss": {"normalize_area": 1}}, "loss.normalize_area is 1, expected true or false"),
     ({"caption_dropout": 1.1}, "caption_dropout is 1.1, expected a number from 0 to 1"),
     ({"sample": {"size": [100, 64]}}, "sample.size is [100, 64], expected [width, height] in multiples of 8"),
     ({"lora": {"targets": []}}, "lora.targets is [], expected module names like 'to_q', or 'attention'"),
@@ -62,19 +65,34 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("table", "message"), WRONG, ids=[str(table) for table, _ in WRONG])
-def test_what_is_wrong_is_said(table, message):
+def test_a_wrong_setting_is_refused(table, message):
     with pytest.raises(ConfigError) as caught:
         parse(table, "train.toml")
     assert caught.value.message.startswith(message)
-    assert caught.value.exit_code == 3 and "train run --help" in caught.value.hint
+    assert caught.value.exit_code == 3 and "train init" in caught.value.hint
 
 
-def test_a_file_that_cannot_be_read_is_said(tmp_path):
+def test_alpha_defaults_to_rank():
+    assert parse({"lora": {"rank": 4}}, "x").lora.alpha == 4.0
+    assert parse({"lora": {"rank": 4, "alpha": 1}}, "x").lora.alpha == 1.0
+    assert parse({}, "x").lora.alpha == Lora().rank
+
+
+def test_masked_is_a_switch_or_auto():
+    assert parse({}, "x").loss.masked == "auto"
+    for value in (True, False, "auto"):
+        assert parse({"loss": {"masked": value}}, "x").loss.masked == value
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*gone.toml: No such file"):
         load_config(tmp_path / "gone.toml")
     (tmp_path / "bad.toml").write_text("steps = = 3")
     with pytest.raises(ConfigError, match=r"bad.toml is not TOML: .*line 1"):
         load_config(tmp_path / "bad.toml")
+    (tmp_path / "large.toml").write_text("#" * (1 << 20) + "\n")
+    with pytest.raises(ConfigError, match=r"large.toml is larger than 1048576 bytes, expected a file of settings"):
+        load_config(tmp_path / "large.toml")
     for text, says in (("[" * 3000 + "]" * 3000, "maximum recursion"), ("9" * 5000, "Exceeds")):
         (tmp_path / "bad.toml").write_text(f"steps = {text}")
         with pytest.raises(ConfigError, match=f"bad.toml is not TOML: {says}"):

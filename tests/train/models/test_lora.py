@@ -8,7 +8,7 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from prep.errors import CacheError, ConfigError
+from prep.errors import ConfigError
 from train.config.schema import Lora
 from train.models import lora
 from train.models.denoiser import quiet
@@ -98,19 +98,14 @@ def test_targets_that_are_nowhere_are_said(unet):
     assert "to_k" in caught.value.hint
 
 
-def test_a_file_that_lacks_a_tensor_is_said(make, setup_of, tmp_path):
-    """A checkpoint of another model, or one that was edited."""
-    from safetensors.torch import load_file, save_file
+def test_first_weights_are_float32_also_beside_a_base_of_half_precision(tiny_model):
+    """Drawn in float32 from the seed, not rounded to bfloat16 on the way."""
+    def first(dtype):
+        unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False).to(dtype)
+        return lora.attach(unet, Lora(rank=2), seed=0)
 
-    from train.state import create_state, put_weights
-
-    setup = setup_of(make(), lora={"rank": 2})
-    parameters = create_state(setup, torch.device("cpu")).denoiser.parameters
-    values = lora.pack(parameters, setup.config.lora)
-    save_file(values, tmp_path / "w.safetensors")
-    put_weights(parameters, setup, tmp_path / "w.safetensors")
-    kept = load_file(tmp_path / "w.safetensors")
-    del kept[next(name for name in kept if name.endswith("lora_up.weight"))]
-    save_file(kept, tmp_path / "w.safetensors")
-    with pytest.raises(CacheError, match=r"is missing in .*w\.safetensors, expected shape"):
-        put_weights(parameters, setup, tmp_path / "w.safetensors")
+    whole, half = first(torch.float32), first(torch.bfloat16)
+    assert all(torch.equal(value, half[name]) for name, value in whole.items())
+    down = next(value for name, value in half.items() if "lora_A" in name)
+    assert down.dtype == torch.float32 and not torch.equal(down, down.bfloat16().float())
+    assert float(down.detach().abs().max()) <= down.shape[1] ** -0.5  # He's bound with the slope sqrt(5)

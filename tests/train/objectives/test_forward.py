@@ -9,6 +9,7 @@ from diffusers import DDPMScheduler, UNet2DConditionModel
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.rows import Rows
+from train.failures import Progress
 from train.loop import _gather
 from train.objectives.forward import forward, latents_of, loss_sums
 from train.state import create_state
@@ -52,7 +53,7 @@ def gradients(setup, shots, cut, settings):
     requests = (draws.BatchRequest(bucket=0, shots=tuple(part), last=number == len(parts) - 1)
                 for number, part in enumerate(parts))
     with batches(Rows(setup.index), requests, masked=settings["masked"], pinned=False) as feed:
-        gathered = _gather(trainee, setup, feed)
+        gathered = _gather(trainee, setup, feed, Progress(done=0, kept=0, device=CPU))
     return {name: value.grad / gathered.weight for name, value in denoiser.parameters.items()}, gathered
 
 

@@ -1,23 +1,31 @@
-"""Checkpoints: whole or not at all, the newest whole one counts, and what does not fit is refused."""
+"""Checkpoints: whole or not at all, the newest whole one counts, and every byte is compared with what was written."""
 
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 
-from prep.errors import CacheError, ConfigError
+from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from train.config.load import as_table, parse
 from train.runs import checkpoint
-from train.runs.checkpoint import Part, State
+from train.runs import checkpoint_files as files
+from train.runs.checkpoint import DataFacts, State, read_state, verify_files
+from train.runs.checkpoint_files import Part, read_tensors
+from train.runs.documents import seal
 
 MANIFEST = "a" * 64
+FACTS = {"latents": {"channels": 4}, "prediction": "epsilon", "masked": False, "buckets": [[64, 64]],
+         "unconditional": "00", "samples": 3}
+WANTED = {"x": (torch.float32, (3,))}
 
 
 def state(step=1, **settings):
-    return State(step=step, manifest=MANIFEST, config=as_table(parse(settings, "x")))
+    return State(step=step, manifest=MANIFEST, config=as_table(parse(settings, "x")), base={"denoiser": "c" * 64},
+                 data=DataFacts(digest="b" * 64, facts=FACTS), micro_batch=4)
 
 
 def parts():
@@ -25,23 +33,37 @@ def parts():
             Part(name="unet/config.json", data=b"{}")]
 
 
+def save(run, step=1, keep=0):
+    return files.save(run, state(step), parts(), keep)
+
+
+def reseal(folder, **changes):
+    """Edits state.json as somebody would who knows how."""
+    body = json.loads((folder / "state.json").read_text())
+    body.pop("self", None)
+    (folder / "state.json").write_bytes(seal({**body, **changes}))
+
+
 def test_what_is_saved_comes_back(tmp_path):
-    folder = checkpoint.save(tmp_path, state(7), parts(), keep=0)
+    folder = save(tmp_path, 7)
     assert folder.name == "step-000007" and checkpoint.list_checkpoints(tmp_path) == [folder]
-    assert checkpoint.read_state(folder) == state(7)
-    assert torch.equal(checkpoint.read_tensors(folder / "a.safetensors")["x"], torch.arange(3.0))
-    assert (folder / "unet" / "config.json").read_bytes() == b"{}"
+    found = read_state(folder)
+    assert set(found.files) == {"a.safetensors", "unet/config.json"}
+    assert found == State(**{**{name: getattr(state(7), name) for name in State.__slots__}, "files": found.files})
+    assert torch.equal(read_tensors(folder, found, "a.safetensors", WANTED)["x"], torch.arange(3.0))
+    assert files.tensor_names(folder, found, "a.safetensors") == {"x"}
+    verify_files(folder, found)
 
 
 def test_only_the_newest_are_kept_and_steps_are_ordered_as_numbers(tmp_path):
     for step in (999_999, 1_000_000, 1_000_001):
-        checkpoint.save(tmp_path, state(step), parts(), keep=2)
+        save(tmp_path, step, keep=2)
     assert [folder.name for folder in checkpoint.list_checkpoints(tmp_path)] == ["step-1000000", "step-1000001"]
 
 
 @pytest.mark.parametrize("primitive", ["sync", "rename", "sync_dir", "write"])
 def test_a_crash_leaves_the_old_checkpoint_and_no_half_new_one(tmp_path, monkeypatch, primitive):
-    old = checkpoint.save(tmp_path, state(1), parts(), keep=0)
+    old = save(tmp_path, 1)
     real, calls = getattr(atomic, primitive), []
 
     def crash(*args):
@@ -50,16 +72,15 @@ def test_a_crash_leaves_the_old_checkpoint_and_no_half_new_one(tmp_path, monkeyp
 
     monkeypatch.setattr(atomic, primitive, crash)
     with pytest.raises(OSError, match="no power"):
-        checkpoint.save(tmp_path, state(2), parts(), keep=0)
+        save(tmp_path, 2)
     monkeypatch.setattr(atomic, primitive, real)
     assert calls and checkpoint.list_checkpoints(tmp_path) in ([old], [old, old.with_name("step-000002")])
     for folder in checkpoint.list_checkpoints(tmp_path):
-        checkpoint.read_state(folder)
-        assert len(checkpoint.read_tensors(folder / "a.safetensors")) == 1
+        verify_files(folder, read_state(folder))
 
 
 def test_what_a_crash_left_is_swept_away(tmp_path):
-    whole = checkpoint.save(tmp_path, state(1), parts(), keep=0)
+    whole = save(tmp_path)
     left = atomic.temporary_name(whole)
     left.mkdir()
     (left / "state.json").write_text("{}")
@@ -68,67 +89,145 @@ def test_what_a_crash_left_is_swept_away(tmp_path):
     assert list((tmp_path / "checkpoints").iterdir()) == [whole]
 
 
-def test_a_damaged_state_is_said(tmp_path):
-    folder = checkpoint.save(tmp_path, state(3), parts(), keep=0)
-    (folder / "state.json").write_text("{")
-    with pytest.raises(CacheError, match=r"cannot read checkpoint .*state.json") as caught:
-        checkpoint.read_state(folder)
-    assert caught.value.hint.startswith("remove ")
-    (folder / "state.json").write_text(json.dumps({"format": "latentry/checkpoint", "version": 9}))
-    with pytest.raises(CacheError, match="version 9, this program reads 'latentry/checkpoint' version 1"):
-        checkpoint.read_state(folder)
+@pytest.mark.parametrize(("text", "said"), [
+    ("{", "state.json: it is not JSON: "),
+    ("[" * 100_000, "state.json: it is not JSON: "),
+    ("[]", "state.json: it is [], expected a table"),
+    ('{"format": "latentry/checkpoint", "version": 9}', "version 9, this program reads 'latentry/checkpoint' version "
+                                                         "1 or 2"),
+    ('{"format": "latentry/checkpoint", "version": 2}', "state.json: it has the keys ['format', 'version'], expected "),
+    (" " * (1 << 22) + "{}", "state.json: it has more than 4194304 bytes, expected a document of a run"),
+], ids=["cut", "brackets", "list", "version", "keys", "large"])
+def test_a_damaged_state_is_refused(tmp_path, text, said):
+    folder = save(tmp_path, 3)
+    (folder / "state.json").write_text(text)
+    with pytest.raises(CacheError) as caught:
+        read_state(folder)
+    assert said in caught.value.message and caught.value.exit_code == 7
+    assert caught.value.hint == f"it is the only checkpoint of {tmp_path}; train again into another RUN with -o"
 
 
-def test_damaged_tensors_are_said(tmp_path):
-    folder = checkpoint.save(tmp_path, state(3), parts(), keep=0)
-    (folder / "a.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(CacheError, match=r"cannot read .*a.safetensors"):
-        checkpoint.read_tensors(folder / "a.safetensors")
+@pytest.mark.parametrize("change", [
+    lambda text: text.replace('"step": 3', '"step": 4'), lambda text: text.replace('"step": 3', '"step": 1e400'),
+    lambda text: text.replace('"step": 3', '"step": NaN'), lambda text: text.replace('"lr": 0.0001', '"lr": 0.001'),
+    lambda text: text + "\n", lambda text: text.replace('"step": 3', '"step":3'),
+], ids=["step", "infinite", "nan", "lr", "newline", "spelling"])
+def test_an_edited_state_is_refused(tmp_path, change):
+    folder = save(tmp_path, 3)
+    before = (folder / "state.json").read_text()
+    (folder / "state.json").write_text(change(before))
+    assert (folder / "state.json").read_text() != before
+    with pytest.raises(CacheError, match=r"state.json: it does not match its own digest; it was edited or damaged"):
+        read_state(folder)
 
 
-def test_tensors_that_do_not_fit_are_said(tmp_path):
-    with pytest.raises(CacheError, match=r"'x' is missing in .*f, expected shape \[2\]"):
-        checkpoint.copy_into({"x": torch.zeros(2)}, {}, tmp_path / "f")
-    with pytest.raises(CacheError, match=r"'x' has shape \[3\] in .*f, expected shape \[2\]"):
-        checkpoint.copy_into({"x": torch.zeros(2)}, {"x": torch.zeros(3)}, tmp_path / "f")
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"step": 4}, "it is the state of step 4, expected step-000003"),
+    ({"step": -3}, "step is -3, expected "),
+    ({"config": 3}, "config is 3, expected a table"),
+    ({"micro_batch": "4"}, "micro_batch is '4', expected "),
+    ({"base": {"denoiser": "x"}}, "base.denoiser is 'x', expected "),
+    ({"files": {"../out": {"bytes": 1, "sha256": "0" * 64}}}, "it lists the file '../out', expected a path in the "
+                                                              "checkpoint"),
+    ({"files": {"state.json": {"bytes": 1, "sha256": "0" * 64}}}, "it lists the file 'state.json', expected a path"),
+    ({"data": {"digest": "0" * 64, "facts": {**FACTS, "latents": {"channels": []}}}},
+     "data.facts.latents has values other than strings and whole numbers"),
+    ({"adopted": [{"step": 1}]}, "adopted[0].changes is None, expected "),
+], ids=lambda value: None if isinstance(value, str) else str(next(iter(value))))
+def test_values_are_checked_although_the_seal_is_right(tmp_path, changes, said):
+    folder = save(tmp_path, 3)
+    reseal(folder, **changes)
+    with pytest.raises(CacheError) as caught:
+        read_state(folder)
+    assert said in caught.value.message
 
 
-def same(old, **new):
-    checkpoint.check_same(state(1, **old), MANIFEST, as_table(parse(new, "x")))
+def test_files_are_those_of_the_state_and_of_its_sizes(tmp_path):
+    folder = save(tmp_path, 3)
+    (folder / "more.txt").write_text("x")
+    with pytest.raises(CacheError, match=r"step-000003: more.txt does not belong there"):
+        read_state(folder)
+    (folder / "more.txt").unlink()
+    with (folder / "a.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(CacheError, match=r"step-000003: a.safetensors has \d+ bytes, expected \d+"):
+        read_state(folder)
+    (folder / "a.safetensors").unlink()
+    with pytest.raises(CacheError, match=r"step-000003: a.safetensors is missing"):
+        read_state(folder)
 
 
-def test_another_manifest_is_refused():
-    with pytest.raises(CacheError, match="made from manifest aaaaaaaaaaaa, and this is bbbbbbbbbbbb"):
-        checkpoint.check_same(state(), "b" * 64, state().config)
+@pytest.mark.skipif(os.name != "posix", reason="links need a privilege there")
+@pytest.mark.parametrize("name", ["a.safetensors", "unet", "state.json", "."])
+def test_links_are_refused(tmp_path, name):
+    folder = save(tmp_path / "run", 3)
+    path = folder / name if name != "." else folder
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CacheError, match="is a link, expected a"):
+        read_state(folder)
 
 
-def test_settings_that_decide_weights_may_not_change():
-    with pytest.raises(ConfigError) as caught:
-        same({"optimizer": {"lr": 0.1}}, optimizer={"lr": 0.2})
-    assert caught.value.message == "optimizer.lr is 0.2, and the checkpoint was trained with 0.1"
-    assert "another RUN with -o" in caught.value.hint
-    with pytest.raises(ConfigError, match=r"lora.rank is 4, and the checkpoint was trained with 16"):
-        same({}, lora={"rank": 4})
+def test_every_flipped_bit_of_a_file_is_found(tmp_path):
+    folder = save(tmp_path, 3)
+    path, found = folder / "a.safetensors", read_state(folder)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+        with pytest.raises(CacheError, match=r"a.safetensors: "):
+            read_tensors(folder, found, "a.safetensors", WANTED)
+        with pytest.raises(CacheError, match=r"a.safetensors: its bytes do not match their digest"):
+            verify_files(folder, found)
 
 
-def test_settings_that_decide_no_weight_may_change():
-    same({"steps": 5}, steps=10, sample={"every": 7}, checkpoint={"keep": 1}, validation={"every": 3})
+def test_a_file_that_the_state_does_not_list_is_missing(tmp_path):
+    folder = save(tmp_path, 3)
+    for read in (lambda name: read_tensors(folder, read_state(folder), name, WANTED),
+                 lambda name: files.tensor_names(folder, read_state(folder), name)):
+        with pytest.raises(CacheError, match=r"ema.safetensors: it is missing"):
+            read("ema.safetensors")
 
 
-def test_a_cosine_schedule_keeps_its_length():
-    cosine = {"schedule": {"name": "cosine"}}
-    same({"steps": 5, **cosine}, steps=5, **cosine)
-    with pytest.raises(ConfigError, match="steps is 10, and the checkpoint was trained with 5"):
-        same({"steps": 5, **cosine}, steps=10, **cosine)
+def test_the_way_out_names_the_checkpoint_before(tmp_path):
+    save(tmp_path, 2)
+    folder = save(tmp_path, 3)
+    (folder / "state.json").unlink()
+    with pytest.raises(CacheError) as caught:
+        read_state(folder)
+    assert caught.value.hint == "--resume --from step-000002 goes on from another checkpoint"
 
 
-def test_a_damaged_file_of_a_full_fine_tune_names_the_whole_checkpoint(tmp_path):
-    folder = checkpoint.save(tmp_path, state(3), [Part(name="unet/w.safetensors", tensors={"x": torch.ones(9)})], 0)
-    path = folder / "unet" / "w.safetensors"
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(CacheError, match=r"cannot read .*w.safetensors") as caught:
-        checkpoint.read_tensors(path)
-    assert caught.value.hint == f"remove {folder}; --resume then goes on from the checkpoint before it"
+def test_a_checkpoint_of_version_1_is_read(tmp_path):
+    """As earlier commits wrote it: no digests, so sizes are those that are there."""
+    folder = save(tmp_path, 3)
+    (folder / "state.json").write_text(json.dumps({
+        "format": "latentry/checkpoint", "version": 1, "step": 3, "manifest": MANIFEST,
+        "config": as_table(parse({}, "x"))}, indent=1) + "\n")
+    found = read_state(folder)
+    assert (found.version, found.step, found.data, found.micro_batch) == (1, 3, None, None)
+    assert {facts.sha256 for facts in found.files.values()} == {None}
+    assert torch.equal(read_tensors(folder, found, "a.safetensors", WANTED)["x"], torch.arange(3.0))
+    verify_files(folder, found)
+
+
+def test_a_checkpoint_is_found_by_its_number(tmp_path):
+    for step in (2, 10):
+        save(tmp_path, step)
+    for named, step in ((None, 10), ("step-2", 2), ("2", 2), ("step-000002", 2)):
+        assert checkpoint.find_checkpoint(tmp_path, named).name == f"step-{step:06d}"
+    for named in ("3", "step-", "x", "\u0662"):
+        with pytest.raises(PathError, match="expected one of: step-000002, step-000010"):
+            checkpoint.find_checkpoint(tmp_path, named)
+
+
+def test_newer_checkpoints_are_set_aside_and_never_taken_for_the_newest(tmp_path):
+    for _ in range(2):
+        for step in (1, 2, 3):
+            save(tmp_path, step)
+        moved = checkpoint.set_aside(tmp_path, 1)
+        assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-000001"]
+    assert moved == ["aside-2-step-000002", "aside-2-step-000003"]
+    assert len(list((tmp_path / "checkpoints").glob("aside-*"))) == 4
 
 
 def test_half_written_pictures_and_results_are_swept_away_too(tmp_path):

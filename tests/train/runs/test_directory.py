@@ -4,38 +4,45 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from prep.errors import CacheError, ConfigError, PathError
+from prep.errors import CacheError, PathError
+from prep.manifest.document import read_manifest
 from train.config.load import as_table
-from train.runs import checkpoint
+from train.runs import checkpoint_files as files
 from train.runs import directory as rundir
-from train.runs.checkpoint import State
-from train.runs.directory import claim_run, lock_run, read_run
-from train.setup import RunRequest
+from train.runs.directory import check_writable, claim_run, lock_run, read_records, read_run, require_manifest
+from train.runs.documents import seal
+from train.state import state_of
 
 
 @pytest.fixture
 def claim(make, setup_of):
-    """What was made, and `claim(folder, resume=…, **settings)`."""
+    """What was made, and `claim(folder, step=…, model=…, **settings)`, which returns the setup."""
     made = make()
 
-    def go(folder, *, resume=False, model=None, **settings):
+    def go(folder, *, step=None, model=None, **settings):
         setup = setup_of(made, **settings)
-        claim_run(folder, setup, RunRequest(manifest=made.path, model=model), resume=resume)
+        if model is not None:
+            setup = replace(setup, asked=replace(setup.asked, model=model))
+        claim_run(folder, setup, step=step)
         return setup
 
     return made, go
 
 
-def test_a_claimed_run_is_read_back(claim, tmp_path):
+def test_a_claimed_run_is_read_back(claim, tmp_path, tiny_model):
     made, go = claim
     setup = go(tmp_path / "run", steps=3)
     run = read_run(tmp_path / "run")
     assert run.config == setup.config and run.asked.manifest.resolve() == made.path.resolve()
-    assert run.asked.model is None and not run.asked.other_encoders
+    assert tiny_model.samefile(run.asked.model) and not run.asked.other_encoders
+    assert read_manifest(tmp_path / "run" / "manifest.json").document == made.manifest.document
+    assert read_records(tmp_path / "run") == setup.identity.records
 
 
 def test_run_and_manifest_move_together(claim, tmp_path_factory):
@@ -55,21 +62,40 @@ def test_a_model_of_one_s_own_is_remembered_relative_or_by_its_hub_id(claim, tmp
     assert read_run(tmp_path / "b").asked.model == "owner/name"
 
 
-def test_a_run_is_not_begun_twice(claim, tmp_path):
+def keep(folder, setup, step):
+    """A checkpoint without a file of weights."""
+    return files.save(folder, state_of(setup, step), [], keep=0)
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "result"])
+def test_a_run_is_not_begun_twice(claim, tmp_path, what):
     _, go = claim
-    go(tmp_path / "run")
+    setup = go(tmp_path / "run")
+    go(tmp_path / "run")  # nothing is lost yet
+    if what == "checkpoint":
+        keep(tmp_path / "run", setup, 1)
+    else:
+        (tmp_path / "run" / "lora.safetensors").touch()
     with pytest.raises(PathError, match="holds a run already") as caught:
         go(tmp_path / "run")
     assert caught.value.hint.startswith("--resume goes on with it") and caught.value.exit_code == 5
-    go(tmp_path / "run", resume=True)
+    go(tmp_path / "run", step=1)
+
+
+def test_a_run_that_goes_on_from_an_older_checkpoint_sets_newer_ones_aside(claim, tmp_path):
+    _, go = claim
+    setup = go(tmp_path / "run")
+    for step in (1, 2):
+        keep(tmp_path / "run", setup, step)
+    assert claim_run(tmp_path / "run", setup, step=1) == ["aside-step-000002"]
 
 
 def test_other_people_s_directories_are_left_alone(claim, tmp_path):
     _, go = claim
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("x")
-    with pytest.raises(PathError, match="is not empty and is no run of train"):
-        go(tmp_path / "full", resume=True)
+    with pytest.raises(PathError, match="is not empty and is not a training run"):
+        go(tmp_path / "full", step=1)
     (tmp_path / "file").write_text("x")
     with pytest.raises(PathError, match="is a file, expected a directory for the run"):
         go(tmp_path / "file")
@@ -84,30 +110,73 @@ def test_a_run_lies_apart_from_pictures_and_cache(claim, tmp_path, place):
     assert not (made.root / place / "run.json").exists()
 
 
-def test_a_checkpoint_that_does_not_fit_is_told_before_run_json_changes(claim, tmp_path):
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(PathError, match=r"is not a training run: it has no run.json") as caught:
+        read_run(tmp_path)
+    assert caught.value.hint == "name the directory that train run wrote (-o)"
+    (tmp_path / "file").touch()
+    with pytest.raises(PathError, match=r"file is not a training run: it is no directory"):
+        read_run(tmp_path / "file")
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"manifest": ""}, "run.json: manifest is '', expected a path"),
+    ({"manifest": 3}, "run.json: manifest is 3, expected "),
+    ({"model": {"hub": "a/b", "path": "x"}},
+     "run.json: model is {'hub': 'a/b', 'path': 'x'}, expected one of 'path' and 'hub'"),
+    ({"model": {"hub": "../../x"}}, "run.json: model.hub is "),
+    ({"config": {"lora": {"rank": 0}}}, "run.json: lora.rank is 0, expected "),
+    ({"other_encoders": 1}, "run.json: other_encoders is 1, expected true or false"),
+], ids=str)
+def test_a_damaged_run_json_is_refused(claim, tmp_path, changes, said):
+    _, go = claim
+    go(tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    body = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps(body))
+    with pytest.raises(CacheError, match=r"run.json: it does not match its own digest"):
+        read_run(tmp_path / "run")
+    body.pop("self")
+    path.write_bytes(seal(body))
+    with pytest.raises(CacheError) as caught:
+        read_run(tmp_path / "run")
+    assert said in caught.value.message and caught.value.hint.startswith("remove it; --resume then takes the settings")
+
+
+def test_a_run_of_version_1_is_read(claim, tmp_path):
     made, go = claim
-    setup = go(tmp_path / "run", steps=4)
-    before = (tmp_path / "run" / "run.json").read_bytes()
-    table = as_table(setup.config)
-    checkpoint.save(tmp_path / "run", State(step=2, manifest=made.manifest.digest, config=table), [], 0)
-    with pytest.raises(ConfigError, match="batch_size is 2, and the checkpoint was trained with 4"):
-        go(tmp_path / "run", resume=True, batch_size=2)
-    checkpoint.save(tmp_path / "run", State(step=3, manifest="0" * 64, config=table), [], 0)
-    with pytest.raises(CacheError, match="made from manifest 000000000000"):
-        go(tmp_path / "run", resume=True, steps=4)
-    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    setup = go(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text(json.dumps({
+        "format": "latentry/run", "version": 1, "manifest": "../m.json", "manifest_digest": made.manifest.digest,
+        "model": None, "other_encoders": False, "config": as_table(setup.config)}, indent=1))
+    run = read_run(tmp_path / "run")
+    assert run.config == setup.config and run.asked.model is None and run.asked.manifest.samefile(made.path)
 
 
-def test_what_is_no_run_is_said(tmp_path):
-    with pytest.raises(PathError, match=r"is no run of train: cannot read run.json") as caught:
-        read_run(tmp_path)
-    assert "-o" in caught.value.hint
-    (tmp_path / "run.json").write_text('{"format": "latentry/run", "version": 2}')
-    with pytest.raises(PathError, match="version 2, this program reads 'latentry/run' version 1"):
-        read_run(tmp_path)
-    (tmp_path / "run.json").write_text("[]")
-    with pytest.raises(PathError, match="is no run of train"):
-        read_run(tmp_path)
+def test_records_that_cannot_be_read_are_none(tmp_path):
+    assert read_records(tmp_path) is None
+    (tmp_path / "samples.bin").mkdir()
+    assert read_records(tmp_path) is None
+
+
+def test_a_manifest_that_is_gone(claim, tmp_path):
+    made, go = claim
+    go(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    require_manifest(run)
+    made.path.unlink()
+    with pytest.raises(CacheError, match=r"the manifest of .*run is gone: .*m.json is not a file") as caught:
+        require_manifest(run)
+    assert caught.value.hint == "name it with --manifest"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no modes")
+def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
+    check_writable(tmp_path / "new" / "run")
+    monkeypatch.setattr(rundir.os, "access", lambda path, mode: False)  # also for a superuser
+    with pytest.raises(PathError, match=r"run .*run cannot be written: no permission to write in ") as caught:
+        check_writable(tmp_path / "new" / "run")
+    assert caught.value.hint == "name another directory with -o"
 
 
 def test_two_programs_never_train_in_one_directory(claim, tmp_path):
@@ -162,14 +231,3 @@ def test_a_run_lies_in_no_cache_not_even_another_one(claim, tmp_path):
     with pytest.raises(PathError, match=r"lies in the cache .*other$") as caught:
         go(tmp_path / "other" / "run", steps=3)
     assert caught.value.hint == "name a directory outside with -o"
-
-
-def test_a_run_that_is_further_than_the_settings_end(claim, tmp_path):
-    _, go = claim
-    setup = go(tmp_path / "run", steps=9)
-    checkpoint.save(tmp_path / "run", State(step=7, manifest=setup.manifest.digest, config=as_table(setup.config)), [],
-                    keep=0)
-    with pytest.raises(ConfigError) as caught:
-        go(tmp_path / "run", resume=True, steps=5)
-    assert caught.value.message == f"{tmp_path / 'run'} is at step 7 already, and the settings end at step 5"
-    assert caught.value.hint == "--steps 7 or more, or another RUN with -o"

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
-from train.runs.log import Log
+import pytest
+
+from prep.errors import CacheError
+from train.runs.log import MOST_LINE, Log
 
 
 def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def logging(path, step=0):
+    log = Log(path, lambda event: None)
+    return log, log.rewind(step)
+
+
 def test_numbers_that_json_cannot_spell_are_null(tmp_path):
-    with Log(tmp_path / "log.jsonl", lambda event: None) as log:
+    log, _ = logging(tmp_path / "log.jsonl")
+    with log:
         log("step", 1, loss=math.nan, losses=(1.0, math.inf), rate=1 / 3)
     assert read(tmp_path / "log.jsonl") == [
         {"event": "step", "step": 1, "loss": None, "losses": [1.0, None], "rate": 0.333333}]
@@ -21,21 +31,45 @@ def test_numbers_that_json_cannot_spell_are_null(tmp_path):
 
 def test_what_came_after_a_checkpoint_is_forgotten(tmp_path):
     path = tmp_path / "log.jsonl"
-    with Log(path, lambda event: None) as log:
+    log, _ = logging(path)
+    with log:
         for step in range(1, 6):
             log("step", step)
+        log("validation", 3)
+        log("stopped", 3)
     with path.open("a") as file:
         file.write('{"event": "step", "st')  # torn by a crash
-    with Log(path, lambda event: None) as log:
-        log.rewind(3)
+    log, there = logging(path, 3)
+    with log:
         log("step", 4)
-    assert [event["step"] for event in read(path)] == [1, 2, 3, 4]
+    assert there == {"step", "validation"}
+    assert [event["step"] for event in read(path)] == [1, 2, 3, 3, 4]
+    assert "stopped" not in {event["event"] for event in read(path)}
 
 
 def test_a_run_from_the_start_forgets_everything(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"event": "start", "step": 0}\n[]\nnothing\n')
-    with Log(path, lambda event: None) as log:
-        log.rewind(0)
+    log, there = logging(path)
+    with log:
         log("start", 0)
-    assert len(read(path)) == 1
+    assert len(read(path)) == 1 and there == frozenset()
+
+
+def test_lines_of_another_make_are_dropped(tmp_path):
+    path = tmp_path / "log.jsonl"
+    good = '{"event": "step", "step": 1}'
+    path.write_text("\n".join(['{"event": 3, "step": 1}', '{"event": "step", "step": true}', "[" * 5000,
+                               '{"event": "step", "step": 1' + " " * MOST_LINE + "}", good, ""]))
+    log, _ = logging(path, 2)
+    log.close()
+    assert path.read_text() == good + "\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no pipes")
+def test_a_log_that_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    path = tmp_path / "log.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(CacheError, match=r"log.jsonl: is a pipe, expected a plain file") as caught:
+        logging(path, 2)
+    assert caught.value.hint == "remove it; only the record of the steps so far is lost"

@@ -9,6 +9,7 @@ import pytest
 
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
+from prep.recipe.prompts import PromptSettings
 from train.sampling.prompts import cached, current
 
 
@@ -50,9 +51,9 @@ def test_a_new_prompt_is_left_out_with_the_command_that_makes_it(opened):
     found = current(index)
     assert words(found.prompts) == ["a red circle"]
     one, other = found.warnings
-    assert one.startswith(f"prompt 'a green dragon' of {made.root / 'prompts.txt'} has no text row yet, so it is left "
-                          "out; prep encode photos --model ")
-    assert "--prompts " in one and "'a blue square --n unheard of'" in other
+    assert one.startswith(f"the prompt in line 2 of {made.root / 'prompts.txt'} has no text row yet, so it is skipped; "
+                          "prep encode photos --model ")
+    assert "--prompts " in one and "in line 3 of " in other
 
 
 def test_only_new_prompts_leave_the_manifest_s(opened):
@@ -62,8 +63,8 @@ def test_only_new_prompts_leave_the_manifest_s(opened):
     assert found.prompts == cached(index) and len(found.warnings) == 1
 
 
-@pytest.mark.parametrize("content", [None, b"", b"# nothing\n\n", b"\xff\xfe\xff"],
-                         ids=["gone", "empty", "notes", "noise"])
+@pytest.mark.parametrize("content", [None, b"", b"# nothing\n\n", b"\xff\xfe\xff", b"a cat --ar 3:2\n"],
+                         ids=["gone", "empty", "notes", "noise", "option"])
 def test_a_file_that_says_nothing_leaves_the_manifest_s(opened, content):
     made, index = opened
     path = made.root / "prompts.txt"
@@ -74,12 +75,37 @@ def test_a_file_that_says_nothing_leaves_the_manifest_s(opened, content):
     found = current(index)
     assert found.prompts == cached(index)
     (warning,) = found.warnings
-    assert "prompts.txt" in warning and "of the manifest are used" in warning.replace("those of", "of")
+    assert "prompts.txt" in warning and warning.endswith("; the prompts of the manifest are used")
+    assert "3:2" not in warning
 
 
-def test_a_manifest_without_prompt_file_has_its_own(make):
-    index = open_index(make(prompts=None).manifest)
-    assert current(index).prompts == () and current(index).warnings == ()
+def test_without_a_prompt_file_validation_captions_are_shown(make):
+    made = make(prompts=None, validation=6)
+    index = open_index(made.manifest)
+    found = current(index)
+    held_out = {sample.texts[0].caption: sample for sample in made.samples if sample.role == "validation"}
+    assert len(found.prompts) == 4 and set(words(found.prompts)) < set(held_out) and found.warnings == ()
+    rows = Rows(index)
+    for prompt in found.prompts:
+        key = held_out[prompt.prompt].texts[0].key
+        assert np.array_equal(rows.text([prompt.positive]).float().numpy()[0], made.texts[key])
+        assert prompt.negative == index.ref(**made.manifest.document["prompts"]["unconditional"])
+
+
+def test_without_validation_samples_training_captions_are_shown(make):
+    made = make(prompts=None, validation=0, counts=(2, 1))
+    found = current(open_index(made.manifest))
+    assert sorted(words(found.prompts)) == sorted(sample.texts[0].caption for sample in made.samples)
+
+
+def test_options_of_a_line_come_from_the_manifest_and_from_an_edited_file(make):
+    made = make(prompts="a red circle --w 128 --d 7 --l 2.5\n")
+    index = open_index(made.manifest)
+    wanted = PromptSettings(width=128, seed=7, guidance=2.5)
+    assert made.manifest.document["prompts"]["samples"][0]["settings"] == {"width": 128, "seed": 7, "guidance": "2.5"}
+    assert [prompt.settings for prompt in current(index).prompts] == [wanted]
+    (made.root / "prompts.txt").write_text("a red circle --s 3\n")
+    assert [prompt.settings for prompt in current(index).prompts] == [PromptSettings(steps=3)]
 
 
 def test_a_file_elsewhere_that_a_manifest_names_is_not_repeated(make, monkeypatch):
@@ -89,13 +115,39 @@ def test_a_file_elsewhere_that_a_manifest_names_is_not_repeated(make, monkeypatc
     found = current(open_index(made.manifest))
     (warning,) = found.warnings
     assert words(found.prompts) == ["a red circle"] and "password" not in warning
-    assert "1 of 2 prompts of " in warning and "have no text row yet, so they are left out; prep encode" in warning
+    assert "the prompt in line 2 of " in warning
+
+
+@pytest.mark.parametrize("through", ["file", "directory"])
+def test_a_link_out_of_the_manifest_s_directory_is_not_followed(make, tmp_path_factory, through):
+    """A stranger's bundle: manifest, cache, and a prompt file that is a link to a file of ours."""
+    secret = tmp_path_factory.mktemp("private") / "prompts.txt"
+    secret.write_text("a red circle\npassword --hunter2\n")
+    named = "prompts.txt" if through == "file" else "more/prompts.txt"
+    made = make(change=lambda document: document["prompts"].update(file=named))
+    if through == "file":
+        (made.root / "prompts.txt").unlink()
+        (made.root / "prompts.txt").symlink_to(secret)
+    else:
+        (made.root / "more").symlink_to(secret.parent)
+    index = open_index(made.manifest)
+    found = current(index)
+    assert found.prompts == cached(index)
+    assert found.warnings == (f"prompt file {made.root / named} is a link out of the manifest's directory, so it is "
+                              "not read; the prompts of the manifest are used",)
+
+
+def test_a_link_within_the_manifest_s_directory_is_followed(opened):
+    made, index = opened
+    (made.root / "prompts.txt").rename(made.root / "real.txt")
+    (made.root / "prompts.txt").symlink_to("real.txt")
+    assert current(index).warnings == () and current(index).prompts == cached(index)
 
 
 def test_very_many_new_prompts_are_counted(opened):
     made, index = opened
     (made.root / "prompts.txt").write_text("\n".join(f"dragon {number}" for number in range(30)))
-    assert len(current(index).warnings) == 21 and current(index).warnings[-1].startswith("and 10 more prompts of ")
+    assert len(current(index).warnings) == 21 and current(index).warnings[-1].startswith("10 more prompts of ")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "large", "directory"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from PIL import Image
 
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
+from prep.recipe.prompts import PromptSettings
 from train.config.schema import Sampling
 from train.models.denoiser import load, quiet
 from train.sampling.grid import grid_png
@@ -93,3 +96,26 @@ def test_a_grid_has_a_label_above_each_picture(tmp_path):
     assert grid.shape == (2 * 54, 400, 3)  # twice as large, so that the words can be read
     assert (grid[14:54, :200] == (255, 0, 0)).all() and (grid[14:54, 200:] == (0, 0, 255)).all()
     assert (grid[:14, :200] < 128).any() and (grid[68:, 200:] == 255).all()
+
+
+def test_a_grid_has_room_for_pictures_of_several_sizes(tmp_path):
+    wide, tall = np.full((8, 200, 3), 9, np.uint8), np.full((300, 16, 3), 9, np.uint8)
+    (tmp_path / "g.png").write_bytes(grid_png([wide, tall], ["a", "b"], 2))
+    grid = np.asarray(Image.open(tmp_path / "g.png"))
+    assert grid.shape == (314, 400, 3)
+    assert (grid[14:22, :200] == 9).all() and (grid[14:, 200:216] == 9).all() and (grid[22:, :200] == 255).all()
+
+
+def test_a_prompt_s_own_settings_take_precedence(asked, tiny_model):
+    _, _, denoiser, rows, prompts = asked
+
+    def one(settings, **own):
+        prompt = replace(prompts[0], settings=PromptSettings(**own))
+        return pictures(denoiser, rows, tiny_model, [prompt], settings)[0]
+
+    wanted = one(Sampling(steps=3, guidance=2.0, seed=5, size=(80, 64)))
+    assert np.array_equal(one(QUICK, width=80, height=64, seed=5, steps=3, guidance=2.0), wanted)
+    assert one(QUICK, width=80).shape == (48, 80, 3) and one(QUICK, height=80).shape == (80, 64, 3)
+    usual = one(QUICK)
+    for own in ({"seed": 2}, {"steps": 3}, {"guidance": 1.0}):
+        assert not np.array_equal(one(QUICK, **own), usual), own

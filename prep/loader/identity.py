@@ -1,0 +1,138 @@
+"""Digests what decides the steps of a run, so that a resumed run knows whether its data changed, and how.
+
+Samples, their order, buckets, roles, repeats and weights, the keys of their rows, how latents are scaled, what is
+predicted. Rows count by key and not by place: a compacted, repaired or moved cache and a manifest with other tables,
+prompts or findings have the same identity. A hundred thousand samples take 0.9 s on one core of an EPYC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from prep.batching.split import ROLES
+from prep.cache.ledger.columns import Column
+from prep.digest import canonical
+from prep.loader.index import Index
+from prep.manifest.shards import keys_at
+
+HALF = 16  # bytes of a sample's id, and of the digest of all else about it
+RECORD = np.dtype([("id", f"S{HALF}"), ("rest", f"S{HALF}")])
+_NAMES = {"buckets": "buckets", "latents.channels": "channels of latents", "latents.factor": "pixels per latent cell",
+          "latents.scaling_factor": "scaling of latents", "latents.shift_factor": "shift of latents",
+          "masked": "use of masks", "prediction": "prediction type", "unconditional": "unconditional row"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What decides the steps."""
+
+    facts: Mapping[str, Any]  # JSON without floats
+    records: bytes  # one RECORD per sample, in the order of their ids
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        return _digest(self.facts, self.records)
+
+
+def identify(index: Index, *, masked: bool, prediction: str) -> Identity:
+    """The identity of an index that is trained with these; remembered with the index.
+
+    Reads the keys of its shards. Raises `CacheError`.
+    """
+    found = index.identities.get((masked, prediction))
+    if found is None:
+        found = index.identities[masked, prediction] = _identify(index, masked, prediction)
+    assert isinstance(found, Identity)
+    return found
+
+
+def _identify(index: Index, masked: bool, prediction: str) -> Identity:
+    document = index.manifest.document
+    latents = {name: document["latents"][name] for name in ("channels", "factor", "scaling_factor", "shift_factor")}
+    place = document["prompts"]["unconditional"]
+    unconditional = _keys(index, np.array([place["shard"]]), np.array([place["row"]]))
+    facts = {"latents": latents, "prediction": prediction, "masked": masked,
+             "buckets": [list(size) for size in index.manifest.buckets],
+             "unconditional": unconditional.tobytes().hex(), "samples": len(index.samples)}
+    return Identity(facts=facts, records=_records(index, masked))
+
+
+def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: Identity) -> list[str]:
+    """What differs from the facts and digest of before, in words; empty when nothing does.
+
+    With the `records` of before, if they are intact, samples that were added, removed and changed are counted.
+    """
+    if now.digest == digest:
+        return []
+    old, new = _flat(before), _flat(now.facts)
+    found = [f"{_NAMES[name]}: {_brief(new.get(name))}, was {_brief(old.get(name))}" for name in _NAMES
+             if old.get(name) != new.get(name)]
+    if records is None or len(records) % RECORD.itemsize or _digest(before, records) != digest:
+        return [*found, f"samples: {now.facts['samples']}, were {before['samples']} (the record of those is missing)"]
+    return found + _counted(np.frombuffer(records, RECORD), np.frombuffer(now.records, RECORD))
+
+
+def _counted(old: Column, new: Column) -> list[str]:
+    _, at_old, at_new = np.intersect1d(old["id"], new["id"], return_indices=True)
+    counts = {"added": len(new) - len(at_new), "removed": len(old) - len(at_old),
+              "changed": int((old["rest"][at_old] != new["rest"][at_new]).sum())}
+    return [f"{count} {'sample' if count == 1 else 'samples'} {what}" for what, count in counts.items() if count]
+
+
+def _records(index: Index, masked: bool) -> bytes:
+    samples, views, texts = index.samples, index.samples.views, index.samples.texts
+    latent = _keys(index, views["latent_shard"], views["latent_row"])
+    mask = _keys(index, views["mask_shard"], views["mask_row"]) if masked else np.zeros(len(latent), latent.dtype)
+    sizes = np.array(index.manifest.buckets, "<i4").reshape(-1, 2)[samples.bucket]
+    # Each part as bytes, joined by sample: fixed numbers, then keys of views, then keys and weights of texts.
+    fixed = _bytes(np.array([name.encode() for name in ROLES], "S10")[samples.role], sizes,
+                   samples.repeats.astype("<i4"), samples.weight.astype("<f4"))
+    of_views = _bytes(latent, mask)
+    of_texts = _bytes(_keys(index, texts["shard"], texts["row"]), texts["weight"].astype("<f4"))
+    cuts = zip(samples.view_offsets[:-1].tolist(), samples.view_offsets[1:].tolist(),
+               samples.text_offsets[:-1].tolist(), samples.text_offsets[1:].tolist(), strict=True)
+    found = np.zeros(len(samples), RECORD)
+    found["id"] = np.ascontiguousarray(samples.ids[:, :HALF]).view(f"S{HALF}").reshape(-1)
+    found["rest"] = [_rest(fixed[number], of_views[first:last], of_texts[start:end])
+                     for number, (first, last, start, end) in enumerate(cuts)]
+    return found.tobytes()
+
+
+def _rest(fixed: Column, views: Column, texts: Column) -> bytes:
+    counts = len(views).to_bytes(4, "little")
+    return hashlib.sha256(fixed.tobytes() + counts + views.tobytes() + texts.tobytes()).digest()[:HALF]
+
+
+def _bytes(*columns: Column) -> Column:
+    """Columns of N values, or of N rows, side by side as uint8 [N, bytes]."""
+    flat = [np.ascontiguousarray(column) for column in columns]
+    return np.concatenate([each.view(np.uint8).reshape(len(each), -1) for each in flat], axis=1)
+
+
+def _keys(index: Index, shard: Column, row: Column) -> Column:
+    return keys_at(index.cache, [facts.digest for facts in index.shards], shard, row)
+
+
+def _digest(facts: Mapping[str, Any], records: bytes) -> str:
+    running = hashlib.sha256(canonical({"kind": "steps", "meaning": 1, **facts}))
+    running.update(records)
+    return running.hexdigest()
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    latents = facts["latents"]
+    return {**facts, **{f"latents.{name}": value for name, value in latents.items()}}
+
+
+def _brief(value: Any) -> str:
+    """A fact as a message shows it."""
+    if isinstance(value, list):
+        return f"{len(value)} of them"
+    return str(value)[:12] if isinstance(value, str) else {True: "on", False: "off"}.get(value, str(value))

@@ -1,0 +1,74 @@
+"""What decides the steps has one digest: rows count by key, and each part of it matters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from real_manifest import build
+
+from prep.errors import CacheError
+from prep.loader.identity import RECORD, changes, identify
+from prep.loader.index import open_index
+from prep.manifest.shards import keys_at
+
+
+@pytest.fixture
+def identity(tmp_path_factory, tiny_model):
+    """`identity(masked=…, prediction=…, **what_differs)` of a small manifest."""
+
+    def go(masked=True, prediction="epsilon", **differs):
+        made = build(tmp_path_factory.mktemp("made"), tiny_model, **differs)
+        return identify(open_index(made.manifest), masked=masked, prediction=prediction)
+
+    return go
+
+
+def test_the_same_data_elsewhere_have_the_same_identity(identity):
+    one, other = identity(), identity()
+    assert one.digest == other.digest and changes(one.facts, one.digest, one.records, other) == []
+
+
+def test_prompts_and_an_unused_field_are_no_part_of_it(identity):
+    assert identity().digest == identity(prompts=None).digest
+    assert identity(masked=False).digest == identity(masked=False, masks=False).digest
+
+
+@pytest.mark.parametrize(("differs", "words"), [
+    ({"repeats": 2}, ["9 samples changed"]), ({"weight": 0.5}, ["9 samples changed"]),
+    ({"texts": 2}, ["9 samples changed"]), ({"views": 2}, ["9 samples changed"]),
+    ({"counts": (5, 3)}, ["1 sample added"]), ({"counts": (4, 1)}, ["2 samples removed"]),
+    ({"masked": False}, ["use of masks: off, was on", "6 samples changed"]),
+    ({"prediction": "v_prediction"}, ["prediction type: v_prediction, was epsilon"]),
+    ({"change": lambda document: document["latents"].update(scaling_factor="0.25")},
+     ["scaling of latents: 0.25, was 0.5"]),
+], ids=lambda value: str(next(iter(value))) if isinstance(value, dict) else "")
+def test_each_part_changes_it_and_is_named(identity, differs, words):
+    one, other = identity(), identity(**differs)
+    assert one.digest != other.digest
+    found = changes(one.facts, one.digest, one.records, other)
+    if differs.get("counts") == (5, 3):  # the fifth was a validation sample: its role changed
+        assert found[0].endswith("added") or found[-1].endswith("changed")
+    else:
+        assert found == words
+    for records in (None, b"", one.records[:-1], bytes(len(one.records))):
+        told = changes(one.facts, one.digest, records, other)
+        assert told[-1].startswith(f"samples: {other.facts['samples']}, were 9 (the record of those is missing)")
+
+
+def test_records_are_one_per_sample_in_the_order_of_their_ids(identity):
+    records = np.frombuffer(identity().records, RECORD)
+    assert len(records) == 9 and len(set(records["rest"].tolist())) == 9
+    ids = [bytes(one).ljust(16, b"\0") for one in records["id"].tolist()]
+    assert ids == sorted(ids)
+
+
+def test_a_row_that_its_shard_does_not_have(tmp_path, tiny_model):
+    index = open_index(build(tmp_path, tiny_model).manifest)
+    digest = index.shards[0].digest
+    assert keys_at(index.cache, [digest], np.array([-1]), np.array([0])).tolist() == [b""]
+    with pytest.raises(CacheError, match=rf"shard {digest} has \d+ rows, expected more than 99"):
+        keys_at(index.cache, [digest], np.array([0]), np.array([99]))
+    assert identify(index, masked=True, prediction="epsilon") is identify(index, masked=True, prediction="epsilon")
+    assert replace(index, samples=index.samples).identities == {}

@@ -1,0 +1,72 @@
+"""The table of settings: train.toml, the reference page and the checks come from it; each bound is tested."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from prep.errors import ConfigError
+from train.config import table
+from train.config.load import as_table, load_config, parse
+from train.config.schema import Config
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_file_holds_every_setting_with_its_default(tmp_path):
+    (tmp_path / "train.toml").write_text(table.as_toml())
+    assert load_config(tmp_path / "train.toml") == load_config(None) == Config(steps=2000)
+    bare = re.sub(r"^# (?=[a-z_]+ = )", "", table.as_toml(), flags=re.MULTILINE)
+    assert _names(tomllib.loads(bare)) == set(table.SETTINGS) == _names(asdict(Config()))
+
+
+def _names(nested, prefix=""):
+    found = set()
+    for name, value in nested.items():
+        found |= _names(value, f"{name}.") if isinstance(value, dict) else {prefix + name}
+    return found
+
+
+def test_the_example_in_manifests_is_the_file_of_train_init():
+    assert (ROOT / "manifests" / "train.toml").read_text() == table.as_toml()
+
+
+def test_the_reference_page_has_the_table():
+    assert table.as_markdown() in (ROOT / "manifests" / "reference.md").read_text()
+
+
+def test_values_in_words_are_the_bounds():
+    assert table.SETTINGS["lora.rank"].spec.values == "1 to 4096"
+    assert table.SETTINGS["optimizer.betas"].spec.values == "two numbers, 0 to 0.999999"
+    assert table.SETTINGS["steps"].spec.values == "1 or more"
+    assert table.SETTINGS["seed"].spec.values == "0 to 2^63 - 1"
+    assert table.SETTINGS["loss.masked"].spec.values == "auto, true, false"
+
+
+@pytest.mark.parametrize("row", list(table.rows()), ids=lambda row: row.name)
+def test_each_setting_has_help_and_accepts_its_default_only_in_bounds(row):
+    assert row.spec.help and not row.spec.help.endswith(".") and row.spec.values
+    given = row.value if not isinstance(row.value, tuple) else list(row.value)
+    assert row.spec.check(given, row.name) == row.value
+    section, _, key = row.name.rpartition(".")
+    for wrong in ({}, -1, "no such word"):
+        with pytest.raises(ConfigError, match=re.escape(f"{row.name} ")):
+            parse({section: {key: wrong}} if section else {key: wrong}, "x")
+
+
+def test_a_default_that_follows_another_is_in_the_file_as_a_comment():
+    text = table.as_toml()
+    assert "\n# alpha = 16.0" in text and "(default: rank)" in text
+    assert "\n# micro_batch = 4" in text and "\n# size = [512, 512]" in text
+
+
+def test_what_a_resumed_run_may_change():
+    free = {row.name for row in table.rows() if row.spec.resume}
+    assert free == {"steps", "epochs", "micro_batch", "gradient_checkpointing", "optimizer.lr", "lora.format",
+                    "validation.every", "sample.every", "sample.steps", "sample.guidance", "sample.seed",
+                    "sample.size", "checkpoint.every", "checkpoint.keep"}
+    assert as_table(Config(steps=3))["steps"] == 3

@@ -1,0 +1,167 @@
+"""Going on with a run: what decides the steps is compared, not the bytes of the manifest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from prep.errors import CacheError
+from prep.manifest.document import write_manifest
+from train.runs import checkpoint_files as files
+from train.runs.directory import claim_run
+from train.runs.documents import seal
+from train.runs.resume import compare, find_start
+from train.state import state_of
+
+
+@pytest.fixture
+def begun(make, setup_of, tmp_path):
+    """What was made, its setup, and `again(**settings)`: a checkpoint at step 4, compared with other settings."""
+    made = make()
+    setup = setup_of(made, steps=8)
+    claim_run(tmp_path / "run", setup)
+    files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
+
+    def again(adopt=False, setup=None, **settings):
+        return compare(find_start(tmp_path / "run"), setup or setup_of(made, steps=8, **settings), adopt=adopt)
+
+    return made, setup, again
+
+
+def test_nothing_changed(begun):
+    _, _, again = begun
+    found = again()
+    assert (found.faults, found.notes, found.adopted) == ((), (), ())
+
+
+@pytest.mark.parametrize("what", ["prompts", "findings", "options"])
+def test_a_manifest_that_differs_where_no_step_looks_is_the_same_data(begun, setup_of, what):
+    """An edited prompt file, a table of findings, other options: other bytes, the same steps."""
+    made, _, again = begun
+    document = json.loads(json.dumps(made.manifest.document))
+    if what == "prompts":
+        document["prompts"]["samples"] = document["prompts"]["samples"][:1]
+    elif what == "findings":
+        document["rejected"] = 1
+    else:
+        document["options"] = []
+    changed = write_manifest(made.path, document)
+    assert changed.digest != made.manifest.digest
+    found = again(setup=setup_of(replace(made, manifest=changed), steps=8))
+    assert (found.faults, found.notes) == ((), ())
+
+
+def test_other_data_are_refused_in_numbers_and_adopted_on_request(begun, setup_of, tmp_path_factory, tiny_model):
+    from real_manifest import build
+
+    _, _, again = begun
+    other = build(tmp_path_factory.mktemp("other"), tiny_model, counts=(4, 2))
+    (fault,) = again(setup=setup_of(other, steps=8)).faults
+    assert fault.message.startswith("the data are not those that step-000004 was trained on: ")
+    assert fault.message.endswith("1 sample removed")
+    assert fault.exit_code == 7 and "--adopt" in fault.hint
+    found = again(setup=setup_of(other, steps=8), adopt=True)
+    assert found.faults == () and found.adopted[0].endswith("1 sample removed")
+
+
+def test_without_the_record_of_samples_their_numbers_are_told(begun, setup_of, tmp_path, tmp_path_factory, tiny_model):
+    from real_manifest import build
+
+    _, _, again = begun
+    (tmp_path / "run" / "samples.bin").write_bytes(b"damaged")
+    other = build(tmp_path_factory.mktemp("other"), tiny_model, counts=(4, 2))
+    (fault,) = again(setup=setup_of(other, steps=8)).faults
+    assert fault.message.endswith("samples: 8, were 9 (the record of those is missing)")
+
+
+def test_masks_switched_on_are_other_data(begun, setup_of):
+    _, _, again = begun
+    (fault,) = again(loss={"masked": False}).faults
+    assert fault.message.endswith("was trained on: use of masks: off, was on; 6 samples changed")
+
+
+def test_another_base_is_refused(begun):
+    _, setup, again = begun
+    (fault,) = again(setup=replace(setup, base={**setup.base, "denoiser": "f" * 64})).faults
+    assert "the denoiser of " in fault.message and "is not the one that step-000004 was trained with: it is " \
+        "ffffffffffff, expected " in fault.message and fault.exit_code == 6
+    found = again(setup=replace(setup, base={**setup.base, "denoiser": "f" * 64}), adopt=True)
+    assert found.faults == () and found.adopted[0].startswith("denoiser ffffffffffff, was ")
+
+
+def test_settings_that_decide_weights_may_not_change_unless_adopted(begun):
+    _, _, again = begun
+    (fault,) = again(caption_dropout=0.5).faults
+    assert fault.message == "caption_dropout is 0.5, and the checkpoint was trained with 0.0"
+    assert fault.exit_code == 3 and fault.hint.endswith("add --adopt to go on with what is there now")
+    assert again(caption_dropout=0.5, adopt=True).adopted == ("caption_dropout is 0.5, was 0.0",)
+
+
+def test_settings_that_decide_shapes_are_never_adopted(begun):
+    _, _, again = begun
+    for adopt in (False, True):
+        (fault,) = again(lora={"rank": 4, "alpha": 16}, adopt=adopt).faults
+        assert fault.message == "lora.rank is 4, and the checkpoint was trained with 16"
+        assert fault.hint == "resume with the settings of the run (leave out -c), or choose another RUN with -o"
+
+
+def test_settings_that_may_change_are_noted(begun):
+    _, _, again = begun
+    found = again(sample={"every": 7}, checkpoint={"keep": 1}, optimizer={"lr": 0.5})
+    assert found.faults == () and "optimizer.lr is 0.5, was 0.0001" in found.notes and len(found.notes) == 3
+
+
+def test_a_smaller_micro_batch_cuts_forward_passes_and_no_steps(begun, setup_of):
+    _, setup, again = begun
+    found = again(setup=replace(setup, config=replace(setup.config, micro_batch=2)))
+    assert found.notes == ("micro_batch is 2, was 4; the steps stay as they were planned, with 4",)
+    found = again(setup=replace(setup, plan=replace(setup.plan, micro_batch=2),
+                                config=replace(setup.config, micro_batch=1)))
+    assert found.notes[0].startswith("micro_batch is 1, was 4; the steps stay as they were planned, with 2")
+
+
+def test_a_cosine_schedule_is_stretched_and_says_so(make, setup_of, tmp_path):
+    made = make()
+    cosine = {"schedule": {"name": "cosine"}}
+    setup = setup_of(made, steps=8, **cosine)
+    claim_run(tmp_path / "run", setup)
+    files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
+    found = compare(find_start(tmp_path / "run"), setup_of(made, steps=16, **cosine), adopt=False)
+    assert found.notes == ("steps is 16, was 8; the cosine schedule is stretched from step 4 on",)
+
+
+def test_a_run_that_is_further_than_the_settings_end(begun, setup_of, tmp_path):
+    made, _, again = begun
+    (fault,) = again(setup=setup_of(made, steps=3)).faults
+    assert fault.message == f"{tmp_path / 'run'} is at step 4 already, and the settings end at step 3"
+    assert fault.hint == "--steps 4 or more, or another RUN with -o"
+
+
+def test_settings_in_a_checkpoint_that_are_none_of_ours(begun, tmp_path):
+    path = tmp_path / "run" / "checkpoints" / "step-000004" / "state.json"
+    body = json.loads(path.read_text())
+    body.pop("self")
+    path.write_bytes(seal({**body, "config": {"lora": {"rank": 1 << 60}}}))
+    with pytest.raises(CacheError, match=r"state.json: lora.rank is \d+, expected 1 to 4096|expected a ") as caught:
+        find_start(tmp_path / "run")
+    assert caught.value.hint.startswith("another version of this program may have written it; ")
+
+
+def test_a_checkpoint_of_version_1_goes_on_with_its_manifest_alone(begun, setup_of, tmp_path):
+    """It has the digest of the manifest and no other identity."""
+    made, _, again = begun
+    path = tmp_path / "run" / "checkpoints" / "step-000004" / "state.json"
+    body = json.loads(path.read_text())
+    body["config"]["loss"]["masked"] = True
+    path.write_text(json.dumps({"format": "latentry/checkpoint", "version": 1,
+                                **{name: body[name] for name in ("step", "manifest", "config")}}))
+    found = again()
+    assert found.faults == ()
+    assert found.notes == ("step-000004 is of version 1, which has no digests: damage in it cannot be found",)
+    (fault,) = again(loss={"masked": False}).faults
+    assert fault.message.endswith("was trained on: use of masks: off")
+    changed = write_manifest(made.path, {**made.manifest.document, "rejected": 1})
+    (fault,) = again(setup=setup_of(replace(made, manifest=changed), steps=8)).faults
+    assert f"was trained on: manifest {changed.digest[:12]}, was {made.manifest.digest[:12]}" in fault.message

@@ -1,0 +1,75 @@
+"""What `train check` prints, and `train run` before its first step: the model, the samples, the steps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prep.formatting import counted, grouped, join_names, printable
+
+if TYPE_CHECKING:
+    from train.setup import CheckReport, Setup
+
+
+def plan_lines(report: CheckReport) -> list[str]:
+    """What would be trained, on what, and for how long; what there is of it when something is wrong."""
+    lines = [] if report.setup is None else _what(report.setup)
+    if report.plan is not None:
+        lines.append(f"{counted(sum(report.plan.counts), 'sample')} per epoch, in "
+                     f"{counted(report.plan.steps_per_epoch, 'step')} of up to "
+                     f"{counted(report.plan.batch_size, 'sample')}, micro-batches of up to {report.plan.micro_batch}")
+    if report.setup is not None:
+        epochs = math.floor(report.setup.steps / report.setup.plan.steps_per_epoch * 10) / 10
+        lines.append(f"{counted(report.setup.steps, 'step')} = {epochs} {'epoch' if epochs == 1 else 'epochs'}; "
+                     "ready to train")
+        lines += sample_lines(report.setup)
+    return lines
+
+
+def sample_lines(setup: Setup) -> list[str]:
+    """A line where captions stand in for prompts."""
+    prompts = setup.manifest.document["prompts"]
+    if not setup.config.sample.every or prompts["samples"] or prompts["file"] is not None:
+        return []
+    held_out = any(len(members) for members in setup.index.validation)
+    return [f"no prompt file: sample pictures show captions of {'validation' if held_out else 'training'} samples "
+            "(prep encode --prompts FILE adds prompts)"]
+
+
+def uneven_lines(report: CheckReport) -> list[str]:
+    """A line for samples that an epoch leaves out, and one for those it repeats."""
+    lines = []
+    for names, what in ((report.left_out, "left out of the first epoch"), (report.repeated, "repeated to fill up")):
+        if names:
+            lines.append(f"note: {counted(len(names), 'sample')} {what}: {join_names(names, 5)}; train check lists all")
+    return lines
+
+
+def place_lines(folder: Path, setup: Setup, size: str) -> list[str]:
+    """Where a run writes, and how much."""
+    keep = setup.config.checkpoint.keep
+    kept = f"the newest {keep} are kept" if keep else "all are kept"
+    return [f"writes to {printable(str(folder))}; a checkpoint takes about {size}, {kept}"]
+
+
+def _what(setup: Setup) -> list[str]:
+    """What would be trained, and on what."""
+    config, manifest = setup.config, setup.manifest
+    dtypes = {name: "/".join(str(array["dtype"]) for array in each.arrays.values())
+              for name, each in manifest.fields.items()}
+    fields = [f"{name} {dtype}{_masks(setup) if name == 'mask' else ''}" for name, dtype in sorted(dtypes.items())]
+    held_out = sum(len(members) for members in setup.index.validation)
+    what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else "every weight of"
+    return [f"{what} {printable(str(setup.model))} ({manifest.family}, {setup.prediction}), "
+            f"{counted(setup.numbers, 'trained parameter')}",
+            f"{counted(len(setup.index.samples) - held_out, 'training sample')} and "
+            f"{counted(held_out, 'validation sample')} in {counted(len(manifest.buckets), 'bucket')}: "
+            f"{', '.join(fields)}"]
+
+
+def _masks(setup: Setup) -> str:
+    """How many samples have a mask, and whether the loss uses them."""
+    black = f", {grouped(setup.index.black)} of them entirely black" if setup.index.black else ""
+    used = "used" if setup.masked else "not used: loss.masked is false"
+    return f" for {grouped(setup.index.masked)} of {grouped(len(setup.index.samples))}{black} ({used})"

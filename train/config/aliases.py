@@ -1,0 +1,100 @@
+"""What others call a setting: kohya's sd-scripts, OneTrainer, SimpleTuner, diffusers' scripts, diffusion-pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+# Setting here → what others call it.
+_NAMES: Mapping[str, str] = {
+    "method": "training_method model_type train_method",
+    "steps": "max_train_steps max_steps train_steps num_steps",
+    "epochs": "max_train_epochs num_train_epochs num_epochs",
+    "batch_size": "train_batch_size global_batch_size",
+    "micro_batch": "micro_batch_size micro_batch_size_per_gpu",
+    "precision": "mixed_precision train_dtype weight_dtype full_bf16 bf16 dtype",
+    "prediction": "v_parameterization prediction_type",
+    "caption_dropout": "caption_dropout_rate caption_dropout_probability proportion_empty_prompts cfg_dropout",
+    "gradient_checkpointing": "activation_checkpointing",
+    "lora.rank": "network_dim lora_rank network_rank dim",
+    "lora.alpha": "network_alpha lora_alpha",
+    "lora.dropout": "network_dropout lora_dropout",
+    "lora.targets": "target_modules lora_target_modules layer_filter flux_lora_target",
+    "lora.format": "save_model_as output_model_format lora_format",
+    "optimizer.name": "optimizer_type",
+    "optimizer.lr": "learning_rate unet_lr unet_learning_rate denoiser_learning_rate",
+    "optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2",
+    "optimizer.eps": "adam_epsilon epsilon",
+    "optimizer.weight_decay": "adam_weight_decay",
+    "optimizer.clip": "max_grad_norm clip_grad_norm gradient_clipping",
+    "schedule.name": "lr_scheduler learning_rate_scheduler scheduler",
+    "schedule.warmup": "lr_warmup_steps warmup_steps learning_rate_warmup_steps",
+    "loss.masked": "masked_loss masked_training",
+    "loss.normalize_area": "normalize_masked_area_loss",
+    "loss.min_snr": "min_snr_gamma snr_gamma loss_weight_strength",
+    "ema.decay": "ema_decay use_ema",
+    "validation.every": "validate_every_n_steps validate_after eval_every_n_steps eval_steps_interval",
+    "sample.every": "sample_every_n_steps sample_after validation_steps validation_step_interval",
+    "sample.steps": "sample_steps validation_num_inference_steps num_inference_steps diffusion_steps",
+    "sample.guidance": "cfg_scale guidance_scale validation_guidance",
+    "sample.seed": "validation_seed",
+    "sample.size": "validation_resolution",
+    "checkpoint.every": "save_every_n_steps save_every checkpointing_steps checkpoint_step_interval backup_after",
+    "checkpoint.keep": "checkpoints_total_limit rolling_backup_count save_last_n_steps",
+}
+
+_OF_PREP = "prep encode decides it, with a recipe or its options"
+_OF_EPOCHS = "counted in steps here; train check says how many steps an epoch has"
+
+# What has no counterpart among the settings: where it is decided instead.
+_ELSEWHERE: Mapping[str, str] = {
+    "gradient_accumulation_steps": "no counterpart: an optimizer step takes batch_size samples, micro_batch of them a "
+                                   "forward pass",
+    "save_every_n_epochs": f"checkpoint.every is {_OF_EPOCHS}",
+    "sample_every_n_epochs": f"sample.every is {_OF_EPOCHS}",
+    "validate_every_n_epochs": f"validation.every is {_OF_EPOCHS}",
+    "eval_every_n_epochs": f"validation.every is {_OF_EPOCHS}",
+    "save_last_n_epochs": f"checkpoint.keep is {_OF_EPOCHS}",
+    "sample_prompts": "prep encode --prompts FILE makes the rows of prompts, and the manifest names the file",
+    "validation_prompt": "prep encode --prompts FILE makes the rows of prompts, and the manifest names the file",
+    "output_dir": "it is an option: train run -o RUN",
+    "output_name": "it is an option: train run -o RUN",
+    "output_model_destination": "it is an option: train run -o RUN",
+    "workspace_dir": "it is an option: train run -o RUN",
+    "pretrained_model_name_or_path": "it is an option: train run --model MODEL; without it the manifest says which",
+    "base_model_name": "it is an option: train run --model MODEL; without it the manifest says which",
+    "resume": "it is an option: train run --resume",
+    "resume_from_checkpoint": "it is an option: train run --resume --from step-N",
+    "device": "it is an option: train run --device",
+    "save_state": "no counterpart: every checkpoint holds the whole state",
+    "save_precision": "no counterpart: what is trained is saved in float32",
+    "output_dtype": "no counterpart: what is trained is saved in float32",
+    "network_module": "method = \"lora\" trains a LoRA; there is no other adapter",
+    "network_args": "lora.targets says which layers get an adapter",
+    "text_encoder_lr": "no counterpart: text encoders are never trained",
+    "train_text_encoder": "no counterpart: text encoders are never trained",
+    "network_train_unet_only": "no counterpart: text encoders are never trained",
+    "xformers": "no counterpart: PyTorch's own attention is used",
+    "sdpa": "no counterpart: PyTorch's own attention is used",
+    "cache_latents": "no counterpart: latents always come from the cache",
+    "cache_latents_to_disk": "no counterpart: latents always come from the cache",
+    **dict.fromkeys(("resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps",
+                     "bucket_no_upscale", "flip_aug", "random_crop", "shuffle_caption", "keep_tokens", "clip_skip",
+                     "max_token_length", "caption_extension", "train_data_dir", "reg_data_dir", "dataset_config",
+                     "instance_data_dir", "data_backend_config", "aspect_ratio_bucketing", "concepts"), _OF_PREP),
+}
+
+_HERE = {name: setting for setting, names in _NAMES.items() for name in names.split()}
+
+
+def advice(word: str, settings: Iterable[str]) -> str:
+    """What to write instead of the unknown key `word`, as the end of a message; empty when nothing is known of it.
+
+    A setting of ours in another section counts, too: `rank` is lora.rank.
+    """
+    name = word.strip().lower().replace("-", "_").rpartition(".")[2]
+    if name in _HERE:
+        return f"; here it is {_HERE[name]}"
+    if name in _ELSEWHERE:
+        return f"; {_ELSEWHERE[name]}"
+    ours = [setting for setting in settings if setting.rpartition(".")[2] == name and setting != word]
+    return f"; here it is {' or '.join(ours)}" if ours else ""

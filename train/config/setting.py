@@ -1,0 +1,106 @@
+"""Declares a setting: its default, bounds, one line of help, and whether a resumed run may change it.
+
+`setting(16, low=1, high=4096, help="…")` is the default of a record's field. Checks, `train init`, the reference page
+and the rules of `--resume` all read what it keeps in the field's metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from prep.parse import Unparsed, brief, expect, list_of, one_of, within
+
+Check = Callable[[Any, str], Any]  # (value, name) → the value to use; raises Unparsed
+LARGEST = 1 << 40  # of a whole number without another bound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spec:
+    """All that is known of a setting beside its name and default."""
+
+    help: str
+    check: Check
+    values: str  # what it may be, in words
+    choices: tuple[str, ...]  # the words themselves, where it is one of some
+    derived: str  # what the default follows, where it is no fixed value: the file has the setting commented out
+    example: Any  # the value to show where the default is None
+    resume: bool  # whether a resumed run may change it
+
+
+def setting(default: Any, *, help: str, low: float | None = None, high: float | None = None,  # noqa: A002
+            choices: Iterable[str] = (), check: Check | None = None, values: str = "", derived: str = "",
+            example: Any = None, resume: bool = False) -> Any:
+    """A field of a settings record. Without `check`, the type of the default (or `example`) and the bounds make one.
+
+    Beside a `check`, `choices` are only words for readers.
+    """
+    sample = default if default is not None else example
+    known = tuple(choices)
+    made, words = _check_of(sample, low, high, known) if check is None else (check, ", ".join(known))
+    return field(default=default, metadata={"spec": Spec(
+        help=help, check=made, values=values or words, choices=known, derived=derived, example=example,
+        resume=resume)})
+
+
+def _check_of(sample: Any, low: float | None, high: float | None, choices: tuple[str, ...]) -> tuple[Check, str]:
+    """The check that fits a value like `sample`, and what it accepts in words."""
+    if choices:
+        return (lambda value, where: one_of(value, choices, where)), ", ".join(choices)
+    if isinstance(sample, bool):
+        return (lambda value, where: expect(value, bool, where)), "true, false"
+    least = 0 if low is None else low
+    if isinstance(sample, tuple):
+        each, words = _check_of(sample[0], low, high, ())
+        return _pair(each), f"two numbers, {words}"
+    kind = float if isinstance(sample, float) else int
+    most = high if high is not None else 1e12 if kind is float else LARGEST
+    words = f"{_spell(least)} or more" if high is None else f"{_spell(least)} to {_spell(high)}"
+    return (lambda value, where: _number(value, kind, least, most, where)), words
+
+
+def _number(value: Any, kind: type, low: float, high: float, where: str) -> Any:
+    given: float = expect(value, kind, where)
+    within(given, low, high, where)
+    return given
+
+
+def _pair(each: Check) -> Check:
+    def check(value: Any, where: str) -> tuple[Any, ...]:
+        pair = list_of(list(value) if isinstance(value, tuple) else value, each, where)
+        if len(pair) != 2:
+            raise Unparsed(f"{where} has {len(pair)} values, expected 2")
+        return tuple(pair)
+
+    return check
+
+
+def _spell(bound: float) -> str:
+    return "2^63 - 1" if bound == (1 << 63) - 1 else f"{bound:.10g}"
+
+
+def size_check(value: Any, where: str) -> tuple[Any, ...]:
+    """(width, height) in pixels; 8 of them make a latent cell."""
+    whole, _ = _check_of(8, 8, 8192, ())
+    size: tuple[Any, ...] = _pair(whole)(value, where)
+    if any(side % 8 for side in size):
+        raise Unparsed(f"{where} is {list(size)}, expected [width, height] in multiples of 8")
+    return size
+
+
+def targets_check(value: Any, where: str) -> str | tuple[str, ...]:
+    """A preset, or ends of module names."""
+    if isinstance(value, str):
+        return one_of(value, ("attention", "all-linear"), where)
+    names = list_of(list(value) if isinstance(value, tuple) else value, lambda each, at: expect(each, str, at), where)
+    if not names or not all(names):
+        raise Unparsed(f"{where} is {names}, expected module names like 'to_q', or 'attention' or 'all-linear'")
+    return tuple(names)
+
+
+def switch_or_auto(value: Any, where: str) -> bool | str:
+    """True, false or "auto"."""
+    if value == "auto" or isinstance(value, bool):
+        return "auto" if value == "auto" else bool(value)
+    raise Unparsed(f"{where} is {brief(value)}, expected true, false or \"auto\"")

@@ -1,0 +1,65 @@
+"""What is due between steps: validation, and sample pictures, with the moving average where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prep.errors import Problem, first_line
+from prep.fs.atomic import make_dirs, write_atomic
+from prep.loader.rows import Rows
+from train.failures import is_out_of_memory
+from train.optim import ema
+from train.runs.log import Log
+from train.sampling.grid import columns_of, grid_png
+from train.sampling.prompts import current
+from train.sampling.sampler import pictures
+from train.setup import Setup
+from train.state import TrainState
+from train.validate import validate
+
+
+def is_due(every: int, step: int) -> bool:
+    """Whether something that comes every `every` steps (0: never) comes after step `step`."""
+    return every > 0 and step > 0 and step % every == 0
+
+
+def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int,
+             there: frozenset[str] = frozenset()) -> None:
+    """Validates and samples when it is time, and at the first and the last step.
+
+    `there` are the events of this step that the log has already. The weights are the same afterwards.
+    """
+    config, ends = setup.config, step in (0, setup.steps)
+    with ema.swapped_in(trainee.shadow, trainee.denoiser.parameters):
+        every = config.validation.every
+        if every and (ends or is_due(every, step)) and "validation" not in there:
+            with log.phase(f"validating step {step}"):
+                found = validate(trainee.denoiser, rows, setup)
+            if found is not None:
+                log("validation", step, loss=found.loss, timesteps=found.timesteps, losses=found.losses,
+                    samples=found.samples)
+        every = config.sample.every
+        if every and (ends or is_due(every, step)) and "sample" not in there:
+            with log.phase(f"sampling step {step}"):
+                _sample(trainee, rows, setup, run, log, step)
+
+
+def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
+    """Pictures of the prompts as they are now; whatever is wrong with them is a warning, and training goes on."""
+    try:
+        found = current(rows.index)
+        for warning in found.warnings:
+            log("warning", step, text=warning)
+        if not found.prompts:
+            return
+        made = pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
+        path = run / "samples" / f"step-{step:06d}.png"
+        make_dirs(path.parent)
+        labels = [prompt.prompt for prompt in found.prompts]
+        write_atomic(path, grid_png(made, labels, columns_of(len(made))))
+    except (Problem, OSError, RuntimeError, MemoryError) as error:
+        if not (isinstance(error, Problem | OSError) or is_out_of_memory(error)):
+            raise
+        log("warning", step, text=f"no sample pictures: {first_line(error)}")
+        return
+    log("sample", step, picture=path.relative_to(run).as_posix())

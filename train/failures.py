@@ -1,0 +1,111 @@
+"""What ended a run, in words: too little memory, numbers that are not finite, a disk that refused to write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, from_system
+from prep.loader.draws import Draw
+from prep.loader.rows import Rows
+from train.config.schema import Config
+from train.setup import Setup
+
+NAMES = 5  # of rows that are not finite; more are counted
+# What PyTorch's allocators say: its CPU allocator and that of MPS raise a plain RuntimeError.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """How far a run is. Not frozen: the loop keeps it up to date."""
+
+    device: torch.device
+    done: int  # finished steps
+    kept: int  # the step of the newest checkpoint
+    whole: bool = True  # False while an update is under way: the weights are then of no step
+    shots: tuple[Draw, ...] = ()  # of the newest forward pass
+
+
+class NotFinite(Exception):
+    """The loss or the gradient of a step is not finite; the weights are still those of the step before."""
+
+    def __init__(self, loss: float, norm: float, shots: Iterable[Draw]) -> None:
+        super().__init__()
+        self.loss, self.norm, self.shots = loss, norm, tuple(shots)
+
+    def explained(self, rows: Rows, progress: Progress) -> Problem:
+        """Why: rows of the cache that hold such values, or else the settings."""
+        step = progress.done + 1
+        if found := rows.not_finite(self.shots):
+            names = [f"the {field} row of {rows.index.samples.name(shot.sample)} (shard {ref.shard[:12]}, row "
+                     f"{ref.row})" for field, shot, ref in found[:NAMES]]
+            more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
+            return CacheError(f"step {step} cannot be trained: NaN or infinite values in {', '.join(names)}{more}",
+                              hint="leave these samples out, or encode into a new cache: prep encode --cache NEW")
+        again = ", with --resume, and --from if the newest checkpoint diverges already" if progress.kept else ""
+        return ConfigError(f"loss is {self.loss} and the gradient's norm {self.norm} in step {step}, expected finite "
+                           "numbers", hint=f"try a smaller learning rate (--lr){again}")
+
+
+def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]]) -> None:
+    """Raises `NotFinite` unless both are finite. `parts`: the shots of each forward pass, and the sum of its errors."""
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    passes = list(parts)
+    guilty = [shots for shots, error in passes if not math.isfinite(float(error))] or [shots for shots, _ in passes]
+    raise NotFinite(loss, norm, (shot for shots in guilty for shot in shots))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a device or in the computer's memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+
+
+def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
+    """Where the memory ended, and what would take less."""
+    config = setup.config
+    kept = f"--resume goes on from step {progress.kept}: " if progress.kept else ""
+    if not progress.shots:
+        return OutOfMemoryError(f"{progress.device} has too little memory for the model",
+                                hint=kept + " or ".join(_smaller_model(config)))
+    bucket = setup.manifest.buckets[int(setup.index.samples.bucket[progress.shots[0].sample])]
+    return OutOfMemoryError(
+        f"{progress.device} ran out of memory in step {progress.done + 1}, with {len(progress.shots)} samples of "
+        f"{bucket[0]}x{bucket[1]} in a forward pass", hint=kept + " or ".join(_less_memory(config)))
+
+
+def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
+    """What the system refused, with the step that the run goes on from."""
+    problem = from_system(error)
+    hint = problem.hint
+    if progress.kept:
+        hint = hint.replace("run the same command again; what is finished is kept",
+                            f"add --resume: it goes on from step {progress.kept}")
+    return type(problem)(f"{problem.message} (run {run}, after step {progress.done})", hint=hint)
+
+
+def _less_memory(config: Config) -> list[str]:
+    """Options that take less memory, the gentlest first."""
+    found = []
+    smaller = [size for size in range(1, config.micro_batch) if config.batch_size % size == 0]
+    if smaller:
+        found.append(f"--micro-batch {smaller[-1]}")
+    if not config.gradient_checkpointing:
+        found.append("--set gradient_checkpointing=true")
+    return [*found, *_smaller_model(config)] if len(found) < 2 else found
+
+
+def _smaller_model(config: Config) -> list[str]:
+    if config.method == "full":
+        return ["--method lora (in another RUN)"]
+    if config.precision == "fp32":
+        return ["--precision bf16 (in another RUN)"]
+    return ["a device with more memory", "smaller buckets: prep encode --resolution"]

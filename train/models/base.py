@@ -1,0 +1,59 @@
+"""Fingerprints what a run trains on top of: the denoiser's weights and config, and the noise schedule's config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prep.digest import digest_json
+from prep.fs.memo import Memo, memo_path
+from prep.models.files import read_config, unreadable
+from prep.models.fingerprint import FileDigest, digest_file
+from prep.models.pipeline import weighted_files
+
+_LIBRARY_KEYS = ("torch_dtype", "dtype", "transformers_version")  # the saving library writes them; they decide no value
+
+
+def base_fingerprints(model: Path, file_digest: FileDigest = digest_file) -> dict[str, str]:
+    """`denoiser` and `scheduler`: fingerprints of the pipeline directory `model`. Raises `ModelError`."""
+    files = weighted_files(model, "unet")
+    parts = [["config.json", _digest_public(files.config)],
+             *([path.name, _digest_existing(path, file_digest)] for path in files.weights)]
+    scheduler = read_config(model / "scheduler" / "scheduler_config.json")
+    return {"denoiser": digest_json({"kind": "denoiser", "parts": parts}),
+            "scheduler": digest_json({"kind": "scheduler", "config": _digest_public(scheduler)})}
+
+
+@contextmanager
+def remembered_digests() -> Iterator[FileDigest]:
+    """`digest_file`, which reads a file that did not change only once: digests are kept in the user's memory."""
+    memo = Memo(memo_path("models", "1"))
+
+    def digest(path: Path) -> str:
+        return str(memo.get_or_compute(path, "sha256", lambda: {"sha256": digest_file(path)})["sha256"])
+
+    try:
+        yield digest
+        memo.save()
+    finally:
+        memo.close()
+
+
+def describe_base(base: Mapping[str, str]) -> str:
+    """For messages: the fingerprints, shortened."""
+    return ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(base.items()))
+
+
+def _digest_public(config: Mapping[str, Any]) -> str:
+    public = {key: value for key, value in config.items() if not key.startswith("_") and key not in _LIBRARY_KEYS}
+    return digest_json({"config": json.dumps(public, sort_keys=True)})
+
+
+def _digest_existing(path: Path, file_digest: FileDigest) -> str:
+    try:
+        return file_digest(path)
+    except OSError as error:
+        raise unreadable(path, error) from None

@@ -1,0 +1,59 @@
+"""Which layers of the denoiser get an adapter, known from the headers of its weights: no weight is read, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+
+from prep.errors import ConfigError
+from prep.models.pipeline import weighted_files
+from prep.models.weights import read_shapes
+from prep.parse import suggest
+from train.config.schema import Config, Lora
+
+Shapes = Mapping[str, tuple[int, ...]]
+_PRESETS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("to_q", "to_k", "to_v", "to_out.0"),
+    # The linear layers of the transformer blocks; resnets and embeddings are left alone, as in kohya's trainer.
+    "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
+}
+
+
+def read_weights(model: Path) -> Shapes:
+    """The shape of each weight of the denoiser of the pipeline directory `model`. Raises `ModelError`."""
+    return read_shapes(weighted_files(model, "unet").weights)
+
+
+def layers_of(weights: Shapes) -> Shapes:
+    """The linear and convolution layers: those whose weight has two or four dimensions."""
+    return {name.removesuffix(".weight"): shape for name, shape in weights.items()
+            if name.endswith(".weight") and len(shape) in (2, 4)}
+
+
+def targeted(layers: Iterable[str], lora: Lora) -> list[str]:
+    """The full names of the layers that `lora.targets` names, in their order. Raises `ConfigError` for none."""
+    names = list(layers)
+    ends = _PRESETS[lora.targets] if isinstance(lora.targets, str) else lora.targets
+    known = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
+    for end in ends if lora.targets not in _PRESETS else ():
+        if not any(_ends(name, end) for name in names):
+            raise ConfigError(f"lora.targets names '{end}', which no linear or convolution layer of the model ends in"
+                              f"{suggest(end, known)}", hint=f"layers end in: {', '.join(known)}")
+    found = [name for name in names if any(_ends(name, end) for end in ends)]
+    if not found:
+        raise ConfigError(f"lora.targets is '{lora.targets}', and no layer of the model is one of: {', '.join(ends)}",
+                          hint=f"name ends of layers in a list; they end in: {', '.join(known)}")
+    return found
+
+
+def trained_numbers(weights: Shapes, config: Config) -> int:
+    """How many numbers are trained. Raises `ConfigError` as `targeted` does."""
+    if config.method == "full":
+        return sum(prod(shape) for shape in weights.values())
+    layers, rank = layers_of(weights), config.lora.rank
+    return sum(rank * (prod(layers[name][1:]) + layers[name][0]) for name in targeted(layers, config.lora))
+
+
+def _ends(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")

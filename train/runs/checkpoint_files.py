@@ -1,0 +1,128 @@
+"""Writes the files of checkpoints and results, each whole or not at all, and reads tensors back with their digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prep.digest import digest_bytes
+from prep.fs import atomic
+from prep.loader.device import to_device
+from prep.parse import Unparsed
+from train.runs.checkpoint import FORMAT, STATE, VERSION, State, list_checkpoints, way_out
+from train.runs.documents import refused, seal
+from train.runs.safetensors_reader import Wanted, names_of, read_safetensors
+from train.runs.safetensors_writer import write_safetensors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One file of a checkpoint: tensors with metadata, or bytes."""
+
+    name: str  # relative path
+    tensors: Mapping[str, Tensor] | None = None
+    metadata: Mapping[str, str] | None = None
+    data: bytes = b""
+
+
+def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
+    """Writes the checkpoint of `state.step` and removes the oldest beyond `keep` (0: none). Returns its directory."""
+    folder = run / "checkpoints" / f"step-{state.step:06d}"
+    assert state.data is not None and state.micro_batch is not None, "a state that is saved is complete"
+    body = {"format": FORMAT, "version": VERSION, "step": state.step, "manifest": state.manifest,
+            "data": {"digest": state.data.digest, "facts": dict(state.data.facts)}, "base": dict(state.base),
+            "config": dict(state.config), "micro_batch": state.micro_batch,
+            "adopted": [dict(each) for each in state.adopted]}
+    write_folder(folder, parts, last=lambda files: Part(name=STATE, data=seal({**body, "files": files})))
+    for old in list_checkpoints(run)[:-keep] if keep else ():
+        atomic.remove_tree(old)
+    return folder
+
+
+def write_folder(folder: Path, parts: Iterable[Part],
+                 last: Callable[[Mapping[str, Any]], Part] | None = None) -> None:
+    """`folder` holds exactly `parts` when this returns, and is on the disk; an older one gives way.
+
+    `last` makes one more part of what is known of the others: {name: {"bytes", "sha256"}}.
+    """
+    atomic.make_dirs(folder.parent)
+    staged = atomic.temporary_name(folder)
+    staged.mkdir()
+    try:
+        files: dict[str, dict[str, Any]] = {}
+        for part in parts:
+            digest = write_part(staged / part.name, part)
+            files[part.name] = {"bytes": (staged / part.name).stat().st_size, "sha256": digest}
+        if last is not None:
+            part = last(files)
+            write_part(staged / part.name, part)
+        _sync_tree(staged)
+        atomic.remove_tree(folder)
+        atomic.rename(staged, folder)
+        atomic.sync_dir(folder.parent)
+    finally:
+        atomic.remove_tree(staged)
+
+
+def write_file(path: Path, part: Part) -> None:
+    """`path` has the part's content and is on the disk; an older file gives way in one step."""
+    staged = atomic.temporary_name(path)
+    try:
+        write_part(staged, part)
+        atomic.rename(staged, path)
+    finally:
+        atomic.remove(staged)
+    atomic.sync_dir(path.parent)
+
+
+def write_part(path: Path, part: Part) -> str:
+    """Creates the file and syncs it; returns its SHA-256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if part.tensors is None:
+        atomic.write_synced(path, part.data)
+        return digest_bytes(part.data)
+    with atomic.create(path) as handle:
+        digest = write_safetensors(handle, part.tensors, {"format": "pt", **(part.metadata or {})})
+        atomic.sync(handle)
+    return digest
+
+
+def read_tensors(folder: Path, state: State, name: str, wanted: Wanted) -> dict[str, Tensor]:
+    """The tensors of one file of a checkpoint: exactly the wanted ones, digest compared. Raises `CacheError`."""
+    path = folder / PurePosixPath(name)
+    try:
+        if name not in state.files:
+            raise Unparsed("it is missing")
+        return read_safetensors(path, wanted, state.files[name].sha256)
+    except (OSError, Unparsed) as error:
+        raise refused(path, error, way_out(folder)) from None
+
+
+def tensor_names(folder: Path, state: State, name: str) -> set[str]:
+    """The names of the tensors in one file of a checkpoint. Raises `CacheError`."""
+    path = folder / PurePosixPath(name)
+    try:
+        if name not in state.files:
+            raise Unparsed("it is missing")
+        return names_of(path)
+    except (OSError, Unparsed) as error:
+        raise refused(path, error, way_out(folder)) from None
+
+
+def copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copies `values`, which were compared with them, into the tensors of those names."""
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(to_device(values[name], target.device))
+
+
+def _sync_tree(folder: Path) -> None:
+    for inner in sorted(folder.rglob("*")):
+        if inner.is_dir():
+            atomic.sync_dir(inner)
+    atomic.sync_dir(folder)

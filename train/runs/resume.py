@@ -1,0 +1,141 @@
+"""Going on with a run: which checkpoint, and whether data, model and settings are still those it was trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep.errors import CacheError, ConfigError, ModelError, Problem
+from prep.loader.identity import changes
+from train.config.load import as_table, parse
+from train.config.schema import Config
+from train.config.table import SETTINGS
+from train.runs.checkpoint import State, find_checkpoint, read_state, way_out
+from train.runs.directory import read_records
+from train.setup import Setup
+
+# Another value of these would need other tensors than a checkpoint has: not even --adopt accepts it.
+STRUCTURE = ("method", "lora.rank", "lora.targets", "ema.decay")
+_ADOPT = "add --adopt to go on with what is there now"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The checkpoint that a resumed run starts from; its files are of the right sizes, and not read yet."""
+
+    run: Path
+    folder: Path
+    state: State
+    config: Config  # that it was trained with
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """What differs between a checkpoint and the run that is to go on from it."""
+
+    faults: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()  # changes that are allowed
+    adopted: tuple[str, ...] = ()  # changes that --adopt accepted
+
+
+def find_start(run: Path, named: str | None = None) -> Start:
+    """The newest checkpoint of `run`, or the one called `named`.
+
+    Raises `PathError` when there is none, `CacheError` when it is damaged.
+    """
+    folder = find_checkpoint(run, named)
+    state = read_state(folder)
+    try:
+        config = parse(state.config, f"{folder.name}/state.json")
+    except ConfigError as error:
+        raise CacheError(f"{folder / 'state.json'}: {error.message}",
+                         hint=f"another version of this program may have written it; {way_out(folder)}") from None
+    return Start(run=run, folder=folder, state=state, config=config)
+
+
+def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
+    """Whether `setup` may go on from `start`: what refuses it, what changes, and what `adopt` accepted."""
+    old, new = _flat(as_table(start.config)), _flat(as_table(setup.config))
+    differing = [name for name in SETTINGS if old.get(name) != new.get(name) and name != "loss.masked"]
+    free = [name for name in differing if SETTINGS[name].spec.resume]
+    kept = [name for name in differing if name not in free]
+    fixed = [name for name in kept if name in STRUCTURE]
+    faults: list[Problem] = []
+    if fixed:
+        faults.append(_other_settings(fixed, old, new, "choose another RUN with -o"))
+    adoptable: list[tuple[str, Problem]] = list(_adoptable(start, setup))
+    if others := [name for name in kept if name not in STRUCTURE]:
+        adoptable += [(_told(name, old, new), _other_settings([name], old, new, _ADOPT)) for name in others]
+    if start.state.step > setup.steps:
+        faults.append(ConfigError(f"{start.run} is at step {start.state.step} already, and the settings end at step "
+                                  f"{setup.steps}", hint=f"--steps {start.state.step} or more, or another RUN with -o"))
+    if not adopt:
+        faults += [fault for _, fault in adoptable]
+    notes = [f"{_told(name, old, new)}{_consequence(name, start, setup)}" for name in free]
+    if start.state.version == 1:
+        notes.append(f"{start.folder.name} is of version 1, which has no digests: damage in it cannot be found")
+    return Compared(faults=tuple(faults), notes=tuple(notes),
+                    adopted=tuple(what for what, _ in adoptable) if adopt else ())
+
+
+def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
+    """Changes of data and model, each in words and as the error that refuses it."""
+    state, name = start.state, start.folder.name
+    changed = _data_changes(start, setup)
+    if changed:
+        yield "; ".join(changed), CacheError(
+            f"the data are not those that {name} was trained on: {'; '.join(changed)}",
+            hint=f"resume with the manifest of the run, train the new one into another RUN with -o, or {_ADOPT}")
+    for part, digest in state.base.items():
+        if setup.base.get(part) != digest:
+            what = f"{part} {setup.base.get(part, 'none')[:12]}, was {digest[:12]}"
+            yield what, ModelError(
+                f"the {part} of {setup.model} is not the one that {name} was trained with: it is "
+                f"{setup.base.get(part, 'none')[:12]}, expected {digest[:12]}",
+                hint=f"name the model of the run with --model, or {_ADOPT}")
+
+
+def _data_changes(start: Start, setup: Setup) -> list[str]:
+    state = start.state
+    if state.data is not None:
+        return changes(state.data.facts, state.data.digest, read_records(start.run), setup.identity)
+    found = []  # version 1 had the digest of the manifest alone
+    if state.manifest != setup.manifest.digest:
+        found.append(f"manifest {setup.manifest.digest[:12]}, was {state.manifest[:12]}")
+    if start.config.loss.masked != setup.masked:
+        found.append(f"use of masks: {'on' if setup.masked else 'off'}")
+    return found
+
+
+def _consequence(name: str, start: Start, setup: Setup) -> str:
+    """What a change of a setting means for the steps to come, where that is not plain."""
+    config = setup.config
+    if name == "micro_batch":
+        size = f"; the steps stay as they were planned, with {setup.plan.micro_batch}"
+        most = ", which is as many as a forward pass can take" if config.micro_batch > setup.plan.micro_batch else ""
+        return size + most + ("; LoRA dropout is drawn otherwise" if config.lora.dropout else "")
+    if name in ("steps", "epochs") and config.schedule.name != "constant":
+        return f"; the {config.schedule.name} schedule is stretched from step {start.state.step} on"
+    return ""
+
+
+def _other_settings(names: list[str], old: Mapping[str, Any], new: Mapping[str, Any], way_out: str) -> ConfigError:
+    told = "; ".join(f"{name} is {new.get(name)!r}, and the checkpoint was trained with {old.get(name)!r}"
+                     for name in names)
+    return ConfigError(told, hint=f"resume with the settings of the run (leave out -c), or {way_out}")
+
+
+def _told(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    return f"{name} is {new.get(name)!r}, was {old.get(name)!r}"
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            flat[name] = value
+    return flat

@@ -1,0 +1,83 @@
+"""The header of a safetensors file: names, dtypes and shapes without the tensors. No torch.
+
+The header is believed only after it was checked against the file's size: it is bounded, names each tensor once, and its
+tensors fill the file without a gap, as the format asks for (github.com/huggingface/safetensors, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, BinaryIO
+
+from prep.parse import Unparsed, brief, count, expect, list_of
+
+MOST = 100_000_000  # bytes of a header; the library accepts as many
+ITEM_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
+                                 "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+MOST_ITEMS = 1 << 48
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorInfo:
+    """One tensor of a file."""
+
+    dtype: str  # as the format spells it: F32
+    shape: tuple[int, ...]
+    start: int  # bytes after the header
+    end: int
+
+
+def read_header(handle: BinaryIO, size: int) -> dict[str, TensorInfo]:
+    """The tensors of the file of `size` bytes, in the order of their bytes; `handle` is then at the first of them.
+
+    Raises `Unparsed` for anything that the format does not allow, `OSError`.
+    """
+    length = int.from_bytes(_exactly(handle, 8), "little")
+    if length > min(MOST, size - 8):
+        raise Unparsed(f"its header claims {length} bytes, expected at most {min(MOST, max(size - 8, 0))}")
+    spelled = _exactly(handle, length)
+    try:
+        document = json.loads(spelled, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise Unparsed(f"its header is not JSON: {str(error)[:80]}") from None
+    entries = {name: value for name, value in expect(document, dict, "its header").items() if name != "__metadata__"}
+    found = {name: _info(value, f"tensor '{name[:80]}'") for name, value in entries.items()}
+    at = 0
+    ordered = dict(sorted(found.items(), key=lambda one: (one[1].start, one[1].end)))
+    for name, info in ordered.items():
+        if info.start != at:
+            raise Unparsed(f"tensor '{name[:80]}' begins at byte {info.start}, expected {at}")
+        at = info.end
+    if 8 + length + at != size:
+        raise Unparsed(f"it has {size} bytes, expected {8 + length + at} for its tensors")
+    return ordered
+
+
+def _info(value: Any, where: str) -> TensorInfo:
+    table = expect(value, dict, where)
+    dtype, shape, offsets = (table.get(name) for name in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise Unparsed(f"{where} has dtype {brief(dtype)}, expected one of: {', '.join(ITEM_BYTES)}")
+    sides = tuple(list_of(shape, count, f"the shape of {where}"))
+    places = list_of(offsets, count, f"the place of {where}")
+    items = prod(sides)
+    if len(places) != 2 or items > MOST_ITEMS or places[1] - places[0] != items * ITEM_BYTES[dtype]:
+        raise Unparsed(f"{where} lies at {brief(offsets)}, expected a place for {brief(list(sides))} {dtype}")
+    return TensorInfo(dtype=dtype, shape=sides, start=places[0], end=places[1])
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name is there twice")
+    return table
+
+
+def _exactly(handle: BinaryIO, size: int) -> bytes:
+    data = handle.read(size)
+    if len(data or b"") != size:
+        raise Unparsed(f"it ends within its header, expected {size} more bytes")
+    return data

@@ -1,0 +1,59 @@
+"""Text rows of prompts that the cache does not have: what `train sample --prompt` loads a text encoder for.
+
+The training loop never imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from prep.cache.ledger.ledger import load_ledger
+from prep.cache.records import RowRef
+from prep.errors import ModelError
+from prep.keys import text_key
+from prep.loader.index import Index
+from prep.loader.rows import DTYPES
+from prep.models.loading import quiet_libraries
+from prep.models.text_encoder import TextEncoder
+from prep.recipe.prompts import Prompt
+from train.sampling.prompts import PromptRows
+
+
+def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
+                   device: torch.device) -> tuple[PromptRows, ...]:
+    """`prompts` with their text rows, from the cache where it has them; the others are encoded here, and kept nowhere.
+
+    Rows are computed in float32 and stored in the dtype of the cache. Raises `ModelError`.
+    """
+    context = index.manifest.fields["text"].context
+    wanted = {text for prompt in prompts for text in (prompt.text, prompt.negative) if text is not None}
+    ledger = load_ledger(index.cache)
+    rows: dict[str, RowRef | Tensor] = {text: ref for text in wanted if (ref := ledger.find(text_key(text, context)))}
+    lacking = sorted(wanted - set(rows))
+    if lacking:
+        rows |= dict(zip(lacking, _encode(index, model, lacking, device), strict=True))
+    unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
+    return tuple(PromptRows(prompt=prompt.text, positive=rows[prompt.text], settings=prompt.settings,
+                            negative=unconditional if prompt.negative is None else rows[prompt.negative])
+                 for prompt in prompts)
+
+
+def _encode(index: Index, model: Path, texts: Sequence[str], device: torch.device) -> list[Tensor]:
+    """A row `[1, L, D]` for each text."""
+    dtype = str(index.manifest.fields["text"].arrays["hidden"]["dtype"])
+    quiet_libraries()
+    encoder = TextEncoder(model, device=str(device), compute="float32", dtype=dtype)
+    shape, found = index.text_shapes["hidden"], []
+    for text, arrays in zip(texts, encoder.encode(texts), strict=True):
+        if arrays is None:
+            raise ModelError(f"the text encoder of {model} makes a row of the prompt '{text[:80]}' that is not finite")
+        row = torch.from_numpy(arrays["hidden"]).view(DTYPES[dtype])[None]
+        if tuple(row.shape[1:]) != shape:
+            raise ModelError(f"the text encoder of {model} makes rows {list(row.shape[1:])}, expected {list(shape)} as "
+                             "in the cache", hint="name the model that the cache was made with: --model")
+        found.append(row)
+    return found
