@@ -39,6 +39,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "not-an-archive": ("error", "the content is no tar", "fetch it again"),
     "empty-archive": ("warning", "a tar without members", "remove it"),
     "archive-unended": ("warning", "a tar without its end mark: perhaps cut", "fetch it again, or count its samples"),
+    "bad-archive": ("error", "a tar that takes too long or too much memory to list, or crashes its reader",
+                    "make the tar again"),
     "duplicate-key": ("warning", "a key comes again in its tar; the first is used", "make the tar again"),
     # pictures that cannot be used
     "not-an-image": ("error", "the content is no picture", "fetch it again, or remove it"),

@@ -11,6 +11,8 @@ from typing import Literal
 from prep.errors import ConfigError
 from prep.geometry import Size
 
+MOST_RESOLUTION = 1 << 14  # pixels of a side; more than 2^28 are not decoded
+MOST_SIDE = 2 * MOST_RESOLUTION  # the longest side of the buckets at that resolution
 STEP = 64  # pixels between bucket sides if the model family is unknown: bucket_reso_steps of kohya's sd-scripts
 Kind = Literal["step", "sdxl-40", "ratio", "list", "single"]
 Upscale = Literal["never", "allow", "reject"] | Fraction  # a number: enlarge at most so many times
@@ -134,8 +136,10 @@ def _check(rules: Rules) -> None:
         if getattr(rules, name) < 1:
             raise ConfigError(f"image.{name} is {getattr(rules, name)}, expected at least 1")
     for name in ("shortest", "longest", "min_side"):
-        if getattr(rules, name) < 0:
-            raise ConfigError(f"image.{name} is {getattr(rules, name)}, expected 0 (the default) or more")
+        if not 0 <= getattr(rules, name) <= MOST_SIDE:
+            raise ConfigError(f"image.{name} is {getattr(rules, name)}, expected 0 (the default) to {MOST_SIDE}")
+    if rules.resolution > MOST_RESOLUTION:
+        raise ConfigError(f"image.resolution is {rules.resolution}, expected at most {MOST_RESOLUTION}")
     if rules.resolution < rules.step:
         raise ConfigError(f"image.resolution is {rules.resolution}, expected at least the step, {rules.step}")
     shortest, longest = rules.side_range

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.store import Cache
 from prep.errors import MORE_FILES, OUT_OF_FILES, CacheError
-from prep.fs.untrusted import check_dir, entries, open_regular, read_regular, size_regular
+from prep.fs.untrusted import check_dir, entries, open_regular, read_regular, size_regular, stream_of
 from prep.parse import Unparsed
 
 HINT = "prep verify MANIFEST names every damaged row; prep encode, as it was first run, makes them again"
@@ -73,7 +72,7 @@ def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
 
 def check_index(path: Path, spec: ArraySpec, rows: int) -> None:
     """Raises `Unparsed` unless the shard index is that of N rows, one after another. Raises `OSError`."""
-    with os.fdopen(open_regular(path), "rb") as handle:
+    with stream_of(open_regular(path)) as handle:
         handle.seek(rows * shard_format.row_stride(spec))
         if not all(handle.read(len(part)) == part for part in shard_format.index_parts(spec, rows)) or handle.read(1):
             raise Unparsed(f"{shard_format.data_path(spec)} has a damaged shard index")

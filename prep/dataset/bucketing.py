@@ -11,7 +11,6 @@ from prep.buckets.assign import Assignments, assign_buckets, below_least_side
 from prep.buckets.sizes import STEP, Rules, buckets_of
 from prep.buckets.views import Framing, views_of
 from prep.dataset.ingest import Ingested, KnownItem
-from prep.dataset.listing import label
 from prep.errors import ConfigError, ModelError
 from prep.findings import Finding
 from prep.geometry import Size
@@ -34,7 +33,7 @@ def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
     """Bucket and views of each surveyed item, in the survey's order."""
     image = recipe.image
     framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
-    result = assign_buckets(((label(recipe, item.item), item.size) for item in surveyed.items), *rules_of(recipe))
+    result = assign_buckets(((item.item.label, item.size) for item in surveyed.items), *rules_of(recipe))
     return with_views(result, surveyed.items, framing)
 
 

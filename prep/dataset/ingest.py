@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of, variants_of
 from prep.dataset.facts import READERS, fact_kinds
-from prep.dataset.listing import label, walk_recipe
+from prep.dataset.listing import walk_recipe
 from prep.errors import ConfigError
 from prep.findings import Finding
 from prep.formatting import format_size, join_names, printable_name
@@ -91,7 +91,7 @@ def _read_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding:
     try:
         result = _ingest_item(item, recipe, ask)
     except MemoryError:  # no fault of the files' own: another machine, or the next run, may have enough
-        return _reject(recipe, item, "too-large", "its files take more memory than there is")
+        return _reject(item, "too-large", "its files take more memory than there is")
     assert result is not None, "whatever is not remembered is read"
     return result
 
@@ -106,9 +106,9 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | 
         if header is None:
             return None
         if "code" in header:
-            return _reject(recipe, item, str(header["code"]), str(header["detail"]))
+            return _reject(item, str(header["code"]), str(header["detail"]))
         if header["alpha"] and recipe.image.alpha == "reject":
-            return _reject(recipe, item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
+            return _reject(item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
         what = "caption", item.caption
         words: Fact | None = {"captions": list(item.captions)}
         if item.caption is not None:
@@ -116,21 +116,21 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | 
         if words is None:
             return None
         if "code" in words:
-            return _reject(recipe, item, str(words["code"]), str(words["detail"]))
+            return _reject(item, str(words["code"]), str(words["detail"]))
         what = "mask", item.mask
         if item.mask is not None and (mask := _ask_mask(item.mask, recipe, ask)) is None:
             return None
         if mask and mask.get("size") not in (None, [header["width"], header["height"]]):
-            return _reject(recipe, item, "mask-size-mismatch", f'mask has {format_size(mask["size"])} pixels, '
+            return _reject(item, "mask-size-mismatch", f'mask has {format_size(mask["size"])} pixels, '
                            f'expected {header["width"]}x{header["height"]}, since [mask] resize is "reject"')
     except NoDecoder as error:
-        return _reject(recipe, item, error.code, f"{_its(*what)}{error.detail}")
+        return _reject(item, error.code, f"{_its(*what)}{error.detail}")
     except OSError as error:
-        return _reject(recipe, item, error_code(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
+        return _reject(item, error_code(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
     choice = recipe.caption_of(item.source)
     texts = captions_of(words["captions"], choice) or _without_caption(item, choice)
     if texts is None:
-        return _reject(recipe, item, "missing-caption", "has no caption, or an empty one")
+        return _reject(item, "missing-caption", "has no caption, or an empty one")
     return KnownItem(item=item, picture=header["digest"], size=(header["width"], header["height"]),
                      has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
                      focus=_focus(mask or header))
@@ -167,8 +167,8 @@ def caption_from_name(name: str) -> str:
     return " ".join(PurePosixPath(name).stem.replace("_", " ").replace("-", " ").split())
 
 
-def _reject(recipe: Recipe, item: Item, code: str, detail: str) -> Finding:
-    return Finding(path=label(recipe, item), code=code, severity="error", detail=detail)
+def _reject(item: Item, code: str, detail: str) -> Finding:
+    return Finding(path=item.label, code=code, severity="error", detail=detail)
 
 
 def _raise_missing(names: list[str]) -> None:

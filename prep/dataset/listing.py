@@ -1,11 +1,10 @@
-"""All items of a recipe, with the label that each has in findings."""
+"""All items of a recipe, each with its label."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prep.findings import Finding
 from prep.fs.paths import NamedPath
@@ -13,10 +12,8 @@ from prep.recipe.schema import Recipe
 from prep.sources.globs import chosen_by
 from prep.sources.item import Item
 from prep.sources.mask_directory import MaskFolder
+from prep.sources.readers import readers
 from prep.sources.walk import places_of, tars_in, walk_source
-
-if TYPE_CHECKING:
-    from prep.manifest.samples import Sample
 
 
 def picture_places(recipe: Recipe) -> list[NamedPath]:
@@ -26,24 +23,29 @@ def picture_places(recipe: Recipe) -> list[NamedPath]:
 
 
 def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
-    """Everything in a recipe's sources; paths of findings are labels; `rehash` lists tars again. Raises `PathError`."""
+    """Everything in a recipe's sources; paths of findings are labels, as those of items are. `rehash` lists tars again.
+    Raises `PathError`.
+    """
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
-    for number, source in enumerate(recipe.sources):
-        mask = recipe.mask_of(number)
-        fits = chosen_by(source.include, source.exclude)
-        masks = folders[mask] if isinstance(mask, Path) else "sidecar" if mask == "auto" else mask
-        taken = left = 0
-        for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash):
-            if isinstance(one, Finding):
-                yield replace(one, path=_label(recipe, number, one.path))
-            elif fits(one.name):
-                taken += 1
-                yield one
-            else:
-                left += 1
-        if not taken:
-            yield Finding(path=_label(recipe, number, "."), code="empty-source", severity="warning",
-                          detail=why_empty(source.path, left))
+    with readers() as workers:
+        for number, source in enumerate(recipe.sources):
+            mask = recipe.mask_of(number)
+            fits = chosen_by(source.include, source.exclude)
+            masks = folders[mask] if isinstance(mask, Path) else "sidecar" if mask == "auto" else mask
+            prefix = "" if len(recipe.sources) == 1 else f"source[{number}]/"
+            taken = left = 0
+            for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash,
+                                   prefix=prefix, workers=workers):
+                if isinstance(one, Finding):
+                    yield replace(one, path=prefix + one.path)
+                elif fits(one.name):
+                    taken += 1
+                    yield one
+                else:
+                    left += 1
+            if not taken:
+                yield Finding(path=f"{prefix}.", code="empty-source", severity="warning",
+                              detail=why_empty(source.path, left))
     for folder in folders.values():
         yield from folder.orphans()
 
@@ -54,18 +56,3 @@ def why_empty(path: Path, left: int) -> str:
         return f"no picture is taken: include and exclude leave out all {left}"
     tars = tars_in(path)
     return f"no pictures lie in it, and {tars} tars: those are named, like '*.tar'" if tars else "no pictures lie in it"
-
-
-def walk_labelled(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
-    """The same, and items have their labels for names: for reports, which look nothing up by name."""
-    for one in walk_recipe(recipe, rehash=rehash):
-        yield replace(one, name=label(recipe, one)) if isinstance(one, Item) else one
-
-
-def label(recipe: Recipe, item: Item | Sample) -> str:
-    """What findings call an item, unique in its recipe: its name, with several sources below `source[1]/`."""
-    return _label(recipe, item.source, item.name)
-
-
-def _label(recipe: Recipe, source: int, name: str) -> str:
-    return name if len(recipe.sources) == 1 else f"source[{source}]/{name}"

@@ -16,7 +16,6 @@ from prep.batching.plan import Indices, StepPlan, Underfill, step_plan
 from prep.buckets.assign import Assignment, Assignments
 from prep.buckets.suggest import Sizes
 from prep.dataset.ingest import KnownItem
-from prep.dataset.listing import label
 from prep.dataset.prior import balance_prior
 from prep.dataset.samples import placed_items, roles_of
 from prep.findings import Finding
@@ -71,7 +70,7 @@ class EpochPreview:
 def train_samples(recipe: Recipe, items: Sequence[KnownItem], bucketing: Assignments) -> tuple[TrainSample, ...]:
     """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
     seats = placed_items(recipe, items, roles_of(recipe, items)[0], bucketing)
-    return tuple(TrainSample(id=seat.id, name=label(recipe, seat.item.item), bucket=seat.bucket,
+    return tuple(TrainSample(id=seat.id, name=seat.item.item.label, bucket=seat.bucket,
                              repeats=seat.repeats, views=len(seat.views))
                  for seat in seats if seat.role != "validation")  # fmt: skip
 

@@ -12,7 +12,6 @@ from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
 from prep.cache.store import Cache
-from prep.dataset.listing import label
 from prep.digest import canonical, digest_bytes
 from prep.encode.mask_coverage import coverage
 from prep.encode.plan import EncodePlan
@@ -75,12 +74,11 @@ def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
     said = {finding.path: finding for finding in transient}
     whole: list[Sample] = []
     findings: list[Finding] = []
-    for sample in wanted.wants.samples:
+    for sample, path in zip(wanted.wants.samples, wanted.wants.labels, strict=True):
         lacking = [key for key in keys_of(sample) if key not in refs]
         if not lacking:
             whole.append(sample)
             continue
-        path = label(wanted.recipe, sample)
         reject = next((reject for reject in map(ledger.rejected, lacking) if reject is not None), None)
         if reject is not None:
             findings.append(Finding(path=path, code=reject.code, severity="error",

@@ -11,7 +11,6 @@ from typing import Any
 
 from prep.buckets.assign import Assignments
 from prep.dataset.ingest import Ingested, KnownItem
-from prep.dataset.listing import label
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
 from prep.findings import Finding
 from prep.formatting import printable_name
@@ -79,6 +78,7 @@ class Targets:
     """Everything the manifest will need."""
 
     samples: tuple[Sample, ...]
+    labels: tuple[str, ...]  # of the samples, in their order: their names in findings
     prompts: tuple[PromptTarget, ...]
     unconditional: str  # key
     latents: Mapping[str, PictureTarget]
@@ -116,10 +116,11 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     roles = roles_of(recipe, survey.items)[0]
     keys = _Keys.of(recipe, contexts)
     samples: list[Sample] = []
+    labels: list[str] = []
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
     for seat in placed_items(recipe, survey.items, roles, bucketing):
-        name = label(recipe, seat.item.item)
+        name = seat.item.item.label
         masked = recipe.mask_of(seat.item.item.source) != "none"
         views: list[View] = []
         for placement in seat.views:
@@ -130,9 +131,11 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
                 masks.setdefault(mask.key, mask)
             views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key))
         samples.append(_sample(seat, recipe, tuple(views), keys.text))
+        labels.append(name)
     rows = tuple(_prompt(prompt, keys.text) for prompt in prompts)
-    return Targets(samples=tuple(samples), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
-                   masks=masks, texts=_text_works(samples, rows, keys.text.unconditional),
+    return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
+                   unconditional=keys.text.unconditional, latents=latents, masks=masks,
+                   texts=_text_works(samples, rows, keys.text.unconditional),
                    findings=(*survey.findings, *bucketing.findings),
                    notices=dataset_notes(recipe, survey, bucketing))
 

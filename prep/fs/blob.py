@@ -1,4 +1,4 @@
-"""The bytes of a blob, wherever they lie."""
+"""The bytes of a blob, wherever they lie; files are opened and read without ever waiting for what is not there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
+from typing import BinaryIO
 
-from prep.fs.untrusted import NotRegularFile
+from prep.fs.untrusted import NotRegularFile, read_bytes, stream_of
 
 MOST_BYTES = 1 << 30  # of one file; the most pixels that are decoded take 0.8 GB
+_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC", "O_NOINHERIT"))
 
 
 class TooLarge(OSError):
@@ -28,25 +30,42 @@ def read_blob(blob: Blob) -> bytes:
     """All bytes of `blob`. Raises `OSError` when they cannot be read, or when the file ends before the range does;
     `TooLarge`, `NotRegularFile` before anything is read.
     """
-    # Not a Path of each file, which would take longer than reading it.
-    with open(blob.file, "rb", opener=_without_waiting) as stream:
-        stat = os.fstat(stream.fileno())
-        if not S_ISREG(stat.st_mode):
-            raise NotRegularFile(blob.path, "is a pipe or a device, expected a regular file")
+    descriptor = open_descriptor(blob.file)
+    try:
+        stat = os.fstat(descriptor)
         size = stat.st_size - blob.offset if blob.length is None else blob.length
         if size > MOST_BYTES:
-            raise TooLarge(errno.EFBIG, f"it has {size} bytes, expected at most {MOST_BYTES}", str(blob.path))
-        stream.seek(blob.offset)
-        data = stream.read() if blob.length is None else stream.read(blob.length)
+            raise TooLarge(errno.EFBIG, f"it has {size} bytes, expected at most {MOST_BYTES}", blob.file)
+        if blob.offset:
+            os.lseek(descriptor, blob.offset, os.SEEK_SET)
+        # A file that grew, or whose size is no size (in /proc), is read beyond it.
+        data = read_bytes(descriptor, MOST_BYTES + 1 if blob.length is None else blob.length, size, blob.file)
+    finally:
+        os.close(descriptor)
+    if len(data) > MOST_BYTES:
+        raise TooLarge(errno.EFBIG, f"it has more than {MOST_BYTES} bytes", blob.file)
     if blob.length is not None and len(data) < blob.length:
         wanted = f"{blob.length} bytes from {blob.offset}"
-        raise OSError(errno.EIO, f"file ends after {len(data)} of {wanted}", str(blob.path))
+        raise OSError(errno.EIO, f"file ends after {len(data)} of {wanted}", blob.file)
     return data
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """Opens as `open` does, but for a pipe: that waits for who writes into it."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+def open_descriptor(path: str) -> int:
+    """A descriptor to read a regular file from, which may be reached through links. Raises `OSError`; `NotRegularFile`
+    for anything else, at once: nobody waits for who writes into a pipe."""
+    descriptor = os.open(path, _FLAGS)  # not a Path of each file, which would take longer than reading it
+    try:
+        if not S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegularFile(Path(path), "is a pipe or a device, expected a regular file")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A regular file as a stream. Raises `OSError`, as its reads do."""
+    return stream_of(open_descriptor(str(path)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.digest import digest_json, digest_parts
-from prep.fs.untrusted import NotRegularFile, is_link, open_regular, require_kind
+from prep.fs.untrusted import NotRegularFile, is_link, open_regular, require_kind, stream_of
 
 LEVELS = 2  # directories of a shard, one in the other: its own, and that of an array
 MOST_FILES = 1024  # of a shard; ours have two for each array, and one
@@ -31,7 +31,7 @@ def tree_digest(root: Path) -> str:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, read in blocks of 1 MiB."""
-    with os.fdopen(open_regular(path), "rb") as handle:
+    with stream_of(open_regular(path)) as handle:
         return digest_parts(iter(lambda: handle.read(1 << 20), b""))
 
 

@@ -8,15 +8,19 @@ is refused before it is opened. Where a system lacks the flags that close the mo
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from prep.errors import CacheError
 
 # O_NONBLOCK: a pipe that takes a file's place after we looked does not hold us up.
 PLAIN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
 OUT = "a cache has no links; where it is to lie elsewhere, name that directory, or a link to the whole cache"
+NOTHING_NOW = "it has nothing to give now, expected a file that is read without waiting"
+_CHUNK = 1 << 16  # bytes read at once where no more are known of
 NAME_SURROGATE = 0x20000000  # a bit of Windows' reparse tags: links and junctions have it
 
 
@@ -44,17 +48,49 @@ def open_regular(path: Path) -> int:
 
 def read_regular(path: Path, most: int) -> bytes:
     """The bytes of a plain file of at most `most` bytes. Raises `OSError`; of its kind `NotRegularFile` for another."""
-    with os.fdopen(open_regular(path), "rb", buffering=0) as handle:
-        size = os.fstat(handle.fileno()).st_size
+    descriptor = open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
         if size > most:
             raise NotRegularFile(path, f"has {size} bytes, expected at most {most}")
-        parts, left = [], size + 1  # one more than there are: a file that grew is noticed
-        while left and (part := handle.read(left)):
+        data = read_bytes(descriptor, size + 1, size, str(path))  # one more than there are: a file that grew is noticed
+    finally:
+        os.close(descriptor)
+    if len(data) > size:
+        raise NotRegularFile(path, f"grew beyond {size} bytes while it was read")
+    return data
+
+
+def read_bytes(descriptor: int, most: int, size: int, path: str) -> bytes:
+    """What a descriptor has up to its end, at most `most` bytes of about `size`. Raises `OSError`, also where a file
+    has nothing to give now: see `stream_of`."""
+    parts: list[bytes] = []
+    left = most
+    try:
+        while left > 0 and (part := os.read(descriptor, min(left, max(size + 1, _CHUNK)))):
             parts.append(part)
             left -= len(part)
-    if not left:
-        raise NotRegularFile(path, f"grew beyond {size} bytes while it was read")
-    return b"".join(parts)
+            size -= len(part)
+    except BlockingIOError:
+        raise BlockingIOError(errno.EAGAIN, NOTHING_NOW, path) from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def stream_of(descriptor: int) -> BinaryIO:
+    """The descriptor as a stream to read from. Its reads raise `BlockingIOError` where a file that was opened with
+    O_NONBLOCK has nothing to give now (in /proc, /sys, on FUSE): other streams read None, and take it for the end."""
+    return io.BufferedReader(_Unwaiting(descriptor))
+
+
+class _Unwaiting(io.FileIO):
+    read = io.RawIOBase.read  # type: ignore[assignment]  # by readinto, unlike FileIO's own
+    readall = io.RawIOBase.readall
+
+    def readinto(self, buffer: Any) -> int:
+        count: int | None = super().readinto(buffer)
+        if count is None:
+            raise BlockingIOError(errno.EAGAIN, NOTHING_NOW)
+        return count
 
 
 def size_regular(path: Path) -> int:

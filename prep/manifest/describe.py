@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from prep.cache.reader import Reader
 from prep.errors import CacheError, UsageError
-from prep.formatting import printable
+from prep.formatting import printable, printable_name
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import SampleColumns
 from prep.parse import suggest
@@ -45,6 +45,7 @@ def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:
 
     Raises `UsageError` when there is none, `CacheError` when a table is damaged.
     """
+    name = printable_name(name)  # as it is in the table, where the shell completed a name that is not UTF-8
     column = audit.samples.table["name"]
     numbers = pc.indices_nonzero(pc.equal(column, name)).to_pylist()
     if not numbers and (match := _LABEL.fullmatch(name)):  # as scan and findings call it

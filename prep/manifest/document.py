@@ -16,6 +16,7 @@ from prep.digest import canonical, seal
 from prep.errors import ManifestError
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import MARKER
+from prep.fs.text import without_mark
 from prep.geometry import Size
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed, brief
@@ -87,7 +88,7 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest at `path`. Raises `ManifestError` when it is missing, damaged, edited or of another version."""
     try:
         with path.open("rb") as file:
-            data = file.read(LIMIT + 1)
+            data = without_mark(file.read(LIMIT + 1))
     except OSError as error:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
                             hint="prep encode SOURCE --model MODEL --cache CACHE -o manifest.json writes one") from None

@@ -67,7 +67,7 @@ def _told_apart(item: Item, outcome: Outcome, out: Path, choice: MaskOptions) ->
 
 def _made(outcomes: Sequence[tuple[Item, Outcome]]) -> Made:
     results = [outcome for _, outcome in outcomes]
-    black = tuple(item.name for item, outcome in outcomes if outcome == "black")
+    black = tuple(item.label for item, outcome in outcomes if outcome == "black")
     return Made(written=results.count("written") + len(black), kept=results.count("kept"),
                 skipped=results.count("skipped"), findings=tuple(one for one in results if isinstance(one, Finding)),
                 black=black)

@@ -63,12 +63,12 @@ def start_picture(item: Item, target: Path, choice: MaskOptions, model: Model | 
         return Ready(item=item, target=target, size=picture.size, base=_base(item, target, picture.size, choice),
                      input=model.prepare(np.asarray(picture)))
     except OSError as error:
-        return Finding(path=item.name, code=error_code(error), severity="error",
+        return Finding(path=item.label, code=error_code(error), severity="error",
                        detail=f"cannot be read: {error.strerror or error}")
     except BadPicture as error:
-        return Finding(path=item.name, code=error.code, severity="error", detail=error.detail)
+        return Finding(path=item.label, code=error.code, severity="error", detail=error.detail)
     except MemoryError:
-        return Finding(path=item.name, code="too-large", severity="error", detail="takes more memory than there is")
+        return Finding(path=item.label, code="too-large", severity="error", detail="takes more memory than there is")
 
 
 def _base(item: Item, target: Path, size: Size, choice: MaskOptions) -> Pixels | None:
@@ -124,5 +124,5 @@ def no_room(item: Item, target: Path, error: OSError) -> Finding:
     if error.errno != errno.ENAMETOOLONG:
         raise PathError(f"cannot write mask {printable(str(target))}: {error.strerror or error}",
                         hint="choose another directory: -o DIR") from None
-    return Finding(path=item.name, code="name-too-long", severity="error",
+    return Finding(path=item.label, code="name-too-long", severity="error",
                    detail="the name or path of its mask would be longer than the file system allows")

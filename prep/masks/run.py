@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prep.dataset.listing import label, picture_places, walk_recipe
+from prep.dataset.listing import picture_places, walk_recipe
 from prep.errors import ConfigError, PathError, UsageError
-from prep.findings import rejected_lines
+from prep.findings import Finding, rejected_lines
 from prep.formatting import counted, grouped, join_names, printable
 from prep.fs.paths import NamedPath, check_disjoint, check_not_cache
 from prep.masks.generate import make_masks
@@ -97,12 +97,14 @@ def run_mask(call: MaskCall) -> MaskReport:
         raise UsageError("--mask is 'alpha', expected auto, none, sidecar or a directory",
                          hint="--with alpha makes masks of the pictures' transparency")
     _check_places(call)
-    items = [one for one in walk_recipe(call.recipe) if isinstance(one, Item)]
+    found = list(walk_recipe(call.recipe))
+    items = [one for one in found if isinstance(one, Item)]
+    unread = [one for one in found if isinstance(one, Finding) and one.severity == "error"]
     _check_names(call.recipe, items, choice)
     with call.progress("masking", len(items), "pictures") as tick:
         made = make_masks(items, choice, out=call.output, load=partial(_load, call), jobs=call.jobs,
                           batch_size=call.batch_size, tick=tick)
-    return MaskReport(made=made, output=call.output,
+    return MaskReport(made=replace(made, findings=(*unread, *made.findings)), output=call.output,
                       pages=() if call.show is None else call.show(_entries(call, items)))
 
 
@@ -125,7 +127,7 @@ def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskOptions) -> 
         place = str(mask_path(item.name, choice.naming))
         other = owners.setdefault(place, item)
         if other.source != item.source:
-            raise ConfigError(f"{label(recipe, other)} and {label(recipe, item)} would have one mask, {place}",
+            raise ConfigError(f"{other.label} and {item.label} would have one mask, {place}",
                               hint="run prep mask for each source, and name its directory as mask of that [[source]]")
 
 
@@ -151,5 +153,5 @@ def _model(call: MaskCall) -> Model:
 
 
 def _entries(call: MaskCall, items: Sequence[Item]) -> list[Entry]:
-    return [Entry(item=item, name=label(call.recipe, item), mask=call.output / mask_path(item.name, call.choice.naming))
+    return [Entry(item=item, name=item.label, mask=call.output / mask_path(item.name, call.choice.naming))
             for item in items]

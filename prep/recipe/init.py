@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
-from prep.formatting import counted, format_size, shell_name
+from prep.formatting import counted, format_size, printable, shell_name
 from prep.fs.atomic import remove, rename, sync_dir, write_synced
 from prep.fs.paths import check_not_cache, check_replaceable
+from prep.fs.text import without_mark
 from prep.progress import Tick
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import Converted
@@ -71,15 +72,24 @@ class InitReport:
     @property
     def notices(self) -> list[str]:
         """What stderr says: pictures that cannot be read; settings without counterpart, those of many places once."""
-        if self.seen is not None and self.seen.opened.unreadable:
-            opened = self.seen.opened
-            return [f"note: {opened.unreadable} of {opened.count} files cannot be read as pictures; prep scan "
-                    f"{shell_name(str(self.output))} says why of each"]
+        if self.seen is not None and (unread := self._unread(self.seen)):
+            return unread
         grouped: dict[tuple[str, str], list[str]] = {}
         for one in self._notes:
             grouped.setdefault((one.key.rpartition(".")[2], one.said), []).append(one.text)
         return [f"note: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}"
                 for texts in grouped.values()]
+
+    def _unread(self, seen: Overview) -> list[str]:
+        notices = []
+        if seen.unread:
+            first, more = seen.unread[0], len(seen.unread) - 1
+            notices.append(f"note: {printable(first.path)}: {printable(first.detail)}"
+                           f"{f' (and {more} more errors)' if more else ''}; prep scan lists all")
+        if seen.opened.unreadable:
+            notices.append(f"note: {seen.opened.unreadable} of {seen.opened.count} files cannot be read as pictures; "
+                           f"prep scan {shell_name(str(self.output))} says why of each")
+        return notices
 
 
 def check_choice(sources: Sequence[Path], other: Path | None, model: str | None) -> None:
@@ -123,7 +133,7 @@ def check_target(output: Path, force: bool) -> None:
 
 def _is_recipe(path: Path) -> bool:
     with path.open("rb") as stream:
-        head = stream.read(1 << 20).decode(errors="replace")
+        head = without_mark(stream.read(1 << 20)).decode(errors="replace")
     return any(line.strip().startswith(_KEYS) for line in head.splitlines())
 
 

@@ -14,13 +14,15 @@ from typing import Any, TypeVar
 from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.findings import SEVERITIES, ScanOptions, parse_code
+from prep.fs.text import read_text
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
 from prep.recipe.elsewhere import check_keys
 from prep.recipe.options import FLAGS
 from prep.recipe.schema import MASK_RESIZE, ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.validate import upscale, validate_recipe
 from prep.sources.item import MaskFrom
-from prep.sources.walk import HINT, is_tars, tars_of
+from prep.sources.tar_paths import HINT, tars_of
+from prep.sources.walk import is_tars
 
 T = TypeVar("T")
 
@@ -54,9 +56,11 @@ def _existing(source: Path) -> Path:
 
 def _read(path: Path) -> Recipe:
     try:
-        table = tomllib.loads(path.read_bytes().decode())
+        table = tomllib.loads(read_text(path))
     except OSError as error:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
+    except Unparsed as error:
+        raise ConfigError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     check_keys(table, ("model", "image", "caption", "mask", "scan", "source", "validation", "prompts"), "the recipe")

@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 from prep.captions.read import BadCaption, read_caption
 from prep.captions.variants import TRIGGER, has_wildcards
 from prep.errors import PathError
+from prep.findings import Finding
 from prep.fs.blob import read_blob
 from prep.geometry import Size
 from prep.images.decode import read_header
@@ -25,9 +27,12 @@ from prep.images.header import Header
 from prep.progress import Tick
 from prep.recipe.layout import REPEATED, FoundMasks, Place, find_masks, places_in
 from prep.sources.item import Item
-from prep.sources.tables import KINDS, Tables
+from prep.sources.readers import readers
+from prep.sources.table_files import KINDS
+from prep.sources.tables import Tables
 from prep.sources.tree import PICTURES, TABLES, stem_of
 from prep.sources.walk import is_tars, tars_in, walk_source
+from prep.workers.pool import WorkerPool
 
 MOST_OPENED = 5000  # pictures whose header and caption are read
 MOST_TABLE = 1 << 26  # bytes of a file that may be a table of captions
@@ -77,6 +82,7 @@ class SourceOverview:
     outside: int  # pictures in none of `folders`
     table: Path | None  # of captions, to be named in the recipe
     opened: SampledFiles
+    unread: tuple[Finding, ...] = ()  # tables, tars and directories that cannot be read
 
     @property
     def path(self) -> Path:
@@ -121,6 +127,11 @@ class Overview:
         return tuple(dict.fromkeys(folder for one in self.parts for folder in one.mask_folders))
 
     @property
+    def unread(self) -> tuple[Finding, ...]:
+        """Tables, tars and directories that cannot be read."""
+        return tuple(finding for one in self.parts for finding in one.unread)
+
+    @property
     def opened(self) -> SampledFiles:
         """What was read in some of the files of all places."""
         whole = SampledFiles()
@@ -137,15 +148,13 @@ def overview_of(sources: Sequence[Path], *, jobs: int, tick: Tick = lambda _: No
 
 def _overview(place: Place, jobs: int, tick: Tick) -> SourceOverview:
     path = place.path
-    items = [one for one in walk_source(path, source=0, masks="sidecar") if isinstance(one, Item)]
-    table = None if is_tars(path) or not any(_bare(one) for one in items) else _table_of(path, items)
-    if table is not None:
-        items = [one for one in walk_source(path, source=0, masks="sidecar", table=table) if isinstance(one, Item)]
+    with readers() as workers:
+        items, unread = _walked(path, None, workers)
+        table = None if is_tars(path) or not any(_bare(one) for one in items) else _table_of(path, items, workers)
+        if table is not None:
+            items, unread = _walked(path, table, workers)
     if not items:
-        tars = tars_in(path)
-        raise PathError(f"source {path} has no pictures, expected {' '.join(PICTURES)}",
-                        hint=f"it has {tars} tars: prep init {shlex.quote(f'{path}/*.tar')}" if tars else
-                        "name the directory that holds them; what lies below it is found")
+        _raise_empty(path, unread)
     named = {} if is_tars(path) else _by_folder(items)
     places = {name: _masks_for(path / name, inside, name, place) for name, inside in named.items()}
     rest = [one for one in items if one.name.partition("/")[0] not in named]
@@ -159,7 +168,8 @@ def _overview(place: Place, jobs: int, tick: Tick) -> SourceOverview:
                           missing=len(bare), sidecars=sum(one.mask is not None for one in items), masks=whole,
                           spoken=sum(_speaks(one.name) for one in bare), folders=folders,
                           outside=len(items) - sum(one.pictures for one in folders),
-                          table=None if table is None else table.absolute(), opened=_open(items, jobs, tick))
+                          table=None if table is None else table.absolute(), opened=_open(items, jobs, tick),
+                          unread=tuple(unread))
 
 
 def _by_folder(items: Iterable[Item]) -> dict[str, list[Item]]:
@@ -187,6 +197,23 @@ def _below(path: Path, masks: Iterable[FoundMasks]) -> tuple[str, ...]:
     return tuple(f"{one.relative_to(root).as_posix()}/" for one in folders)
 
 
+def _walked(path: Path, table: Path | None, workers: WorkerPool) -> tuple[list[Item], list[Finding]]:
+    """The pictures in a source, and what cannot be read of it."""
+    found = list(walk_source(path, source=0, masks="sidecar", table=table, workers=workers))
+    return ([one for one in found if isinstance(one, Item)],
+            [one for one in found if isinstance(one, Finding) and one.severity == "error"])
+
+
+def _raise_empty(path: Path, unread: Sequence[Finding]) -> NoReturn:
+    if unread:
+        raise PathError(f"source {path} has no pictures that can be read: {unread[0].path}: {unread[0].detail}",
+                        hint=f"prep scan {shlex.quote(str(path))} lists what is wrong")
+    tars = tars_in(path)
+    raise PathError(f"source {path} has no pictures, expected {' '.join(PICTURES)}",
+                    hint=f"it has {tars} tars: prep init {shlex.quote(f'{path}/*.tar')}" if tars else
+                    "name the directory that holds them; what lies below it is found")
+
+
 def _bare(item: Item) -> bool:
     return item.caption is None and not item.captions
 
@@ -208,7 +235,7 @@ def _folders(items: Iterable[Item], masks: Mapping[str, FoundMasks]) -> Iterator
         yield RepeatFolder(name=name, repeats=int(match[1]), words=match[2], pictures=len(inside), masks=masks[name])
 
 
-def _table_of(root: Path, items: Sequence[Item]) -> Path | None:
+def _table_of(root: Path, items: Sequence[Item], workers: WorkerPool) -> Path | None:
     """The file directly in `root` that has captions for most of the pictures without one."""
     stems = {stem_of(one.name) for one in items}
     bare = [one.name for one in items if _bare(one)]
@@ -217,7 +244,7 @@ def _table_of(root: Path, items: Sequence[Item]) -> Path | None:
         side = path.suffix.lower() not in KINDS or path.name in TABLES or path.name.startswith(".")
         if side or stem_of(path.name) in stems or not path.is_file() or path.stat().st_size > MOST_TABLE:
             continue
-        table = Tables(root=root)
+        table = Tables(root=root, workers=workers)
         table.add(path, "", path.name)
         fits = sum(1 for name in bare if (row := table.find(name)) is not None and row.captions)
         best = max(best, (fits, path), key=lambda one: one[0])

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError, PathError
+from prep.fs.text import decode_text
 from prep.fs.untrusted import read_regular
-from prep.parse import BRIEF
+from prep.parse import BRIEF, Unparsed
 
 MOST = 1 << 24  # bytes; prep encode accepts fewer
 MOST_SIDE = 8192  # pixels
@@ -90,9 +91,9 @@ def read_prompt_file(path: Path) -> bytes:
 def prompts_of(data: bytes, path: Path, *, echo: bool = True) -> list[Prompt]:
     """The prompts in the bytes of the prompt file at `path`. Raises `PathError` for no UTF-8, `ConfigError`."""
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PathError(f"prompt file {path} is not UTF-8: {error.reason} at byte {error.start}") from None
+        text = decode_text(data)
+    except Unparsed as error:
+        raise PathError(f"prompt file {path}: {error}", hint="save it as UTF-8") from None
     return list(parse_prompts(text, str(path), echo=echo))
 
 

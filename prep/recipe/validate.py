@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
 from prep.buckets.views import CROPS, FLIPS
 from prep.captions.options import check_caption
 from prep.models.family import FAMILIES
@@ -64,7 +65,9 @@ def _check_image(image: ImageOptions) -> None:
     if image.step:  # 0: the family's
         within(image.step, 8, 1024, "image.step")
     for side in image.resolutions:
-        within(side, image.step or 8, 16384, "image.resolution")
+        within(side, image.step or 8, MOST_RESOLUTION, "image.resolution")
+    for name in ("shortest", "longest", "min_side"):
+        within(getattr(image, name), 0, MOST_SIDE, f"image.{name}")
     if len(image.resolutions) > 1 and image.buckets in ("list", "sdxl-40"):
         raise Unparsed(f"image.buckets is '{image.buckets}' and image.resolution has {len(image.resolutions)} numbers, "
                        "expected one, since the sizes are the same at each")

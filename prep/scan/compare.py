@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,8 +17,12 @@ from prep.scan.duplicates.correlation import LIMIT, SAME, SIDE, Near, Thumb, nea
 from prep.scan.duplicates.signature import LIMIT as MOST
 from prep.scan.duplicates.signature import Pair, likely_pairs
 from prep.scan.memo import ScanMemo
-from prep.scan.pool import WorkerLost, WorkerPool
-from prep.scan.protocol import pack_blob, unpack_thumb
+from prep.scan.protocol import BlobMessage, PictureMessage
+from prep.scan.worker import PIXELS, THUMB
+from prep.workers.pool import WorkerLost, WorkerPool
+from prep.workers.service import Limits, Task
+
+T = TypeVar("T")
 
 AT_ONCE = 256  # pairs whose thumbnails are in memory
 
@@ -27,7 +31,8 @@ AT_ONCE = 256  # pairs whose thumbnails are in memory
 class Decoders:
     """Who decodes a picture again, and what is known of it."""
 
-    crew: WorkerPool
+    workers: WorkerPool
+    limits: Limits
     pool: Executor
     memory: ScanMemo
     lost: list[str] = field(default_factory=list)  # names of pictures that are gone, or that no worker lived to decode
@@ -55,7 +60,7 @@ def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[
     """A digest of every pixel of each picture, remembered or made; "" where it cannot be decoded any more."""
     known = [makers.memory.pixels(one.identity) for one in pictures]
     lacking = [one for one, digest in zip(pictures, known, strict=True) if not digest]
-    made = makers.pool.map(lambda one: str(_asked(makers.crew, "pixels", one)[0].get("pixels", "")), lacking)
+    made = makers.pool.map(lambda one: _asked(makers, PIXELS, one) or "", lacking)
     found = {one.identity.file: digest for one, digest in zip(lacking, made, strict=True)}
     for one in lacking:
         makers.memory.note_pixels(one.identity, found[one.identity.file])
@@ -89,15 +94,17 @@ def _thumbs(pictures: Sequence[ScannedPicture], known: Mapping[str, Thumb], make
 def _made_again(picture: ScannedPicture, makers: Decoders) -> Thumb:
     """A thumbnail; a flat one, which is like nothing, where the picture is lost by now."""
     with suppress(Unparsed):
-        if (thumb := unpack_thumb(_asked(makers.crew, "thumb", picture)[1])) is not None:
-            return thumb
+        if (found := _asked(makers, THUMB, picture)) is not None:
+            return found.thumb()
     makers.lost.append(picture.name)
     flat = np.zeros((SIDE, 2), np.uint8)
     return Thumb(across=flat, down=flat)
 
 
-def _asked(crew: WorkerPool, do: str, picture: ScannedPicture) -> tuple[Any, bytes]:
+def _asked(makers: Decoders, task: Task[PictureMessage, T], picture: ScannedPicture) -> T | None:
+    """What a worker answers about a picture; `None` where it cannot be decoded any more, or no worker lived."""
+    question = PictureMessage(BlobMessage.of(picture.picture), picture.identity.file)
     try:
-        return crew.request(do, picture=pack_blob(picture.picture), file=picture.identity.file)
+        return next(iter(makers.workers.ask(task, question, makers.limits)), None)
     except WorkerLost:
-        return {}, b""
+        return None

@@ -39,7 +39,6 @@ _SEVERAL = {"TIFF": ("multi-page", "pages; the first"), "HEIC": ("multi-page", "
 class Examined:
     """One item after a look at everything in it."""
 
-    name: str
     findings: tuple[Finding, ...]
     identity: Identity | None  # None: the picture cannot be decoded
     thumb: Thumb | None  # the same
@@ -61,7 +60,7 @@ def check_item(item: Item) -> Examined:
     findings += _check_mask(item, seen[0].size if seen else None)
     findings += _check_metadata(item)
     identity, thumb = seen or (None, None)
-    return Examined(name=item.name, findings=tuple(findings), identity=identity, thumb=thumb, captions=captions)
+    return Examined(findings=tuple(findings), identity=identity, thumb=thumb, captions=captions)
 
 
 def exact_pixels(picture: Blob, file: str | None = None) -> str:
@@ -102,12 +101,12 @@ def _unreadable(path: str, error: OSError | MemoryError) -> Finding:
 
 def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | None]:
     try:
-        notes, seen = _picture_findings(read_blob(item.picture), item.name)
+        notes, seen = _picture_findings(read_blob(item.picture), item.label)
     except (OSError, MemoryError) as error:
-        return [_unreadable(item.name, error)], None
+        return [_unreadable(item.label, error)], None
     except BadPicture as error:
-        return [finding(item.name, error.code, error.detail, as_error=True)], None
-    return [finding(item.name, *note) for note in notes], seen
+        return [finding(item.label, error.code, error.detail, as_error=True)], None
+    return [finding(item.label, *note) for note in notes], seen
 
 
 def _picture_findings(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
@@ -155,15 +154,15 @@ def _header_notes(header: Header, name: str) -> Iterator[Note]:
 
 def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
     if item.caption is None and not item.captions:
-        return [finding(item.name, "missing-caption", "no caption of this name")], ()
+        return [finding(item.label, "missing-caption", "no caption of this name")], ()
     try:
         found, notes = (judge_captions(item.captions) if item.caption is None else
                         examine_caption(read_blob(item.caption), item.caption_format))
     except (OSError, MemoryError) as error:
-        return [_unreadable(item.name, error)], ()
+        return [_unreadable(item.label, error)], ()
     except BadCaption as error:
-        return [finding(item.name, error.code, error.detail, as_error=True)], ()
-    return [finding(item.name, *note) for note in notes], found
+        return [finding(item.label, error.code, error.detail, as_error=True)], ()
+    return [finding(item.label, *note) for note in notes], found
 
 
 def _check_metadata(item: Item) -> list[Finding]:
@@ -208,7 +207,7 @@ def display_path(item: Item, other: Blob) -> str:
     """The name of a mask or another file beside its picture's; its path when it lies elsewhere."""
     if other.path.parent != item.picture.path.parent:
         return printable_name(str(other.path))
-    return str(PurePosixPath(item.name).with_name(printable_name(other.name)))
+    return str(PurePosixPath(item.label).with_name(printable_name(other.name)))
 
 
 def _mask_colors(header: Header, colored: bool) -> Iterator[Note]:

@@ -26,10 +26,11 @@ from prep.parse import Unparsed
 from prep.scan.duplicates.correlation import LIMIT, LONG, SIDE, Near, Thumb
 from prep.scan.duplicates.identity import Identity, smaller_half
 from prep.scan.examine import Examined
-from prep.scan.protocol import pack, pack_examined, unpack, unpack_examined
+from prep.scan.protocol import ExaminedMessage
 from prep.sources.item import Item
+from prep.workers.protocol import decode, encode
 
-VERSION = 6  # of the checks and of these records: raised when a check of `prep.scan.examine` or its answer changes
+VERSION = 7  # of the checks and of these records: raised when a check of `prep.scan.examine` or its answer changes
 _THUMB = struct.Struct("<BHH")  # whether it is taller than wide, and the lengths of both halves
 
 
@@ -56,7 +57,7 @@ class ScanMemo:
             return None, None
         value, kept = self._memo.recall(stamp[0]), stamp if is_at_rest(stamp[1], begun) else None
         try:
-            return kept, None if value is None else unpack_examined(unpack(value)[0], None)
+            return kept, None if value is None else decode(value, ExaminedMessage).examined()
         except Unparsed:
             return kept, None
 
@@ -66,7 +67,7 @@ class ScanMemo:
             return
         if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
             return
-        self._memo.note(stamp[0], pack(pack_examined(examined)))
+        self._memo.note(stamp[0], encode(ExaminedMessage.of(examined, thumb=False)))
         if examined.thumb is not None and examined.identity is not None and self._thumbs < LIMIT:
             self._thumbs += 1  # 6 kB each; among more pictures, few are ever asked for
             self._memo.note(_name("thumb", examined.identity), _compressed(examined.thumb))
@@ -118,7 +119,7 @@ class ScanMemo:
 def _stamp(item: Item) -> Stamp | None:
     """What changes with an item and its files; `None` where a file is gone."""
     running = hashlib.blake2b(digest_size=16)
-    running.update(repr((item.name, item.source, item.caption_format, item.captions)).encode(errors="surrogatepass"))
+    running.update(repr((item.label, item.source, item.caption_format, item.captions)).encode(errors="surrogatepass"))
     changed = 0
     for blob in (item.picture, item.caption, item.mask, item.metadata):
         if blob is None:

@@ -1,160 +1,143 @@
-"""Items and what was found in them as bytes, between a scan and its worker processes: JSON and plain arrays, no pickle.
+"""What a scan asks its workers and what they answer, as types of msgpack; `prep.scan.memo` keeps answers in this form.
 
-A frame is its length (4 bytes, little-endian) and that many bytes; a message is a JSON document, a line end, and bytes.
-What comes from a worker is checked: whatever a hostile picture made of it, it can only say something.
+What comes from a worker is checked here beyond its types: whatever a hostile picture made of it, it can only say
+something false of that picture.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Mapping
-from itertools import accumulate
-from typing import Any, BinaryIO
+import os
+from typing import Literal
 
+import msgspec
 import numpy as np
 
-from prep.findings import Finding
+from prep.findings import CODES, Finding
 from prep.fs.blob import Blob
-from prep.parse import Unparsed, count, expect, list_of, one_of
+from prep.parse import Unparsed, digest_of
 from prep.scan.duplicates.correlation import LONG, SIDE, Gray, Thumb
 from prep.scan.duplicates.identity import Identity
+from prep.scan.duplicates.signature import LENGTH
 from prep.scan.examine import Examined
 from prep.sources.item import Item
 
-MOST_BYTES = 1 << 28  # of a frame; a caption's file may have as many
-LENGTH = struct.Struct("<I")
+
+class BlobMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A blob. Paths are bytes: they may be no UTF-8."""
+
+    file: bytes
+    offset: int
+    length: int | None
+    member: str
+
+    @classmethod
+    def of(cls, blob: Blob) -> BlobMessage:
+        """The message of a blob."""
+        return cls(os.fsencode(blob.file), blob.offset, blob.length, blob.member)
+
+    def blob(self) -> Blob:
+        """The blob of the message."""
+        return Blob(file=os.fsdecode(self.file), offset=self.offset, length=self.length, member=self.member)
 
 
-def write_frame(stream: BinaryIO, body: bytes) -> None:
-    """Sends `body` as a frame. Raises `OSError`."""
-    stream.write(LENGTH.pack(len(body)) + body)
-    stream.flush()
+class ItemMessage(msgspec.Struct, frozen=True, array_like=True):
+    """An item."""
+
+    name: str
+    label: str
+    source: int
+    picture: BlobMessage
+    caption: BlobMessage | None
+    mask: BlobMessage | None
+    metadata: BlobMessage | None
+    caption_format: Literal["text", "json"]
+    captions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, item: Item) -> ItemMessage:
+        """The message of an item."""
+        return cls(item.name, item.label, item.source, BlobMessage.of(item.picture), _message(item.caption),
+                   _message(item.mask), _message(item.metadata), item.caption_format, item.captions)
+
+    def item(self) -> Item:
+        """The item of the message."""
+        return Item(name=self.name, label=self.label, source=self.source, picture=self.picture.blob(),
+                    caption=_blob(self.caption), mask=_blob(self.mask), metadata=_blob(self.metadata),
+                    caption_format=self.caption_format, captions=self.captions)
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame's body; `None` where the stream ends, or sends what is none. Raises `OSError`."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size or LENGTH.unpack(head)[0] > MOST_BYTES:
-        return None
-    length = LENGTH.unpack(head)[0]
-    body = stream.read(length)
-    return body if len(body) == length else None
+class PictureMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A picture to be decoded once more; `file` is the digest that its bytes must have, where that matters."""
+
+    picture: BlobMessage
+    file: str | None = None
 
 
-def pack(document: Mapping[str, Any], data: bytes = b"") -> bytes:
-    """A document and bytes as one."""
-    return json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n" + data
+class PreviewMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A picture to be made small, in pixels of its longer side."""
+
+    picture: BlobMessage
+    side: int
 
 
-def unpack(body: bytes) -> tuple[dict[str, Any], bytes]:
-    """The document and the bytes of a message. Raises `Unparsed`."""
-    head, _, data = body.partition(b"\n")
-    try:
-        return expect(json.loads(head), dict, "the message"), data
-    except (ValueError, RecursionError) as error:
-        raise Unparsed(f"the message is not JSON: {str(error)[:80]}") from None
+class ThumbMessage(msgspec.Struct, frozen=True, array_like=True):
+    """The pixels of both halves of a thumbnail."""
+
+    across: bytes
+    down: bytes
+
+    @classmethod
+    def of(cls, thumb: Thumb) -> ThumbMessage:
+        """The message of a thumbnail."""
+        return cls(thumb.across.tobytes(), thumb.down.tobytes())
+
+    def thumb(self) -> Thumb:
+        """The thumbnail of the message. Raises `Unparsed` for lengths that none has."""
+        return Thumb(across=_gray(self.across), down=_gray(self.down))
 
 
-# ---- items -----------------------------------------------------------------------------------------------------------
+class ExaminedMessage(msgspec.Struct, frozen=True, array_like=True):
+    """What was found in an item."""
+
+    findings: tuple[Finding, ...]
+    identity: Identity | None
+    thumb: ThumbMessage | None
+    captions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, examined: Examined, *, thumb: bool = True) -> ExaminedMessage:
+        """The message of what was found, with its thumbnail or without."""
+        small = ThumbMessage.of(examined.thumb) if thumb and examined.thumb is not None else None
+        return cls(examined.findings, examined.identity, small, examined.captions)
+
+    def examined(self) -> Examined:
+        """What the message says. Raises `Unparsed` for what `prep.scan.examine` never says."""
+        for one in self.findings:
+            if one.code not in CODES:
+                raise Unparsed(f"a finding has the unknown code {one.code[:80]!r}")
+        if self.identity is not None:
+            _check_identity(self.identity)
+        return Examined(findings=self.findings, identity=self.identity, captions=self.captions,
+                        thumb=None if self.thumb is None else self.thumb.thumb())
 
 
-def pack_item(item: Item) -> dict[str, Any]:
-    """An item as a document; `to_item` makes it again."""
-    return {"name": item.name, "source": item.source, "picture": pack_blob(item.picture),
-            "caption": None if item.caption is None else pack_blob(item.caption),
-            "mask": None if item.mask is None else pack_blob(item.mask),
-            "metadata": None if item.metadata is None else pack_blob(item.metadata),
-            "caption_format": item.caption_format, "captions": list(item.captions)}
+def _check_identity(identity: Identity) -> None:
+    digest_of(identity.file, "the digest of a picture")
+    if min(identity.size) < 1 or not 0 <= identity.sample < 1 << 32 or len(identity.signature) not in (0, LENGTH):
+        raise Unparsed(f"a picture has {identity.size[0]}x{identity.size[1]} pixels, sample {identity.sample} and a "
+                       f"signature of {len(identity.signature)} bytes")
 
 
-def unpack_item(document: Mapping[str, Any]) -> Item:
-    """The item of a document that `of_item` made."""
-    blobs = {name: None if document[name] is None else unpack_blob(document[name])
-             for name in ("caption", "mask", "metadata")}
-    return Item(name=document["name"], source=document["source"], picture=unpack_blob(document["picture"]),
-                caption_format=document["caption_format"], captions=tuple(document["captions"]), **blobs)
-
-
-def pack_blob(blob: Blob) -> list[Any]:
-    """A blob as a document; `to_blob` makes it again."""
-    return [blob.file, blob.offset, blob.length, blob.member]
-
-
-def unpack_blob(document: list[Any]) -> Blob:
-    """The blob of a document that `of_blob` made."""
-    file, offset, length, member = document
-    return Blob(file=file, offset=offset, length=length, member=member)
-
-
-# ---- what was found --------------------------------------------------------------------------------------------------
-
-
-def pack_examined(examined: Examined) -> dict[str, Any]:
-    """What was found in an item as a document, but for its thumbnail."""
-    identity = examined.identity
-    return {"name": examined.name, "captions": list(examined.captions),
-            "findings": [[one.path, one.code, one.severity, one.detail] for one in examined.findings],
-            "identity": None if identity is None else [identity.file, identity.sample, *identity.size,
-                                                           identity.signature.hex()]}
-
-
-def unpack_examined(document: Mapping[str, Any], thumb: Thumb | None) -> Examined:
-    """What a document says that `of_examined` made. Raises `Unparsed`."""
-    try:
-        identity = document["identity"]
-        return Examined(
-            name=expect(document["name"], str, "name"), thumb=thumb,
-            captions=tuple(list_of(document["captions"], lambda one, at: expect(one, str, at), "captions")),
-            findings=tuple(list_of(document["findings"], _finding, "findings")),
-            identity=None if identity is None else _identity(*expect(identity, list, "identity")))
-    except Unparsed:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise Unparsed(f"what was found lacks a part: {error}") from None
-
-
-def unpack_all_examined(document: Mapping[str, Any], data: bytes, count: int) -> list[Examined]:
-    """What a worker's answer says of `count` items. Raises `Unparsed`."""
-    found = list_of(document.get("found"), lambda one, at: expect(one, dict, at), "found")
-    lengths = list_of(document.get("lengths"), lambda one, at: expect(one, int, at), "lengths")
-    ends = list(accumulate(lengths, initial=0))
-    if len(found) != count or len(lengths) != count or min(ends) < 0 or ends[-1] != len(data):
-        raise Unparsed(f"an answer has {len(found)} items and {len(data)} bytes, expected {count} and {ends[-1]}")
-    return [unpack_examined(one, unpack_thumb(data[start:end])) for one, start,
-            end in zip(found, ends, ends[1:], strict=False)]
-
-
-def pack_thumb(thumb: Thumb | None) -> bytes:
-    """A thumbnail as bytes: both its lengths, and its pixels."""
-    if thumb is None:
-        return b""
-    lengths = struct.pack("<HH", thumb.across.shape[1], thumb.down.shape[1])
-    return lengths + thumb.across.tobytes() + thumb.down.tobytes()
-
-
-def unpack_thumb(data: bytes) -> Thumb | None:
-    """The thumbnail of bytes that `of_thumb` made. Raises `Unparsed`."""
-    if not data:
-        return None
-    across, down = struct.unpack_from("<HH", data) if len(data) >= 4 else (0, 0)
-    if not (0 < across <= LONG and 0 < down <= LONG) or len(data) != 4 + SIDE * (across + down):
-        raise Unparsed(f"a thumbnail has {len(data)} bytes for lengths of {across} and {down}")
-    split = 4 + SIDE * across
-    return Thumb(across=_gray(data[4:split], across), down=_gray(data[split:], down))
-
-
-def _gray(data: bytes, length: int) -> Gray:
+def _gray(data: bytes) -> Gray:
+    length, rest = divmod(len(data), SIDE)
+    if rest or not 0 < length <= LONG:
+        raise Unparsed(f"half a thumbnail has {len(data)} bytes, expected rows of {SIDE} up to {LONG}")
     return np.frombuffer(data, np.uint8).reshape(SIDE, length)
 
 
-def _finding(value: Any, where: str) -> Finding:
-    path, code, severity, detail = list_of(value, lambda one, at: expect(one, str, at), where)
-    kind: Any = one_of(severity, ("error", "warning", "info"), where)
-    return Finding(path=path, code=code, severity=kind, detail=detail)
+def _message(blob: Blob | None) -> BlobMessage | None:
+    return None if blob is None else BlobMessage.of(blob)
 
 
-def _identity(file: Any, sample: Any, width: Any, height: Any, signature: Any) -> Identity:
-    return Identity(file=expect(file, str, "file"), sample=count(sample, "sample"),
-                    signature=bytes.fromhex(expect(signature, str, "signature")),
-                    size=(count(width, "width"), count(height, "height")))
+def _blob(message: BlobMessage | None) -> Blob | None:
+    return None if message is None else message.blob()

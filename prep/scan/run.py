@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of
 from prep.dataset.bucketing import least_side_check
-from prep.dataset.listing import walk_labelled, walk_recipe
+from prep.dataset.listing import walk_recipe
 from prep.errors import ModelError, UsageError
 from prep.findings import Finding, apply_policy, finding, parse_code
 from prep.fs.blob import Blob
@@ -19,10 +19,11 @@ from prep.recipe.schema import Recipe
 from prep.runtime import defer_interrupts
 from prep.scan.examine import Examined
 from prep.scan.memo import ScanMemo, usual_path
-from prep.scan.pool import WorkerLost, WorkerPool
-from prep.scan.protocol import pack_blob
+from prep.scan.protocol import BlobMessage, PreviewMessage
 from prep.scan.scanner import Check, ScanReport, nothing_else, scan
+from prep.scan.worker import LIMITS, PREVIEW, SERVICE
 from prep.sources.item import Item
+from prep.workers.pool import WorkerLost, WorkerPool
 
 SIDE = 320  # pixels of a preview's longer side
 UNSAID = {"missing-caption", "empty-caption"}
@@ -62,16 +63,16 @@ def run_scan(asked: ScanCall) -> ScanReport:
         if examined.identity is None:
             return tokens(item, examined)
         if asked.show is not None:
-            blobs[item.name] = item.picture
-        short = below(item.name, examined.identity.size)
+            blobs[item.label] = item.picture
+        short = below(item.label, examined.identity.size)
         if short is None:
             return tokens(item, examined)
-        small[item.name] = examined.usable
+        small[item.label] = examined.usable
         return (*tokens(item, examined), short)
 
     memory = ScanMemo(usual_path(), trust=not asked.rehash)
     try:
-        report = scan(walk_labelled(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
+        report = scan(walk_recipe(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
                       memory=memory, check=check, compare=bool(wanted),
                       total=BackgroundTotal(lambda: sum(isinstance(one, Item) for one in walk_recipe(recipe))))
     finally:
@@ -133,7 +134,7 @@ def _token_check(model: str, recipe: Recipe) -> Check:
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
         tokens = counter.longest([text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))])
         if tokens > counter.limit:
-            yield finding(item.name, "caption-over-limit",
+            yield finding(item.label, "caption-over-limit",
                           f"{tokens} tokens, expected at most {counter.limit}; the encoder never sees the others")
 
     return check
@@ -143,13 +144,13 @@ def _previews(names: Sequence[str], blobs: Mapping[str, Blob], jobs: int) -> dic
     """A small JPEG of each picture, by name; made by `jobs` workers, like everything that is decoded."""
     def preview(name: str) -> bytes:
         try:
-            return crew.request("preview", picture=pack_blob(blobs[name]), side=SIDE)[1]
+            return next(iter(workers.ask(PREVIEW, PreviewMessage(BlobMessage.of(blobs[name]), SIDE), LIMITS)), b"")
         except WorkerLost:
             return b""
 
-    with WorkerPool() as crew, ThreadPoolExecutor(jobs) as pool:
+    with WorkerPool(SERVICE) as workers, ThreadPoolExecutor(jobs) as pool:
         try:
             return {name: data for name, data in zip(names, pool.map(preview, names), strict=True) if data}
         finally:
-            crew.close()  # before the pool waits for who waits for a worker
+            workers.close()  # before the pool waits for who waits for a worker
             pool.shutdown(cancel_futures=True)

@@ -1,9 +1,9 @@
 """Every picture of a source decoded to its last pixel, every caption and mask read, copies found → a report.
 
-The work is a pure function per item (`examine.check_item`), done by worker processes (`crew`), so that a decoder that
-hangs, crashes or eats memory costs one finding. What did not change since an earlier scan is remembered. A bounded
-number of items is under way at a time; what is kept of a picture is 700 bytes, and its thumbnail only as long as there
-are few enough to compare: 100,000 pictures take 70 MB.
+The work is a pure function per item (`examine.check_item`), done by worker processes, so that a decoder that hangs,
+crashes or eats memory costs one finding. What did not change since an earlier scan is remembered. A bounded number of
+items is under way at a time; what is kept of a picture is 700 bytes, and its thumbnail only as long as there are few
+enough to compare: 100,000 pictures take 70 MB.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from prep.scan.duplicates.copies import ScannedPicture, exact_copies, near_findi
 from prep.scan.duplicates.correlation import LIMIT, Thumb
 from prep.scan.examine import Examined
 from prep.scan.memo import ScanMemo, Stamp
-from prep.scan.pool import WorkerLost, WorkerPool
-from prep.scan.protocol import pack_item, unpack_all_examined
+from prep.scan.protocol import ItemMessage
+from prep.scan.worker import EXAMINE, LIMITS, SERVICE
 from prep.sources.item import Item
+from prep.workers.pool import WorkerLost, WorkerPool
+from prep.workers.service import Limits
 
 BATCH = 8  # items of a request: the way there and back costs a twentieth of a picture's decoding
 SINGLE = 4  # for each worker: items that are sent alone at first, so that all workers have something to do
@@ -50,22 +52,22 @@ def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
     return ()
 
 
-def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, crew: WorkerPool | None = None,
-         memory: ScanMemo | None = None, check: Check = nothing_else, compare: bool = True,
+def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, workers: WorkerPool | None = None,
+         limits: Limits = LIMITS, memory: ScanMemo | None = None, check: Check = nothing_else, compare: bool = True,
          total: Total = None) -> ScanReport:
     """The report on `items`, as a source yields them; its findings are taken over.
 
-    `jobs` workers of `crew` (default: a new one, ended here) decode. `compare`: near-duplicates are looked for.
-    `total`: how many items there are, for the bar.
+    `jobs` of `workers` (default: a new pool), which are ended here, decode within `limits`. `compare`: near-duplicates
+    are looked for. `total`: how many items there are, for the bar.
     """
-    with crew or WorkerPool() as workers, ThreadPoolExecutor(jobs) as pool:
-        work = _Work(crew=workers, pool=pool, jobs=jobs, memory=memory or ScanMemo(None))
+    with workers or WorkerPool(SERVICE) as decoders, ThreadPoolExecutor(jobs) as pool:
+        work = _Work(workers=decoders, limits=limits, pool=pool, jobs=jobs, memory=memory or ScanMemo(None))
         try:
             with progress("scanning", total, "pictures") as tick:
                 findings, album, counts = _gather(_examined(items, work), check, tick)
             return _report(findings, album, counts, work, progress, compare)
         finally:
-            workers.close()  # before the pool waits for who waits for them
+            decoders.close()  # before the pool waits for who waits for them
             pool.shutdown(cancel_futures=True)
 
 
@@ -73,7 +75,8 @@ def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = sil
 class _Work:
     """Who decodes, and what is known."""
 
-    crew: WorkerPool
+    workers: WorkerPool
+    limits: Limits
     pool: ThreadPoolExecutor
     jobs: int
     memory: ScanMemo
@@ -90,7 +93,7 @@ class _Album:
     def add(self, item: Item, examined: Examined) -> None:
         if examined.identity is None:
             return
-        self.seen.append(ScannedPicture(name=item.name, identity=examined.identity, picture=item.picture))
+        self.seen.append(ScannedPicture(name=item.label, identity=examined.identity, picture=item.picture))
         if examined.thumb is not None and not self.full:
             self.thumbs[examined.identity.file] = examined.thumb
             self.full = len(self.thumbs) > LIMIT
@@ -119,7 +122,7 @@ def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
 def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], work: _Work, progress: Progress,
             compare: bool) -> ScanReport:
     """The report, with what is to be said of copies."""
-    makers = Decoders(crew=work.crew, pool=work.pool, memory=work.memory)
+    makers = Decoders(workers=work.workers, limits=work.limits, pool=work.pool, memory=work.memory)
     copied, distinct = exact_copies(album.seen, lambda suspects: pixel_digests(suspects, makers))
     findings += copied
     if compare:
@@ -147,7 +150,7 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
     sent = under_way = 0
 
     def submit() -> None:
-        work.pool.submit(_examine, list(batch), work.crew).add_done_callback(done.put)
+        work.pool.submit(_examine, list(batch), work).add_done_callback(done.put)
         batch.clear()
 
     for item in items:
@@ -176,21 +179,31 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
 _Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worker lived to find it
 
 
-def _examine(batch: Sequence[tuple[Item, Stamp | None]], crew: WorkerPool) -> list[_Looked]:
+def _examine(batch: Sequence[tuple[Item, Stamp | None]], work: _Work) -> list[_Looked]:
     """What was found in each; where a worker is lost, each is asked for alone, to know of which."""
     try:
-        document, data = crew.request("examine", items=[pack_item(item) for item, _ in batch])
-        found = unpack_all_examined(document, data, len(batch))
+        question = tuple(ItemMessage.of(item) for item, _ in batch)
+        found = [one.examined() for one in work.workers.ask(EXAMINE, question, work.limits)]
+        if len(found) != len(batch):
+            raise Unparsed(f"an answer has {len(found)} items, expected {len(batch)}")
         return [(item, stamp, examined, True) for (item, stamp), examined in zip(batch, found, strict=True)]
     except WorkerLost as lost:
-        code, detail = lost.code, lost.detail
+        code, detail = _as_finding(lost, work.limits)
     except Unparsed as error:
-        code, detail = "decoder-crashed", f"the decoder's worker says what it never would: {error}"
+        code, detail = "decoder-crashed", f"the decoder gave an invalid answer: {error}"
     if len(batch) > 1:
-        return [looked for one in batch for looked in _examine([one], crew)]
+        return [looked for one in batch for looked in _examine([one], work)]
     ((item, stamp),) = batch
-    said = finding(item.name, code, detail)
-    return [(item, stamp, Examined(name=item.name, findings=(said,), identity=None, thumb=None, captions=()), False)]
+    said = finding(item.label, code, detail)
+    return [(item, stamp, Examined(findings=(said,), identity=None, thumb=None, captions=()), False)]
+
+
+def _as_finding(lost: WorkerLost, limits: Limits) -> tuple[str, str]:
+    """(code, detail) of the finding on a picture that a worker was lost with."""
+    return {"slow": ("decoder-hung", f"was not decoded within {limits.seconds:g} seconds"),
+            "memory": ("too-large", "takes more memory than there is"),
+            "closed": ("decoder-crashed", "the scan ended before it was decoded"),
+            "crash": ("decoder-crashed", f"the decoder ended {lost.detail}")}[lost.cause]
 
 
 def _noted(future: Future[list[_Looked]], memory: ScanMemo) -> Iterator[tuple[Item, Examined]]:

@@ -19,15 +19,16 @@ from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
 from prep.sources.tables import Tables
 from prep.sources.tree import Directory, beginning, folders_below, stem_of
+from prep.workers.pool import WorkerPool
 
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # they caption nothing
 
 
-def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder,
-         table: Path | None = None) -> Iterator[Item | Finding]:
-    """The items below `root` and what is to be said on the way; tables are read, and `table` with those that lie there.
+def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder, workers: WorkerPool,
+         table: Path | None = None, prefix: str = "") -> Iterator[Item | Finding]:
+    """The items below `root` and what is to be said on the way. Labels of items begin with `prefix`.
 
-    Raises `PathError` for a bad root.
+    `workers` read the tables that lie there, and `table`. Raises `PathError` for a bad root.
 
     `mask_from`: `sidecar` looks beside the pictures, `none` and `alpha` look nowhere, a path looks in that directory;
     so does a `MaskFolder`, which several sources may share: it is asked for its orphans when all have been walked.
@@ -35,13 +36,13 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder,
     check_source(root)
     own = MaskFolder.read(mask_from) if isinstance(mask_from, Path) else None
     masks = mask_from if isinstance(mask_from, MaskFolder) else own
-    unused, tables = 0, Tables(root=root)
+    unused, tables = 0, Tables(root=root, workers=workers)
     if table is not None:
         tables.add(table, "", table.name)
     for folder in folders_below(root):
         for name in folder.tables:
             tables.add(folder.path / name, folder.prefix, printable_name(folder.prefix + name))
-        yield from _pair(folder, source, masks, tables, sidecar=mask_from == "sidecar")
+        yield from _pair(folder, source, prefix, masks, tables, sidecar=mask_from == "sidecar")
         unused += len(folder.masks) if mask_from == "none" else 0
     yield from tables.findings
     yield from tables.orphans()
@@ -61,7 +62,7 @@ def unused_masks(count: int) -> Iterator[Finding]:
 # ---- names to items --------------------------------------------------------------------------------------------------
 
 
-def _pair(folder: Directory, source: int, masks: MaskFolder | None, tables: Tables, *,
+def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None, tables: Tables, *,
           sidecar: bool) -> Iterator[Item | Finding]:
     """Items of one directory, then what was left over."""
     stems: dict[str, list[str]] = {}
@@ -78,7 +79,8 @@ def _pair(folder: Directory, source: int, masks: MaskFolder | None, tables: Tabl
         row = tables.find(folder.prefix + name)
         if row is not None and sidecar and mask is None:
             mask = row.mask
-        yield Item(name=printable_name(folder.prefix + name), source=source, picture=Blob(file=place + name),
+        called = printable_name(folder.prefix + name)
+        yield Item(name=called, label=prefix + called, source=source, picture=Blob(file=place + name),
                    caption=Blob(file=place + captions[0]) if captions else None,
                    caption_format="json" if captions and captions[0].lower().endswith(".json") else "text",
                    captions=row.captions if row is not None and not captions else (),

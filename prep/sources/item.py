@@ -16,6 +16,7 @@ class Item:
     """One picture with its caption and mask, as a source yields it; nothing is decoded yet."""
 
     name: str  # POSIX path below the source's root; unique within its source
+    label: str  # its name in findings, unique in its recipe: below `source[1]/` where that has several sources
     source: int  # index into the recipe's sources
     picture: Blob
     caption: Blob | None

@@ -24,9 +24,9 @@ from prep.fs.memo import Memo, is_at_rest, memo_path
 from prep.fs.stamps import blob_stamp
 from prep.parse import Unparsed
 
-VERSION = 3  # raised when `prep.sources.tars` would list or group a tar in another way, or say another thing of it
+VERSION = 4  # raised when `prep.sources.tars` would list or group a tar in another way, or say another thing of it
 MOST_BYTES = 1 << 28  # of a record unpacked: a tar of two million members has no more
-_PASSING = {"unreadable-file", "corrupt-data"}  # said of a whole tar: the disk or the memory may be at fault
+_PASSING = {"unreadable-file", "corrupt-data", "bad-archive"}  # of a whole tar: the disk, or the load, may be at fault
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

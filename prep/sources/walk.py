@@ -6,10 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path, PurePosixPath
-
-from braceexpand import braceexpand
 
 from prep.errors import PathError
 from prep.findings import Finding
@@ -17,30 +14,36 @@ from prep.fs.blob import Blob
 from prep.sources.directory import unused_masks, walk
 from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
+from prep.sources.readers import readers
 from prep.sources.tar_index import Listings
-from prep.sources.tars import walk_tar
+from prep.sources.tar_paths import HINT, tars_of
+from prep.sources.tars import Tar, walk_tar
+from prep.workers.pool import WorkerPool
 
-MOST_TARS = 1_000_000  # that braces may name
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)  # s3://, pipe:cat; not C:
-_RANGE = re.compile(r"\{(-?[0-9]{1,99})\.\.(-?[0-9]{1,99})")
-_GLOB = re.compile(r"[*?\[]")
-HINT = "SOURCE is a directory of pictures, a .tar (braces and globs allowed) or a recipe .toml"
 
 
 def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table: Path | None = None,
-                rehash: bool = False) -> Iterator[Item | Finding]:
+                rehash: bool = False, prefix: str = "", workers: WorkerPool | None = None) -> Iterator[Item | Finding]:
     """The items of the source at `path`, with captions from `table` where they have no file; `rehash`: tars are
-    listed whatever is remembered of them.
+    listed whatever is remembered of them. Labels of items begin with `prefix`.
 
-    Raises `PathError` for one that is not there or is not read.
+    Tables and tars are read by `workers` (default: a pool of its own). Raises `PathError` for a source that is not
+    there or is not read.
     """
+    if workers is None:
+        with readers() as pool:
+            yield from walk_source(path, source=source, masks=masks, table=table, rehash=rehash, prefix=prefix,
+                                   workers=pool)
+        return
     if not is_tars(path):
-        yield from walk(path, source=source, mask_from=masks, table=table)
+        yield from walk(path, source=source, mask_from=masks, table=table, prefix=prefix, workers=workers)
         return
     own, unused = masks in ("sidecar", "none", "alpha"), 0
     with closing(Listings(trust=not rehash)) as listings:
         for place, label in labelled(tars_of(path)):
-            for one in walk_tar(place, label=label, source=source, sidecar=own, listings=listings):
+            tar = Tar(path=place, label=label, source=source, prefix=prefix)
+            for one in walk_tar(tar, sidecar=own, listings=listings, workers=workers):
                 if isinstance(one, Item) and isinstance(masks, MaskFolder):
                     yield _with_mask(one, masks)
                 elif isinstance(one, Item) and one.mask is not None and masks in ("none", "alpha"):
@@ -70,52 +73,6 @@ def places_of(path: Path) -> list[Path]:
     return tars_of(path) if is_tars(path) else [path]
 
 
-def tars_of(path: Path) -> list[Path]:
-    """The tars that `path` names: itself where it exists, else with its braces and globs expanded, in that order.
-
-    Raises `PathError` for one that is not there, for a glob that nothing fits, and for more than `MOST_TARS`.
-    """
-    if path.exists():
-        return [path]
-    try:
-        _check_ranges(path)
-        named = [Path(text) for text in islice(braceexpand(str(path)), MOST_TARS + 1)]
-    except (ValueError, RecursionError) as error:
-        raise _unexpanded(path, error) from None
-    if len(named) > MOST_TARS:
-        raise _too_many(path)
-    found: list[Path] = []
-    for one in named:
-        try:
-            matches = _matching(one) if _GLOB.search(str(one)) else [one]
-        except (ValueError, RecursionError) as error:
-            raise _unexpanded(path, error) from None
-        if not matches:
-            raise PathError(f"source {one} matches no file", hint=HINT)
-        found += matches
-    if missing := [one for one in found if not one.exists()]:
-        raise PathError(f"source {missing[0]} does not exist" + (f", nor do {len(missing) - 1} others of {path}"
-                                                                 if len(missing) > 1 else ""), hint=HINT)
-    return list(dict.fromkeys(found))
-
-
-def _check_ranges(path: Path) -> None:
-    """Raises for ranges of more numbers than are ever listed: `braceexpand` makes each a list before it is cut."""
-    total = 1
-    for start, end in _RANGE.findall(str(path)):
-        total *= abs(int(end) - int(start)) + 1
-    if total > MOST_TARS:
-        raise _too_many(path)
-
-
-def _unexpanded(path: Path, error: Exception) -> PathError:
-    return PathError(f"source {path} cannot be expanded: {error}", hint=HINT)
-
-
-def _too_many(path: Path) -> PathError:
-    return PathError(f"source {path} names more than {MOST_TARS} tars", hint=HINT)
-
-
 def labelled(places: list[Path]) -> list[tuple[Path, str]]:
     """Each tar with what the names of its members begin with: its name, with as many directories as tell them apart."""
     depth = 1
@@ -123,12 +80,6 @@ def labelled(places: list[Path]) -> list[tuple[Path, str]]:
     while len({one[-depth:] for one in parts}) < len(places) and depth < max(map(len, parts)):
         depth += 1
     return [(place, "/".join(one[-depth:]).lstrip("/")) for place, one in zip(places, parts, strict=True)]
-
-
-def _matching(pattern: Path) -> list[Path]:
-    start = next(number for number, part in enumerate(pattern.parts) if _GLOB.search(part))
-    base = Path(*pattern.parts[:start]) if start else Path()
-    return sorted(one for one in base.glob("/".join(pattern.parts[start:])) if one.is_file())
 
 
 def _with_mask(item: Item, masks: MaskFolder) -> Item:

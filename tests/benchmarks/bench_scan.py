@@ -26,10 +26,12 @@ from prep.scan.duplicates.correlation import near_duplicates
 from prep.scan.duplicates.identity import sampled, thumb_of
 from prep.scan.duplicates.signature import LENGTH, likely_pairs
 from prep.scan.memo import ScanMemo
-from prep.scan.pool import WorkerPool
+from prep.scan.protocol import BlobMessage, PreviewMessage
 from prep.scan.scanner import scan
-from prep.sources.directory import walk
+from prep.scan.worker import LIMITS, PREVIEW, SERVICE
 from prep.sources.item import Item
+from prep.sources.walk import walk_source
+from prep.workers.pool import WorkerPool
 
 ROUNDS, PICTURES, JOBS = 3, 3000, 2
 
@@ -41,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "in"
         fill(root, pictures)
-        files = [one.picture.file for one in walk(root, source=0, mask_from="none") if isinstance(one, Item)]
+        files = [one.picture.file for one in walk_source(root, source=0, masks="none") if isinstance(one, Item)]
         rows = [one_round(root, files, Path(scratch) / f"{number}.sqlite") for number in range(rounds)]
     plain, plain_cpu, first, first_cpu, again = (statistics.median(column) for column in zip(*rows, strict=True))
     count, ratios = len(files), sorted(row[0] / row[2] for row in rows)
@@ -73,7 +75,7 @@ def one_round(root: Path, files: list[str], remembered: Path) -> tuple[float, fl
 
 def one_scan(root: Path, remembered: Path) -> None:
     memory = ScanMemo(remembered)
-    scan(walk(root, source=0, mask_from="none"), jobs=JOBS, memory=memory)
+    scan(walk_source(root, source=0, masks="none"), jobs=JOBS, memory=memory)
     memory.close()
 
 
@@ -90,8 +92,8 @@ def spread(values: list[float]) -> str:
 def apart(quick: bool) -> str:
     """What starting a worker, comparing and keeping cost."""
     begun = time.monotonic()
-    with WorkerPool() as crew:
-        crew.request("preview", picture=["nothing here", 0, None, ""], side=8)
+    with WorkerPool(SERVICE) as workers:
+        workers.ask(PREVIEW, PreviewMessage(BlobMessage(b"nothing here", 0, None, ""), 8), LIMITS)
         start = time.monotonic() - begun
     count = 300 if quick else 1000
     thumbs = [thumb_of(sampled(drawn(number)), (384, 256)) for number in range(count)]

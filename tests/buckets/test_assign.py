@@ -84,7 +84,10 @@ def test_single_and_list():
 @pytest.mark.parametrize(("overrides", "message"), [
     ({"step": 0}, "image.step is 0, expected at least 1"),
     ({"min_bucket": 0}, "image.min_bucket is 0, expected at least 1"),
-    ({"min_side": -1}, "image.min_side is -1, expected 0 (the default) or more"),
+    ({"min_side": -1}, "image.min_side is -1, expected 0 (the default) to 32768"),
+    *(({name: 10**12}, f"image.{name} is 1000000000000, expected 0 (the default) to 32768")
+      for name in ("shortest", "longest", "min_side")),
+    ({"resolution": 10**12}, "image.resolution is 1000000000000, expected at most 16384"),
     ({"resolution": 32}, "image.resolution is 32, expected at least the step, 64"),
     ({"shortest": 100}, "image.shortest is 100, expected a multiple of 64 up to the longest side, 1024"),
     ({"longest": 128}, "image.shortest is 256, expected a multiple of 64 up to the longest side, 128"),

@@ -8,15 +8,14 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from walking import item_of
 
 from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
 from prep.buckets.views import CROPS, FLIPS, Framing
 from prep.dataset.bucketing import with_views
 from prep.dataset.ingest import KnownItem
-from prep.fs.blob import Blob
 from prep.geometry import ONE
-from prep.sources.item import Item
 
 AT_ONCE = 100  # sizes of an example
 SIDE = st.integers(1, 400) | st.integers(200, 1500) | st.integers(1000, 9000)
@@ -33,7 +32,7 @@ FRAMINGS = st.builds(Framing, crop=st.sampled_from(CROPS), views=st.integers(1, 
 
 def check(sizes, rules, framing, focus, several):
     """All that must hold of the bucketing of these sizes."""
-    items = [KnownItem(item=Item(name=str(number), source=0, picture=Blob(file=""), caption=None, mask=None), size=size,
+    items = [KnownItem(item=item_of(str(number)), size=size,
                        picture=f"{number:064x}", has_alpha=False, captions=(), mask=None, focus=focus)
              for number, size in enumerate(sizes)]  # fmt: skip
     more = (Rules(resolution=1024, upscale=rules.upscale, min_bucket=rules.min_bucket),) if several else ()

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from walking import item_of
 
 from prep.batching.plan import step_plan
 from prep.buckets.assign import assign_buckets
@@ -13,9 +14,7 @@ from prep.buckets.sizes import Rules
 from prep.buckets.suggest import BATCHES, TOLERANCE, suggest_buckets
 from prep.dataset.ingest import KnownItem
 from prep.dataset.preview import sizes_of
-from prep.fs.blob import Blob
 from prep.recipe.schema import Recipe, Source
-from prep.sources.item import Item
 
 SIZES = {(640, 480): 7, (480, 640): 5, (512, 512): 9, (1024, 300): 1, (300, 200): 2, (40, 40): 1}
 
@@ -62,9 +61,8 @@ def test_steps_fit_the_latents_and_nothing_comes_of_nothing():
 
 def test_repeats_are_shown_and_validation_is_not():
     def item(source):
-        blob = Blob(file="")
-        return KnownItem(item=Item(name="a", source=source, picture=blob, caption=None, mask=None), picture="a" * 64,
-                         size=(64, 64), has_alpha=False, captions=(), mask=None)
+        return KnownItem(item=item_of("a", source=source), picture="a" * 64, size=(64, 64), has_alpha=False,
+                         captions=(), mask=None)
 
     sources = (Source(path=Path("p"), repeats=3), Source(path=Path("q"), role="validation"))
     assert sizes_of(Recipe(sources=sources), [item(0), item(1)]) == {(64, 64): (2, 3)}

@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from walking import item_of
 
 from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
 from prep.dataset.ingest import KnownItem
 from prep.dataset.preview import TrainSample, flag_extremes, preview_as_json, preview_epoch, train_samples
-from prep.fs.blob import Blob
 from prep.recipe.schema import Recipe, Source
-from prep.sources.item import Item
 
 RULES = Rules(resolution=512)
 
 
 def surveyed(name, size=(512, 512), *, source=0, picture=None):
-    item = Item(name=name, source=source, picture=Blob(file=name), caption=None, mask=None)
-    return KnownItem(item=item, picture=picture or name.encode().hex().ljust(64, "0"), size=size, has_alpha=False,
+    return KnownItem(item=item_of(name, name=name, source=source, label=f"source[{source}]/{name}"), size=size,
+                     picture=picture or name.encode().hex().ljust(64, "0"), has_alpha=False,
                      captions=(("x", 1.0),), mask=None)
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from pathlib import Path
 
 import pytest
+from pictures import draw
+from walking import item_of
 
 from prep.cache.store import check_can_create, open_cache
 from prep.errors import CacheError
 from prep.fs import untrusted as door
+from prep.fs.blob import Blob, TooLarge, open_descriptor, read_blob
 from prep.fs.tree import tree
+from prep.scan.examine import check_item
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
@@ -177,3 +182,69 @@ def test_what_goes_while_it_is_looked_at_is_nothing_strange(tmp_path, monkeypatc
     (tmp_path / "facts.sqlite-journal").unlink()
     monkeypatch.setattr("prep.fs.untrusted.os.scandir", lambda _: contextlib.nullcontext(listed))
     door.check_cache_root(tmp_path)
+
+
+# ---- files that have nothing to give now -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_now():
+    """A descriptor that has nothing to give now and is not at its end, as files of /proc, /sys and FUSE may be."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    yield reading
+    os.close(writing)
+    with contextlib.suppress(OSError):
+        os.close(reading)
+
+
+@needs_pipes
+def test_a_stream_does_not_take_nothing_now_for_the_end(nothing_now):
+    with door.stream_of(nothing_now) as stream:
+        for read in (lambda: stream.read(10), stream.read, stream.readline):
+            with pytest.raises(BlockingIOError, match="nothing to give now"):
+                read()
+
+
+@needs_pipes
+def test_bytes_are_not_read_from_what_has_nothing_now(nothing_now):
+    with pytest.raises(BlockingIOError, match="nothing to give now, expected a file that is read without waiting"):
+        door.read_bytes(nothing_now, 100, 0, "file")
+
+
+@needs_pipes
+@pytest.mark.parametrize("kind", ["picture", "caption", "mask", "metadata"])
+def test_a_file_that_has_nothing_now_is_a_finding(tmp_path, monkeypatch, nothing_now, kind):
+    def opened(path):
+        return nothing_now if Path(path).name == kind else open_descriptor(path)
+
+    blobs = {name: Blob(file=str(draw(tmp_path / f"{name}.png", (64, 64), seed=1)))
+             for name in ("picture", "caption", "mask", "metadata")} | {kind: Blob(file=str(tmp_path / kind))}
+    blobs["caption"].path.write_text("a cat")
+    monkeypatch.setattr("prep.fs.blob.open_descriptor", opened)
+    found = check_item(item_of("a.png", **blobs)).findings
+    assert "it has nothing to give now" in " ".join(one.detail for one in found)
+
+
+@pytest.mark.parametrize("system", ["with O_NONBLOCK", "without"])
+def test_a_file_that_grows_while_it_is_read(tmp_path, monkeypatch, system):
+    if system == "without":
+        monkeypatch.setattr("prep.fs.blob._FLAGS", os.O_RDONLY)
+    (tmp_path / "a").write_bytes(b"x" * 100)
+    monkeypatch.setattr("prep.fs.blob.MOST_BYTES", 150)
+    assert read_blob(Blob(file=str(tmp_path / "a"))) == b"x" * 100
+    assert read_blob(Blob(file=str(tmp_path / "a"), offset=90, length=5)) == b"x" * 5
+    monkeypatch.setattr(os, "fstat", lambda _: Sized(0))
+    assert read_blob(Blob(file=str(tmp_path / "a"))) == b"x" * 100, "a size of 0 is none, in /proc"
+    (tmp_path / "a").write_bytes(b"x" * 200)
+    with pytest.raises(TooLarge, match="it has more than 150 bytes"):
+        read_blob(Blob(file=str(tmp_path / "a")))
+
+
+class Sized:
+    """What `fstat` says of a plain file of this size."""
+
+    st_mode = 0o100644
+
+    def __init__(self, size: int) -> None:
+        self.st_size = size

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import seeds
 from inputs import KINDS
+from walking import walk_tar
 
 from prep.findings import Finding
 from prep.images.decode import decode_picture
 from prep.images.formats.parts import BadPicture
 from prep.sources.item import Item
-from prep.sources.tables import rows_of
-from prep.sources.tars import walk_tar
+from prep.sources.table_files import rows_of
 
 SCRIPT = Path(__file__).parent / "inputs.py"
 # How many in the ordinary suite (1 to 5 ms each, of whole scans a second), and how many with `slow`.
@@ -79,7 +79,7 @@ def test_what_is_not_spoiled_is_sound(tmp_path):
     for number, data in enumerate(seeds.tars()):
         path = tmp_path / f"{number}.tar"
         path.write_bytes(data)
-        found = list(walk_tar(path, label="x", source=0, sidecar=True))
+        found = list(walk_tar(path))
         assert any(isinstance(one, Item) for one in found) or any(
             one.code in ("packed-archive", "special-file", "corrupt-data") for one in found if isinstance(one, Finding))
 

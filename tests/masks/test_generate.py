@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 from PIL import Image
+from walking import walk
 
 from prep.errors import PathError
 from prep.masks.generate import make_masks
 from prep.masks.methods import MaskOptions
-from prep.sources.directory import walk
 from prep.sources.item import Item
 
 SIZES = [(40, 30), (30, 40), (32, 32), (64, 16), (40, 30), (50, 50), (41, 31)]

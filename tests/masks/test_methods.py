@@ -7,11 +7,11 @@ import errno
 import numpy as np
 import pytest
 from PIL import Image
+from walking import walk
 
 from prep.errors import PathError, UsageError
 from prep.masks.generate import make_masks
 from prep.masks.methods import MaskOptions, mask_path
-from prep.sources.directory import walk
 from prep.sources.item import Item
 
 ALPHA = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))

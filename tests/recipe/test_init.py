@@ -45,6 +45,14 @@ def pictures(root, count, *, size=(300, 300), captions=True):
             (root / f"{number}.txt").write_text(f"picture number {number}")
 
 
+def test_a_source_that_cannot_be_read_says_why(prep, tmp_path):
+    (tmp_path / "a.tar").write_bytes(b"no tar" * 200)
+    result = prep("init", tmp_path / "a.tar", "-o", tmp_path / "r.toml")
+    assert result.code == 5 and not (tmp_path / "r.toml").exists()
+    assert f"source {tmp_path / 'a.tar'} has no pictures that can be read: a.tar: the tar cannot be read" in result.err
+    assert f"hint: prep scan {tmp_path / 'a.tar'} lists what is wrong" in result.err
+
+
 def test_encode_takes_it_as_it_is(written, photos, prep, tiny_model, folder):
     recipe = written(photos, "--model", tiny_model)
     assert recipe.mask == "sidecar" and recipe.image.resolution <= 96

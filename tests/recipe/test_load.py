@@ -82,6 +82,9 @@ WRONG = {
     "source without path": ("[[source]]\nrepeats = 2", "source[0] has no 'path'"),
     "unknown section": ("[imag]\n[[source]]\npath='p'", "unknown key 'imag' in the recipe; did you mean 'image'?"),
     "unknown key": ("[image]\nresolutoin=5\n[[source]]\npath='p'", "did you mean 'resolution'?"),
+    **{name: (f"[image]\nresolution=512\n{name}=1000000000000\n[[source]]\npath='p'",
+              f"image.{name} is 1000000000000, expected a number from 0 to 32768")
+       for name in ("shortest", "longest", "min_side")},
     "string for number": ("[image]\nresolution='5'\n[[source]]\npath='p'",
                           "image.resolution is '5', expected a whole number"),
     "bool for number": ("[image]\nresolution=true\n[[source]]\npath='p'", "is True, expected a whole number"),

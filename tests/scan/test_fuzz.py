@@ -15,11 +15,12 @@ import pytest
 from PIL import Image
 
 from prep.scan.examine import Examined
-from prep.scan.pool import WorkerPool
-from prep.scan.protocol import pack_blob
+from prep.scan.protocol import BlobMessage, PictureMessage
 from prep.scan.scanner import scan
+from prep.scan.worker import LIMITS, PIXELS, SERVICE
 from prep.sources.item import Item
 from prep.sources.walk import walk_source
+from prep.workers.pool import WorkerPool
 
 SAMPLE, ALL, AT_ONCE = 300, 5000, 100
 
@@ -122,11 +123,12 @@ def attack(tmp_path, seed: int, count: int) -> tuple[int, int]:
         json.dumps([one.as_json() for one in report.findings])
         assert all(one.path and one.detail and one.code not in ("decoder-hung",) for one in report.findings), seed
     assert len(seen) == pictures
-    with WorkerPool() as crew:
+    with WorkerPool(SERVICE) as workers:
         for item, examined in seen:
             if examined.usable:  # whole: it can be decoded once more
                 assert examined.identity is not None, (seed, item.name)
-                assert crew.request("pixels", picture=pack_blob(item.picture))[0]["pixels"], (seed, item.name)
+                question = PictureMessage(BlobMessage.of(item.picture))
+                assert all(workers.ask(PIXELS, question, LIMITS)), (seed, item.name)
             else:
                 assert any(one.severity == "error" for one in examined.findings), (seed, item.name)
     return pictures, samples

@@ -11,6 +11,7 @@ from prep.batching.plan import require_steps, step_plan
 from prep.encode import run as command_encode
 from prep.errors import EmptyPlanError
 from prep.findings import Finding, rejected_line, rejected_lines
+from prep.fs.blob import open_descriptor
 from prep.masks import run as command_mask
 from prep.masks.methods import Made
 
@@ -64,6 +65,17 @@ def test_a_sample_is_found_by_the_name_that_findings_give_it(prep, two, tiny_mod
     assert missing.code == 2 and "manifest has no sample 'source[2]/good.png'" in missing.err
 
 
+def test_a_sample_is_found_by_a_name_that_is_not_utf_8(prep, tiny_model, tmp_path):
+    """As the shell completes it; on a disk that takes such names, the picture has one."""
+    draw(tmp_path / "in" / "\\xff.png", (96, 96), seed=1)  # the name that the manifest gives to the byte 0xff
+    prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--model", tiny_model,
+         "--missing-caption", "empty", *SMALL)
+    found = prep("inspect", tmp_path / "m.json", "--sample", "\udcff.png", "--json")
+    assert found.code == 0 and [one["name"] for one in found.json["samples"]] == ["\\xff.png"]
+    missing = prep("inspect", tmp_path / "m.json", "--sample", "\udcfe.png")
+    assert missing.code == 2 and r"manifest has no sample '\xfe.png'" in missing.err
+
+
 def test_scan_and_bucket_tell_them_apart(prep, two):
     findings = prep("scan", two, "--json").json["findings"]
     assert said(findings) >= BAD | ALONE | {("mks/one.png", "orphan-mask"), ("source[1]/good.png", "exact-duplicate")}
@@ -111,12 +123,12 @@ def test_the_file_that_cannot_be_read_is_named(prep, tiny_model, tmp_path, monke
     draw(tmp_path / "in" / "b.png", (96, 96), seed=2).with_suffix(".txt").write_text("b")
     draw_mask(tmp_path / "in" / "b-masklabel.png", (96, 96))
 
-    def refusing(path, *args, **kwargs):
+    def refusing(path):
         if Path(path).name == name:
-            raise PermissionError(13, "Permission denied", str(path))
-        return open(path, *args, **kwargs)  # noqa: PTH123  (as it is called there)
+            raise PermissionError(13, "Permission denied", path)
+        return open_descriptor(path)
 
-    monkeypatch.setattr("prep.fs.blob.open", refusing, raising=False)
+    monkeypatch.setattr("prep.fs.blob.open_descriptor", refusing)
     report = prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--mask",
                   "sidecar", "--model", tiny_model, *SMALL, "--dry-run", "--json").json
     assert [(one["path"], one["code"], one["detail"]) for one in report["rejected"]] == [

@@ -244,11 +244,11 @@ def test_the_page_replaces_no_other_file_and_lies_apart(prep, source, tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """How many workers each scan started."""
-    from prep.scan import pool as crew
+    from prep.workers.pool import WorkerPool
 
     counts = []
-    real = crew.WorkerPool.close
-    monkeypatch.setattr(crew.WorkerPool, "close", lambda self: (counts.append(self.started), real(self))[1])
+    real = WorkerPool.close
+    monkeypatch.setattr(WorkerPool, "close", lambda self: (counts.append(self.started), real(self))[1])
     return lambda: max([counts.pop() for _ in range(len(counts))], default=0)
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from walking import walk
 
 from prep.images.decode import decode_picture, read_header
 from prep.images.mask import decode_mask
 from prep.scan.scanner import scan
-from prep.sources.directory import walk
 from prep.sources.item import Item
 from prep.sources.walk import walk_source
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pictures import saved
 from PIL import Image
+from walking import item_of, walk
 
 import prep
 from prep.findings import CODES, Finding
@@ -18,8 +19,6 @@ from prep.fs.blob import Blob
 from prep.geometry import fits
 from prep.scan.examine import check_item
 from prep.scan.scanner import as_json, scan
-from prep.sources.directory import walk
-from prep.sources.item import Item
 
 RNG = np.random.default_rng(5)
 
@@ -37,7 +36,7 @@ def codes(tmp_path, picture: bytes, name="a.png", caption=b"a cat", mask=None) -
         if data is not None:
             (tmp_path / kind).write_bytes(data)
         blobs[kind] = None if data is None else Blob(file=str(tmp_path / kind))
-    item = Item(name=f"in/{name}", source=0, picture=Blob(file=str(tmp_path / name)), **blobs)
+    item = item_of(tmp_path / name, name=f"in/{name}", **blobs)
     found = check_item(item)
     assert found.usable == all(one.severity != "error" for one in found.findings)
     return {one.code: one for one in found.findings}
@@ -140,8 +139,7 @@ def test_json_that_is_not_used(tmp_path, data, says, member):
             (tmp_path / "a.json").write_bytes(data)
         picture, other = (Blob(file=str(tmp_path / name)) for name in ("a.png", "a.json"))
     name = "a.tar/x/a" if member else "in/a"
-    found = check_item(Item(name=f"{name}.png", source=0, picture=picture, caption=None, captions=("a cat",), mask=None,
-                            metadata=other))
+    found = check_item(item_of("", name=f"{name}.png", picture=picture, captions=("a cat",), metadata=other))
     assert found.usable
     assert [(one.path, one.code, one.severity) for one in found.findings] == (
         [(f"{name}.json", "bad-json", "warning")] if says else [])
@@ -188,7 +186,7 @@ def test_huge_files(tmp_path, kind):
     paths["mask"].write_bytes(saved(photo().convert("L")))
     with paths[kind].open("wb") as stream:
         stream.truncate(1 << 41)
-    found = check_item(Item(name="a.png", source=0, **{name: Blob(file=str(path)) for name, path in paths.items()}))
+    found = check_item(item_of("a.png", **{name: Blob(file=str(path)) for name, path in paths.items()}))
     details = {one.code: one.detail for one in found.findings if one.severity == "error"}
     assert details == {"too-large": "cannot be read: it has 2199023255552 bytes, expected at most 1073741824"}
 
@@ -210,9 +208,9 @@ def test_files_that_are_gone(tmp_path):
     here = Blob(file=str(tmp_path / "a.png"))
     for blobs in ({"picture": gone, "caption": None, "mask": None}, {"picture": here, "caption": gone, "mask": None},
                   {"picture": here, "caption": None, "mask": gone}):  # fmt: skip
-        found = check_item(Item(name="a.png", source=0, **blobs)).findings
+        found = check_item(item_of("a.png", **blobs)).findings
         assert "cannot be read: No such file or directory" in [one.detail for one in found]
-        assert not check_item(Item(name="a.png", source=0, **blobs)).usable
+        assert not check_item(item_of("a.png", **blobs)).usable
 
 
 @pytest.mark.parametrize(

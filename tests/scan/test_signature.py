@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from scenes import COPIES, ORIGINAL, jpeg, scene, thumb
+from walking import walk
 
 from prep.scan import compare as alike
 from prep.scan import memo as remembered
@@ -20,7 +21,6 @@ from prep.scan.duplicates.identity import identify, sampled, thumb_of
 from prep.scan.duplicates.signature import LENGTH, LIKELY, likely_pairs, signature_of
 from prep.scan.memo import ScanMemo
 from prep.scan.scanner import scan
-from prep.sources.directory import walk
 
 WHOLE = [how for how in COPIES if not any(word in how for word in ("part", "half"))]
 SIGNATURES = st.lists(st.one_of(st.just(b""), st.binary(min_size=LENGTH, max_size=LENGTH)), max_size=12)
@@ -134,7 +134,7 @@ def test_a_second_scan_says_the_same_and_decodes_nothing(many, tmp_path, monkeyp
     for number in range(3):
         memory = ScanMemo(table)
         if number == 1:
-            monkeypatch.setattr("prep.scan.pool._start", lambda *_: pytest.fail("a worker was started"))
+            monkeypatch.setattr("prep.workers.pool._start", lambda *_: pytest.fail("a worker was started"))
         if number == 2:  # another picture: the old ones are known, two of their thumbnails are not
             monkeypatch.undo()
             for module in (scans, alike, copies, remembered):
@@ -167,7 +167,7 @@ def test_what_is_said_of_a_lost_picture_is_not_remembered(many, tmp_path):
         memory = ScanMemo(tmp_path / "scan.sqlite")
         with pytest.MonkeyPatch.context() as patch:
             if lost:
-                patch.setattr(alike, "_asked", lambda *_: ({}, b""))
+                patch.setattr(alike, "_asked", lambda *_: None)
             found.append(codes(scan(walk(many, source=0, mask_from="none"), jobs=1, memory=memory)))
         memory.close()
     assert "small.jpg" not in found[0] and found[1]["small.jpg"] == "near-duplicate"

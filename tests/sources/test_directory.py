@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from walking import walk
 
 from prep.errors import PathError
 from prep.findings import Finding
 from prep.fs.blob import Blob, error_code, read_blob
-from prep.sources.directory import walk
 from prep.sources.item import Item
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and raw names are POSIX's")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pictures import draw
+from walking import tables_of, walk
 
 from prep.findings import Finding
-from prep.sources import tables
-from prep.sources.directory import walk
+from prep.sources import table_files
 from prep.sources.item import Item
-from prep.sources.tables import BadTable, Tables, rows_of
+from prep.sources.table_files import BadTable, rows_of
 
 ROWS = [{"file_name": "a.png", "text": "a cat"}, {"file_name": "sub/b.png", "text": "a mat"}]
 
@@ -127,7 +127,7 @@ def test_tables_that_cannot_be_read(tmp_path, name, data, says):
 
 def test_rows_that_cannot_be_used_do_not_stop_the_others(folder, tmp_path):
     write(tmp_path / "t.jsonl", [{"text": "no name"}, {"file_name": "x.png", "text": 7}] + [{}] * 40 + ROWS)
-    tables = Tables(root=folder)
+    tables = tables_of(folder)
     tables.add(tmp_path / "t.jsonl", "", "t.jsonl")
     assert len(tables.findings) == 21 and "22 more of its rows" in tables.findings[-1].detail
     assert "line 1: has no file_name" in tables.findings[0].detail
@@ -195,11 +195,54 @@ def test_a_small_file_of_many_long_texts(folder, lists):
 
 
 def test_a_small_file_of_many_rows(folder, monkeypatch):
-    monkeypatch.setattr(tables, "MOST_ROWS", 5000)
+    monkeypatch.setattr(table_files, "MOST_ROWS", 5000)
     for rows, detail in ((5000, None), (5001, "has more than 5000 rows or 268435456 bytes of text")):
         pq.write_table(pa.table({"file_name": ["a.png"] * rows, "text": ["x"] * rows}), folder / "metadata.parquet")
         said = [one.detail for one in walk(folder, source=0, mask_from="none") if isinstance(one, Finding)]
         assert said == ([] if detail is None else [detail])
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv", "t.json"])
+def test_other_tables_have_as_many_rows_at_most(folder, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(table_files, "MOST_ROWS", 2)
+    path = (folder if name.startswith("metadata") else tmp_path) / name
+    for rows, details in ((ROWS, []), ([*ROWS, ROWS[0]], ["has more than 2 rows"])):
+        write(path, rows)
+        found = list(walk(folder, source=0, mask_from="none", table=None if path.parent == folder else path))
+        assert [one.detail for one in found if isinstance(one, Finding)] == details
+        assert [one.captions for one in found if isinstance(one, Item)] == [("a cat",), ("a mat",)]
+
+
+def test_texts_that_a_file_declares_are_counted_before_they_are_read(folder, monkeypatch):
+    """Four columns of 300 MB in a few kilobytes: all of them would be in memory at once."""
+    text = pa.array(["a" * (75 << 20)])
+    pq.write_table(pa.table({"file_name": ["a.png"], **dict.fromkeys(("text", "caption", "tags", "prompt"), text)}),
+                   folder / "metadata.parquet", compression="zstd", use_dictionary=False, write_statistics=False)
+    assert (folder / "metadata.parquet").stat().st_size < 100_000
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", lambda *_, **__: pytest.fail("they were read"))
+    (said,) = [one for one in walk(folder, source=0, mask_from="none") if isinstance(one, Finding)]
+    assert (said.code, said.detail) == ("bad-table", "has more than 10000000 rows or 268435456 bytes of text")
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_lines_end_with_cr_and_lf_alone(folder, separator, ending):
+    """`json.dumps` with ensure_ascii=False, and others' tools, write all the rest into a string as it is."""
+    texts = [json.dumps({"file_name": row["file_name"], "text": f"a{separator}b"}, ensure_ascii=False) for row in ROWS]
+    (folder / "metadata.jsonl").write_bytes((ending.join(texts) + ending).encode())
+    items, said = walked(folder)
+    assert said == [] and [item.captions for item in items.values()] == [("a b",), ("a b",)]
+    (folder / "metadata.jsonl").write_bytes((ending.join([texts[0], "", "{"]) + ending).encode())
+    assert walked(folder)[1] == [("metadata.jsonl", "bad-table")]
+    found = [one.detail for one in walk(folder, source=0, mask_from="none") if isinstance(one, Finding)]
+    assert found[0].startswith("line 3 is not JSON")
+
+
+def test_cells_of_csv_have_line_breaks_of_any_kind(folder):
+    for text in ("a\u2028b", "a\nb", "a\r\nb"):
+        write(folder / "metadata.csv", [{**row, "text": text} for row in ROWS])
+        items, said = walked(folder)
+        assert said == [] and [item.captions for item in items.values()] == [("a b",), ("a b",)], repr(text)
 
 
 def test_a_recipe_names_a_table(folder, prep, tmp_path):
@@ -214,6 +257,6 @@ def test_a_recipe_names_a_table(folder, prep, tmp_path):
 def test_any_bytes_are_rows_or_a_finding(tmp_path_factory, suffix, data):
     folder = tmp_path_factory.mktemp("table")
     (folder / f"t{suffix}").write_bytes(data)
-    tables = Tables(root=folder)
+    tables = tables_of(folder)
     tables.add(folder / f"t{suffix}", "", "t")
     assert all(one.code == "bad-table" for one in tables.findings)

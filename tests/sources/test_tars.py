@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from pictures import saved
 from PIL import Image
 from tarred import member, tar_of
+from walking import contents_of, walk_tar
 
 from prep.errors import PathError
 from prep.findings import Finding
 from prep.fs.blob import read_blob
 from prep.scan.examine import check_item
 from prep.sources.item import Item
-from prep.sources.tars import list_tar, walk_tar
 
 
 def walked(path: Path, data: bytes, *, sidecar: bool = True) -> tuple[list[Item], list[Finding]]:
     path.write_bytes(data)
-    found = list(walk_tar(path, label=path.name, source=0, sidecar=sidecar))
+    found = list(walk_tar(path, sidecar=sidecar))
     return [one for one in found if isinstance(one, Item)], [one for one in found if isinstance(one, Finding)]
 
 
@@ -91,7 +91,7 @@ def test_a_scan_names_masks_and_json_as_members(tmp_path):
     path = tmp_path / "a.tar"
     path.write_bytes(tar_of(["b/0.txt", member("b/0.png", saved(Image.new("RGB", (64, 64), "navy"))),
                              member("b/0.mask.png", saved(Image.new("L", (64, 64)))), member("b/0.json", b'{"a": ')]))
-    (item,) = walk_tar(path, label="a.tar", source=0, sidecar=True)
+    (item,) = walk_tar(path)
     assert {(one.path, one.code) for one in check_item(item).findings} == {
         ("a.tar/b/0.png", "blank"), ("a.tar/b/0.mask.png", "mask-empty"), ("a.tar/b/0.json", "bad-json")}
 
@@ -144,11 +144,54 @@ def test_a_name_is_not_as_long_as_its_header_says(tmp_path, kind, size):
     assert "a header says that it has " in findings[0].detail
 
 
+def sparse(extended: bool) -> bytes:
+    """A member of old GNU sparse format, whose map goes on in another block or does not."""
+    info = tarfile.TarInfo("a.png")
+    info.size, info.type = 512, tarfile.GNUTYPE_SPARSE
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[156:157], block[482], block[148:156] = b"S", extended, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def test_a_tar_cut_inside_the_map_of_a_sparse_member(tmp_path):
+    """`tarfile` raises IndexError."""
+    items, findings = walked(tmp_path / "a.tar", sparse(extended=True))
+    assert items == [] and [(one.code, one.detail) for one in findings] == [
+        ("corrupt-data", "the tar cannot be read beyond member 0: IndexError")]
+    items, findings = walked(tmp_path / "a.tar", tar_of(["0.jpg"])[:1024] + sparse(extended=True))
+    assert len(items) == 1 and [one.code for one in findings] == ["corrupt-data"]
+    items, findings = walked(tmp_path / "a.tar", sparse(extended=False) + bytes(512) + tar_of(["0.jpg"]))
+    assert [(one.code, one.detail) for one in findings] == [("special-file", "is a sparse file; left out")]
+
+
+def header(name: str, kind: bytes, data: bytes) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(data)
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + b"\0" * (-len(data) % 512)
+
+
+def test_global_headers_of_very_many_records(tmp_path):
+    """`tarfile` copies all of them for each member: a million in 14 MB took 0.2 s a member."""
+    records = b"".join(b"14 k%07d=v\n" % number for number in range(100_000))
+    tail = tar_of([f"{number}.jpg" for number in range(50)])
+    items, findings = walked(tmp_path / "a.tar", header("g", tarfile.XGLTYPE, records) + tail)
+    assert items == [] and "a header says that it has 1400320 bytes" in findings[0].detail
+    several = b"".join(header("g", tarfile.XGLTYPE, records[start: start + 14 * 600]) for start in (0, 14 * 600))
+    items, findings = walked(tmp_path / "a.tar", tail[:1024] + several + tail)
+    assert [one.picture.member for one in items] == ["0.jpg"]
+    assert [(one.code, one.detail) for one in findings] == [
+        ("corrupt-data",
+         "the tar cannot be read beyond member 1: it has 1200 global PAX records, expected at most 1024")]
+    items, findings = walked(tmp_path / "a.tar", header("g", tarfile.XGLTYPE, records[: 14 * 1000]) + tail)
+    assert len(items) == 50 and findings == []
+
+
 def test_no_tar_there(tmp_path):
     with pytest.raises(PathError, match=r"source .*a\.tar does not exist"):
-        list_tar(tmp_path / "a.tar")
+        contents_of(tmp_path / "a.tar")
     with pytest.raises(PathError, match=r"source .* is not a file"):
-        list_tar(tmp_path)
+        contents_of(tmp_path)
 
 
 NAMES = st.lists(st.from_regex(r"[ab]{1,2}\.(jpg|PNG|txt|json|mask\.png)", fullmatch=True), max_size=12)
@@ -186,7 +229,7 @@ def test_any_damage_is_a_finding(tmp_path_factory, noise, place, cut):
 @pytest.mark.real_data
 def test_real_tars(real_data, tmp_path):
     for path in sorted((real_data / "tars").glob("*.tar")):
-        found = list(walk_tar(path, label=path.name, source=0, sidecar=True))
+        found = list(walk_tar(path))
         assert len(found) == 12 and all(isinstance(one, Item) for one in found)
         assert all(one.caption.member.endswith(".txt") and one.picture.member.endswith(".jpg") for one in found)
         with tarfile.open(path) as tar:
@@ -204,7 +247,7 @@ def test_real_tars(real_data, tmp_path):
      ("zero_byte", {"empty-file"}, set())],
 )  # fmt: skip
 def test_bad_tars(real_data, name, codes, whole):
-    found = list(walk_tar(real_data / "bad/tars" / f"{name}.tar", label=name, source=0, sidecar=True))
+    found = list(walk_tar(real_data / "bad/tars" / f"{name}.tar"))
     assert {one.code for one in found if isinstance(one, Finding)} == codes
     assert {one.picture.member.split(".")[0] for one in found if isinstance(one, Item)} == whole
     expected = {entry["path"]: entry for entry in json.loads((real_data / "bad/expected.json").read_text())["entries"]}

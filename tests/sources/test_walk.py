@@ -9,10 +9,11 @@ import pytest
 from tarred import member, tar_of
 
 from prep.errors import PathError
-from prep.sources import walk as walks
+from prep.sources import tar_paths
 from prep.sources.item import Item
 from prep.sources.mask_directory import MaskFolder
-from prep.sources.walk import is_tars, labelled, places_of, tars_of, walk_source
+from prep.sources.tar_paths import tars_of
+from prep.sources.walk import is_tars, labelled, places_of, walk_source
 
 
 @pytest.fixture
@@ -43,8 +44,10 @@ def test_a_file_that_is_called_like_a_pattern_is_that_file(tars):
     ("pattern", "says"),
     [("x.tar", "does not exist"), ("a/{0..9}.tar", r"2\.tar does not exist, nor do 7 others of"),
      ("z*.tar", "matches no file"), ("{0..999999999}.tar", "names more than 1000000 tars"),
-     ("{a.tar", "source .* cannot be expanded"), ("**a/x.tar", "cannot be expanded: Invalid pattern"),
-     ("a/" + "*/" * 900 + "x.tar", "cannot be expanded: maximum recursion depth")],
+     ("{a.tar", "source .* cannot be expanded"),
+     ("**a/x.tar", r"cannot be expanded: '\*\*a' has more than \*\* between two slashes"),
+     ("a/" + "*/" * 900 + "x.tar", "matches no file"),
+     ("x" * 5000 + ".tar", "source /.*… has 5[0-9]+ characters, expected at most 4096")],
 )  # fmt: skip
 def test_patterns_that_name_nothing(tars, pattern, says):
     with pytest.raises(PathError, match=says):
@@ -106,6 +109,6 @@ def test_a_tar_gives_the_rows_of_its_directory(prep, photos, tiny_model, tmp_pat
 
 
 def test_braces_of_no_end_are_not_expanded(monkeypatch, tars):
-    monkeypatch.setattr(walks, "MOST_TARS", 1)
+    monkeypatch.setattr(tar_paths, "MOST_TARS", 1)
     with pytest.raises(PathError, match=r"source .* names more than 1 tars"):
         tars_of(tars / "a/{0..1}.tar")

@@ -1,4 +1,7 @@
-"""A worker of a scan whose decoder obeys the pictures' names: `hang`, `crash`, `eat`, `leave`, `babble`, `bug`."""
+"""A worker of a scan whose decoder obeys the pictures' names: `hang`, `crash`, `eat`, `leave`, `babble`, `bug`.
+
+`HANGING` names a directory for a file from each that hangs.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,20 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 from prep.scan import worker
+from prep.scan.protocol import ExaminedMessage
+from prep.workers.worker import main
 
 usual = worker.check_item
+babbling = False
 
 
 def check_item(item):
+    global babbling
     name = item.picture.name
+    babbling = name.startswith("babble")
     if name.startswith("hang"):
+        if directory := os.environ.get("HANGING"):
+            (Path(directory) / name).touch()
         while True:
             pass
     if name.startswith("crash"):
@@ -32,11 +42,13 @@ def check_item(item):
     return usual(item)
 
 
-def pack_examined(examined):
-    found = documents(examined)
-    return {**found, "findings": "none"} if examined.name.startswith("babble") else found
+class Message:
+    """In place of `ExaminedMessage`."""
+
+    @staticmethod
+    def of(examined):
+        return ["none", None, None, []] if babbling else ExaminedMessage.of(examined)
 
 
-worker.check_item = check_item
-documents, worker.pack_examined = worker.pack_examined, pack_examined
-worker.main()
+worker.check_item, worker.ExaminedMessage = check_item, Message
+main()

@@ -19,9 +19,9 @@ from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import alpha_of, decode_mask
 from prep.recipe.load import load_recipe
 from prep.scan import memo as remembered
-from prep.scan import pool as crew
 from prep.scan.duplicates.identity import identify
 from prep.sources.walk import walk_source
+from prep.workers import pool
 
 pytest.importorskip("pillow_heif")
 pytest.importorskip("pillow_jxl")
@@ -147,8 +147,8 @@ def test_another_version_of_a_decoder_looks_again(prep, photos, monkeypatch):
     first = prep("scan", photos, "--json", "--quiet").out
     monkeypatch.setattr("prep.images.plugins.version",
                         lambda package: "99" if package == "pillow-heif" else version(package))
-    began, start = [], crew._start
-    monkeypatch.setattr("prep.scan.pool._start", lambda command: (began.append(1), start(command))[1])
+    began, start = [], pool._start
+    monkeypatch.setattr("prep.workers.pool._start", lambda command: (began.append(1), start(command))[1])
     assert prep("scan", photos, "--json", "--quiet").out == first and began
     began.clear()
     assert prep("scan", photos, "--json", "--quiet").out == first and not began

@@ -24,7 +24,7 @@ VOCABULARY = {"errors", "findings", "geometry", "arrays", "digest", "keys", "par
 # A package imports from lower lines only, and from no other of its own line.
 FLOORS = (
     VOCABULARY,
-    {"fs", "images", "captions", "buckets", "batching", "models", "demo"},
+    {"fs", "images", "captions", "buckets", "batching", "models", "demo", "workers"},
     {"cache", "sources"},
     {"manifest", "recipe"},
     {"dataset", "maintenance", "export", "loader"},
@@ -36,14 +36,14 @@ FLOORS = (
 ANY = tuple(name for floor in FLOORS for name in sorted(floor))
 # Finer than the floors; the vocabulary is allowed to all.
 MAY_IMPORT = {
-    "fs": (), "images": (), "captions": (), "buckets": (), "batching": (), "models": (), "demo": (),
-    "cache": ("fs",), "sources": ("fs", "captions"),
+    "fs": (), "images": (), "captions": (), "buckets": (), "batching": (), "models": (), "demo": (), "workers": (),
+    "cache": ("fs",), "sources": ("fs", "captions", "workers"),
     "manifest": ("fs", "cache", "batching", "models"),
-    "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models"),
+    "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers"),
     "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe"),
     "maintenance": ("fs", "cache", "manifest"), "export": ("fs", "cache", "manifest"),
     "loader": ("fs", "cache", "manifest", "batching", "models"),
-    "scan": ("fs", "images", "captions", "sources", "models", "recipe", "dataset"),
+    "scan": ("fs", "images", "captions", "sources", "models", "recipe", "dataset", "workers"),
     "masks": ("fs", "images", "sources", "models", "recipe", "dataset"),
     "encode": ("fs", "images", "buckets", "batching", "models", "cache", "manifest", "recipe", "dataset",
                "maintenance"),
@@ -65,7 +65,7 @@ TRAIN_FLOORS = (
 
 # What `train` may take from `prep`, beside the vocabulary.
 TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.paths",
-               "prep.fs.untrusted", "prep.cache.*",
+               "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
                "prep.models.hub", "prep.models.loading", "prep.models.text_encoder", "prep.models.vae",
@@ -80,7 +80,7 @@ LIBRARIES = {
     "zarr": {"prep.cache.zarr_view"}, "awscrt": {"prep.cache.shard_format"}, "google_crc32c": set(),
     "sqlite3": {"prep.fs.memo"}, "platformdirs": {"prep.fs.user_cache"},
     "pyarrow": {"prep.cache.arrow", "prep.cache.ledger.index", "prep.cache.plans", "prep.manifest.*",
-                "prep.sources.tables"},
+                "prep.sources.table_files"},
     "diffusers": {"prep.models.*", "train.models.*", "train.sampling.sampler", "prep.demo.*"},
     "transformers": {"prep.models.*", "prep.masks.segmentation", "prep.demo.*"},
     "huggingface_hub": {"prep.models.hub"}, "rembg": {"prep.masks.rembg"}, "peft": {"train.models.lora"},
@@ -89,7 +89,8 @@ LIBRARIES = {
     "typer": {"prep.cli.*", "train.cli.*"},
     "jinja2": {"prep.report.pages.frame"}, "markupsafe": {"prep.report.pages.frame"},
     "rich": {"prep.cli.console", "prep.cli.ticker", "prep.report.terminal.*", "train.runs.watch"},
-    "webdataset": {"prep.sources.tars"}, "braceexpand": {"prep.sources.walk"},
+    "webdataset": {"prep.sources.tars"}, "braceexpand": {"prep.sources.tar_paths"},
+    "msgspec": {"prep.workers.protocol", "prep.scan.protocol", "prep.sources.table_files", "prep.sources.tar_members"},
 }
 
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
@@ -97,7 +98,7 @@ LIBRARIES = {
 LAZY = {
     "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.encode.run", "prep.encode.engines.local", "prep.models.hub",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
-    "prep.sources.tars", "prep.sources.tables", "prep.scan.worker", "prep.scan.run",
+    "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError
+from prep.fs.text import decode_text
 from prep.parse import BRIEF, Unparsed, expect, known_keys
 from train.config.aliases import advice
 from train.config.schema import STEPS, Config, Lora
@@ -66,9 +67,11 @@ def _read(path: Path) -> dict[str, Any]:
             data = file.read(MOST + 1)
         if len(data) > MOST:
             raise ConfigError(f"{path} is larger than {MOST} bytes, expected a file of settings")
-        return tomllib.loads(data.decode())
+        return tomllib.loads(decode_text(data))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except Unparsed as error:
+        raise ConfigError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 

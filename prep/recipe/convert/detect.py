@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from prep.errors import ConfigError, PathError
+from prep.fs.text import decode_text
 from prep.parse import Unparsed, brief
 from prep.recipe.convert import kohya, kohya_training, onetrainer, onetrainer_training, simpletuner
 from prep.recipe.convert.draft import Converted
@@ -61,10 +62,7 @@ def _converted(document: Any, base: Path) -> Converted:
 
 def _document(data: bytes) -> Any:
     """What the bytes say: JSON where they begin like it and are it, else TOML."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Unparsed(f"byte {error.start} is not UTF-8, expected {KNOWN}") from None
+    text = decode_text(data, KNOWN)
     try:
         return _json(text) if text.lstrip()[:1] in ("{", "[") else tomllib.loads(text)
     except Unparsed:

@@ -14,6 +14,7 @@ from typing import Any
 from prep.batching.split import Role
 from prep.captions.options import CaptionOptions
 from prep.errors import PathError
+from prep.fs.text import read_text
 from prep.parse import Unparsed, expect, one_of
 from prep.recipe.convert.draft import BALANCED, FLAT, Asked, Converted, Draft, Layer
 from prep.recipe.schema import ImageOptions, Source
@@ -198,12 +199,11 @@ def _listed(asked: Asked, named: str, choice: CaptionOptions) -> CaptionOptions:
     """Every picture has all lines of a file; a wildcard says so, where there are no braces in them."""
     path = asked.draft.place(named, asked.key("prompt_path"))
     try:
-        with path.open("rb") as stream:
-            lines = [line.strip() for line in stream.read(MOST_PROMPTS).decode("utf-8-sig").splitlines()]
+        lines = [line.strip() for line in read_text(path, most=MOST_PROMPTS, regular=True).splitlines()]
     except OSError as error:
         raise PathError(f"{asked.key('prompt_path')} {path} cannot be read: {error.strerror or error}") from None
-    except ValueError:
-        raise Unparsed(f"{asked.key('prompt_path')} {path} is not UTF-8, expected lines of text") from None
+    except Unparsed as error:
+        raise Unparsed(f"{asked.key('prompt_path')} {path}: {error}") from None
     lines = [line for line in lines if line]
     if not lines:
         raise Unparsed(f"{asked.key('prompt_path')} {path} has no text, expected captions, one a line")

@@ -15,9 +15,11 @@ from prep.errors import PathError
 from prep.fs.blob import Blob, read_blob
 from prep.manifest.opened import OpenedManifest
 from prep.sources.item import Item
+from prep.sources.readers import readers
 from prep.sources.tar_index import Listings
-from prep.sources.tars import walk_tar
-from prep.sources.walk import is_tars, labelled, tars_of
+from prep.sources.tar_paths import tars_of
+from prep.sources.tars import Tar, walk_tar
+from prep.sources.walk import is_tars, labelled
 
 MOST_BYTES = 1 << 28  # of a picture; larger ones get no thumbnail
 
@@ -56,8 +58,10 @@ class Originals:
     def _inside(self, tar: Path, label: str) -> Mapping[str, Blob]:
         """The pictures of a tar by name."""
         if tar not in self._members:
-            found = walk_tar(tar, label=label, source=0, sidecar=False, listings=Listings())
-            self._members[tar] = {one.name: one.picture for one in found if isinstance(one, Item)}
+            with readers() as workers:
+                found = walk_tar(Tar(path=tar, label=label, source=0), sidecar=False, listings=Listings(),
+                                 workers=workers)
+                self._members[tar] = {one.name: one.picture for one in found if isinstance(one, Item)}
         return self._members[tar]
 
 

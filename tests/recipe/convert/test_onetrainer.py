@@ -119,7 +119,7 @@ def test_a_list_of_captions_for_all(convert_json, tmp_path, text, constant, wild
 
 
 @pytest.mark.parametrize(("data", "says"), [
-    (b" \n", "has no text, expected captions, one a line"), (b"\xff", "is not UTF-8, expected lines of text")])
+    (b" \n", "has no text, expected captions, one a line"), (b"\xff", "byte 0 is not UTF-8, expected UTF-8 text")])
 def test_a_list_of_captions_that_is_none(convert_json, tmp_path, data, says):
     (tmp_path / "prompts.txt").write_bytes(data)
     with pytest.raises(ConfigError) as error:

@@ -1,0 +1,234 @@
+"""The rows of a table of captions: JSON, JSON lines, CSV or Parquet. Runs in a worker (`prep.sources.readers`).
+
+kohya's JSON is a table of rows by path or by stem, diffusion-pipe's one of lists of captions by name; the others are
+rows that name their picture in a column.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prep.captions.read import HALF, BadCaption, captions_of, judge_captions
+from prep.fs.blob import Blob, error_code, read_blob
+
+KINDS = (".json", ".jsonl", ".csv", ".parquet")
+_FILE, _MASK = ("file_name", "image_path", "image", "file"), ("mask_file_name", "mask_path", "mask")
+_COLUMNS = {*_FILE, *_MASK, "captions", "texts", "caption", "text", "prompt", "tags"}
+MOST_SAID = 20  # faults of one table that are named; the others are counted
+MOST_ROWS = 10_000_000
+MOST_BYTES = 1 << 28  # of a Parquet file's texts, spelled out: a kilobyte of it can hold a thousand million characters
+SHOWN = 200  # characters of a name in a message
+PART_ROWS, PART_CHARACTERS = 1000, 1 << 20  # of a part: about as many, and no more than a row beyond
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # as `csv` counts them
+Numbered = tuple[str, Mapping[str, Any]]  # where in the table, for people; the row
+
+
+class BadTable(Exception):
+    """A table, or a row of it, cannot be used; says why."""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """What one row says, or why it cannot be used."""
+
+    where: str  # in the table, for people
+    named: str = ""  # the picture, as it is written there
+    captions: tuple[str, ...] = ()
+    mask: str | None = None  # as it is written there
+    fault: str | None = None
+
+
+class TablePart(msgspec.Struct, frozen=True, array_like=True):
+    """Some rows of a table, in order."""
+
+    rows: list[Row]
+    more_faults: int = 0  # of rows that cannot be used either, beyond `MOST_SAID`
+    ending: tuple[str, str] | None = None  # (code, detail) where the rest of the table cannot be read
+
+
+def read_parts(path: Path) -> Iterator[TablePart]:
+    """The rows of the table at `path`. What is wrong with it is in the last part."""
+    rows: list[Row] = []
+    characters = bad = 0
+    ending = None
+    try:
+        for number, (where, table) in enumerate(rows_of(path)):
+            if number >= MOST_ROWS:
+                raise BadTable(f"has more than {MOST_ROWS} rows")
+            row = _row(where, table)
+            bad += row.fault is not None
+            if row.fault is None or bad <= MOST_SAID:
+                rows.append(row)
+                characters += sum(map(len, row.captions))
+            if len(rows) >= PART_ROWS or characters >= PART_CHARACTERS:
+                yield TablePart(rows)
+                rows, characters = [], 0
+    except OSError as error:
+        ending = (error_code(error), f"table cannot be read: {error.strerror or error}")
+    except BadTable as error:
+        ending = ("bad-table", _clean(str(error)))
+    yield TablePart(rows, max(0, bad - MOST_SAID), ending)
+
+
+def _row(where: str, table: Mapping[str, Any]) -> Row:
+    try:
+        named = next((table[key] for key in _FILE if table.get(key)), None)
+        if not isinstance(named, str):
+            raise BadTable(f"has no file_name, expected a string in one of {', '.join(_FILE)}")
+        mask = next((table[key] for key in _MASK if isinstance(table.get(key), str) and table[key]), None)
+        for text in (named, mask):
+            if text is not None and HALF.search(text):
+                raise outside(text)
+        return Row(where, named, judge_captions(captions_of(dict(table)))[0], mask)
+    except (BadTable, BadCaption) as error:
+        return Row(where, fault=_clean(str(error)))
+
+
+def outside(named: str) -> BadTable:
+    """The fault of a row that names something else than a file in its source."""
+    return BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+# ---- each kind of table ----------------------------------------------------------------------------------------------
+
+
+def rows_of(path: Path) -> Iterator[Numbered]:
+    """The rows of the table at `path`, whose extension says how it is written. Raises `BadTable`, `OSError`."""
+    readers = {".json": _json, ".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
+    kind = path.suffix.lower()
+    if kind not in readers:
+        raise BadTable(f"is {path.suffix!r}, expected a table: {', '.join(KINDS)}")
+    yield from readers[kind](read_blob(Blob(file=str(path))))
+
+
+def _decoded(data: bytes, start: int = 0) -> str:
+    """The text of these bytes of the table, which begin at `start`; of one that begins with a mark, without it."""
+    try:
+        return data.decode("utf-8" if start else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadTable(f"byte {start + error.start} is not UTF-8, expected UTF-8 text") from None
+
+
+def _json(data: bytes) -> Iterator[Numbered]:
+    document = _loads(_decoded(data), "the table")
+    if isinstance(document, list):
+        for number, row in enumerate(document, 1):
+            yield f"row {number}", _table(row, f"row {number}")
+    elif isinstance(document, dict):
+        for key, row in document.items():
+            if not isinstance(row, dict | list | str):
+                wanted = "expected a table with caption or tags, or captions"
+                raise BadTable(f"entry {key[:80]!r} is {type(row).__name__}, {wanted}")
+            yield f"entry {key[:80]!r}", {"file_name": key, **(row if isinstance(row, dict) else {"captions": row})}
+    else:
+        raise BadTable(f"is JSON of {type(document).__name__}, expected a list or a table of rows")
+
+
+def _jsonl(data: bytes) -> Iterator[Numbered]:
+    """One row for each line. A line ends with LF, CR LF or CR, and with nothing else that Unicode calls a line end:
+    JSON may have those in a string."""
+    for number, match in enumerate(_LINE.finditer(data), 1):
+        line = _decoded(match[0], match.start())
+        if line.strip():
+            yield f"line {number}", _table(_loads(line, f"line {number}"), f"line {number}")
+
+
+def _table(row: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(row, dict):
+        raise BadTable(f"{where} is {type(row).__name__}, expected a table")
+    return row
+
+
+def _loads(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadTable(f"{where} is not JSON: {str(error)[:80]}") from None
+
+
+def _csv(data: bytes) -> Iterator[Numbered]:
+    lines = (_decoded(match[0], match.start()) for match in _LINE.finditer(data))
+    reader = csv.DictReader(lines, strict=True)
+    try:
+        for row in reader:
+            if None in row:
+                raise BadTable(f"line {reader.line_num} has more values than there are columns")
+            yield f"line {reader.line_num}", row
+    except csv.Error as error:
+        raise BadTable(f"line {reader.line_num} is not CSV: {error}") from None
+
+
+def _parquet(data: bytes) -> Iterator[Numbered]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        wanted = [one.name for one in file.schema_arrow if one.name in _COLUMNS and _is_text(one)]
+        leaves = [file.schema.column(number).path for number in range(len(file.schema))]
+        texts = [leaf for leaf in leaves if leaf.partition(".")[0] in wanted]
+        _check_declared(file.metadata, [number for number, leaf in enumerate(leaves) if leaf in texts])
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)  # what comes again is there once
+        number = characters = 0
+        for batch in file.iter_batches(batch_size=1024, columns=wanted, use_threads=False):
+            characters += sum(map(_characters, batch.columns))
+            _check_most(number + len(batch), characters)
+            for row in batch.to_pylist():
+                number += 1
+                yield f"row {number}", row
+    except MemoryError:  # as which Arrow's own counts, too
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadTable(f"is no Parquet file that can be read: {str(error)[:200]}") from None
+
+
+def _check_declared(metadata: Any, leaves: list[int]) -> None:
+    """Raises `BadTable` for more text than is taken, by the file's own account: before any of it is spelled out."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    declared = sum(group.column(leaf).total_uncompressed_size for group in groups for leaf in leaves)
+    _check_most(metadata.num_rows, declared - 16 * len(leaves) * metadata.num_rows)  # lengths and levels, generously
+
+
+def _check_most(rows: int, characters: int) -> None:
+    if rows > MOST_ROWS or characters > MOST_BYTES:
+        raise BadTable(f"has more than {MOST_ROWS} rows or {MOST_BYTES} bytes of text")
+
+
+def _characters(column: Any) -> int:
+    """How many bytes its texts have when each is spelled out."""
+    import pyarrow.compute as pc
+
+    while hasattr(column, "flatten") and hasattr(column.type, "value_type") and not hasattr(column, "dictionary"):
+        column = column.flatten()
+    if hasattr(column, "dictionary"):
+        lengths = pc.binary_length(column.dictionary).take(column.indices)
+    else:
+        lengths = pc.binary_length(column.cast("string"))
+    return pc.sum(lengths).as_py() or 0
+
+
+def _is_text(column: Any) -> bool:
+    """Whether a column has text, or lists of it. Raises `BadTable` where captions are anything else.
+
+    Names and masks are passed over then: next to file_name, others keep the picture itself in a column called image.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    for whole in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_dictionary):
+        kind = kind.value_type if whole(kind) else kind
+    if any(plain(kind) for plain in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
+        return True
+    if column.name in (*_FILE, *_MASK):
+        return False
+    raise BadTable(f"column {column.name!r} is {str(column.type)[:SHOWN]}, expected text or lists of it")

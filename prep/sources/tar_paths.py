@@ -1,0 +1,152 @@
+"""The tars that a source's path names: one, or several by braces and globs, in bounded time whatever is written."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from braceexpand import braceexpand
+
+from prep.errors import PathError
+
+MOST_TARS = 1_000_000  # that braces may name
+MOST_CHARACTERS = 1 << 28  # of all their names
+MOST_FOLDERS = 1_000_000  # that a glob may look into
+LONGEST = 4096  # characters of a path; Linux takes no more bytes
+HINT = "SOURCE is a directory of pictures, a .tar (braces and globs allowed) or a recipe .toml"
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def tars_of(path: Path) -> list[Path]:
+    """The tars that `path` names: itself where it exists, else with its braces and globs expanded, in that order.
+
+    Raises `PathError` for one that is not there, for a glob that nothing fits, and for more than `MOST_TARS`.
+    """
+    if len(str(path)) > LONGEST:
+        raise PathError(f"source {str(path)[:80]}… has {len(str(path))} characters, expected at most {LONGEST}")
+    if path.exists():
+        return [path]
+    found: list[Path] = []
+    try:
+        for one in _expanded(path):
+            matches = _matching(one) if _GLOB.search(str(one)) else [one]
+            if not matches:
+                raise PathError(f"source {one} matches no file", hint=HINT)
+            found += matches
+    except (ValueError, RecursionError) as error:
+        raise PathError(f"source {path} cannot be expanded: {error}", hint=HINT) from None
+    if missing := [one for one in found if not one.exists()]:
+        raise PathError(f"source {missing[0]} does not exist" + (f", nor do {len(missing) - 1} others of {path}"
+                                                                 if len(missing) > 1 else ""), hint=HINT)
+    return list(dict.fromkeys(found))
+
+
+def _expanded(path: Path) -> list[Path]:
+    """The path with its braces expanded. Raises `PathError`, `ValueError`."""
+    text = str(path)
+    count = expansions(text)
+    if count > MOST_TARS or count * len(text) > MOST_CHARACTERS:
+        raise PathError(f"source {path} names more than {MOST_TARS} tars", hint=HINT)
+    return [Path(one) for one in islice(braceexpand(text), MOST_TARS + 1)]
+
+
+def expansions(text: str) -> int:
+    """How many names `braceexpand` makes of `text`, counted without making them: it lists whole ranges, and all
+    combinations within a brace, before it gives the first."""
+    open_braces = [[0, 1]]  # of each: names of the alternatives before this one, and of this one
+    place = 0
+    while place < len(text):
+        here = text[place]
+        if here == "{" and (match := _RANGE.match(text, place)):
+            start, end, step = (int(part or 0) for part in match.groups())
+            open_braces[-1][1] *= abs(end - start) // (step or 1) + 1
+            place = match.end()
+            continue
+        if here == "{":
+            open_braces.append([0, 1])
+        elif here == "," and len(open_braces) > 1:
+            open_braces[-1] = [sum(open_braces[-1]), 1]
+        elif here == "}" and len(open_braces) > 1:
+            names = sum(open_braces.pop())
+            open_braces[-1][1] *= names
+        place += 2 if here == "\\" else 1
+    return open_braces[0][1]
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """The files that a glob names, sorted. A directory is looked into once, for all parts of the glob that it may be
+    at, so that `**/**/**` takes no longer than `**`. Raises `PathError`, `ValueError`."""
+    start = next(number for number, part in enumerate(pattern.parts) if _GLOB.search(part))
+    parts = _parts(pattern.parts[start:])
+    found: list[Path] = []
+    todo = [(Path(*pattern.parts[:start]) if start else Path(), frozenset({0}))]
+    seen: dict[Path, set[int]] = {}
+    while todo:
+        folder, places = todo.pop()
+        done = seen.setdefault(folder, set())
+        fresh = _with_empty(parts, places) - done
+        done |= fresh
+        if len(seen) > MOST_FOLDERS:
+            raise PathError(f"source {pattern} looks into more than {MOST_FOLDERS} directories",
+                            hint="name more of the path, and less by ** and *")
+        for name, next_places, is_folder in _entries(folder, parts, fresh):
+            if len(parts) in next_places and _is(Path.is_file, folder / name):
+                found.append(folder / name)
+            if is_folder and next_places - {len(parts)}:
+                todo.append((folder / name, next_places - {len(parts)}))
+    return sorted(set(found))
+
+
+_Part = re.Pattern[str] | str | None  # a glob of names; one name; None: **
+
+
+def _parts(spelled: tuple[str, ...]) -> list[_Part]:
+    parts: list[_Part] = []
+    for part in spelled:
+        if part == "**":
+            if not parts or parts[-1] is not None:
+                parts.append(None)
+        elif "**" in part:
+            raise ValueError(f"{part!r} has more than ** between two slashes")
+        elif _GLOB.search(part):
+            parts.append(re.compile(fnmatch.translate(part), re.IGNORECASE if os.name == "nt" else 0))
+        else:
+            parts.append(part)
+    return parts
+
+
+def _with_empty(parts: list[_Part], places: frozenset[int]) -> set[int]:
+    """These places in a glob, and those behind a `**`, which may stand for no directory."""
+    return {*places, *(place + 1 for place in places if place < len(parts) and parts[place] is None)}
+
+
+def _entries(folder: Path, parts: list[_Part], places: set[int]) -> list[tuple[str, frozenset[int], bool]]:
+    """What of a directory goes on with the glob: (name, the places it is at then, whether it is a directory)."""
+    named = [(part, frozenset({place + 1}), _is(Path.is_dir, folder / part))
+             for place in places if place < len(parts) and isinstance(part := parts[place], str)]
+    globs = {place for place in places if place < len(parts) and not isinstance(parts[place], str)}
+    if not globs:
+        return named
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:  # what cannot be listed has nothing in it
+        for entry in entries:
+            next_places = {place + 1 for place in globs
+                           if isinstance(part := parts[place], re.Pattern) and part.match(entry.name)}
+            if entry.is_dir(follow_symlinks=False):
+                next_places |= {place for place in globs if parts[place] is None}
+            if next_places:
+                found.append((entry.name, frozenset(next_places), _is(Path.is_dir, folder / entry.name)))
+    return [*named, *found]
+
+
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+    try:
+        return kind(path)
+    except OSError:  # no right to look, or a longer name than there is
+        return False

@@ -1,0 +1,282 @@
+"""A pool of worker processes, each replaced when it hangs or dies: a bad file costs one `WorkerLost` and no more.
+
+A worker is started when one is needed and none is idle (0.1 s on an idle machine), so a command that meets nothing new
+starts none. Where no process can be started, the same work is done in this one, without that protection.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, TypeVar, cast
+
+from prep.formatting import format_bytes
+from prep.parse import Unparsed
+from prep.workers.protocol import (
+    BUG,
+    END,
+    HEADER,
+    MEMORY,
+    PART,
+    QUESTION,
+    READY,
+    VERSION,
+    Header,
+    decode,
+    encode,
+    frame_of,
+    read_frame,
+)
+from prep.workers.service import Limits, Service, Task
+
+Question = TypeVar("Question")
+Part = TypeVar("Part")
+
+START = 60.0  # seconds until a worker must be ready
+POLL_SECONDS = 0.05  # seconds between two looks at the time
+MOST_ANSWERED = 1 << 30  # bytes of all parts of an answer, each counted with what Python needs for it
+_PART = 64  # bytes of the smallest object
+# Not `-m`: what is in PYTHONPATH stands before Python's own modules, and so would all of its packages there.
+WORKER = (f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+          "from prep.workers.worker import main; main()")
+# Heaps grow and stay instead of being fetched from the system for every picture: 4 % less time. One thread for each
+# worker's arrays: there are as many workers as processors. Arrow's own allocators reserve more than they use.
+_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 27), "MALLOC_TRIM_THRESHOLD_": str(1 << 27),
+             "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+
+Cause = Literal["slow", "crash", "memory", "closed"]
+
+
+class WorkerLost(Exception):
+    """A question that no worker lived to answer: it was too slow, crashed, took too much memory, or was closed."""
+
+    def __init__(self, cause: Cause, detail: str) -> None:
+        super().__init__(detail)
+        self.cause: Cause = cause
+        self.detail = detail  # how it ended, for people: "by SIGSEGV"
+
+
+class WorkerPool:
+    """Workers of a service that any number of threads may ask; as many are started as are asked at a time."""
+
+    def __init__(self, service: Service, *, processes: bool = True, command: Sequence[str] = ("-c", WORKER)) -> None:
+        self._command = [sys.executable, "-P", *command, service.module]
+        self._processes = processes and can_spawn()
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+        self._closed = threading.Event()
+        self._watch = threading.Thread(target=self._kill_overdue, daemon=True)
+        self.started = 0  # workers, over all
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None,
+                 _trace: TracebackType | None) -> None:
+        self.close()
+
+    def ask(self, task: Task[Question, Part], question: Question, limits: Limits) -> list[Part]:
+        """The parts of the answer to a question. Raises `WorkerLost` when no worker lived to give all of them."""
+        worker = self._take()
+        if worker is None:
+            return _done_here(task, question)
+        try:
+            header = frame_of(HEADER, Header(task.name, limits.seconds, limits.memory))
+            message = header + frame_of(QUESTION, question)
+        except MemoryError:
+            self._give_back(worker)
+            raise _too_much(limits) from None
+        if not worker.send(message, limits.seconds):  # it was dead before: that is nobody's fault
+            self._end(worker)
+            worker = self._take(fresh=True)
+            if worker is None:
+                return _done_here(task, question)
+            worker.send(message, limits.seconds)
+        try:
+            parts, ending = _received(worker, task.part)
+        except Unparsed as error:
+            raise self._lost(worker, f"with an invalid answer: {error}") from None
+        if ending is None:
+            raise self._lost(worker)
+        if ending == MEMORY:
+            self._end(worker)  # what it had is freed
+            raise _too_much(limits)
+        self._give_back(worker)
+        return parts
+
+    def close(self) -> None:
+        """Ends all workers, whatever they do."""
+        self._closed.set()
+        for worker in list(self._all):
+            self._end(worker)
+
+    def _take(self, *, fresh: bool = False) -> _Worker | None:
+        """An idle worker or a new one; `None` where there are none, and the work is done here."""
+        with self._lock:
+            if self._idle and not fresh:
+                return self._idle.pop()
+            if self._closed.is_set():
+                raise WorkerLost("closed", "the command ended before")
+            if not self._processes:
+                return None
+        worker = _start(self._command)
+        with self._lock:
+            if worker is not None:
+                self._all.add(worker)
+                if not self._watch.is_alive():
+                    self._watch.start()
+        ready = worker is not None and worker.ready()
+        with self._lock:
+            self.started += ready
+            self._processes = ready or self._closed.is_set()
+        if worker is not None and (not ready or self._closed.is_set()):
+            self._end(worker)
+        return worker if ready else self._take() if self._closed.is_set() else None
+
+    def _give_back(self, worker: _Worker) -> None:
+        with self._lock:
+            self._idle.append(worker)
+
+    def _lost(self, worker: _Worker, how: str = "") -> WorkerLost:
+        code = self._end(worker, patience=0 if worker.late or how else 1.0)
+        if worker.late:
+            return WorkerLost("slow", f"more than {worker.seconds:g} seconds")
+        return WorkerLost("crash", how or _ending(code))
+
+    def _end(self, worker: _Worker, *, patience: float = 0) -> int | None:
+        with self._lock:
+            self._all.discard(worker)
+        return worker.end(patience)
+
+    def _kill_overdue(self) -> None:
+        while not self._closed.wait(POLL_SECONDS):
+            with self._lock:
+                workers = list(self._all)
+            for worker in workers:
+                worker.end_if_late()
+
+
+class _Worker:
+    """One process, asked by one thread at a time."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._stdin, self._stdout = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)
+        self._lock = threading.Lock()
+        self._deadline = time.monotonic() + START
+        self.late = False
+        self.seconds = START
+
+    def ready(self) -> bool:
+        """Waits until it can be asked; whether it can."""
+        try:
+            return next(self.frames(), None) == (READY, VERSION)
+        except Unparsed:
+            return False
+
+    def send(self, message: bytearray, seconds: float) -> bool:
+        """Whether the message reached a living process, which has so many seconds from now on."""
+        with self._lock:
+            self.seconds = seconds
+            self._deadline = time.monotonic() + seconds
+        try:
+            self._stdin.write(message)
+            self._stdin.flush()
+        except (OSError, ValueError):  # closed
+            return self.late
+        return True
+
+    def frames(self) -> Iterator[tuple[int, bytes]]:
+        """What it says, until it is over its time or gone. Raises `Unparsed`."""
+        while True:
+            try:
+                frame = read_frame(self._stdout)
+            except Unparsed:
+                raise
+            except (OSError, ValueError):  # closed
+                frame = None
+            with self._lock:
+                if frame is None or frame[0] != PART:
+                    self._deadline = float("inf")
+                if frame is None or self.late:
+                    return
+            yield frame
+
+    def end_if_late(self) -> None:
+        """Ends the process when its time is over; the thread that waits for it goes on."""
+        with self._lock:
+            if time.monotonic() > self._deadline:
+                self.late = True
+                self._process.kill()
+
+    def end(self, patience: float = 0) -> int | None:
+        """Ends the process, unless it does so itself in time; its exit code, `None` when no system can end it."""
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(5)
+        for stream in (self._stdin, self._stdout):
+            with suppress(OSError, ValueError):
+                stream.close()
+        return code
+
+
+def can_spawn() -> bool:
+    """Whether this program is run by a Python that can be started again."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
+def _received(worker: _Worker, kind: type[Part]) -> tuple[list[Part], int | None]:
+    """(parts of an answer, how it ended; `None`: it did not). Raises `Unparsed`; `RuntimeError` for a bug of ours."""
+    parts: list[Part] = []
+    total = 0
+    for what, body in worker.frames():
+        total += len(body) + _PART
+        if what == BUG:
+            raise RuntimeError(f"in a worker: {body.decode('utf-8', 'replace')}")
+        if what in (END, MEMORY):
+            return parts, what
+        if what != PART or total > MOST_ANSWERED:
+            raise Unparsed(f"frame of kind {what} after {total} bytes")
+        parts.append(decode(body, kind))
+    return parts, None
+
+
+def _done_here(task: Task[Question, Part], question: Question) -> list[Part]:
+    """The same answer, made in this process, as if it had come from another."""
+    try:
+        return [decode(encode(part), task.part) for part in task.work(decode(encode(question), task.question))]
+    except MemoryError:
+        raise WorkerLost("memory", "more memory than there is") from None
+
+
+def _too_much(limits: Limits) -> WorkerLost:
+    return WorkerLost("memory", f"more than {format_bytes(limits.memory)} of memory")
+
+
+def _start(command: Sequence[str]) -> _Worker | None:
+    """A worker that gets ready; `None` where none can be started."""
+    try:
+        return _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, env={**os.environ, **_SETTINGS}))
+    except OSError:
+        return None
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return f"by {signal.Signals(-code).name}"
+    return f"with exit code {code}"

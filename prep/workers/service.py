@@ -1,0 +1,41 @@
+"""What a pool of workers can do: tasks, each with the types of its question and of its answer's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Question = TypeVar("Question")
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a worker may use for one question."""
+
+    seconds: float
+    memory: int  # bytes of address space, libraries included
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task(Generic[Question, Part]):
+    """One kind of work. An answer comes in parts, so that no message holds a million rows."""
+
+    name: str
+    question: type[Question]
+    part: type[Part]
+    work: Callable[[Question], Iterable[Part]]  # files alone decide what it yields
+
+
+def _nothing() -> None:
+    """No preparation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """The tasks of a worker. The module `module` has this record as `SERVICE`: a worker imports it from there."""
+
+    module: str
+    tasks: tuple[Task[Any, Any], ...]
+    prepare: Callable[[], None] = _nothing  # called once, in the worker, before it is ready
