@@ -8,26 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from prep.errors import UsageError
-
 M = TypeVar("M", bound=nn.Module)
-
-
-def choose(name: str | None) -> torch.device:
-    """The device called `name`, or the best one there is. Raises `UsageError` when it is not there."""
-    if name is None or name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device is '{name}', expected auto, cpu, cuda, cuda:N or mps") from None
-    known = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(_has_mps())}
-    if (device.index or 0) >= known.get(device.type, 0):
-        raise UsageError(f"--device is '{name}', and this machine has no such device",
-                         hint="leave --device away to take the best one there is")
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # for what libraries do without saying where
-    return device
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -65,7 +46,3 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
     """Mixed precision for bfloat16; nothing for float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
-
-
-def _has_mps() -> bool:
-    return torch.backends.mps.is_available()

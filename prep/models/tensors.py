@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from prep.errors import UsageError, first_line
+from prep.errors import UsageError
+from prep.parse import brief
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -24,16 +25,26 @@ def stored(rows: torch.Tensor, dtype: str) -> list[np.ndarray[Any, Any]]:
     return list((cast.view(torch.uint16) if dtype == "bfloat16" else cast).numpy())
 
 
-def pick_device(name: str) -> torch.device:
-    """The device called `name`; `auto` is the first accelerator, or the CPU. Raises `UsageError`."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+def pick_device(name: str | None) -> torch.device:
+    """The device called `name`; `auto` or `None` is the first accelerator, or the CPU. Raises `UsageError`.
+
+    A CUDA device with a number becomes the current one, for what libraries do without naming a device.
+    """
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()),
+             "xpu": torch.xpu.device_count()}
+    if name is None or name == "auto":
+        return torch.device(next((kind for kind in ("cuda", "mps", "xpu") if there[kind]), "cpu"))
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"device '{name}' cannot be used: {first_line(error)}",
-                         hint="--device auto, cpu, cuda, cuda:1 or mps") from None
+    except RuntimeError:
+        raise UsageError(f"--device is {brief(name)}, expected auto, cpu, cuda, cuda:N or mps") from None
+    if (device.index or 0) >= there.get(device.type, 0):
+        had = ", ".join(f"{kind}:{number}" if kind != "cpu" else kind for kind, count in there.items()
+                        for number in range(count))
+        built = device.type != "cuda" or torch.version.cuda or torch.version.hip
+        raise UsageError(f"--device is '{name}', and this machine has no such device: torch finds {had}",
+                         hint="leave --device away to take the best one there is" if built else
+                         "this build of torch has no CUDA; install the one for your GPU as pytorch.org says")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     return device

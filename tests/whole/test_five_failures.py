@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from second_device import playing
 
-from prep.loader import device
+from prep.models import tensors
 from train import loop
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu")
@@ -186,7 +186,7 @@ def test_validation_over_cached_latents_keeps_to_one_device(encode, train, place
         (place / "photos" / f"{number}.txt").write_text("a plain color")
     assert encode("--mask", "sidecar", "--validation", 0.3)["encoded"]["mask"] > 3
     with playing() as there:
-        monkeypatch.setattr(device, "choose", lambda name: there)
+        monkeypatch.setattr(tensors, "pick_device", lambda name: there)
         result = train("run", "m.json", "-o", "run", "--masked", "--steps", 3, "--set", "validation.every=1",
                        "--set", "sample.every=1", *QUICK)
     assert result.code == 0, result.err

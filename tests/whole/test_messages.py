@@ -21,7 +21,7 @@ from small_manifest import write_small
 
 from prep import errors
 from prep.digest import canonical, seal
-from prep.errors import CacheError, ManifestError, ModelError, Problem, UsageError
+from prep.errors import CacheError, ManifestError, ModelError, Problem
 from prep.parse import Unparsed, sealed_json
 
 MODULES = modules_of(ROOT)
@@ -314,15 +314,6 @@ def test_encoders_that_do_not_load(model):
         with pytest.raises(ModelError) as error:
             encoder(model, device="cpu", compute="float32", dtype="float32")
         assert error.value.message.startswith(said) and error.value.exit_code == 6
-
-
-@pytest.mark.parametrize("name", ["toaster", "cuda:7"])
-def test_devices_that_are_not_there(name):
-    from prep.models.tensors import pick_device
-
-    with pytest.raises(UsageError, match=f"device '{name}' cannot be used: ") as error:
-        pick_device(name)
-    assert error.value.hint == "--device auto, cpu, cuda, cuda:1 or mps" and "\n" not in error.value.message
 
 
 def test_plans_that_are_none():

@@ -68,8 +68,8 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
-               "prep.models.hub", "prep.models.loading", "prep.models.text_encoder", "prep.models.vae",
-               "prep.models.weights"} | {f"prep.{word}" for word in VOCABULARY}
+               "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text_encoder",
+               "prep.models.vae", "prep.models.weights"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).

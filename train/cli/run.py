@@ -55,10 +55,10 @@ def run(
     from train.runs.watch import watching
 
     with defer_interrupts():
-        from prep.loader.device import choose
+        from prep.models.tensors import pick_device
         from train.loop import train
 
-    place = choose(device)
+    place = pick_device(device)
     index = setup.index
     with lock_run(folder, setup), lock_directory(index.cache.root, exclusive=False, patience=PATIENCE):
         check_shards(index)  # it may have been here since

@@ -40,7 +40,7 @@ def sample(
         raise UsageError("--prompt and --prompts are both given, expected one of them")
     texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
     with defer_interrupts():
-        from prep.loader.device import choose
+        from prep.models.tensors import pick_device
         from train.sample import SampleRequest, show
 
         encode: Encode | None = None
@@ -52,7 +52,7 @@ def sample(
                            model=model, steps=steps, guidance=guidance, seed=seed, download=download,
                            which=("before", "after") if compare else ("before",) if base else ("after",))
     with progress("sampling", None, shown=not quiet):
-        shown = show(wanted, choose(device), output, encode)
+        shown = show(wanted, pick_device(device), output, encode)
     for warning in shown.warnings:
         say(f"warning: {warning}")
     put(str(output))
