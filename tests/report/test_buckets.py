@@ -71,7 +71,7 @@ def test_the_head_says_what_there_is_how_much_fits_and_what_to_do():
 def test_rejected_pictures_are_counted_and_listed():
     result = assign_buckets([("a", (512, 512))], Rules(resolution=512))
     page = bucket_page(preview_epoch(result, [], batch_size=4), ORIGIN, [finding("b.png", "empty-file", "0 bytes")])
-    assert "1 of 2 pictures fit a bucket" in page and "1 file in Findings that cannot be used" in page
+    assert "1 of 2 pictures fit a bucket" in page and "Repair or remove the 1 file with errors in Findings." in page
     assert "empty-file" in section(page, "findings") and "b.png" in section(page, "findings")
 
 

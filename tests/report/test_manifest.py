@@ -75,7 +75,7 @@ def test_the_page_says_what_it_is_of_and_when_it_was_made(small):
     assert re.search(r"<title>manifest: Manifest, 2024-02-29, Latentry [0-9.]+</title>", text)
     head = text.split("</header>")[0]
     assert '<time datetime="2024-02-29">' in head and "2 to train on, 1 to validate with; 1 rejected" in head
-    assert "why 1 picture could not be used" in head
+    assert "Repair or remove the 1 picture in Findings" in head
     assert plain(small) == text, "the same bytes from the same inputs"
 
 

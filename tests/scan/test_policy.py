@@ -219,7 +219,7 @@ def test_the_page_has_everything_and_needs_nothing(prep, source, tmp_path):
     page = Page(text)
     assert result.code == 1 and "script" not in page.tags
     assert page.loaded and all(one.startswith(("data:image/jpeg;base64,", "#")) for one in page.loaded)
-    assert "3 of 4 pictures can be used" in page.text and "what has one of the 1 error below" in page.text
+    assert "3 of 4 pictures can be used" in page.text and "the files with the 1 error below" in page.text
     for code in ("empty-file", "exact-duplicate", "missing-caption", "blank"):
         assert code in page.text
     assert "<script>alert(1)<_script>&\\u202e.png" in page.text

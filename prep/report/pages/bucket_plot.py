@@ -1,4 +1,4 @@
-"""The bucket plot: picture sizes against buckets, both axes logarithmic, as shapes for a page and for a PNG.
+"""Lays out the bucket plot: picture sizes against buckets on logarithmic axes, as shapes for a page or a PNG.
 
 On logarithmic axes one aspect ratio is one diagonal, and the bucket nearest in log aspect ratio is nearest here. Each
 bucket has its diagonal drawn: a picture goes to the nearest one and is scaled along it.
@@ -48,7 +48,7 @@ class Square:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the grid, the diagonal of all squares, or that of a bucket."""
+    """A grid line, the diagonal of square pictures, or the diagonal of a bucket."""
 
     kind: Literal["grid", "square", "aspect"]
     ends: tuple[float, float, float, float]  # x1 y1 x2 y2
@@ -71,7 +71,7 @@ Shape = Dot | Square | Line | Label
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What a page draws; no shapes where there is nothing to show."""
+    """The shapes of a plot; empty without pictures or buckets."""
 
     shapes: Sequence[Shape]
     width: int = WIDTH
@@ -79,9 +79,9 @@ class Plot:
 
 
 def bucket_shapes(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> list[Shape]:
-    """What is drawn, from back to front: a line and a square for each bucket, a dot for each picture size, a legend.
+    """Returns the shapes from back to front: a line and a square per bucket, a dot per picture size, a legend.
 
-    y points down. `pictures` and `buckets` have how many pictures there are of a size or in a bucket.
+    y points down. `pictures` and `buckets` count the pictures of each size and in each bucket.
     """
     if not pictures or not buckets:
         return []
@@ -111,7 +111,7 @@ def _aspect(x: float, y: float) -> Line:
 
 
 def _names(squares: Sequence[Square], names: Sequence[str], dots: Sequence[Dot]) -> Iterator[Label]:
-    """The size of each bucket beside its square, left or else right, where nothing else lies."""
+    """Labels each bucket with its size, left or right of its square, if there is free space."""
     places = [*((one.x, one.y, float(HALF)) for one in squares), *((one.x, one.y, one.radius) for one in dots)]
     taken = [(x - half, y - half, x + half, y + half) for x, y, half in places]
     for one, name in zip(squares, names, strict=True):
@@ -131,7 +131,7 @@ def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def _legend(most: int) -> Iterator[Shape]:
-    """What dots, squares and lines stand for, above the plot."""
+    """Explains dots, squares and lines, above the plot."""
     x, middle = LEFT + 13, LEFT + 13
     for count in sorted({1, max(1, isqrt(most)), most}):
         yield Dot(x, 20, _radius(count, most), "")
@@ -176,9 +176,7 @@ class _Scale:
         yield Label(6, top - 12, "start", "height, in pixels", "axis")
 
     def ticks(self) -> list[int]:
-        """The sides with a number: powers of two and the steps between that pictures have, as many as there is room
-        for.
-        """
+        """Returns the labeled sides: powers of two and the halves between, as many as fit."""
         octave = SIDE / (self.high - self.low)  # user units of a doubling
         powers = range(int(self.high) + 1)
         if octave / 2 >= TICK:  # halves are 512, 768 (0.58 of a doubling), 1024

@@ -1,4 +1,4 @@
-"""`prep bucket --png`: the plot of the pictures' sizes against the buckets as a picture of its own."""
+"""Draws the bucket plot as a PNG, for `prep bucket --png`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # Pillow's: left, middl
 
 
 def bucket_png(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> bytes:
-    """The bytes of a PNG file; nothing is in it where there are no pictures or no buckets."""
+    """Returns a PNG file; it is blank without pictures or buckets."""
     scale = UNIT * SMOOTH
     sheet = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), PAPER)
     pen = ImageDraw.Draw(sheet, "RGBA")  # RGBA: dots show what is below them

@@ -1,4 +1,4 @@
-"""`prep bucket --html` and `--png`: the pictures' sizes against the buckets, and what the buckets do to them."""
+"""Writes the page of `prep bucket --html`: picture sizes against buckets, crops, scales, and dropped pictures."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which the head mentio
 
 
 def check_bucket_files(recipe: Recipe, page: Path | None, plot: Path | None) -> None:
-    """Raises `PathError` unless they may be written: apart from the pictures and each other, over nothing but a page,
-    or a plot."""
+    """Raises `PathError` unless both may be written: apart from pictures and each other, over an earlier page or plot
+    only."""
     if page is not None and plot is not None:
         check_disjoint([NamedPath(role="page", path=page), NamedPath(role="plot", path=plot)])
     if page is not None:
@@ -51,24 +51,24 @@ def write_bucket_files(outlook: EpochPreview, page: Path | None, plot: Path | No
 
 
 def _sizes(outlook: EpochPreview) -> tuple[Mapping[Size, int], Mapping[Size, int]]:
-    """How many pictures have a size, and how many are in a bucket."""
+    """Counts the pictures of each size and in each bucket."""
     sizes = Counter({one.index: one.size for one in outlook.bucketing.pictures}.values())
     return sizes, {(one["size"][0], one["size"][1]): one["pictures"] for one in preview_as_json(outlook)["buckets"]}
 
 
 def bucket_page(outlook: EpochPreview, origin: Origin, rejected: Sequence[Finding] = ()) -> str:
-    """The page of an outlook."""
+    """Renders the page of a previewed epoch."""
     document = preview_as_json(outlook)
     findings = [one.as_json() for one in rejected] + document["findings"]
     tables = {
-        "cut": _pictures(document, "crop_loss", "Pictures that lose most to the crop", least=0.0),
-        "enlarged": _pictures(document, "scale", "Pictures that are enlarged most", least=1.0),
-        "left-out": _names(document["left_out"], "Pictures that epoch 0 leaves out"),
-        "repeated": _names(document["repeated"], "Pictures that epoch 0 shows again"),
+        "cut": _pictures(document, "crop_loss", "Pictures by crop loss", least=0.0),
+        "enlarged": _pictures(document, "scale", "Pictures by enlargement", least=1.0),
+        "left-out": _names(document["left_out"], "Pictures left out in epoch 0"),
+        "repeated": _names(document["repeated"], "Pictures shown again in epoch 0"),
         "merges": _merges(document),
         "findings": findings_table(findings, ROWS, ELSEWHERE),
     }
-    titles = {"cut": "Most cut away", "enlarged": "Most enlarged", "left-out": "Left out in epoch 0",
+    titles = {"cut": "Largest crop losses", "enlarged": "Largest enlargements", "left-out": "Left out in epoch 0",
               "repeated": "Shown again in epoch 0", "merges": "Merged buckets", "findings": "Findings"}
     shown = {name: table for name, table in tables.items() if table.rows or name == "findings"}
     sections = [
@@ -102,9 +102,9 @@ def _head(document: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) ->
 
 
 def _todo(refused: int, cut: int, enlarged: int) -> tuple[str, str]:
-    """What the head says, and how bad it is."""
+    """Returns what to do, and its severity."""
     if refused:
-        return f"Look at the {plural(refused, 'file')} in Findings that cannot be used.", "error"
+        return f"Repair or remove the {plural(refused, 'file')} with errors in Findings.", "error"
     if cut or enlarged:
         some = " and ".join(words for count, words in (
             (cut, f"{plural(cut, 'picture loses', 'pictures lose')} {NOTABLE_LOSS:.0f}% or more"),
@@ -114,7 +114,7 @@ def _todo(refused: int, cut: int, enlarged: int) -> tuple[str, str]:
 
 
 def _charts(document: Mapping[str, Any]) -> list[Bars]:
-    """How much is cut away of how many pictures, and how far they are scaled."""
+    """Histograms of crop loss and scale."""
     pictures = document["pictures"]
     if not pictures:
         return []

@@ -36,7 +36,7 @@ _DIRECTORIES, _WORDS = re.compile(r"(?<=[^/]/)"), re.compile(r"(?<=[^_-][_-])")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What a page shows, and the day it was made."""
+    """The data set of a page, and the page's date."""
 
     name: str  # of the data set, for titles
     places: tuple[str, ...]  # where it lies, as the user wrote it
@@ -44,7 +44,7 @@ class Origin:
 
 
 def origin_of(recipe: Recipe, made: date) -> Origin:
-    """The origin of a page on a recipe's pictures."""
+    """Returns the origin of a page about a recipe's pictures."""
     paths = [source.path for source in recipe.sources]
     names = list(dict.fromkeys(_name_of(path) for path in paths))
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
@@ -60,14 +60,14 @@ def _name_of(path: Path) -> str:
 
 
 def check_page_file(path: Path, apart: Iterable[NamedPath]) -> None:
-    """Raises `PathError` unless a page may be written to `path`: apart from these, over nothing but a page."""
+    """Raises `PathError` unless a page may be written to `path`: outside `apart`, over an earlier page only."""
     for place in apart:
         check_disjoint([place, NamedPath(role="page", path=path)])
     check_replaceable(path, "page", lambda start: not start or MARK.encode() in start)
 
 
 def render_page(template: str, origin: Origin, *, head: Head, sections: Iterable[Section], **values: Any) -> str:
-    """The page that a template makes of its head, its sections in their order, and what they show.
+    """Renders a template with its head, its sections in order, and their values.
 
     The same values give the same bytes.
     """
@@ -76,14 +76,14 @@ def render_page(template: str, origin: Origin, *, head: Head, sections: Iterable
 
 
 class Pictures:
-    """The pictures of one page, as addresses that hold their data; no more than `MOST_BYTES` of them."""
+    """Embeds the pictures of one page as `data:` addresses, at most `MOST_BYTES` in all."""
 
     def __init__(self) -> None:
         self._left = MOST_BYTES
         self.refused = 0  # pictures for which no room was left
 
     def add(self, data: bytes | None) -> str:
-        """The `data:` address of a PNG or JPEG; "" for no picture, for another format, and when the page is full."""
+        """Returns the `data:` address of a PNG or JPEG; "" for `None`, another format, or a full page."""
         kind = next((kind for start, kind in _KINDS.items() if data is not None and data.startswith(start)), None)
         if data is None or kind is None:
             return ""
@@ -108,12 +108,12 @@ def _environment() -> Environment:
 
 
 def _spelled_out(value: Any) -> Any:
-    """What a template shows of a value: text with its control characters spelled out, HTML of our macros as it is."""
+    """Spells out the control characters of text; leaves the HTML of our macros as it is."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _breakable(text: str) -> Markup:
-    """Text in which long paths and identifiers may be broken into lines: after directories, and inside long names."""
+    """Lets long paths and identifiers break into lines: after directories, and inside long names."""
     return Markup(" ").join(_breakable_word(word) for word in printable(text).split(" "))
 
 

@@ -1,4 +1,4 @@
-"""Cards of samples: the source picture where it still exists, the crop, the mask as a shade, and the captions."""
+"""Makes the cards of samples: the source picture if it still exists, its crop, its mask as a shade, its captions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Thumbnail = Callable[[Mapping[str, Any]], bytes | None]  # a described sample â†
 
 
 def gallery(audit: OpenedManifest, *, limit: int, thumbnail: Thumbnail, pictures: Pictures) -> list[Card]:
-    """`limit` cards, spread evenly over the samples, which are sorted by id and so in no order of the user's."""
+    """Makes `limit` cards, spread evenly over the samples, which are sorted by id."""
     count = len(audit.samples)
     chosen = sorted({count * number // limit for number in range(limit)}) if count else []
     samples = [describe(audit, number) for number in chosen]
@@ -44,7 +44,7 @@ def gallery(audit: OpenedManifest, *, limit: int, thumbnail: Thumbnail, pictures
 
 
 def from_sources(audit: OpenedManifest) -> Thumbnail:
-    """Thumbnails from the sources that the manifest names; `None` where the picture is gone or is another by now."""
+    """Makes thumbnails from the manifest's sources; `None` for a picture that is missing or has changed."""
     originals = Originals(audit)
 
     def thumbnail(sample: Mapping[str, Any]) -> bytes | None:
@@ -62,7 +62,7 @@ def no_thumbnail(_: Mapping[str, Any]) -> None:
 
 
 def _masks(reader: Reader, sample: Mapping[str, Any]) -> list[bytes | None]:
-    """A shade for each view that is shown; `None` where it has no mask, or none that can be read: `verify` says why."""
+    """Makes a shade for each view shown; `None` without a readable mask (`prep verify` says why)."""
     return [None if view["mask"] is None else _mask(reader, view["mask"]) for view in sample["views"][:VIEWS]]
 
 

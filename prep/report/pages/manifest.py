@@ -1,4 +1,4 @@
-"""`prep inspect --html`: what a manifest holds, its buckets, masks and captions, a gallery of samples, its findings."""
+"""Writes the page of `prep inspect --html`: fields, buckets, masks, captions, a gallery of samples, findings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_page(audit: OpenedManifest, path: Path) -> None:
 
 
 def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail) -> str:
-    """The page. `made`: the day that it shows."""
+    """Renders the page, dated `made`."""
     document = describe_manifest(audit)
     pictures = Pictures()
     shown = gallery(audit, limit=cards, thumbnail=thumbnail, pictures=pictures)
@@ -75,7 +75,7 @@ def _head(document: Mapping[str, Any]) -> Head:
     count = sum(samples.values())
     todo = "Nothing. Run train check, then train run."
     if rejected:
-        todo = f"See in Findings why {plural(rejected, 'picture')} could not be used; then run prep encode again."
+        todo = f"Repair or remove the {plural(rejected, 'picture')} in Findings, then run prep encode again."
     return Head(
         kind="Manifest", what=plural(count, "sample"), tone="warning" if rejected else "good", todo=todo,
         part=count / (count + rejected) if count + rejected else None,
@@ -154,7 +154,7 @@ def _plot(audit: OpenedManifest) -> Plot:
 
 
 def _charts(audit: OpenedManifest) -> Iterator[Bars]:
-    """How much of the picture masks train, and how long captions are."""
+    """Histograms of mask coverage and caption length."""
     coverage = audit.samples.coverage[~np.isnan(audit.samples.coverage)]
     if len(coverage):
         counts = np.histogram(coverage, bins=BINS, range=(0, 1))[0].tolist()

@@ -1,4 +1,4 @@
-"""`prep mask --html`: pictures with their masks over them, a hundred to a page, each page with links to the others."""
+"""Writes the pages of `prep mask --html`: pictures under their masks, a hundred to a page, with links between pages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AROUND = 3  # pages before and after this one that are linked by number, beside 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Shown:
-    """What a card is made of."""
+    """The parts of a card."""
 
     card: Card  # without its pictures
     picture: bytes  # b"": it cannot be read
@@ -92,7 +92,7 @@ def _page(origin: Origin, shown: Sequence[_Shown], number: int, paths: Sequence[
 
 
 def _card(one: _Shown, pictures: Pictures) -> Card:
-    """The card with its pictures, as far as the page has room."""
+    """Adds the pictures to a card while the page has room."""
     shot = one.card.shot
     address, shade = pictures.add(one.picture), pictures.add(one.shade)
     size = shot.size if address else None
@@ -108,7 +108,7 @@ def _head(kind: str, cards: Sequence[Card], count: int) -> Head:
     mean = sum(masks) / len(masks) if masks else None
     usable = (f"{len(masks):,} of the {plural(len(cards), 'picture')} on this page have a mask"
               + ("" if mean is None else f"; on average {mean:.0%} of the picture trains"))
-    todo = "Look whether what is shaded red should not train. To change a mask, edit its file, or run prep mask again."
+    todo = "Check the areas shaded red: they do not train. To change a mask, edit its file or run prep mask again."
     if black:
         todo = f"{plural(black, 'mask is', 'masks are')} black everywhere: nothing of the picture would train. " + todo
     return Head(

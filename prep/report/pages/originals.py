@@ -72,7 +72,7 @@ def _starts(name: str) -> list[str]:
 
 
 def _is_below(name: str) -> bool:
-    """Whether a sample's name leads to something below its source, on any system."""
+    """Whether a sample's name stays below its source, on any system."""
     parts = name.replace("\\", "/").split("/")
     return bool(name) and "\0" not in name and ":" not in parts[0] and not {"", ".."} & set(parts)
 

@@ -1,4 +1,4 @@
-"""What pages are made of, as records that the macros of `templates/macros.html` draw."""
+"""The parts of pages, as records that the macros of `templates/macros.html` draw."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Head:
 
     kind: str  # of page
     what: str  # what the data set is
-    usable: str  # how much of it can be used
-    part: float | None  # of it that can be used, 0 to 1; None: there is none to speak of
+    usable: str  # how much of the data set can be used
+    part: float | None  # usable fraction, 0 to 1; None without pictures
     todo: str  # what to do now
     tone: Literal["error", "warning", "good"]
     stats: tuple[Stat, ...] = ()
@@ -68,7 +68,7 @@ class Overlay:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """A picture on a page, or the words in its place."""
+    """A picture on a page, or words in its place."""
 
     name: str
     address: str  # data:; "" for none
@@ -82,12 +82,12 @@ class Caption:
     """A caption of a picture, perhaps cut."""
 
     text: str
-    letters: int  # that it has in all
+    letters: int  # of the whole caption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """A picture with what is to be said of it."""
+    """A picture with its captions, facts and findings."""
 
     shot: Shot
     tone: Literal["", "error", "warning", "info"] = ""
@@ -130,7 +130,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pager:
-    """The way to the other pages."""
+    """Links to the other pages."""
 
     before: str  # address; "" for none
     after: str

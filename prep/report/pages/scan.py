@@ -71,7 +71,7 @@ def _card_names(findings: Sequence[Finding], pairs: Sequence[Finding]) -> list[s
 
 
 def scan_page(origin: Origin, report: ScanReport, previews: Mapping[str, bytes]) -> str:
-    """The page; `previews` are JPEGs by the names of pictures."""
+    """Renders the page. `previews`: JPEGs by picture name."""
     pictures = Pictures()
     chosen = shown_pairs(report.findings)
     pairs = [_pair(one, previews, pictures) for one in chosen]
@@ -102,7 +102,7 @@ def _head(report: ScanReport) -> Head:
     if not report.pictures:
         todo, tone = "Check the path of the source, and include and exclude of the recipe.", "error"
     elif errors or broken:
-        todo = (f"Repair, replace or remove what has one of the {plural(errors, 'error')} below"
+        todo = (f"Repair, replace or remove the files with the {plural(errors, 'error')} below"
                 + (f", then look at the {plural(warnings, 'warning')}." if warnings else "."))
         tone = "error"
     elif warnings:
@@ -130,7 +130,7 @@ def _sums(report: ScanReport) -> Table:
 
 
 def _groups(report: ScanReport) -> list[CodeGroup]:
-    """All findings by code, the worst first; notes are folded away."""
+    """Groups the findings by code, the worst first; info is folded."""
     members: dict[tuple[str, str], list[Finding]] = {}
     for one in report.findings:
         members.setdefault((one.severity, one.code), []).append(one)
@@ -162,7 +162,7 @@ def _pair(one: Finding, previews: Mapping[str, bytes], pictures: Pictures) -> Pa
 
 
 def _cards(report: ScanReport, names: Sequence[str], previews: Mapping[str, bytes], pictures: Pictures) -> list[Card]:
-    """A card for each of these pictures, in this order."""
+    """Makes a card for each of these pictures, in order."""
     said: dict[str, list[Finding]] = {}
     for one in report.findings:
         said.setdefault(one.path, []).append(one)
