@@ -18,7 +18,7 @@ from prep.fs.text import read_text
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
 from prep.recipe.elsewhere import check_keys
 from prep.recipe.options import FLAGS
-from prep.recipe.schema import MASK_RESIZE, ImageOptions, ModelOptions, Recipe, Source
+from prep.recipe.schema import MASK_RESIZE, MASKS, ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.validate import upscale, validate_recipe
 from prep.sources.item import MaskFrom
 from prep.sources.tar_paths import HINT, tars_of
@@ -168,8 +168,7 @@ def _model(model: ModelOptions, base: Path) -> ModelOptions:
 
 
 def _mask(text: str, base: Path) -> MaskFrom:
-    named: dict[str, MaskFrom] = {"auto": "auto", "none": "none", "sidecar": "sidecar", "alpha": "alpha"}
-    return named.get(text) or base / text
+    return text if text in MASKS else base / text  # type: ignore[return-value]  # one of those
 
 
 def _settle_beside_alpha(recipe: Recipe) -> Recipe:

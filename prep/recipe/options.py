@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prep.buckets.views import FLIPS
+from prep.captions.options import MISSING_CAPTION
 from prep.errors import UsageError
+from prep.recipe.schema import BUCKETS, MASKS, STORED_DTYPES, UPSCALES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,37 +54,34 @@ def _upscale(text: str) -> str | float:
     return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else text
 
 
-_DTYPES = ("bfloat16", "float16", "float32")
-
 # In the order in which manifests record them.
 RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="model.path", flag="--model", help="a diffusers pipeline directory, or a Hub id"),
-    RecipeOption(key="model.dtype", flag="--dtype", choices=_DTYPES, help="dtype of the stored rows"),
-    RecipeOption(key="model.compute", flag="--compute", aliases=("--compute-dtype",), choices=_DTYPES,
+    RecipeOption(key="model.dtype", flag="--dtype", choices=STORED_DTYPES, help="dtype of the stored rows"),
+    RecipeOption(key="model.compute", flag="--compute", aliases=("--compute-dtype",), choices=STORED_DTYPES,
                  help="dtype in which the encoders compute (default: that of the rows)"),
     RecipeOption(key="image.resolution", flag="--resolution", parse=_resolution, help="target side in pixels: bucket "
                  "areas are about its square; several, like 512,1024, make a sample at each"),
     RecipeOption(key="image.step", flag="--step", kind=int, help="pixels between bucket sides (default: 8 x patch size "
                  "of the model family; 64 without a model)"),
-    RecipeOption(key="image.buckets", flag="--buckets", choices=("step", "ratio", "sdxl-40", "list", "single"),
+    RecipeOption(key="image.buckets", flag="--buckets", choices=BUCKETS,
                  help="how bucket sizes are chosen"),
     RecipeOption(key="image.sizes", flag="--sizes", parse=_sizes,
                  help="bucket sizes for --buckets list: 1024x1024,832x1216,…"),
     RecipeOption(key="image.crop", flag="--crop", choices=("center", "random", "focus"),
                  help="where the bucket is cut out; focus: around the mask's center of mass"),
     RecipeOption(key="image.views", flag="--views", kind=int, help="cuts per picture, with --crop random"),
-    RecipeOption(key="image.flip", flag="--flip", choices=("none", "both", "always"),
+    RecipeOption(key="image.flip", flag="--flip", choices=FLIPS,
                  help="mirrored pictures; both: each cut as it is and mirrored"),
     RecipeOption(key="image.min_bucket", flag="--min-bucket", kind=int,
                  help="merge buckets with fewer pictures than this into their nearest neighbor"),
-    RecipeOption(key="image.upscale", flag="--upscale", choices=("never", "allow", "reject"), other="NUMBER",
+    RecipeOption(key="image.upscale", flag="--upscale", choices=UPSCALES, other="NUMBER",
                  parse=_upscale, help="small pictures: never enlarge, allow, reject, or enlarge at most NUMBER times"),
     RecipeOption(key="image.alpha", flag="--alpha", choices=("white", "black", "gray", "reject"), other="#RRGGBB",
                  help="color that replaces transparency, or reject"),
-    RecipeOption(key="caption.missing", flag="--missing-caption",
-                 choices=("stop", "reject", "empty", "filename", "constant"),
+    RecipeOption(key="caption.missing", flag="--missing-caption", choices=MISSING_CAPTION,
                  help="what to do with pictures without a caption"),
-    RecipeOption(key="mask", flag="--mask", choices=("auto", "none", "sidecar", "alpha"), other="DIR",
+    RecipeOption(key="mask", flag="--mask", choices=MASKS, other="DIR",
                  help="where masks are: beside the pictures (auto: if any), in their transparency, or in a directory"),
     RecipeOption(key="validation", flag="--validation", kind=float,
                  help="fraction of pictures held out for validation"),

@@ -12,6 +12,8 @@ from prep.findings import ScanOptions
 from prep.sources.item import MaskFrom
 
 MASK_RESIZE = ("allow", "reject")
+MASKS = ("auto", "none", "sidecar", "alpha")  # where masks are, beside a directory's path
+BUCKETS = ("step", "ratio", "sdxl-40", "list", "single")
 UPSCALES = ("never", "allow", "reject")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
 

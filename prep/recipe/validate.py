@@ -10,7 +10,7 @@ from prep.buckets.views import CROPS, FLIPS
 from prep.captions.options import check_caption
 from prep.models.family import FAMILIES
 from prep.parse import Unparsed, brief, color_of, one_of, parse_size, suggest, within
-from prep.recipe.schema import STORED_DTYPES, UPSCALES, ImageOptions, Recipe
+from prep.recipe.schema import BUCKETS, MASKS, STORED_DTYPES, UPSCALES, ImageOptions, Recipe
 from prep.sources.item import MaskFrom
 
 NO_FOCUS = ("image.crop is 'focus' and there are no masks, expected some to find it by: sidecar, alpha or a "
@@ -54,7 +54,7 @@ def upscale(value: Any, where: str) -> str | float:
 
 
 def _check_image(image: ImageOptions) -> None:
-    one_of(image.buckets, ("step", "ratio", "sdxl-40", "list", "single"), "image.buckets")
+    one_of(image.buckets, BUCKETS, "image.buckets")
     if (image.buckets == "list") != bool(image.sizes):
         raise Unparsed(f"image.buckets is '{image.buckets}' and image.sizes has {len(image.sizes)} sizes, expected "
                        "sizes with 'list', and with nothing else")
@@ -86,4 +86,4 @@ def _check_image(image: ImageOptions) -> None:
 
 def _check_mask(mask: MaskFrom | None, where: str) -> None:
     if isinstance(mask, Path) and not mask.is_dir():
-        raise Unparsed(f"{where} is {str(mask)!r}, expected auto, none, sidecar, alpha or an existing directory")
+        raise Unparsed(f"{where} is {str(mask)!r}, expected {', '.join(MASKS)} or an existing directory")

@@ -16,10 +16,9 @@ from typing import Any
 from prep.captions.options import CaptionOptions
 from prep.errors import PathError
 from prep.formatting import printable
-from prep.recipe.schema import Recipe, Source
+from prep.recipe.schema import MASKS, Recipe, Source
 
 WIDTH = 118  # columns of a comment
-_NAMED = ("auto", "none", "sidecar", "alpha")  # what `mask` says when it names no directory
 
 KEY_COMMENTS: Mapping[str, str] = {
     "model.path": 'a diffusers pipeline directory, or a Hub id like "owner/name"',
@@ -146,7 +145,7 @@ class _Writer:
     def _spelled(self, value: Any, key: str) -> str:
         if isinstance(value, Path):
             text = relative_to(value, self.base)
-            return quoted(f"./{text}" if key.startswith(("mask.", "source.mask")) and text in _NAMED else text)
+            return quoted(f"./{text}" if key.startswith(("mask.", "source.mask")) and text in MASKS else text)
         if key == "model.path" and value and Path(value).exists():
             return quoted(relative_to(Path(value), self.base))
         if isinstance(value, str):
