@@ -178,7 +178,7 @@ class Memo:
                 with _disposable(self._path):
                     make_private(self._path.parent)
                     self._write(self._path)
-                if not (self._new or self._used) or self._path.exists():
+                if not (self._new or self._used) or os.path.lexists(self._path):
                     break
                 self._disconnect()
 
