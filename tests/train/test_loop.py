@@ -409,7 +409,7 @@ def test_a_model_that_changes_while_it_is_loaded(make, setup_of, tmp_path, tiny_
     model = shutil.copytree(tiny_model, tmp_path / "model")
     setup = setup_of(make(model=model), **QUICK)
     path = model / "scheduler" / "scheduler_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "beta_end": 0.5}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "beta_end": 0.013}))
     with pytest.raises(ModelError, match=r"model changed while it was loaded: it is denoiser \w{12}, scheduler \w{12}, "
                                          r"and was denoiser"):
         go(setup, tmp_path / "run")

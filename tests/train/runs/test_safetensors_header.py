@@ -45,6 +45,7 @@ def test_a_header_of_the_library_is_read():
     (file_of(b'{"a": {}, "a": {}}'), "its header is not JSON: a name is there twice"),
     (file_of({"a": 3}), "tensor 'a' is 3, expected a table"),
     (b"\x10\0\0", "it ends within its header, expected 8 more bytes"),
+    (b"\xff\xff\0\0\0\0\0\0{}", "its header claims 65535 bytes, expected at most 2"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_what_the_format_does_not_allow(data, said):
     with pytest.raises(Unparsed) as caught:
