@@ -151,7 +151,7 @@ def _placed(model: str) -> str:
     return str(Path(model).absolute()) if model and Path(model).is_dir() else model
 
 
-def init_from_file(other: Path, output: Path, *, force: bool) -> InitReport:
+def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitReport:
     """Converts another tool's file; one with settings of training makes a train.toml beside the recipe, too.
 
     Raises `PathError`, `ConfigError`.

@@ -137,7 +137,7 @@ def test_the_file_that_cannot_be_read_is_named(prep, tiny_model, tmp_path, monke
 
 def test_names_forge_no_line():
     finding = Finding(path=FORGED, code="truncated", severity="error", detail="ends\nhint: early")
-    assert rejected_line(finding) == r"rejected: b\nerror: fake.png: truncated: ends\nhint: early"
+    assert rejected_line(finding) == r"rejected: $'b\nerror: fake.png': truncated: ends\nhint: early"
     encoded = command_encode.EncodeReport(manifest=FORGED, encoded={}, reused={}, rejected=(finding,), notices=(),
                                           bytes=0,
                                           samples={}, dry_run=False).as_text(0)
@@ -159,8 +159,8 @@ def test_of_very_many_rejections_the_first_are_named_and_all_are_counted():
 def test_names_forge_no_line_of_an_error(prep, tiny_model, tmp_path):
     draw(tmp_path / "in" / FORGED, (96, 96), seed=1)
     result = prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "--model", tiny_model, *SMALL)
-    assert result.code == 3 and r"pictures without a caption (1): b\nerror: fake.png" in result.err
-    with pytest.raises(EmptyPlanError, match=r"leaves out all 1 samples \(b\\nerror: fake.png\), expected at least"):
+    assert result.code == 3 and r"pictures without a caption (1): $'b\nerror: fake.png'" in result.err
+    with pytest.raises(EmptyPlanError, match=r"leaves out all 1 samples \(\$'b\\nerror: fake.png'\), expected at"):
         require_steps(step_plan([1], seed=0, batch_size=2, underfill="drop"), [(64, 64)], [FORGED])
 
 
@@ -177,8 +177,8 @@ def test_names_of_samples_forge_no_line_of_train():
     report = CheckReport(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
     assert _as_text(report) == "left out: b\\nerror: fake.png\nrepeated: b\\nerror: fake.png\nrepeated: c"
     assert _uneven(report) == [
-        "note: 1 sample left out of the first epoch: b\\nerror: fake.png; train check lists all",
-        "note: 2 samples repeated to fill up: b\\nerror: fake.png, c; train check lists all"]
+        "note: 1 sample left out of the first epoch: $'b\\nerror: fake.png'; train check lists all",
+        "note: 2 samples repeated to fill up: $'b\\nerror: fake.png', c; train check lists all"]
 
 
 @pytest.mark.parametrize(("make", "detail"), [
