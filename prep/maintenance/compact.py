@@ -10,7 +10,7 @@ from typing import Any
 from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.records import Reject
 from prep.cache.store import Cache, open_cache
-from prep.formatting import format_bytes
+from prep.formatting import counted, format_bytes
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.maintenance.join import LostRow, Part, join, plan_joins, rejects_by_shard, unverifiable
 from prep.progress import Progress, Tick
@@ -47,17 +47,18 @@ class CompactReport:
         """A few lines for people."""
         document = self.as_json()
         verb = "would join" if self.dry_run else "joined"
-        lines = [f"{name}: {verb} {one['joined']} shards into {one['into']} ({one['rows']} rows, "
+        lines = [f"{name}: {verb} {counted(one['joined'], 'shard')} into {one['into']} ({counted(one['rows'], 'row')}, "
                  f"{format_bytes(one['bytes'])})" for name, one in document["fields"].items()]
         lines += [f"damaged, and left out: {one['field']} row {one['row']} of shard {one['shard'][:12]}"
                   for one in document["damaged"]]
         if document["damaged"]:
-            lines.append("prep encode, as it was first run, makes these rows again")
+            lines.append("to repair, run prep encode again as it was first run")
         if not document["fields"]:
             return "\n".join(["nothing to join", *lines])
         if not self.dry_run:
-            lines.append("the small shards stay for the manifests that name them: prep encode, run again, writes "
-                         "manifests that name the new ones, and then prep gc removes the old")
+            lines += ["old shards are kept until you run:",
+                      "  1. prep encode, once more for each manifest, which then names the new shards",
+                      "  2. prep gc, which removes the old ones"]
         return "\n".join(lines)
 
 

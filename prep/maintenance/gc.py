@@ -53,15 +53,15 @@ class GcReport:
                  for kind, count in document["removed"].items() if count]
         kept = document["kept"]
         lines += [describe_other(one, dry_run=self.dry_run) for one in self.others]
-        lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} stay "
+        lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} kept "
                      f"({format_bytes(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
         if self.sweep.guarded:
-            lines.append(f"of these, {self.sweep.guarded} shards, commits, tables and plans stay only because they are "
-                         f"younger than {self.guard}")
+            lines.append(f"of these, {self.sweep.guarded} shards, commits, tables and plans are kept only because they "
+                         f"are newer than {self.guard}")
         if not any(document["removed"].values()):
             return "\n".join(["nothing to remove", *lines])
         total = format_bytes(document["bytes"])
-        return "\n".join([*lines, f"{total} would be freed; nothing was removed: --yes does it" if self.dry_run
+        return "\n".join([*lines, f"{total} would be freed; nothing was removed: add --yes to remove" if self.dry_run
                           else f"{total} freed"])
 
 

@@ -93,10 +93,10 @@ def test_what_people_read(encode, gc, photos, tmp_path):
     lines = gc(*keep).out.splitlines()
     assert lines[0].startswith("would remove 1 commit: ") and lines[1].startswith("would remove 1 shard: ")
     assert "would remove 1 leftover: 3 bytes" in lines
-    assert lines[-1].endswith("would be freed; nothing was removed: --yes does it")
+    assert lines[-1].endswith("would be freed; nothing was removed: add --yes to remove")
     assert "for 1 manifest" in lines[-2]
     guarded = gc(*keep, "--older-than", "7d").out
-    assert "stay only because they are younger than 7d" in guarded
+    assert "are kept only because they are newer than 7d" in guarded
     assert gc(*keep, "--yes").out.splitlines()[-1].endswith(" freed")
     assert gc(*keep, "--yes").out.startswith("nothing to remove\n")
 

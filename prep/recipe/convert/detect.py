@@ -57,7 +57,7 @@ def _converted(document: Any, base: Path) -> Converted:
         return simpletuner.convert(document, base)
     if any("path" in one for one in tables):
         return onetrainer.convert(document, base)
-    raise Unparsed(f"it is of no format that is converted, expected {KNOWN}")
+    raise Unparsed(f"it is not in a format that can be converted, expected {KNOWN}")
 
 
 def _document(data: bytes) -> Any:

@@ -26,7 +26,7 @@ def outlook_tables(outlook: EpochPreview, *, width: int | None = None) -> str:
          f"{one['crop_loss']['worst']:.1f}", str(one["upscaled"]))
         for one in document["buckets"]
     ]
-    heads = ("bucket", "pictures", "to train", "an epoch", "micro-batches", "scale", "cut %", "worst", "enlarged")
+    heads = ("bucket", "pictures", "to train", "per epoch", "micro-batches", "scale", "cut %", "worst", "enlarged")
     listed = LISTED if width is not None else None
     return page(table(heads, rows, right=range(1, 9)), *_step_lines(document, listed),
                 *_picture_lines(document, listed), width=width)
