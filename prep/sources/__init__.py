@@ -1,1 +1,1 @@
-"""Where pictures come from; all yield the same items."""
+"""Sources of pictures: directories and tars. All yield the same items."""

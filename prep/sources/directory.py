@@ -1,9 +1,9 @@
-"""A directory of pictures → items, each with its caption and mask, and findings on what does not fit.
+"""Lists a directory of pictures as items, each with its caption and mask; findings name files that match nothing.
 
 Recursive, in the order of names, one directory in memory at a time. A caption is `NAME.txt`, else `NAME.caption`, else
-`NAME.json`, else what a table says (`prep.sources.tables`); a mask is `NAME-masklabel.png` beside its picture
-(OneTrainer's way), or has its stem in a directory of masks (kohya's way), or is named by the table. Hidden files, side
-files of operating systems and caches of ours are no pictures.
+`NAME.json`, else a row of a table (`prep.sources.tables`); a mask is `NAME-masklabel.png` beside its picture (as in
+OneTrainer), or has the picture's stem in a directory of masks (as in kohya), or is named by the table. Hidden files,
+side files of operating systems and latent caches are skipped.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from prep.sources.tables import Tables
 from prep.sources.tree import Directory, beginning, folders_below, stem_of
 from prep.workers.pool import WorkerPool
 
-_PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # they caption nothing
+_PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # not captions
 
 
 def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder, workers: WorkerPool,
          table: Path | None = None, prefix: str = "") -> Iterator[Item | Finding]:
-    """The items below `root` and what is to be said on the way. Labels of items begin with `prefix`.
+    """Yields the items below `root`, and findings. Labels of items begin with `prefix`.
 
-    `workers` read the tables that lie there, and `table`. Raises `PathError` for a bad root.
+    `workers` read the tables found there, and `table`. Raises `PathError` for a bad root.
 
     `mask_from`: `sidecar` looks beside the pictures, `none` and `alpha` look nowhere, a path looks in that directory;
-    so does a `MaskFolder`, which several sources may share: it is asked for its orphans when all have been walked.
+    so does a `MaskFolder`, which several sources may share: the caller yields its orphans after walking all of them.
     """
     check_source(root)
     own = MaskFolder.read(mask_from) if isinstance(mask_from, Path) else None
@@ -52,7 +52,7 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder, workers: 
 
 
 def unused_masks(count: int) -> Iterator[Finding]:
-    """The finding on masks in a source that its recipe does not use; nothing where there are none."""
+    """The finding on masks in a source that its recipe does not use; none if there are no such masks."""
     if count:
         yield Finding(path=".", code="masks-unused", severity="info",
                       detail=f"{counted(count, 'mask')} beside the pictures {'is' if count == 1 else 'are'} not used; "
@@ -64,7 +64,7 @@ def unused_masks(count: int) -> Iterator[Finding]:
 
 def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None, tables: Tables, *,
           sidecar: bool) -> Iterator[Item | Finding]:
-    """Items of one directory, then what was left over."""
+    """Items of one directory, then its findings, also on captions and masks without a picture."""
     stems: dict[str, list[str]] = {}
     for name in folder.pictures:
         stems.setdefault(stem_of(name), []).append(name)
@@ -75,7 +75,7 @@ def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None,
         if masks is not None:
             mask = masks.find(folder.prefix + stem)
         captions = folder.captions.get(stem, [])
-        first = stems[stem][0] == name  # what is said of another file of the stem is said once
+        first = stems[stem][0] == name  # JSON beside the caption is checked once per stem
         row = tables.find(folder.prefix + name)
         if row is not None and sidecar and mask is None:
             mask = row.mask
@@ -94,13 +94,13 @@ def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None,
 
 
 def _json_of(names: list[str]) -> str | None:
-    """The first of these that may be JSON."""
+    """The first of these names with the extension .json."""
     return next((name for name in names if name.lower().endswith(".json")), None) if names else None
 
 
 def _leftovers(folder: Directory, stems: set[str], *, sidecar: bool) -> None:
     for stem, found in sorted(folder.captions.items()):
-        names = [name for name in found if not name.lower().endswith(".json")]  # those may be anything
+        names = [name for name in found if not name.lower().endswith(".json")]  # a .json file may be anything
         if not names:
             continue
         if stem in stems:

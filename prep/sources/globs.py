@@ -1,4 +1,4 @@
-"""Which names of a source a recipe takes: globs as in a `.gitignore`."""
+"""Chooses names of a source by a recipe's include and exclude globs, written as in a `.gitignore`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SPELLED = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 def chosen_by(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a name is among those that some glob of `include` takes (none: all are), and none of `exclude`."""
+    """A test of names: matched by some glob of `include` (or `include` is empty), and by none of `exclude`."""
     taken, left = ([pattern_of(glob) for glob in globs] for globs in (include, exclude))
 
     def chosen(name: str) -> bool:
@@ -21,9 +21,10 @@ def chosen_by(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str],
 
 
 def pattern_of(glob: str) -> re.Pattern[str]:
-    """A glob of POSIX names: `*` and `?` stay within a directory, `**` does not, `[ab]` is a set, `[!ab]` all others.
+    """Compiles a glob of POSIX names: `*` and `?` match within a directory, `**` across; `[ab]` is a set, `[!ab]` not.
 
-    `cats` takes whatever is so called or lies in a directory so called, anywhere; with a slash in it, from the top.
+    `cats` matches files of that name, and files in directories of that name, at any depth. A glob with a slash in it
+    is anchored at the top.
     """
     bare = glob.strip("/")
     regex = "".join(_SPELLED.get(part) or _set_or_text(part) for part in _PARTS.split(bare) if part)
@@ -38,6 +39,6 @@ def _set_or_text(part: str) -> str:
     spelled = ("[^/" if negated else "[") + re.sub(r"[\\^\[\]&~|]", r"\\\g<0>", members) + "]"
     try:
         re.compile(spelled)
-    except re.error:  # a range whose ends are the wrong way round holds nothing
+    except re.error:  # a reversed range, such as [z-a]: taken literally
         return re.escape(part)
     return spelled

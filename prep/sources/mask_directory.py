@@ -1,4 +1,4 @@
-"""A directory of masks, matched with pictures by name."""
+"""Matches a directory of masks with pictures by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prep.sources.tree import beginning, folders_below, stem_of
 
 @dataclass(kw_only=True, slots=True)
 class MaskFolder:
-    """A directory of masks by stem; remembers which were asked for."""
+    """A directory of masks by stem; records which of them were used."""
 
     root: Path
     by_stem: dict[str, str]  # "cat/cat_00" → file; with and without -masklabel, the former first
@@ -22,7 +22,7 @@ class MaskFolder:
 
     @classmethod
     def read(cls, root: Path) -> MaskFolder:
-        """The masks below `root`. Raises `PathError` when it is no directory."""
+        """The masks below `root`. Raises `PathError` if it is not a directory."""
         check_source(root)
         by_stem: dict[str, str] = {}
         for folder in folders_below(root):
@@ -35,9 +35,9 @@ class MaskFolder:
     def find(self, *stems: str) -> str | None:
         """The mask for a picture's name without extension: in the same subdirectory, else directly in the root.
 
-        A picture may go by several names, the most telling first.
+        A picture may have several names; the first that matches a mask counts.
         """
-        asked = [printable_name(stem) for stem in stems]  # as `prep mask` names what it writes
+        asked = [printable_name(stem) for stem in stems]  # as `prep mask` spells the names of its files
         found = next((self.by_stem[stem] for stem in (*asked, asked[-1].rpartition("/")[2]) if stem in self.by_stem),
                      None)
         if found is not None:
@@ -45,7 +45,7 @@ class MaskFolder:
         return found
 
     def orphans(self) -> Iterator[Finding]:
-        """A finding for each mask that nobody asked for; its path is the root's own name and the place below it."""
+        """A finding for each mask that no picture used; its path is the root's own name and the path below it."""
         name = printable_name(self.root.name or "masks")
         for path in sorted(Path(file) for file in set(self.by_stem.values()) - self.used):
             place = printable_name(path.relative_to(self.root).as_posix())

@@ -1,7 +1,6 @@
-"""Tables and tars read by worker processes: a file of a stranger may hang, crash or fill whoever parses it.
+"""Reads tables and tars in worker processes: an untrusted file may hang its parser, crash it or exhaust its memory.
 
-What a worker may take grows with the size of the file, so that large files of good will are read, and small ones of
-ill will end soon.
+A worker's limits grow with the size of the file: large honest files are read, and small hostile ones end soon.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from prep.sources.tar_members import TarPart
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import Limits, Service, Task
 
-SECONDS = 60.0  # for any file, and more by its size
-TABLE_RATE, TAR_RATE = 1 << 18, 1 << 22  # bytes a second; both are read twenty times as fast here, from a disk
-TABLE_MEMORY, TAR_MEMORY = 3 << 29, 1 << 30  # bytes of address space for any file; Arrow's libraries map 0.5 GiB
+SECONDS = 60.0  # for every file; more is added by size
+TABLE_RATE, TAR_RATE = 1 << 18, 1 << 22  # bytes per second; a twentieth of the speeds measured, from a disk
+TABLE_MEMORY, TAR_MEMORY = 3 << 29, 1 << 30  # bytes of address space for every file; Arrow's libraries map 0.5 GiB
 TABLE_CODES = {"bad-table", "unreadable-file", "too-large", "special-file"}
 PARSED = 16  # bytes of memory for each byte of a table: a JSON table takes ten
 
@@ -40,12 +39,12 @@ SERVICE = Service(module=__name__, tasks=(TABLE, TAR))
 
 
 def readers() -> WorkerPool:
-    """A pool of workers that read tables and tars; none is started before there is one to read."""
+    """A pool of workers that read tables and tars; it starts none before the first file."""
     return WorkerPool(SERVICE)
 
 
 def read_table(workers: WorkerPool, path: Path) -> list[TablePart]:
-    """The rows of a table. Raises `WorkerLost`, also where a worker answers what none of ours would."""
+    """The rows of a table. Raises `WorkerLost`, also if the worker's answer has an impossible finding code."""
     size = _size(path)
     limits = Limits(seconds=SECONDS + size / TABLE_RATE, memory=TABLE_MEMORY + PARSED * size)
     parts = workers.ask(TABLE, os.fsencode(path), limits)
@@ -55,10 +54,10 @@ def read_table(workers: WorkerPool, path: Path) -> list[TablePart]:
 
 
 def read_tar(workers: WorkerPool, path: Path) -> list[Member | Said]:
-    """The members of a tar that can be used, and what is to be said of it, both in order.
+    """The usable members of a tar, and findings on the tar, in the worker's order.
 
-    Raises `WorkerLost`, also where members lie outside of the tar or would land outside when unpacked: a worker that
-    says so is no longer ours.
+    Raises `WorkerLost`, also for members outside the tar's bytes, or that would be unpacked outside their directory: a
+    worker that lists such members has been taken over.
     """
     parts = workers.ask(TAR, os.fsencode(path), Limits(seconds=SECONDS + _size(path) / TAR_RATE, memory=TAR_MEMORY))
     size = _size(path)
@@ -69,7 +68,7 @@ def read_tar(workers: WorkerPool, path: Path) -> list[Member | Said]:
 
 
 def lost_detail(lost: WorkerLost) -> str:
-    """What is to be said of a table or a tar that no worker lived to read."""
+    """The detail of the finding on a table or a tar whose worker was lost."""
     return {"slow": f"reading it took {lost.detail}", "memory": f"reading it took {lost.detail}",
             "closed": "the command ended before it was read", "crash": f"its reader ended {lost.detail}"}[lost.cause]
 
@@ -80,7 +79,7 @@ def _checked(part: TarPart, size: int) -> Iterator[Member | Said]:
         if length < 0 or not 0 <= offset <= size - length:
             raise Unparsed("a member lies outside the tar")
         if lands_outside(name):
-            raise Unparsed("a member would land outside its directory")
+            raise Unparsed("a member would be unpacked outside its directory")
         yield Member(name=name, offset=offset, size=length)
     for raw, code, detail in part.said:
         if code not in CODES:
@@ -89,7 +88,7 @@ def _checked(part: TarPart, size: int) -> Iterator[Member | Said]:
 
 
 def _size(path: Path) -> int:
-    """The size of a file; 0 where there is none: the worker says so."""
+    """The size of a file; 0 if it cannot be read, which the worker reports."""
     try:
         return path.stat().st_size
     except OSError:

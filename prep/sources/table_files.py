@@ -1,7 +1,7 @@
-"""The rows of a table of captions: JSON, JSON lines, CSV or Parquet. Runs in a worker (`prep.sources.readers`).
+"""Parses tables of captions: JSON, JSON lines, CSV or Parquet. Runs in a worker (`prep.sources.readers`).
 
-kohya's JSON is a table of rows by path or by stem, diffusion-pipe's one of lists of captions by name; the others are
-rows that name their picture in a column.
+kohya's JSON maps paths or stems to rows, diffusion-pipe's maps names to lists of captions; in the other formats, each
+row names its picture in a column.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from prep.fs.blob import Blob, error_code, read_blob
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
 _FILE, _MASK = ("file_name", "image_path", "image", "file"), ("mask_file_name", "mask_path", "mask")
 _COLUMNS = {*_FILE, *_MASK, "captions", "texts", "caption", "text", "prompt", "tags"}
-MOST_SAID = 20  # faults of one table that are named; the others are counted
+MOST_SAID = 20  # faults of one table that are reported; further ones are only counted
 MOST_ROWS = 10_000_000
-MOST_BYTES = 1 << 28  # of a Parquet file's texts, spelled out: a kilobyte of it can hold a thousand million characters
+MOST_BYTES = 1 << 28  # of a Parquet file's decoded texts: a kilobyte of it can expand to a billion characters
 SHOWN = 200  # characters of a name in a message
-PART_ROWS, PART_CHARACTERS = 1000, 1 << 20  # of a part: about as many, and no more than a row beyond
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # as `csv` counts them
-Numbered = tuple[str, Mapping[str, Any]]  # where in the table, for people; the row
+PART_ROWS, PART_CHARACTERS = 1000, 1 << 20  # per part; exceeded by at most one row
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # line ends as `csv` counts them
+Numbered = tuple[str, Mapping[str, Any]]  # position in the table, for messages; the row
 
 
 class BadTable(Exception):
-    """A table, or a row of it, cannot be used; says why."""
+    """A table, or one of its rows, cannot be used; the message says why."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """What one row says, or why it cannot be used."""
+    """The content of one row, or why it cannot be used."""
 
-    where: str  # in the table, for people
-    named: str = ""  # the picture, as it is written there
+    where: str  # position in the table, for messages
+    named: str = ""  # the picture, as the table spells it
     captions: tuple[str, ...] = ()
-    mask: str | None = None  # as it is written there
+    mask: str | None = None  # as the table spells it
     fault: str | None = None
 
 
@@ -48,12 +48,12 @@ class TablePart(msgspec.Struct, frozen=True, array_like=True):
     """Some rows of a table, in order."""
 
     rows: list[Row]
-    more_faults: int = 0  # of rows that cannot be used either, beyond `MOST_SAID`
-    ending: tuple[str, str] | None = None  # (code, detail) where the rest of the table cannot be read
+    more_faults: int = 0  # unusable rows beyond `MOST_SAID`
+    ending: tuple[str, str] | None = None  # (code, detail) if the rest of the table cannot be read
 
 
 def read_parts(path: Path) -> Iterator[TablePart]:
-    """The rows of the table at `path`. What is wrong with it is in the last part."""
+    """The rows of the table at `path`. The last part has the fault of the table, if any."""
     rows: list[Row] = []
     characters = bad = 0
     ending = None
@@ -91,7 +91,7 @@ def _row(where: str, table: Mapping[str, Any]) -> Row:
 
 
 def outside(named: str) -> BadTable:
-    """The fault of a row that names something else than a file in its source."""
+    """The fault of a row whose name is not a path inside its source."""
     return BadTable(f"names {named[:SHOWN]!r}, expected a path inside the source")
 
 
@@ -103,7 +103,7 @@ def _clean(text: str) -> str:
 
 
 def rows_of(path: Path) -> Iterator[Numbered]:
-    """The rows of the table at `path`, whose extension says how it is written. Raises `BadTable`, `OSError`."""
+    """The rows of the table at `path`, parsed according to its extension. Raises `BadTable`, `OSError`."""
     readers = {".json": _json, ".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
     kind = path.suffix.lower()
     if kind not in readers:
@@ -112,7 +112,7 @@ def rows_of(path: Path) -> Iterator[Numbered]:
 
 
 def _decoded(data: bytes, start: int = 0) -> str:
-    """The text of these bytes of the table, which begin at `start`; of one that begins with a mark, without it."""
+    """These bytes of the table, which begin at `start`, as text without a byte order mark. Raises `BadTable`."""
     try:
         return data.decode("utf-8" if start else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -135,8 +135,8 @@ def _json(data: bytes) -> Iterator[Numbered]:
 
 
 def _jsonl(data: bytes) -> Iterator[Numbered]:
-    """One row for each line. A line ends with LF, CR LF or CR, and with nothing else that Unicode calls a line end:
-    JSON may have those in a string."""
+    """One row for each line. A line ends with LF, CR LF or CR, and not with Unicode's other line ends: JSON strings may
+    contain those."""
     for number, match in enumerate(_LINE.finditer(data), 1):
         line = _decoded(match[0], match.start())
         if line.strip():
@@ -178,7 +178,7 @@ def _parquet(data: bytes) -> Iterator[Numbered]:
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
         texts = [leaf for leaf in leaves if leaf.partition(".")[0] in wanted]
         _check_declared(file.metadata, [number for number, leaf in enumerate(leaves) if leaf in texts])
-        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)  # what comes again is there once
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)  # repeated texts take memory only once
         number = characters = 0
         for batch in file.iter_batches(batch_size=1024, columns=wanted, use_threads=False):
             characters += sum(map(_characters, batch.columns))
@@ -186,17 +186,17 @@ def _parquet(data: bytes) -> Iterator[Numbered]:
             for row in batch.to_pylist():
                 number += 1
                 yield f"row {number}", row
-    except MemoryError:  # as which Arrow's own counts, too
+    except MemoryError:  # Arrow's own is a subclass
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadTable(f"is no Parquet file that can be read: {str(error)[:200]}") from None
+        raise BadTable(f"is not a readable Parquet file: {str(error)[:200]}") from None
 
 
 def _check_declared(metadata: Any, leaves: list[int]) -> None:
-    """Raises `BadTable` for more text than is taken, by the file's own account: before any of it is spelled out."""
+    """Raises `BadTable` if the file's metadata declares too much text, before any of it is decoded."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     declared = sum(group.column(leaf).total_uncompressed_size for group in groups for leaf in leaves)
-    _check_most(metadata.num_rows, declared - 16 * len(leaves) * metadata.num_rows)  # lengths and levels, generously
+    _check_most(metadata.num_rows, declared - 16 * len(leaves) * metadata.num_rows)  # lengths and levels, rounded up
 
 
 def _check_most(rows: int, characters: int) -> None:
@@ -205,7 +205,7 @@ def _check_most(rows: int, characters: int) -> None:
 
 
 def _characters(column: Any) -> int:
-    """How many bytes its texts have when each is spelled out."""
+    """The total bytes of its texts, with repeated ones counted each time."""
     import pyarrow.compute as pc
 
     while hasattr(column, "flatten") and hasattr(column.type, "value_type") and not hasattr(column, "dictionary"):
@@ -218,9 +218,9 @@ def _characters(column: Any) -> int:
 
 
 def _is_text(column: Any) -> bool:
-    """Whether a column has text, or lists of it. Raises `BadTable` where captions are anything else.
+    """Whether a column has text, or lists of text. Raises `BadTable` if a caption column has anything else.
 
-    Names and masks are passed over then: next to file_name, others keep the picture itself in a column called image.
+    Columns of names and masks with other content are ignored: some tables have the picture itself in a column `image`.
     """
     import pyarrow as pa
 
@@ -231,4 +231,4 @@ def _is_text(column: Any) -> bool:
         return True
     if column.name in (*_FILE, *_MASK):
         return False
-    raise BadTable(f"column {column.name!r} is {str(column.type)[:SHOWN]}, expected text or lists of it")
+    raise BadTable(f"column {column.name!r} is {str(column.type)[:SHOWN]}, expected text or lists of text")

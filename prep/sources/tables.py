@@ -1,9 +1,9 @@
-"""Tables of captions beside pictures: Hugging Face's `metadata.{jsonl,csv,parquet}`, kohya's JSON, others' JSON lines.
+"""Looks up captions in tables: Hugging Face's `metadata.{jsonl,csv,parquet}`, kohya's JSON, others' JSON lines.
 
 A row names its picture by `file_name` (a POSIX path below the table's directory; also `image_path`, `image` or `file`),
-its caption as a JSON caption does (`prep.captions.read`), and perhaps a mask by `mask_file_name`. A path that leads out
-of the source is no name of a picture in it, and a finding. A worker reads the file (`prep.sources.table_files`); what
-its rows name is checked here.
+gives its caption as in a JSON caption (`prep.captions.read`), and may name a mask by `mask_file_name`. A path that
+leads out of the source is a finding. A worker reads the file (`prep.sources.table_files`); this module checks the paths
+in its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prep.workers.pool import WorkerLost, WorkerPool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
-    """What a table says of one picture."""
+    """Captions and mask of one picture, from a table."""
 
     captions: tuple[str, ...]
     mask: str | None  # the file's path
@@ -33,14 +33,14 @@ class Tables:
     """The rows of all tables of a source, by the picture's name below its root."""
 
     root: Path
-    workers: WorkerPool  # that read
+    workers: WorkerPool  # of `prep.sources.readers`
     findings: list[Finding] = field(default_factory=list)
     rows: dict[str, TableRow] = field(default_factory=dict)
-    stems: dict[str, TableRow] = field(default_factory=dict)  # kohya's rows may leave the extension out
+    stems: dict[str, TableRow] = field(default_factory=dict)  # rows without an extension, as kohya allows
     used: set[str] = field(default_factory=set)
 
     def add(self, path: Path, prefix: str, label: str) -> None:
-        """Reads the table at `path`; its names are below the directory `prefix` of the source."""
+        """Reads the table at `path`; names in it are relative to the directory `prefix` of the source."""
         bad = 0
         try:
             parts = read_table(self.workers, path)
@@ -59,10 +59,10 @@ class Tables:
             if part.ending is not None:
                 self._say(label, *part.ending)
         if bad > MOST_SAID:
-            self._say(label, "bad-table", f"{bad - MOST_SAID} more of its rows cannot be used")
+            self._say(label, "bad-table", f"{bad - MOST_SAID} more rows cannot be used")
 
     def find(self, name: str) -> TableRow | None:
-        """The row of a picture."""
+        """The row of the picture `name`; records that it was used."""
         stem = name.rpartition(".")[0]
         key, found = (name, self.rows[name]) if name in self.rows else (stem, self.stems.get(stem))
         if found is not None:
@@ -70,12 +70,12 @@ class Tables:
         return found
 
     def orphans(self) -> Iterator[Finding]:
-        """One finding for all rows that no picture asked for."""
+        """One finding on all rows that match no picture."""
         left = sorted((self.rows.keys() | self.stems.keys()) - self.used)
         if left:
             shown = ", ".join(one[:SHOWN] for one in left[:5]) + (" …" if len(left) > 5 else "")
             yield Finding(path=".", code="table-without-picture", severity="warning",
-                          detail=f"{len(left)} rows of tables name pictures that are not there: {shown}")
+                          detail=f"{len(left)} rows of tables name pictures that do not exist: {shown}")
 
     def _add_row(self, row: Row, prefix: str) -> None:
         if row.fault is not None:
@@ -86,7 +86,7 @@ class Tables:
         (self.rows if PurePosixPath(name).suffix.lower() in PICTURES else self.stems)[name] = found
 
     def _below(self, named: str, prefix: str) -> str:
-        """The name below the source's root. Raises `BadTable` for one that leads out of it."""
+        """The path relative to the source's root. Raises `BadTable` if it leads out of the root."""
         text = named.replace("\\", "/")
         if Path(named).is_absolute() or text[:1] == "/" or text[1:3] == ":/":
             root = self.root.resolve().as_posix() + "/"

@@ -1,7 +1,7 @@
-"""What tars hold, listed and grouped once: whoever reads an unchanged tar again needs neither its headers nor torch.
+"""Remembers the grouped members of tars: reading an unchanged tar again needs neither its headers nor torch.
 
-A record of the user's memory (`prep.fs.memo`) for each tar, named by the tar's stamp: JSON, compressed. Disposable: one
-that says what no tar can hold counts as missing.
+One record per tar in the user's memory (`prep.fs.memo`), under the tar's stamp: compressed JSON. Disposable: a record
+that describes an impossible tar counts as missing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from prep.fs.memo import Memo, is_at_rest, memo_path
 from prep.fs.stamps import blob_stamp
 from prep.parse import Unparsed
 
-VERSION = 4  # raised when `prep.sources.tars` would list or group a tar in another way, or say another thing of it
-MOST_BYTES = 1 << 28  # of a record unpacked: a tar of two million members has no more
-_PASSING = {"unreadable-file", "corrupt-data", "bad-archive"}  # of a whole tar: the disk, or the load, may be at fault
+VERSION = 4  # raised when `prep.sources.tars` lists or groups tars differently, or reports other findings
+MOST_BYTES = 1 << 28  # of a decompressed record: enough for a tar of two million members
+# Not remembered of a whole tar: the disk, or the load, may be at fault.
+_PASSING = {"unreadable-file", "corrupt-data", "bad-archive"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """Where a member's bytes lie in its tar."""
+    """A member's name, and the place of its bytes in the tar."""
 
     name: str
     offset: int
@@ -40,7 +41,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What is to be said of a member or a key, or of the whole tar where `name` is empty."""
+    """A finding on a member or a key, or on the whole tar if `name` is empty."""
 
     name: str
     code: str
@@ -49,22 +50,22 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """The samples of a tar in order, each with its members by what follows the key; and what is to be said."""
+    """The samples of a tar in order, each with its members by suffix (the part after the key), and its findings."""
 
     groups: dict[str, dict[str, Member]]
     said: tuple[Said, ...]
 
 
 class Listings:
-    """What is remembered of tars; `trust=False` lists each again and remembers that."""
+    """The remembered contents of tars; `trust=False` lists each tar again and replaces its record."""
 
     def __init__(self, *, trust: bool = True) -> None:
-        # this Python's tarfile reads the headers, and may know better than the last one
+        # another Python's tarfile may read the headers differently
         self._memo = Memo(memo_path("tars", f"{VERSION} {sys.hexversion}"), trust=trust)
 
     def of(self, path: Path, make: Callable[[], Contents]) -> Contents:
-        """What the tar at `path` holds: from memory where it is unchanged, else what `make` says, whose errors these
-        are."""
+        """The contents of the tar at `path`: remembered if it is unchanged, else from `make`. Raises what `make` does.
+        """
         begun = time.time_ns()
         known = _stamped(path)
         if known is None:
@@ -87,13 +88,13 @@ class Listings:
             text = _spelled(contents)
             if len(text) <= MOST_BYTES:
                 self._memo.note(stamp, zlib.compress(text, 1))
-                self._memo.save()  # at once: whoever walks tars may stop at any of them
+                self._memo.save()  # at once: a walk over tars may stop at any of them
 
 
 def lands_outside(name: str) -> bool:
-    """Whether a member of this name would land outside its directory when unpacked, also by Windows' reading."""
+    """Whether a member of this name would be unpacked outside its directory, on Linux or on Windows."""
     if ".." not in name and ":" not in name and name[:1] not in "/\\":
-        return False  # without a path for each of a million names
+        return False  # the common case, without building a path for each of a million names
     slashed = PurePosixPath(name.replace("\\", "/"))
     return slashed.is_absolute() or ".." in slashed.parts or re.match("[A-Za-z]:", name) is not None
 
@@ -103,7 +104,7 @@ def _may_pass(contents: Contents) -> bool:
 
 
 def _stamped(path: Path) -> tuple[bytes, int, int] | None:
-    """(its stamp, when it last changed, its size) of the tar at `path`; `None` where there is none."""
+    """(stamp, time of the last change, size) of the tar at `path`; `None` if it cannot be read."""
     try:
         return *blob_stamp(Blob(file=str(path))), path.stat().st_size
     except OSError:
@@ -114,7 +115,7 @@ def _stamped(path: Path) -> tuple[bytes, int, int] | None:
 
 
 def _recalled(record: bytes | None, size: int) -> Contents | None:
-    """The contents in a record, for a tar of `size` bytes; `None` for one that is not there, or not as it was made."""
+    """The contents in a record of a tar of `size` bytes; `None` for a missing or invalid record."""
     if record is None:
         return None
     try:
@@ -135,27 +136,27 @@ def _unpacked(record: bytes) -> Any:
     running = zlib.decompressobj()
     text = running.decompress(record, MOST_BYTES)
     if not running.eof:
-        raise Unparsed("the record is longer than any is")
+        raise Unparsed(f"the record has more than {MOST_BYTES} bytes")
     return json.loads(text)
 
 
 def _parsed(document: Any, size: int) -> Contents:
-    """The contents in a document. Raises `ValueError`, `TypeError` or `KeyError` for one that says what no tar of
-    `size` bytes holds."""
+    """The contents in a document. Raises `ValueError`, `TypeError` or `KeyError` if no tar of `size` bytes can have
+    them."""
     listed, said = document
     groups: dict[str, dict[str, Member]] = {}
     for key, members in listed:
         parts = {_text(suffix): _member(_text(name), offset, length, size) for suffix, name, offset, length in members}
         if _text(key) in groups or not parts:
-            raise Unparsed("a key of the record is there twice, or has no members")
+            raise Unparsed("a key of the record is repeated, or has no members")
         groups[key] = parts
     return Contents(groups=groups, said=tuple(_said(*map(_text, one)) for one in said))
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise Unparsed("a name of the record is none")
-    printable_name(value)  # raises for halves of characters, which no member is called by
+        raise Unparsed("a name of the record is not a string")
+    printable_name(value)  # raises for unpaired surrogates, which no member's name has
     return value
 
 
@@ -163,11 +164,11 @@ def _member(name: str, offset: Any, length: Any, size: int) -> Member:
     if type(offset) is not int or type(length) is not int or length < 0 or not 0 <= offset <= size - length:
         raise Unparsed("a member of the record lies outside the tar")
     if lands_outside(name):
-        raise Unparsed("a member of the record would land outside its directory")
+        raise Unparsed("a member of the record would be unpacked outside its directory")
     return Member(name=name, offset=offset, size=length)
 
 
 def _said(name: str, code: str, detail: str) -> Said:
     if code not in CODES:
-        raise Unparsed("what the record says of the tar is no finding")
+        raise Unparsed("a finding of the record has an unknown code")
     return Said(name=name, code=code, detail=detail)

@@ -1,9 +1,9 @@
-"""The members of a tar, from its headers alone. Runs in a worker (`prep.sources.readers`).
+"""Lists the members of a tar from its headers alone. Runs in a worker (`prep.sources.readers`).
 
-Every member is bounded by the file's size. Members that would land outside when unpacked, or through a link, are left
-out with a finding: nothing here writes, yet who unpacks that tar elsewhere should know. `tarfile` was not made for
-hostile headers: how much it reads at once and how many PAX records it carries along are bounded here, and whatever it
-raises is a damaged tar.
+Every member is checked against the file's size. A finding names members that would be unpacked outside their directory
+or through a link, and they are skipped: nothing here unpacks them, but users who do so elsewhere should know. `tarfile`
+was not made for hostile headers: this module bounds how much it reads at once and how many PAX records it keeps, and
+treats whatever it raises as a damaged tar.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ import msgspec
 from prep.fs.blob import open_file
 from prep.sources.tar_index import Member, Said, lands_outside
 
-MOST_HEADER = 1 << 20  # bytes of a name or of PAX records; those in use have some hundred, an attribute 64 KiB at most
-MOST_RECORDS = 1024  # of global PAX headers: `tarfile` copies all of them for each member; git archive writes one
-PART = 10_000  # members, and findings, of a part
+MOST_HEADER = 1 << 20  # bytes of a name or of PAX records; most have some hundred, an extended attribute 64 KiB at most
+MOST_RECORDS = 1024  # in global PAX headers: `tarfile` copies all of them for each member; git archive writes one
+PART = 10_000  # members and findings per part
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstandard"}
-_META = re.compile(r"(.*/)?(__[^/]*__|\.(?!\.?(/|$))[^/]*)(/.*)?")  # WebDataset's own, hidden, and macOS's side files
+_META = re.compile(r"(.*/)?(__[^/]*__|\.(?!\.?(/|$))[^/]*)(/.*)?")  # WebDataset's, hidden, and macOS's side files
 _KINDS = {tarfile.SYMTYPE: "a link", tarfile.LNKTYPE: "a hard link", tarfile.FIFOTYPE: "a named pipe",
           tarfile.CHRTYPE: "a device", tarfile.BLKTYPE: "a device", tarfile.GNUTYPE_SPARSE: "a sparse file"}
 
 
 class BadHeader(tarfile.ReadError):
-    """A header that `tarfile` fails on."""
+    """A header that makes `tarfile` fail."""
 
 
 class TarPart(msgspec.Struct, frozen=True, array_like=True):
-    """Some members that can be used, in order, and what is to be said of others. Names are bytes: any are allowed."""
+    """Some usable members, in order, and findings on others. Names are bytes: tars allow any."""
 
     members: list[tuple[bytes, int, int]]  # name, offset, size
-    said: list[tuple[bytes, str, str]]  # name, or nothing for the whole tar; code; detail
+    said: list[tuple[bytes, str, str]]  # name, or b"" for the whole tar; code; detail
 
 
 def read_parts(path: Path) -> Iterator[TarPart]:
-    """The members of the tar at `path`, and what is to be said of it."""
+    """The usable members of the tar at `path` and its findings, in parts."""
     part = TarPart([], [])
     for one in list_tar(path):
         name = one.name.encode("utf-8", "surrogateescape")
@@ -59,17 +59,17 @@ def read_parts(path: Path) -> Iterator[TarPart]:
 
 @dataclass(kw_only=True, slots=True)
 class _Walk:
-    """What is known of a tar on the way through it."""
+    """The state of listing a tar."""
 
     size: int  # bytes
     links: set[str] = field(default_factory=set)
     seen: int = 0  # members
     said: int = 0  # findings
-    cut: bool = False  # whether one of them says that the tar ends too early
+    cut: bool = False  # whether one of them already says that the tar ends too early
 
 
 def list_tar(path: Path) -> Iterator[Member | Said]:
-    """The members of the tar at `path` that can be used, in order, and what is to be said of the others."""
+    """The usable members of the tar at `path`, in order, and findings on the others."""
     try:
         with open_file(path) as stream:
             yield from _list(stream, os.fstat(stream.fileno()).st_size)
@@ -83,8 +83,8 @@ def _list(stream: BinaryIO, size: int) -> Iterator[Member | Said]:
     if size == 0:
         yield Said(name="", code="empty-file", detail="the tar has 0 bytes")
     elif start in _PACKED:
-        yield Said(name="", code="packed-archive", detail=f"is compressed with {_PACKED[start]}; members of such a tar "
-                   "cannot be read where they lie, so unpack it to a plain .tar")
+        yield Said(name="", code="packed-archive", detail=f"is compressed with {_PACKED[start]}; its members "
+                   "cannot be read in place, so unpack it to a plain .tar")
     else:
         yield from _list_members(stream, _Walk(size=size))
 
@@ -109,8 +109,8 @@ def _list_members(stream: BinaryIO, walk: _Walk) -> Iterator[Member | Said]:
 
 
 def _headers(stream: BinaryIO, walk: _Walk) -> Iterator[tarfile.TarInfo]:
-    """The headers of a tar; the stream is left behind the last. Raises `tarfile.TarError`, `OSError`."""
-    # "r:": no compression is looked for. UTF-8 with surrogates: any bytes are a name.
+    """The headers of a tar; leaves the stream after the last. Raises `tarfile.TarError`, `OSError`."""
+    # "r:" rules compression out. UTF-8 with surrogates: any bytes are a valid name.
     with _only_tar_errors():
         tar = tarfile.open(fileobj=_Bounded(stream), mode="r:", encoding="utf-8",  # type: ignore[call-overload]  # noqa: SIM115
                            errors="surrogateescape")
@@ -119,8 +119,8 @@ def _headers(stream: BinaryIO, walk: _Walk) -> Iterator[tarfile.TarInfo]:
             info: tarfile.TarInfo | None = tar.next()
         if info is None:
             break
-        tar.members = []  # or the list of all headers stays in memory
-        if info.size < 0 or tar.offset <= info.offset:  # the next would be this one again, for ever
+        tar.members = []  # or `tarfile` keeps all headers in memory
+        if info.size < 0 or tar.offset <= info.offset:  # the next header would be this one again, forever
             raise tarfile.ReadError(f"its header says {info.size} bytes")
         if len(tar.pax_headers) > MOST_RECORDS:
             raise BadHeader(f"it has {len(tar.pax_headers)} global PAX records, expected at most {MOST_RECORDS}")
@@ -131,7 +131,7 @@ def _headers(stream: BinaryIO, walk: _Walk) -> Iterator[tarfile.TarInfo]:
 
 @contextmanager
 def _only_tar_errors() -> Iterator[None]:
-    """Makes an error of `tarfile` of whatever it raises: numbers in hostile headers lead it anywhere."""
+    """Turns any exception of `tarfile` into a `TarError`: numbers in hostile headers can make it raise anything."""
     try:
         yield
     except (tarfile.TarError, OSError, MemoryError):
@@ -141,36 +141,36 @@ def _only_tar_errors() -> Iterator[None]:
 
 
 class _Bounded:
-    """A stream of headers: `tarfile` asks for as many bytes at once as a hostile one says, or for all there are."""
+    """A stream of bounded reads: `tarfile` reads as many bytes at once as a hostile header says, or the whole file."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.seek, self.tell = stream.seek, stream.tell
 
     def read(self, size: int) -> bytes:
-        """The next bytes. Raises `tarfile.ReadError` for more than any header has."""
+        """The next bytes. Raises `tarfile.ReadError` for more than `MOST_HEADER`."""
         if not 0 <= size <= MOST_HEADER:
-            raise tarfile.ReadError(f"a header says that it has {size} bytes")
+            raise tarfile.ReadError(f"a header claims {size} bytes")
         return self._stream.read(size)
 
 
 def _at_end(stream: BinaryIO, walk: _Walk) -> Said | None:
-    """What is to be said of the end. `tarfile` takes a header that is none for it; ours is a block of zeros, or else
-    something is lost."""
+    """The finding on the end of the tar, if any. `tarfile` also stops at an invalid header; only a block of zeros is
+    the end, otherwise members are lost."""
     block = stream.read(tarfile.BLOCKSIZE)
     if any(block):
         return Said(name="", code="corrupt-data",
-                    detail=f"what follows member {walk.seen} is no header: members after it are lost")
+                    detail=f"member {walk.seen} is followed by an invalid header: members after it are lost")
     if len(block) < tarfile.BLOCKSIZE and not walk.said:
         return Said(name="", code="archive-unended",
-                    detail=f"the tar ends after member {walk.seen} without an end mark, expected one")
+                    detail=f"the tar ends after member {walk.seen} without an end marker")
     if not walk.seen:
         return Said(name="", code="empty-archive", detail="the tar has no members")
     return None
 
 
 def _use(info: tarfile.TarInfo, walk: _Walk) -> Member | Said | None:
-    """A member that can be used, what is to be said of it, or nothing."""
+    """A usable member, a finding on it, or `None` if it is ignored."""
     name = info.name
     if info.isdir() or _META.fullmatch(name):
         return None
@@ -178,16 +178,16 @@ def _use(info: tarfile.TarInfo, walk: _Walk) -> Member | Said | None:
     if info.issym():
         walk.links.add(str(path))  # ./NAME is NAME
     if lands_outside(name):
-        return _left_out(name, "path-traversal", "would land outside its directory when unpacked; left out")
+        return _left_out(name, "path-traversal", "would be unpacked outside its directory; skipped")
     if any(str(above) in walk.links for above in path.parents):
-        return _left_out(name, "path-traversal", "would be written through a link when unpacked; left out")
+        return _left_out(name, "path-traversal", "would be unpacked through a link; skipped")
     if not info.isreg() or info.sparse is not None:
-        return _left_out(name, "special-file", f"is {_KINDS.get(info.type, 'no file')}; left out")
+        return _left_out(name, "special-file", f"is {_KINDS.get(info.type, 'no file')}; skipped")
     if info.offset_data + info.size > walk.size:
         return _left_out(name, "truncated",
                          f"the tar ends after {max(0, walk.size - info.offset_data)} of its {info.size} bytes")
-    if "." not in path.name or "\n" in name:  # of which webdataset makes no key
-        return _left_out(name, "unsupported-format", "")  # what is read may be more by the time this is remembered
+    if "." not in path.name or "\n" in name:  # webdataset finds no key in such a name
+        return _left_out(name, "unsupported-format", "")  # remembered without the formats: later versions may read more
     return Member(name=name, offset=info.offset_data, size=info.size)
 
 

@@ -1,4 +1,4 @@
-"""The tars that a source's path names: one, or several by braces and globs, in bounded time whatever is written."""
+"""Expands a source's path into tars: one, or several by braces and globs, in bounded time for any pattern."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from braceexpand import braceexpand
 
 from prep.errors import PathError
 
-MOST_TARS = 1_000_000  # that braces may name
-MOST_CHARACTERS = 1 << 28  # of all their names
-MOST_FOLDERS = 1_000_000  # that a glob may look into
-LONGEST = 4096  # characters of a path; Linux takes no more bytes
+MOST_TARS = 1_000_000  # names that braces may expand to
+MOST_CHARACTERS = 1 << 28  # of all these names together
+MOST_FOLDERS = 1_000_000  # directories that a glob may search
+LONGEST = 4096  # characters of a path; Linux accepts no more bytes
 HINT = "SOURCE is a directory of pictures, a .tar (braces and globs allowed) or a recipe .toml"
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 _GLOB = re.compile(r"[*?\[]")
 
 
 def tars_of(path: Path) -> list[Path]:
-    """The tars that `path` names: itself where it exists, else with its braces and globs expanded, in that order.
+    """The tars that `path` names: itself if it exists, else its braces and then its globs expanded.
 
-    Raises `PathError` for one that is not there, for a glob that nothing fits, and for more than `MOST_TARS`.
+    Raises `PathError` for a tar that does not exist, a glob without a match, and more than `MOST_TARS` tars.
     """
     if len(str(path)) > LONGEST:
         raise PathError(f"source {str(path)[:80]}… has {len(str(path))} characters, expected at most {LONGEST}")
@@ -42,7 +42,7 @@ def tars_of(path: Path) -> list[Path]:
     except (ValueError, RecursionError) as error:
         raise PathError(f"source {path} cannot be expanded: {error}", hint=HINT) from None
     if missing := [one for one in found if not one.exists()]:
-        raise PathError(f"source {missing[0]} does not exist" + (f", nor do {len(missing) - 1} others of {path}"
+        raise PathError(f"source {missing[0]} does not exist" + (f", and neither do {len(missing) - 1} others of {path}"
                                                                  if len(missing) > 1 else ""), hint=HINT)
     return list(dict.fromkeys(found))
 
@@ -57,9 +57,9 @@ def _expanded(path: Path) -> list[Path]:
 
 
 def expansions(text: str) -> int:
-    """How many names `braceexpand` makes of `text`, counted without making them: it lists whole ranges, and all
-    combinations within a brace, before it gives the first."""
-    open_braces = [[0, 1]]  # of each: names of the alternatives before this one, and of this one
+    """How many names `braceexpand` makes of `text`, counted without making them: it builds whole ranges, and all
+    combinations within a brace, before it yields the first."""
+    open_braces = [[0, 1]]  # for each: number of names in earlier alternatives, and in the current one
     place = 0
     while place < len(text):
         here = text[place]
@@ -80,8 +80,8 @@ def expansions(text: str) -> int:
 
 
 def _matching(pattern: Path) -> list[Path]:
-    """The files that a glob names, sorted. A directory is looked into once, for all parts of the glob that it may be
-    at, so that `**/**/**` takes no longer than `**`. Raises `PathError`, `ValueError`."""
+    """The files that match a glob, sorted. A directory is listed once, for all positions in the glob that it may have,
+    so that `**/**/**` takes no longer than `**`. Raises `PathError`, `ValueError`."""
     start = next(number for number, part in enumerate(pattern.parts) if _GLOB.search(part))
     parts = _parts(pattern.parts[start:])
     found: list[Path] = []
@@ -93,8 +93,8 @@ def _matching(pattern: Path) -> list[Path]:
         fresh = _with_empty(parts, places) - done
         done |= fresh
         if len(seen) > MOST_FOLDERS:
-            raise PathError(f"source {pattern} looks into more than {MOST_FOLDERS} directories",
-                            hint="name more of the path, and less by ** and *")
+            raise PathError(f"source {pattern} searches more than {MOST_FOLDERS} directories",
+                            hint="write out more of the path in place of ** and *")
         for name, next_places, is_folder in _entries(folder, parts, fresh):
             if len(parts) in next_places and _is(Path.is_file, folder / name):
                 found.append(folder / name)
@@ -103,7 +103,7 @@ def _matching(pattern: Path) -> list[Path]:
     return sorted(set(found))
 
 
-_Part = re.Pattern[str] | str | None  # a glob of names; one name; None: **
+_Part = re.Pattern[str] | str | None  # a pattern of names; a literal name; None: **
 
 
 def _parts(spelled: tuple[str, ...]) -> list[_Part]:
@@ -113,7 +113,7 @@ def _parts(spelled: tuple[str, ...]) -> list[_Part]:
             if not parts or parts[-1] is not None:
                 parts.append(None)
         elif "**" in part:
-            raise ValueError(f"{part!r} has more than ** between two slashes")
+            raise ValueError(f"{part!r} mixes ** with other characters between two slashes")
         elif _GLOB.search(part):
             parts.append(re.compile(fnmatch.translate(part), re.IGNORECASE if os.name == "nt" else 0))
         else:
@@ -122,19 +122,19 @@ def _parts(spelled: tuple[str, ...]) -> list[_Part]:
 
 
 def _with_empty(parts: list[_Part], places: frozenset[int]) -> set[int]:
-    """These places in a glob, and those behind a `**`, which may stand for no directory."""
+    """These positions in a glob, and those after a `**`, which also matches no directory at all."""
     return {*places, *(place + 1 for place in places if place < len(parts) and parts[place] is None)}
 
 
 def _entries(folder: Path, parts: list[_Part], places: set[int]) -> list[tuple[str, frozenset[int], bool]]:
-    """What of a directory goes on with the glob: (name, the places it is at then, whether it is a directory)."""
+    """The entries of a directory that match a glob so far: (name, next positions in it, whether it is a directory)."""
     named = [(part, frozenset({place + 1}), _is(Path.is_dir, folder / part))
              for place in places if place < len(parts) and isinstance(part := parts[place], str)]
     globs = {place for place in places if place < len(parts) and not isinstance(parts[place], str)}
     if not globs:
         return named
     found = []
-    with suppress(OSError), os.scandir(folder) as entries:  # what cannot be listed has nothing in it
+    with suppress(OSError), os.scandir(folder) as entries:  # an unreadable directory counts as empty
         for entry in entries:
             next_places = {place + 1 for place in globs
                            if isinstance(part := parts[place], re.Pattern) and part.match(entry.name)}
@@ -148,5 +148,5 @@ def _entries(folder: Path, parts: list[_Part], places: set[int]) -> list[tuple[s
 def _is(kind: Callable[[Path], bool], path: Path) -> bool:
     try:
         return kind(path)
-    except OSError:  # no right to look, or a longer name than there is
+    except OSError:  # no permission, or a name longer than the file system allows
         return False

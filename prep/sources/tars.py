@@ -1,8 +1,8 @@
-"""WebDataset tars → items: members that share a key are one sample, read where they lie in the tar, never unpacked.
+"""Lists WebDataset tars as items: members that share a key are one sample, read in place and never unpacked.
 
-A key is a member's path up to the first dot of its name; the rest says what it is: a picture's extension, `txt`,
+A key is a member's path up to the first dot of its name; the rest determines its kind: a picture's extension, `txt`,
 `caption` or `json`, `mask.png` or (key`-masklabel`) `png`. A worker lists the members (`prep.sources.tar_members`);
-`webdataset` is given that list to group, and never a name to open.
+`webdataset` only groups that list and opens nothing.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from prep.workers.pool import WorkerLost, WorkerPool
 CAPTIONS = ("txt", "caption", "json")  # the first found counts
 MASKS = ("mask.png", "masklabel.png")
 _PICTURES = tuple(extension[1:] for extension in PICTURES)
-_NOT_READ = f"no picture: after the first dot of its name, expected one of {' '.join(_PICTURES)}"
+_NOT_READ = f"not a picture: after the first dot of its name, expected one of {' '.join(_PICTURES)}"
 _SAID = {"duplicate-key": "warning", "special-file": "warning", "unsupported-format": "info",
          "empty-archive": "warning", "archive-unended": "warning"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tar:
-    """A tar of a source, and how its items are called."""
+    """A tar of a source, and how to name its items."""
 
     path: Path
-    label: str  # what the names of its members begin with
+    label: str  # prefix of the names of its members
     source: int  # index into the recipe's sources
-    prefix: str = ""  # what labels of its items begin with
+    prefix: str = ""  # prefix of the labels of its items
 
 
 def walk_tar(tar: Tar, *, sidecar: bool, workers: WorkerPool,
              listings: Listings | None = None) -> Iterator[Item | Finding]:
-    """The items of a tar, named `label`/member, and what is to be said; `sidecar`: masks beside pictures are used.
+    """The items of a tar, named `label`/member, and its findings; `sidecar`: use masks beside pictures.
 
-    A tar that `listings` knows is not opened. Raises `PathError` when it is no file that can be opened.
+    A tar that `listings` knows is not opened. Raises `PathError` if the tar is not a file.
     """
     contents = (contents_of(tar.path, workers) if listings is None else
                 listings.of(tar.path, lambda: contents_of(tar.path, workers)))
@@ -60,7 +60,7 @@ def walk_tar(tar: Tar, *, sidecar: bool, workers: WorkerPool,
 
 
 def contents_of(path: Path, workers: WorkerPool) -> Contents:
-    """What the tar at `path` holds; headers are read, and no contents. Raises `PathError`."""
+    """The contents of the tar at `path`; reads headers only. Raises `PathError`."""
     if not path.is_file():
         raise PathError(f"source {path} is not a file" if path.exists() else f"source {path} does not exist")
     try:
@@ -72,7 +72,7 @@ def contents_of(path: Path, workers: WorkerPool) -> Contents:
     for key, parts in _groups([one for one in found if isinstance(one, Member)]):
         if key in groups:
             names = ", ".join(printable_name(member.name) for member in parts.values())
-            says = f"this key comes again later in the tar, with {names}; the first is used"
+            says = f"this key is repeated later in the tar, with {names}; the first is used"
             said.append(Said(name=key, code="duplicate-key", detail=says))
         else:
             groups[key] = parts
@@ -80,7 +80,7 @@ def contents_of(path: Path, workers: WorkerPool) -> Contents:
 
 
 def _groups(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Consecutive members of one key, by what follows the key in lower case; a repeated name begins another group."""
+    """Consecutive members of one key, by lower-case suffix; a repeated suffix begins another group."""
     if not members:
         return
     with defer_interrupts():
@@ -105,7 +105,7 @@ def _groups(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]
 
 def _sample(tar: Tar, key: str, parts: Mapping[str, Member], masks: Mapping[str, Member],
             groups: Mapping[str, Mapping[str, Member]]) -> Iterator[Item | Finding]:
-    """The item of one key: one for each picture in it, and findings on what is left over."""
+    """The items of one key, one for each picture in it, and findings on the key."""
     pictures = [suffix for suffix in parts if suffix in _PICTURES]
     if key.endswith(MASK) and key.removesuffix(MASK) in groups:
         return

@@ -1,4 +1,4 @@
-"""Directories, their names sorted into pictures, captions and masks; links are followed, never in circles."""
+"""Lists directories, with names sorted into pictures, captions and masks; follows links, but never in circles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prep.formatting import printable_name
 from prep.fs.paths import MARKER
 
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".tif", ".tiff", ".gif",
-            ".heic", ".heif", ".hif", ".jxl")  # these four where an extra is installed; where not, that is told of each
+            ".heic", ".heif", ".hif", ".jxl")  # these four need an extra; without it, each is reported
 CAPTIONS = (".txt", ".caption", ".json")  # the first found counts
 FOREIGN = {".jp2", ".j2k", ".svg", ".psd", ".tga", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".exr", ".hdr",
            ".ico", ".mp4", ".mov", ".webm", ".pdf"}
@@ -27,14 +27,14 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR:
 
 @dataclass(kw_only=True, slots=True)
 class Directory:
-    """The names of one directory, sorted into what they are."""
+    """The names of one directory, sorted by kind."""
 
     prefix: str  # POSIX path below the root, "" or ending in /
     path: Path
     pictures: list[str] = field(default_factory=list)
-    captions: dict[str, list[str]] = field(default_factory=dict)  # stem → names, the one to use first
+    captions: dict[str, list[str]] = field(default_factory=dict)  # stem → names; the first is used
     masks: dict[str, str] = field(default_factory=dict)  # stem of the picture → name
-    foreign: set[str] = field(default_factory=set)  # stems of files we cannot read
+    foreign: set[str] = field(default_factory=set)  # stems of files in formats that are not read
     tables: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Directory:
 
 
 def stem_of(name: str) -> str:
-    """`name`, that of a file in its directory, without its last extension; leading dots begin none."""
+    """The file name `name` without its last extension; leading dots do not begin an extension."""
     stem = name.rpartition(".")[0]
     return stem if stem.strip(".") else name
 
@@ -54,7 +54,7 @@ def stem_of(name: str) -> str:
 def folders_below(root: Path) -> Iterator[Directory]:
     """Every directory from `root` down, once, in the order of names: a directory's files before its subdirectories.
 
-    A link to a directory inside `root` is passed over, since that is read where it lies; one that leads outside is
+    A link to a directory inside `root` is skipped, since that directory is listed anyway; a link that leads outside is
     followed once.
     """
     seen: set[tuple[int, int]] = set()
@@ -70,10 +70,10 @@ def folders_below(root: Path) -> Iterator[Directory]:
 
 
 def _is_new(path: Path, seen: set[tuple[int, int]]) -> bool:
-    """Whether this directory was not read yet, under whatever name; remembers it."""
+    """Whether this directory was not listed before, under any name; adds it to `seen`."""
     try:
         stamp = path.stat()
-    except OSError:  # gone since; `_fill` would say so too
+    except OSError:  # removed meanwhile; `_fill` reports it
         return True
     mark = stamp.st_dev, stamp.st_ino
     new = mark not in seen
@@ -90,12 +90,12 @@ def _fill(folder: Directory, inside: Path) -> None:
         folder.say("", "unreadable-file", "error", f"directory cannot be read: {error.strerror}")
         return
     if folder.prefix and any(entry.name == MARKER for entry in listed):
-        folder.say("", "cache-inside", "warning", "is a cache of latents, not pictures; left out")
+        folder.say("", "cache-inside", "warning", "is a cache of latents, not pictures; skipped")
         return
     for entry in listed:
         if entry.name.startswith("."):
             if _extension(entry.name) in PICTURES and not entry.name.startswith("._"):
-                folder.say(entry.name, "hidden-file", "info", "hidden files are left out")
+                folder.say(entry.name, "hidden-file", "info", "hidden files are skipped")
         elif _leads_to_directory(entry):
             _add_folder(folder, entry, inside)
         else:
@@ -115,14 +115,14 @@ def _add_folder(folder: Directory, entry: os.DirEntry[str], inside: Path) -> Non
     if entry.is_symlink():
         target = Path(entry.path).resolve()
         if target == inside or inside in target.parents:
-            code, says = "directory-loop", "links to a directory of this source, which is read where it lies"
+            code, says = "directory-loop", "links to a directory of this source, which is read once, under its own name"
             folder.say(entry.name, code, "warning", says)
             return
     folder.folders.append(entry.name)
 
 
 def _add_file(folder: Directory, entry: os.DirEntry[str], inside: Path) -> None:
-    """Sorts one name by its extension; only what will be used is looked at on the disk."""
+    """Sorts one name by its extension; checks on the disk only files that will be used."""
     name, extension = entry.name, _extension(entry.name)
     stem = stem_of(name)
     if extension in FOREIGN:
@@ -143,7 +143,7 @@ def _add_file(folder: Directory, entry: os.DirEntry[str], inside: Path) -> None:
 
 
 def _is_usable(folder: Directory, entry: os.DirEntry[str], inside: Path) -> bool:
-    """Whether the name leads to a regular file; says so when not, and when it leads out of the source."""
+    """Whether the name leads to a regular file; adds a finding if not, and if it leads out of the source."""
     if entry.is_file(follow_symlinks=False):  # known from the listing itself
         return True
     try:
@@ -153,7 +153,7 @@ def _is_usable(folder: Directory, entry: os.DirEntry[str], inside: Path) -> bool
         folder.say(entry.name, "dangling-link", "error", "is a link to a file that does not exist")
         return False
     except OSError as error:  # ELOOP
-        folder.say(entry.name, "link-loop", "error", f"is a link that leads nowhere: {error.strerror}")
+        folder.say(entry.name, "link-loop", "error", f"is a link that cannot be followed: {error.strerror}")
         return False
     if kind != stat.S_IFREG:
         folder.say(entry.name, "special-file", "error", f"is {_KINDS.get(kind, 'no file')}, expected a file")
@@ -169,5 +169,5 @@ def _extension(name: str) -> str:
 
 
 def beginning(folder: Directory) -> str:
-    """What stands before a name in the path of a file of this directory."""
+    """The prefix of the path of every file in this directory."""
     return str(folder.path / "_")[:-1]

@@ -1,4 +1,4 @@
-"""A source of a recipe → its items, whatever kind it is: a directory, or tars by name, braces or glob."""
+"""Lists the items of a recipe's source of any kind: a directory, or tars by name, braces or glob."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)  # s3://, pipe:cat;
 
 def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table: Path | None = None,
                 rehash: bool = False, prefix: str = "", workers: WorkerPool | None = None) -> Iterator[Item | Finding]:
-    """The items of the source at `path`, with captions from `table` where they have no file; `rehash`: tars are
-    listed whatever is remembered of them. Labels of items begin with `prefix`.
+    """The items of the source at `path`, with captions from `table` if they have no caption file; `rehash`: list tars
+    again, ignoring the memory of them. Labels of items begin with `prefix`.
 
-    Tables and tars are read by `workers` (default: a pool of its own). Raises `PathError` for a source that is not
-    there or is not read.
+    `workers` (default: a new pool) read tables and tars. Raises `PathError` for a source that does not exist or has an
+    unsupported scheme.
     """
     if workers is None:
         with readers() as pool:
@@ -55,16 +55,16 @@ def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table:
 
 
 def is_tars(path: Path) -> bool:
-    """Whether a source's path names tars, and not a directory. Raises `PathError` for a scheme that is not read."""
+    """Whether a source's path names tars, not a directory. Raises `PathError` for a URL or pipe, which are not read."""
     scheme = _SCHEME.match(str(path))
     if scheme and not path.exists():
-        raise PathError(f"source {path} has the scheme '{scheme.group(1)}', expected files of this machine",
-                        hint="fetch it first; " + HINT)
+        raise PathError(f"source {path} has the scheme '{scheme.group(1)}', expected a local path",
+                        hint="download it first; " + HINT)
     return path.suffix == ".tar" and not path.is_dir()
 
 
 def tars_in(path: Path) -> int:
-    """How many tars lie directly in a directory, which is read for pictures alone; 0 for anything else."""
+    """The number of tars directly in a directory, which a directory source does not read; 0 if `path` is not one."""
     return sum(one.suffix.lower() == ".tar" for one in path.iterdir()) if path.is_dir() else 0
 
 
@@ -74,7 +74,7 @@ def places_of(path: Path) -> list[Path]:
 
 
 def labelled(places: list[Path]) -> list[tuple[Path, str]]:
-    """Each tar with what the names of its members begin with: its name, with as many directories as tell them apart."""
+    """Each tar with the prefix of its members' names: its own name, with as many directories as make it unique."""
     depth = 1
     parts = [PurePosixPath(place.as_posix()).parts for place in places]
     while len({one[-depth:] for one in parts}) < len(places) and depth < max(map(len, parts)):
@@ -83,6 +83,6 @@ def labelled(places: list[Path]) -> list[tuple[Path, str]]:
 
 
 def _with_mask(item: Item, masks: MaskFolder) -> Item:
-    """The item with the mask that a directory of masks has for it, below its tar's name or not."""
+    """The item with its mask from a directory of masks, found by a name with or without the tar's name before it."""
     found = masks.find(*(name.rpartition(".")[0] for name in (item.name, item.picture.member)))
     return item if found is None else replace(item, mask=Blob(file=found))

@@ -63,7 +63,7 @@ def test_a_reader_that_is_lost_is_a_finding(source, monkeypatch, lost, detail):
     assert workers.asked == 3
 
 
-BEYOND, OUTSIDE = "a member lies outside the tar", "a member would land outside its directory"
+BEYOND, OUTSIDE = "a member lies outside the tar", "a member would be unpacked outside its directory"
 
 
 @pytest.mark.parametrize(("part", "says"), [

@@ -117,7 +117,7 @@ def test_rows_that_lead_out_of_the_source(folder, tmp_path, name):
      ("t.json", b"[7]", "row 1 is int"),
      ("t.csv", b"file_name,text\na.png,x,y\n", "line 2 has more values"),
      ("t.csv", b'file_name\n"a', "is not CSV"), ("t.csv", b"\xff", "byte 0 is not UTF-8"),
-     ("t.parquet", b"PAR1", "is no Parquet file"), ("t.xlsx", b"", "is '.xlsx', expected a table")],
+     ("t.parquet", b"PAR1", "is not a readable Parquet file"), ("t.xlsx", b"", "is '.xlsx', expected a table")],
 )  # fmt: skip
 def test_tables_that_cannot_be_read(tmp_path, name, data, says):
     (tmp_path / name).write_bytes(data)
@@ -129,7 +129,7 @@ def test_rows_that_cannot_be_used_do_not_stop_the_others(folder, tmp_path):
     write(tmp_path / "t.jsonl", [{"text": "no name"}, {"file_name": "x.png", "text": 7}] + [{}] * 40 + ROWS)
     tables = tables_of(folder)
     tables.add(tmp_path / "t.jsonl", "", "t.jsonl")
-    assert len(tables.findings) == 21 and "22 more of its rows" in tables.findings[-1].detail
+    assert len(tables.findings) == 21 and "22 more rows" in tables.findings[-1].detail
     assert "line 1: has no file_name" in tables.findings[0].detail
     assert tables.find("a.png").captions == ("a cat",)
     tables.add(tmp_path / "gone.jsonl", "", "gone.jsonl")
@@ -166,7 +166,7 @@ def test_columns_that_are_no_text(folder, odd):
     pq.write_table(pa.table({"file_name": ["a.png"], "caption": odd}), folder / "metadata.parquet")
     items, said = walked(folder)
     assert items["a.png"].captions == () and said == [("metadata.parquet", "bad-table")]
-    with pytest.raises(BadTable, match=r"column 'caption' is .*, expected text or lists of it"):
+    with pytest.raises(BadTable, match=r"column 'caption' is .*, expected text or lists of text"):
         list(rows_of(folder / "metadata.parquet"))
     pq.write_table(pa.table({"file_name": ["a.png"], "image": odd, "text": ["x"]}), folder / "metadata.parquet")
     items, said = walked(folder)

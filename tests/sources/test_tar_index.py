@@ -218,10 +218,10 @@ def test_a_record_of_another_tar_is_none(folder, tar, tmp_path):
 
 
 GOOD = [[["0", [["jpg", "0.jpg", 512, 5]]]], [["", "archive-unended", "no end"]]]
-NAME, KEY = "a name of the record is none", "a key of the record is there twice, or has no members"
+NAME, KEY = "a name of the record is not a string", "a key of the record is repeated, or has no members"
 PLACE = "a member of the record lies outside the tar"
-OUTSIDE = "a member of the record would land outside its directory"
-SAYS = "what the record says of the tar is no finding"
+OUTSIDE = "a member of the record would be unpacked outside its directory"
+SAYS = "a finding of the record has an unknown code"
 STRANGE = [
     (None, "."), ([], "."), ([[]], "."), ({"groups": 1}, "."), ([[["0", 1]], []], "."),
     ([[], [["", "truncated"]]], "."),
@@ -254,7 +254,7 @@ def test_a_record_that_says_something_strange_is_none(folder, tar, monkeypatch, 
 
 def test_records_have_a_bound(monkeypatch):
     monkeypatch.setattr(listings, "MOST_BYTES", 1 << 16)
-    with pytest.raises(ValueError, match="the record is longer than any is"):
+    with pytest.raises(ValueError, match="the record has more than"):
         listings._unpacked(zlib.compress(b"[" + b" " * 70_000))
 
 

@@ -42,10 +42,10 @@ def test_a_file_that_is_called_like_a_pattern_is_that_file(tars):
 
 @pytest.mark.parametrize(
     ("pattern", "says"),
-    [("x.tar", "does not exist"), ("a/{0..9}.tar", r"2\.tar does not exist, nor do 7 others of"),
+    [("x.tar", "does not exist"), ("a/{0..9}.tar", r"2\.tar does not exist, and neither do 7 others of"),
      ("z*.tar", "matches no file"), ("{0..999999999}.tar", "names more than 1000000 tars"),
      ("{a.tar", "source .* cannot be expanded"),
-     ("**a/x.tar", r"cannot be expanded: '\*\*a' has more than \*\* between two slashes"),
+     ("**a/x.tar", r"cannot be expanded: '\*\*a' mixes \*\* with other characters"),
      ("a/" + "*/" * 900 + "x.tar", "matches no file"),
      ("x" * 5000 + ".tar", "source /.*… has 5[0-9]+ characters, expected at most 4096")],
 )  # fmt: skip
@@ -56,7 +56,7 @@ def test_patterns_that_name_nothing(tars, pattern, says):
 
 @pytest.mark.parametrize("source", ["s3://bucket/a.tar", "pipe:cat a.tar", "http://example.org/a.tar", "gs://b/photos"])
 def test_other_schemes_are_refused(source):
-    with pytest.raises(PathError, match=r"has the scheme '[a-z0-9]+', expected files of this machine"):
+    with pytest.raises(PathError, match=r"has the scheme '[a-z0-9]+', expected a local path"):
         is_tars(Path(source))
 
 
