@@ -1,8 +1,8 @@
-"""Whole files or none: write, sync to disk, rename, protect. Every file a cache or a run keeps goes through here.
+"""Writes files atomically: stage, sync to disk, rename, protect. Every file of a cache or a run is written here.
 
-The primitives at the top (`PRIMITIVES`) are the only places where the disk changes, so that tests can stop the world
-at each of them. Where a system lacks one of them (directories cannot be synced on Windows, hard links do not exist on
-FAT), it falls back to the next best and the cache stays usable.
+Only the primitives at the top (`PRIMITIVES`) change the disk, so that tests can inject a crash at each of them. If a
+system lacks one (Windows cannot sync directories, FAT has no hard links), the primitive falls back to the next best
+operation and the cache stays usable.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import Any, BinaryIO
 from prep.fs.untrusted import is_link
 
 PRIMITIVES = ("create", "write", "sync", "sync_dir", "rename", "link", "remove", "make_dir", "remove_dir", "protect")
-Buffer = Any  # whatever has the buffer protocol: bytes, bytearray, memoryview, a contiguous numpy array
+Buffer = Any  # anything with the buffer protocol: bytes, bytearray, memoryview, a contiguous NumPy array
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 NO_STAGING = {errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS}
-NO_DIRECTORY = {errno.ENOTDIR, errno.ELOOP, errno.EMLINK}  # what systems say of a link that is not to be followed
+NO_DIRECTORY = {errno.ENOTDIR, errno.ELOOP, errno.EMLINK}  # errors of O_NOFOLLOW for a link, which differ by system
 DIRECTORY = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 HAS_DIR_FD = {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd and os.scandir in os.supports_fd
-SHARED_DIR = 0o3077  # of a directory's permissions, what directories below it have, too
+SHARED_DIR = 0o3077  # permission bits that directories inherit from the cache's root
 SHARED_FILE = 0o066
 NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOTSUP, errno.EISDIR}
 
 
 def create(path: Path, *, mode: int | None = None) -> BinaryIO:
-    """A new, empty file to write to, without a buffer, which would fail again when it is closed.
+    """Creates an empty file and opens it for writing, unbuffered: a buffer would fail a second time on close.
 
-    With `mode` it has these permissions, whatever the umask. Raises `FileExistsError`.
+    `mode` sets its permissions regardless of the umask. Raises `FileExistsError`.
     """
     handle = path.open("xb", buffering=0)
     if mode is not None:
@@ -53,19 +53,19 @@ def write(handle: BinaryIO, data: Buffer) -> None:
 
 
 def sync(handle: BinaryIO) -> None:
-    """The file's bytes are on the disk when this returns (on macOS too, where fsync stops short)."""
+    """Flushes the file's bytes to the disk (also on macOS, where plain fsync is not enough)."""
     with _naming(handle.name):
         handle.flush()
         _full_fsync(handle.fileno())
 
 
 def sync_dir(path: Path) -> None:
-    """The names in directory `path` are on the disk when this returns, where the system can promise that."""
+    """Flushes the names in directory `path` to the disk, on systems that can."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         if error.errno in NO_DIRECTORY_SYNC:
-            return  # Windows opens no directories
+            return  # Windows cannot open directories
         raise
     try:
         with _naming(path):
@@ -78,12 +78,12 @@ def sync_dir(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Moves a file over `target`, or a directory to where nothing is, in one step."""
+    """Atomically moves a file, replacing `target`, or a directory to an unused name."""
     source.replace(target)
 
 
 def link(source: Path, target: Path) -> None:
-    """A second name for a file. Raises `FileExistsError` when `target` exists; where links are lacking, renames."""
+    """Hard-links `source` as `target`; renames it if the disk has no hard links. Raises `FileExistsError`."""
     try:
         target.hardlink_to(source)
     except OSError as error:
@@ -95,7 +95,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def remove(path: Path, *, dir_fd: int | None = None) -> None:
-    """Removes a file, read-only or not, there or not; with `dir_fd`, the one called `path.name` in that directory."""
+    """Removes a file, even if read-only or already gone; with `dir_fd`, the file `path.name` in that directory."""
     name = path if dir_fd is None else path.name
     with contextlib.suppress(FileNotFoundError):
         try:
@@ -103,15 +103,15 @@ def remove(path: Path, *, dir_fd: int | None = None) -> None:
         except PermissionError:
             if dir_fd is not None or path.is_symlink():
                 raise
-            path.chmod(stat.S_IRUSR | stat.S_IWUSR)  # Windows keeps read-only files
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR)  # Windows refuses to remove read-only files
             path.unlink()
 
 
 def make_dir(path: Path, *, mode: int | None = None) -> None:
-    """Makes a directory; with `mode` it has these permissions, whatever the umask. Raises `FileExistsError`."""
+    """Makes a directory; `mode` sets its permissions regardless of the umask. Raises `FileExistsError`."""
     path.mkdir()
     if mode is not None and HAS_DIR_FD:
-        with contextlib.suppress(OSError):  # on a disk without permissions, or moved already
+        with contextlib.suppress(OSError):  # the disk has no permissions, or another process moved it
             descriptor = os.open(path, DIRECTORY)
             try:
                 set_mode(descriptor, mode)
@@ -120,38 +120,38 @@ def make_dir(path: Path, *, mode: int | None = None) -> None:
 
 
 def remove_dir(path: Path, *, dir_fd: int | None = None) -> None:
-    """Removes an empty directory, there or not; with `dir_fd`, the one called `path.name` in that directory."""
+    """Removes an empty directory, if it exists; with `dir_fd`, the directory `path.name` in that directory."""
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(path if dir_fd is None else path.name, dir_fd=dir_fd)
 
 
 def protect(path: Path) -> None:
-    """A file that nobody writes to by mistake. Directories stay writable, so that `rm -r` needs no chmod."""
+    """Makes a file read-only, against accidental writes. Directories stay writable, so that `rm -r` needs no chmod."""
     path.chmod(path.stat().st_mode & ~0o222)
 
 
 def set_mode(descriptor: int, mode: int) -> None:
-    """Gives an open file or directory these permissions, where the system and the disk have such."""
+    """Sets the permissions of an open file or directory, if the system and the disk support them."""
     if hasattr(os, "fchmod") and stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         with contextlib.suppress(OSError):
             os.fchmod(descriptor, mode)
 
 
 def shared_dir_mode(root: Path) -> int:
-    """Permissions for directories below `root`: its own, so that no user's umask shuts out others who may use it."""
+    """Permissions for directories below `root`: those of `root`, so that one user's umask locks no other user out."""
     return root.stat().st_mode & SHARED_DIR | 0o700
 
 
 def shared_file_mode(root: Path) -> int:
-    """Permissions for files below `root`, as `shared_dir_mode`."""
+    """Permissions for files below `root`, by the rule of `shared_dir_mode`."""
     return root.stat().st_mode & SHARED_FILE | 0o600
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a directory with all in it, or a file; nothing there is no error. Links are removed, never followed.
+    """Removes a directory with its contents, or a file, if it exists. Links are removed, never followed.
 
-    Directories are opened one inside the other and never through a link, so that nobody who may write into them can
-    lead the removal elsewhere. Any depth will do: two of them are open at a time.
+    Each directory is opened relative to its parent and never through a link, so that a user who can write there cannot
+    redirect the removal. Any depth works: at most two directories are open at a time.
     """
     try:
         status = path.lstat()
@@ -165,21 +165,21 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_directory_in_way(path: Path) -> None:
-    """No directory is where a file is to be when this returns. Only for what is ours: all in it goes."""
+    """Removes a directory, with its contents, from the path of a file to be written. Only for paths inside a cache."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
 
 
 def temporary_name(path: Path, staging: Path | None = None) -> Path:
-    """A fresh hidden name in the directory of `path`, or in `staging`; the umask decides its mode, unlike mkstemp's.
+    """A new hidden name in the directory of `path`, or in `staging`; unlike with mkstemp, the umask sets the mode.
 
-    The file's own name is not in it: that may be as long as names can be.
+    It does not contain the file's own name, which may already have the maximum length.
     """
     return (staging or path.parent) / f".{secrets.token_hex(8)}.partial"
 
 
 def write_synced(path: Path, data: Buffer, *, mode: int | None = None) -> None:
-    """Creates `path` with `data`, on the disk. Raises `FileExistsError`."""
+    """Creates `path` with `data` and syncs it to the disk. Raises `FileExistsError`."""
     with create(path, mode=mode) as handle:
         write(handle, data)
         sync(handle)
@@ -187,10 +187,10 @@ def write_synced(path: Path, data: Buffer, *, mode: int | None = None) -> None:
 
 def write_atomic(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None,
                  mode: int | None = None) -> None:
-    """`path` has `data`, on the disk. Whoever looks meanwhile, or after a crash, sees all of the old or the new.
+    """Replaces `path` by `data` atomically, synced: readers, also after a crash, see the complete old or new file.
 
-    What a crash leaves lies in `staging`, where that is on the same file system and can be written; else, and without
-    it, beside `path`. `mode` as for `create`.
+    A crash leaves its partial file in `staging`, if that is writable and on the same file system; otherwise beside
+    `path`. `mode` as for `create`.
     """
     try:
         _write_whole(path, data, read_only, temporary_name(path, staging), mode)
@@ -212,7 +212,7 @@ def _write_whole(path: Path, data: Buffer, read_only: bool, staged: Path, mode: 
 
 
 def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, mode: int | None = None) -> bool:
-    """True when this call created `path` with `data`; False, and nothing written, when it was there already."""
+    """Creates `path` with `data`, atomically; returns False, and writes nothing, if `path` exists."""
     if path.exists():
         return False
     staged = temporary_name(path, staging)
@@ -228,7 +228,7 @@ def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, m
 
 
 def make_dirs(path: Path, *, mode: int | None = None) -> None:
-    """The directory and its parents exist, and their names are on the disk. `mode` as for `make_dir`."""
+    """Makes a directory and its missing parents, and syncs their names to the disk. `mode` as for `make_dir`."""
     if path.is_dir():
         return
     make_dirs(path.parent, mode=mode)
@@ -239,17 +239,17 @@ def make_dirs(path: Path, *, mode: int | None = None) -> None:
 
 @dataclass(slots=True)
 class _Level:
-    """A directory on the way down into a tree that is being removed."""
+    """A directory on the current path through a tree that is being removed."""
 
     name: str
     mark: tuple[int, int]  # device and inode
-    left: list[str]  # directories in it that are still to be removed
+    left: list[str]  # its subdirectories that are still to be removed
 
 
 def _empty_by_descriptor(root: Path) -> None:
-    """Removes all that is in `root`. Raises `OSError`, also when a directory on the way is moved meanwhile."""
+    """Removes the contents of `root`. Raises `OSError`, also if another process moves a directory meanwhile."""
     while not _emptied(root):
-        pass  # another process removed the directory that we were in: look again
+        pass  # another process removed the current directory: start again
 
 
 def _emptied(root: Path) -> bool:
@@ -282,7 +282,8 @@ def _emptied(root: Path) -> bool:
 
 
 def _level(root: Path, name: str, descriptor: int) -> _Level:
-    """An open directory whose files are removed now. (`root` only names things in errors: paths may be too long.)"""
+    """Removes the files of an open directory and lists its subdirectories. `root` is only for errors: full paths may be
+    too long."""
     left = []
     with os.scandir(descriptor) as found:
         for entry in sorted(found, key=lambda one: one.name):
@@ -294,7 +295,7 @@ def _level(root: Path, name: str, descriptor: int) -> _Level:
 
 
 def _open_dir(path: Path, dir_fd: int | None) -> int | None:
-    """A descriptor of a directory that its owner may now empty; `None` when it is gone, or was replaced by a file."""
+    """Opens a directory and makes it writable; `None` if it is gone, or was replaced by a file, which is removed."""
     name = path if dir_fd is None else path.name
     try:
         try:
@@ -316,12 +317,12 @@ def _open_dir(path: Path, dir_fd: int | None) -> int | None:
 
 
 def _empty_by_path(root: Path) -> None:
-    """The same where directories cannot be opened (Windows): looking for links is all that can be done."""
+    """Like `_empty_by_descriptor`, on systems that cannot open directories (Windows): checks for links by path."""
     found = [root]
     for folder in found:  # grows
         if not os.access(folder, os.W_OK):
             folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
-        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+        with contextlib.suppress(FileNotFoundError):  # another process is removing it, too
             for inner in sorted(folder.iterdir()):
                 status = inner.lstat()
                 if stat.S_ISDIR(status.st_mode) and not is_link(status):
@@ -339,7 +340,7 @@ def _mark(descriptor: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _naming(path: Path | str) -> Iterator[None]:
-    """What the system says of a descriptor names its file, too."""
+    """Adds the file's name to errors that are raised for its descriptor."""
     try:
         yield
     except OSError as error:
@@ -348,7 +349,7 @@ def _naming(path: Path | str) -> Iterator[None]:
 
 
 def _forget(staged: Path) -> None:
-    with contextlib.suppress(OSError):  # what failed before matters more; a leftover is rubbish
+    with contextlib.suppress(OSError):  # keep the original error; gc removes leftovers
         remove(staged)
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a blob, wherever they lie; files are opened and read without ever waiting for what is not there."""
+"""Reads blobs: whole files or ranges of them. Opening never blocks, not even on a pipe without a writer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import BinaryIO
 
 from prep.fs.untrusted import NotRegularFile, read_bytes, stream_of
 
-MOST_BYTES = 1 << 30  # of one file; the most pixels that are decoded take 0.8 GB
+MOST_BYTES = 1 << 30  # of one file; the largest picture that is decoded takes 0.8 GB
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC", "O_NOINHERIT"))
 
 
 class TooLarge(OSError):
-    """A blob has more bytes than are ever read into memory."""
+    """A blob is larger than the limit for reading into memory."""
 
 
 def error_code(error: OSError) -> str:
-    """The finding's code for a file that could not be read; one of codes.CODES."""
+    """The finding code for a file that could not be read; one of findings.CODES."""
     if isinstance(error, NotRegularFile):
         return "special-file"
     return "too-large" if isinstance(error, TooLarge) else "unreadable-file"
 
 
 def read_blob(blob: Blob) -> bytes:
-    """All bytes of `blob`. Raises `OSError` when they cannot be read, or when the file ends before the range does;
-    `TooLarge`, `NotRegularFile` before anything is read.
+    """All bytes of `blob`. Raises `OSError` if they cannot be read or the file ends before the range does; raises
+    `TooLarge` and `NotRegularFile` before reading anything.
     """
     descriptor = open_descriptor(blob.file)
     try:
@@ -38,7 +38,7 @@ def read_blob(blob: Blob) -> bytes:
             raise TooLarge(errno.EFBIG, f"it has {size} bytes, expected at most {MOST_BYTES}", blob.file)
         if blob.offset:
             os.lseek(descriptor, blob.offset, os.SEEK_SET)
-        # A file that grew, or whose size is no size (in /proc), is read beyond it.
+        # Read past the stated size: the file may have grown, and files in /proc state none.
         data = read_bytes(descriptor, MOST_BYTES + 1 if blob.length is None else blob.length, size, blob.file)
     finally:
         os.close(descriptor)
@@ -51,9 +51,9 @@ def read_blob(blob: Blob) -> bytes:
 
 
 def open_descriptor(path: str) -> int:
-    """A descriptor to read a regular file from, which may be reached through links. Raises `OSError`; `NotRegularFile`
-    for anything else, at once: nobody waits for who writes into a pipe."""
-    descriptor = os.open(path, _FLAGS)  # not a Path of each file, which would take longer than reading it
+    """Opens a regular file for reading; links are followed. Raises `OSError`, and `NotRegularFile` for anything else
+    without blocking on a pipe."""
+    descriptor = os.open(path, _FLAGS)  # os.open: making a Path would take longer than reading the file
     try:
         if not S_ISREG(os.fstat(descriptor).st_mode):
             raise NotRegularFile(Path(path), "is a pipe or a device, expected a regular file")
@@ -64,18 +64,18 @@ def open_descriptor(path: str) -> int:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file as a stream. Raises `OSError`, as its reads do."""
+    """A regular file as a stream. Raises `OSError`, here and when reading."""
     return stream_of(open_descriptor(str(path)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blob:
-    """Where some bytes lie: a whole file, or a range of one (a member of a tar)."""
+    """The location of some bytes: a whole file, or a range of one (a member of a tar)."""
 
-    file: str  # the file's path; a `Path` of it takes longer to make than all that a run without news does with it
+    file: str  # the path, as str: making a `Path` takes longer than everything else a run without changes does with it
     offset: int = 0
     length: int | None = None  # None: up to the end of the file
-    member: str = ""  # what the range is called in its tar; "": the blob is a whole file
+    member: str = ""  # name of the range in its tar; "": the blob is a whole file
 
     @property
     def path(self) -> Path:

@@ -1,14 +1,14 @@
-"""Locks on a cache: any number of users share it, or one process that removes things has it to itself.
+"""Locks a cache: shared by any number of users, or exclusive for a process that removes things.
 
-What is locked is the cache's marker, `latentry.json`: a cache without it is no cache, so nobody deletes it while the
-cache is in use. Earlier versions lock the file CACHE/lock, and so do we, after the marker: deleting that one lets
-nobody in. After a lock is taken, the file is compared with the one that has its name now, and the lock taken again
-where it was replaced. The kernel releases locks when their process ends.
+The lock is on the cache's marker, `latentry.json`: without it the directory is not a cache, so nobody deletes it while
+the cache is in use. Earlier versions lock the file CACHE/lock, so this version locks it, too, after the marker;
+deleting CACHE/lock therefore lets nobody in. After taking a lock, the locked file is compared with the file that has
+its name now; if it was replaced, the lock is taken again. The kernel releases locks when their process ends.
 
-POSIX has `flock`, shared or exclusive. Python on Windows can only lock bytes of a file, each for one holder: a user
-takes any free one of `SLOTS` bytes, and whoever wants the cache alone takes them all. Windows locks CACHE/lock only:
-a locked byte cannot be read there, and an open file cannot be deleted. The package `filelock` has neither kind of lock:
-its lock of readers and writers is an SQLite database beside the file.
+POSIX has `flock`, shared or exclusive. Python on Windows can only lock bytes of a file, each for one holder: a shared
+lock takes any free one of `SLOTS` bytes, an exclusive lock takes all of them. Windows locks CACHE/lock only: there, a
+locked byte cannot be read and an open file cannot be deleted. The package `filelock` offers neither kind of lock: its
+readers-writer lock is an SQLite database beside the file.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from prep.errors import CacheError
 from prep.fs.atomic import set_mode, shared_file_mode
 from prep.fs.paths import MARKER
 
-PATIENCE = 30.0  # seconds that prep gc, or the start of another encoder, may take
-SLOTS = 512  # that many may share a cache on Windows
+PATIENCE = 30.0  # seconds to wait for prep gc, or for the start of another encoder
+SLOTS = 512  # processes that may share a cache on Windows
 LOCKED = ("lock",) if sys.platform == "win32" else (MARKER, "lock")  # in this order
-TRIES = 100  # after which a file that is replaced again and again is given up
+TRIES = 100  # attempts to lock a file that is replaced again and again
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 BUSY = (errno.EAGAIN, errno.EACCES)  # another process has the lock
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)  # some NFS disks
@@ -43,8 +43,8 @@ LockBytes = Callable[[int, int, int, bool], bool]  # (descriptor, first byte, by
 def lock_directory(root: Path, *, exclusive: bool, patience: float = 0) -> Iterator[None]:
     """Holds the locks of the cache at `root`, shared or exclusive; waits up to `patience` seconds for others.
 
-    Raises `CacheError` when another process is in the way, or when `exclusive` is asked for in a cache that cannot be
-    written. On a disk without locks users are let in, and nobody gets the cache alone.
+    Raises `CacheError` if another process holds a conflicting lock, or if `exclusive` is requested for a cache that is
+    not writable. On a disk without file locks, shared access is granted and exclusive access refused.
     """
     if exclusive and not os.access(root, os.W_OK):
         raise CacheError(f"{root} cannot be written, so nothing can be removed from it",
@@ -58,7 +58,7 @@ def lock_directory(root: Path, *, exclusive: bool, patience: float = 0) -> Itera
 
 @contextmanager
 def _locked(root: Path, name: str, exclusive: bool, deadline: float) -> Iterator[None]:
-    """Holds the lock of one file, where there is such a file or it can be made."""
+    """Holds the lock of one file, if the file exists or can be made."""
     for _ in range(TRIES):
         handle = _opened(root / name, exclusive)
         if handle is None:
@@ -77,9 +77,9 @@ def _locked(root: Path, name: str, exclusive: bool, deadline: float) -> Iterator
 
 
 def _opened(path: Path, exclusive: bool) -> BinaryIO | None:
-    """The file to lock: writable, as some network disks want it for exclusive locks, or else only to be read.
+    """Opens the file to lock: writable if possible, because some network disks need that for exclusive locks.
 
-    The marker is never made here; CACHE/lock is, for all who may read the cache. `None` where there is no file.
+    Never creates the marker; creates CACHE/lock, for all who may read the cache. `None` if there is no file.
     """
     try:
         if path.name != MARKER:
@@ -100,7 +100,7 @@ def _opened(path: Path, exclusive: bool) -> BinaryIO | None:
 
 
 def is_current(handle: IO[bytes], path: Path) -> bool:
-    """Whether `path` still names the open file: a lock on one that was deleted or replaced keeps nobody out."""
+    """Whether `path` still names the open file: a lock on a deleted or replaced file keeps nobody out."""
     mine = os.fstat(handle.fileno())
     try:
         named = path.stat()
@@ -119,7 +119,7 @@ def _wait(root: Path, handle: BinaryIO, exclusive: bool, deadline: float) -> Rel
 
 
 def _take(root: Path, handle: BinaryIO, exclusive: bool) -> Release | None:
-    """Releases the lock that was taken; `None` when others have it."""
+    """Takes the lock and returns its release; `None` if another process holds it."""
     try:
         return try_lock(handle, exclusive)
     except OSError as error:
@@ -128,14 +128,14 @@ def _take(root: Path, handle: BinaryIO, exclusive: bool) -> Release | None:
         if error.errno not in NO_LOCKS:
             raise
     if exclusive:
-        raise CacheError(f"{root} is on a disk without locks, so it is not known whether others use it",
-                         hint="move the cache to a local disk to remove things from it")
+        raise CacheError(f"{root} is on a disk without locks, so other processes that use it cannot be detected",
+                         hint="move the cache to a local disk, then try again")
     return lambda: None
 
 
 def try_byte_lock(handle: BinaryIO, exclusive: bool, lock: LockBytes) -> Release | None:
-    """Takes one free byte, or all when `exclusive`; `None` when there is none. `lock` is the system's."""
-    mine = os.getpid() % SLOTS  # so that those who share seldom ask for the same
+    """Takes one free byte, or all bytes if `exclusive`; `None` if that fails. `lock` is the system's function."""
+    mine = os.getpid() % SLOTS  # so that processes rarely try the same byte first
     tries = [(0, SLOTS)] if exclusive else [((mine + step) % SLOTS, 1) for step in range(SLOTS)]
     for start, count in tries:
         if lock(handle.fileno(), start, count, True):

@@ -1,19 +1,20 @@
-"""What earlier runs read of files, so that the next run need not open them. Disposable.
+"""Remembers what earlier runs read from files, so that the next run need not open them. Disposable.
 
-Records lie in SQLite files in a private directory of the user (`prep.fs.user_cache`) and nowhere else: whoever can
-write a record decides what a file is believed to hold, and a journal beside a database can name files that SQLite
-deletes. So a directory that others can write to is never used.
+Records are kept in SQLite files in a private directory of the user (`prep.fs.user_cache`) and nowhere else: a record
+decides what a file is believed to hold, and a journal beside a database can name files that SQLite deletes. So a
+directory that other users can write to is never used.
 
 Each kind of memory has a version, which is part of its file's name: a program of another version, or with another
-version of a decoder, starts with an empty memory and leaves the other one alone. Every record has a CRC-32 of its name
-and value, which finds any one flipped bit; a damaged record counts as missing, and a damaged file is removed and made
-again. Records that no run used for 90 days go, and the oldest go first where a file, or all files, get too large.
+version of a decoder, starts with an empty memory and leaves the other file alone. Every record has a CRC-32 of its name
+and value, which detects any single flipped bit; a damaged record counts as missing, and a damaged file is removed and
+made again. Records unused for 90 days are removed; if a file, or all files together, get too large, the oldest are
+removed first.
 
-A file's stamp (device, inode, size, mtime, ctime) is trusted only when the file did not change for a minute before it
-was read. File systems have clocks as coarse as two seconds; and on Linux a file that is written through a memory
-mapping changes its times only once until its pages are written back, which takes up to 35 seconds
-(vm.dirty_expire_centisecs and vm.dirty_writeback_centisecs). Where ctime is a creation time (Windows) a replaced file
-can keep all of its stamp, so nothing is remembered there.
+A file's stamp (device, inode, size, mtime, ctime) is trusted only if the file did not change for a minute before it
+was read. File systems have clocks as coarse as two seconds. On Linux, a file that is written through a memory mapping
+changes its times only once until its pages are written back, which takes up to 35 seconds
+(vm.dirty_expire_centisecs and vm.dirty_writeback_centisecs). Where ctime is a creation time (Windows), a replaced file
+can keep its whole stamp, so nothing is remembered there.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from prep.fs.blob import Blob, read_blob
 from prep.fs.stamps import blob_stamp, ctime_is_reliable
 from prep.fs.user_cache import make_private, user_cache, why_not_private
 
-FORMAT = 1  # of the files; raised when their layout changes
+FORMAT = 1  # of the files; raise it when their layout changes
 FOLDER = "memory"  # in the user's cache directory
-REST_NS = 60_000_000_000  # how long a file must not have changed before it is read, for its stamp to be trusted
-DAYS = 90  # after which a record that no run used goes
-REFRESH = 7  # days after which a record that is used is marked as used
+REST_NS = 60_000_000_000  # a stamp is trusted if the file did not change for this long before it was read
+DAYS = 90  # after which an unused record is removed
+REFRESH = 7  # days after which the date of last use of a record is updated
 MOST_BYTES = 1 << 30  # of one file
 MOST_IN_ALL = 1 << 31  # bytes of all files
-FLUSH = 2000  # new records that are worth writing in the middle of a run
-WAIT = 1.0  # seconds for another process that has the file locked
+FLUSH = 2000  # new records that are written in the middle of a run
+WAIT = 1.0  # seconds to wait for another process that has locked the file
 _DAY = 86400
 _CRC = struct.Struct("<I")
 _NUMBER = struct.Struct("<q")
@@ -54,14 +55,14 @@ _blake2b = hashlib.blake2b
 _TABLE = "CREATE TABLE memory (id INTEGER PRIMARY KEY, day INTEGER NOT NULL, value BLOB NOT NULL)"
 _SCHEMA = [(b"table", b"memory", _TABLE.encode())]
 _HEAD = b"SQLite format 3\0"
-_JOURNAL = slice(18, 20)  # of the head: 1, 1 is a rollback journal, the only kind that is used here
-_PAGE = 16384  # bytes: thumbnails of 4 kB leave little room at the end of a page
+_JOURNAL = slice(18, 20)  # of the header: 1, 1 means a rollback journal, the only kind used here
+_PAGE = 16384  # bytes: thumbnails of 4 kB waste little of a page
 _FILE = re.compile(r"(?P<kind>[a-z]+)-[0-9a-f]{16}\.sqlite(-journal|-wal|-shm)?")
-# Errors that say nothing about the file itself: it is locked, or its disk or directory is at fault.
+# Errors that do not mean a damaged file: it is locked, or its disk or directory is at fault.
 _ELSEWHERE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
               sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM}
 
-_PARSE = json.JSONDecoder().raw_decode  # what `json.loads` ends up calling, in a third of the time
+_PARSE = json.JSONDecoder().raw_decode  # what `json.loads` calls internally; takes a third of the time
 
 Fact = dict[str, Any]
 _nothing_written = False
@@ -69,7 +70,7 @@ _nothing_written = False
 
 @contextmanager
 def dry_run() -> Iterator[None]:
-    """Inside, no memory writes anything: no record, no directory, and nothing damaged is removed."""
+    """Inside, memories change nothing on the disk: they write no record or directory and remove no damaged file."""
     global _nothing_written
     before, _nothing_written = _nothing_written, True
     try:
@@ -79,13 +80,13 @@ def dry_run() -> Iterator[None]:
 
 
 def memory_folder() -> Path | None:
-    """The directory of all memories, whether it exists or not; `None` for a user without a home."""
+    """The directory of all memories, which may not exist; `None` for a user without a home directory."""
     root = user_cache()
     return None if root is None else root / FOLDER
 
 
 def memo_path(kind: str, version: str, *, scope: str = "") -> Path | None:
-    """The file of a kind of memory, of this version and for this scope (of a cache, its path; "": for all)."""
+    """The file of a kind of memory, of this version and for this scope (a cache's path; "": global)."""
     folder = memory_folder()
     if folder is None:
         return None
@@ -94,24 +95,24 @@ def memo_path(kind: str, version: str, *, scope: str = "") -> Path | None:
 
 
 class Memo:
-    """Remembered records by name; thread-safe. `save` writes the new ones. No fault of the file is an error.
+    """Remembered records by name; thread-safe. `save` writes the new ones. A damaged or unusable file is no error.
 
-    `trust=False` believes nothing that is remembered, and remembers what is read now. `preload` reads all records at
-    once (0.25 s for 300,000), for whoever will ask for most of them; else each is looked up when asked for (6 µs).
+    `trust=False` ignores existing records and remembers what is read now. `preload` reads all records at once (0.25 s
+    for 300,000), for callers that need most of them; otherwise each is looked up on request (6 µs).
     """
 
     def __init__(self, path: Path | None, *, trust: bool = True, preload: bool = False) -> None:
         reliable = ctime_is_reliable()
         self._path = path if reliable else None
-        self.trust = trust and reliable  # whether anything is taken from memory
+        self.trust = trust and reliable  # whether existing records are used
         self.read = 0  # files that had to be read
         self._new: dict[int, bytes] = {}
-        self._used: list[int] = []  # records that were used, and not marked as used lately
-        self._stale: set[int] = set()  # of the preloaded: not marked as used lately
+        self._used: list[int] = []  # records used by this run whose date of last use is old
+        self._stale: set[int] = set()  # preloaded records whose date of last use is old
         self._flush = FLUSH
         self._today = int(time.time()) // _DAY
         self._lock = threading.RLock()
-        self._checked = False  # whether every page of the file was looked at
+        self._checked = False  # whether every page of the file was checked
         self._connection: sqlite3.Connection | None = None
         self._loaded: dict[int, bytes] | None = None
         if self._path is not None and self.trust:
@@ -121,7 +122,7 @@ class Memo:
                 self._connection = _open(self._path)
 
     def recall(self, name: bytes) -> bytes | None:
-        """The record of this name; `None` where there is none, or none that is intact."""
+        """The record of this name; `None` if it is missing or damaged."""
         if not self.trust:
             return None
         number = _number(name)
@@ -144,37 +145,37 @@ class Memo:
                 self._loaded[number] = self._new[number]
 
     def flush(self) -> None:
-        """Writes what is new once that is much."""
+        """Writes the new records once there are many."""
         if len(self._new) >= self._flush:
             self.save()
 
     def get_or_read(self, blob: Blob, kind: str, make: Callable[[bytes], Fact]) -> Fact:
-        """What `make` says of the blob's bytes, from memory where its file is unchanged. Raises `OSError`."""
+        """The result of `make` for the blob's bytes, remembered if its file is unchanged. Raises `OSError`."""
         return self._ask(blob, kind, lambda: make(read_blob(blob)))
 
     def get_or_compute(self, path: Path, kind: str, make: Callable[[], Fact]) -> Fact:
-        """What `make` says of the file at `path`, from memory where it is unchanged. Raises `OSError`."""
+        """The result of `make` for the file at `path`, remembered if the file is unchanged. Raises `OSError`."""
         return self._ask(Blob(file=str(path)), kind, make)
 
     def get(self, blob: Blob, kind: str) -> Fact | None:
-        """What is remembered of `blob`, which is not read; `None`: nothing that can be trusted. Raises `OSError`."""
+        """What is remembered about `blob`, without reading it; `None` if there is no valid record. Raises `OSError`."""
         return self._recall_fact(kind, blob_stamp(blob)[0])
 
     def get_digest(self, kind: str, digest: str) -> bytes | None:
-        """What was noted of the thing that has this digest."""
+        """What is remembered about the content with this digest."""
         return self.recall(kind.encode() + b":" + bytes.fromhex(digest))
 
     def put_digest(self, kind: str, digest: str, value: bytes) -> None:
-        """Remembers `value`, which must depend on nothing but the thing that has this digest."""
+        """Remembers `value`, which must depend only on the content with this digest."""
         self.note(kind.encode() + b":" + bytes.fromhex(digest), value)
 
     def save(self) -> None:
-        """Writes what is new, so that the next run need not read those files."""
+        """Writes the new records, so that the next run need not read those files."""
         if self._path is None or _nothing_written or not (self._new or self._used):
             return
         with self._lock:
-            self._flush *= 2  # where it is locked, or the disk full, that is not tried for every record
-            for _ in range(2):  # once more where the file was damaged and is removed now
+            self._flush *= 2  # so that a locked file or a full disk is not retried for every record
+            for _ in range(2):  # once more if the file was damaged and has just been removed
                 with _disposable(self._path):
                     make_private(self._path.parent)
                     self._write(self._path)
@@ -183,7 +184,7 @@ class Memo:
                 self._disconnect()
 
     def close(self) -> None:
-        """Writes what is new, and closes the file."""
+        """Writes the new records and closes the file."""
         self.save()
         with self._lock:
             self._disconnect()
@@ -258,7 +259,7 @@ class Memo:
 
 
 def is_at_rest(changed: int, begun: int) -> bool:
-    """Whether a file that last changed at `changed` was at rest when reading it was begun (both in ns)."""
+    """Whether a file last changed at `changed` was at rest when reading began at `begun` (both in ns)."""
     return begun - changed > REST_NS
 
 
@@ -270,9 +271,9 @@ def _number(name: bytes) -> int:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection | None:
-    """A connection to the file, "ro" or "rwc"; `None` where there is none to read, or others could have written it.
+    """A connection to the file, "ro" or "rwc"; `None` if there is no file to read, or others could have written it.
 
-    Raises `sqlite3.DatabaseError` for a file that SQLite would not write, or would keep a second file beside.
+    Raises `sqlite3.DatabaseError` for a file that is no SQLite database, or not one with a rollback journal.
     """
     try:
         if why_not_private(path.parent) is not None:
@@ -286,15 +287,15 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection | None:
             return None
         head = b""
     if head and (not head.startswith(_HEAD) or head[_JOURNAL] != b"\1\1"):
-        raise _damaged(f"{path} does not begin as a memory does")
+        raise _damaged(f"{path} does not start with the header of a memory file")
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", timeout=WAIT, uri=True,
                                  check_same_thread=False)
-    connection.text_factory = bytes  # a flipped bit makes text of bytes; their checksum says what they are worth
+    connection.text_factory = bytes  # a flipped bit can turn a blob into text; the checksum detects it
     return connection
 
 
 def _open(path: Path) -> sqlite3.Connection | None:
-    """A connection to look records up; `None` where there is no such file. A damaged one is removed."""
+    """A connection for looking up records; `None` if there is no file. A damaged file is removed."""
     connection = None
     with _disposable(path):
         connection = _connect(path, "ro")
@@ -306,13 +307,13 @@ def _open(path: Path) -> sqlite3.Connection | None:
 
 
 def _check(connection: sqlite3.Connection, *, every_page: bool = False) -> bool:
-    """Whether there are records. Raises `sqlite3.DatabaseError` for other tables, and for pages that are damaged.
+    """Whether the table exists. Raises `sqlite3.DatabaseError` for any other table and for damaged pages.
 
-    Checking every page takes 50 ms for 300,000 records; without it, SQLite would write into damaged ones.
+    Checking every page takes 50 ms for 300,000 records; without that, SQLite would write into damaged pages.
     """
     there = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     if there and there != _SCHEMA:
-        raise _damaged(f"{there} is not the schema of a memory")
+        raise _damaged(f"{there} is not the schema of a memory file")
     if every_page:
         ((found,),) = connection.execute("PRAGMA quick_check(1)")
         if found != b"ok":
@@ -321,16 +322,16 @@ def _check(connection: sqlite3.Connection, *, every_page: bool = False) -> bool:
 
 
 def _prepare(connection: sqlite3.Connection, *, every_page: bool) -> None:
-    """Makes the table where there is none."""
-    connection.execute("PRAGMA synchronous = OFF")  # disposable: a power cut may cost the file
+    """Makes the table if it is missing."""
+    connection.execute("PRAGMA synchronous = OFF")  # disposable: a power failure may cost the file
     if not _check(connection, every_page=every_page):
         connection.execute(f"PRAGMA page_size = {_PAGE}")
-        connection.execute("PRAGMA auto_vacuum = FULL")  # so that a file shrinks when records go
+        connection.execute("PRAGMA auto_vacuum = FULL")  # so that the file shrinks when records are removed
         connection.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
 
 
 def _forget(connection: sqlite3.Connection, today: int) -> None:
-    """Removes records that were not used for long, once a day, and the oldest ones of a file that is too large."""
+    """Removes records that are long unused, once a day, and the oldest records of a file that is too large."""
     if _pragma(connection, "user_version") != today:
         connection.execute("DELETE FROM memory WHERE day NOT BETWEEN ? AND ?", (today - DAYS, today + DAYS))
         connection.execute(f"PRAGMA user_version = {today}")
@@ -354,15 +355,15 @@ def _damaged(what: str) -> sqlite3.DatabaseError:
 
 @contextmanager
 def _disposable(path: Path) -> Iterator[None]:
-    """Suppresses whatever is wrong with a memory: nothing is lost, the files are read again next time.
+    """Suppresses all errors of a memory file: nothing is lost, the files are read again next time.
 
-    A damaged one is removed; one that is locked, or lies where nothing can be read, is not.
+    Removes the memory file if it is damaged, but not if it is locked or unreadable.
     """
     try:
         yield
     except (OSError, sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_BUSY) & 0xFF
-        damaged = code not in _ELSEWHERE or isinstance(error, UnicodeDecodeError)  # in a message with a damaged name
+        damaged = code not in _ELSEWHERE or isinstance(error, UnicodeDecodeError)  # from damaged bytes in a message
         if damaged and not _nothing_written:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -377,7 +378,7 @@ def memory_files(folder: Path) -> Iterator[tuple[str, Path, int]]:
 
 
 def _tidy(folder: Path, keep: Path) -> None:
-    """Removes files that no run wrote to for long, and the oldest where all together are too large."""
+    """Removes files that no run has written for a long time, and the oldest files if the total is too large."""
     files: list[tuple[float, int, Path]] = []
     with suppress(OSError):
         files = [(path.lstat().st_mtime, size, path) for _, path, size in memory_files(folder)]

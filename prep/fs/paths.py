@@ -1,7 +1,7 @@
-"""Where things may lie: no source, mask, cache or output path inside another, told before anything is written.
+"""Checks, before anything is written, that no source, mask, cache or output path lies inside another.
 
-Paths are resolved first (links, `..`), and existing ones are compared by device and inode, so that a link, a bind
-mount or another letter case on a case-insensitive disk cannot hide that two names are one place.
+Paths are resolved first (links, `..`), and existing paths are compared by device and inode: so a link, a bind mount or
+a different case on a case-insensitive disk cannot hide that two names are the same place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = {stat.S_ISDIR: "directory", stat.S_ISFIFO: "pipe", stat.S_ISCHR: "device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedPath:
-    """A path and what it is for, as messages name it."""
+    """A path and its role, as messages name it."""
 
     role: str  # "pictures", "masks", "cache", "manifest", "output"
     path: Path
@@ -30,7 +30,7 @@ class NamedPath:
 
 
 def in_cache(path: str | Path) -> bool:
-    """Whether a path is a cache, or lies in one, there or not; also where a directory below cannot be searched."""
+    """Whether a path, which need not exist, is a cache or lies in one; works below unsearchable directories, too."""
     return any(_is_cache(above) for above in (Path(path).absolute(), *Path(path).absolute().parents))
 
 
@@ -42,9 +42,9 @@ def _is_cache(folder: Path) -> bool:
 
 
 def check_disjoint(places: Iterable[NamedPath]) -> None:
-    """Raises `PathError` with both paths when one place is another, or lies inside it; of several, for the first pair.
+    """Raises `PathError` for the first pair of places that are the same, or of which one lies inside the other.
 
-    Only pairs that share a name or an inode are looked at: a thousand tars are half a million pairs.
+    Only pairs that share a name or an inode are compared: a thousand tars would be half a million pairs.
     """
     resolved = [(place, resolve(place.path)) for place in places]
     for first, second in _near([at for _, at in resolved]):
@@ -57,8 +57,8 @@ def check_disjoint(places: Iterable[NamedPath]) -> None:
 
 
 def _near(paths: Sequence[Path]) -> list[tuple[int, int]]:
-    """Pairs of which one may be the other, or lie in it, as combinations are ordered: all that `same_place` could
-    say yes to for one path and another or a directory above it."""
+    """Pairs of which one may equal or contain the other, in the order of `itertools.combinations`: every pair for which
+    `same_place` could be true of one path and of the other or a directory above it."""
     names: dict[Path, tuple[object, ...]] = {}
     called: dict[object, list[int]] = {}
 
@@ -76,7 +76,7 @@ def _near(paths: Sequence[Path]) -> list[tuple[int, int]]:
 
 
 def resolve(path: Path) -> Path:
-    """`path` absolute, without links and `..`, whether it exists or not. Raises `PathError` for a loop of links."""
+    """`path` as an absolute path without links and `..`; it need not exist. Raises `PathError` for a loop of links."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -84,7 +84,7 @@ def resolve(path: Path) -> Path:
 
 
 def same_place(one: Path, other: Path) -> bool:
-    """Whether two resolved paths are one place, on this disk's own terms."""
+    """Whether two resolved paths are the same place, by the rules of this disk."""
     if one == other:
         return True
     marks = _mark(one), _mark(other)
@@ -94,12 +94,12 @@ def same_place(one: Path, other: Path) -> bool:
 
 
 def is_inside(inner: Path, outer: Path) -> bool:
-    """Whether resolved `inner` lies somewhere below resolved `outer`."""
+    """Whether resolved `inner` lies below resolved `outer`, at any depth."""
     return any(same_place(parent, outer) for parent in inner.parents)
 
 
 def check_source(path: Path) -> None:
-    """Raises `PathError` unless `path` is a directory that can be read and is no cache."""
+    """Raises `PathError` unless `path` is a directory outside any cache."""
     if not path.exists():
         raise PathError(f"source {path} does not exist")
     if not path.is_dir():
@@ -108,22 +108,23 @@ def check_source(path: Path) -> None:
 
 
 def check_not_cache(path: Path) -> None:
-    """Raises `PathError` when `path` is a cache, or lies inside one: a cache is never read as pictures."""
+    """Raises `PathError` if `path` is a cache or lies inside one: a cache is never read as a source of pictures."""
     at = resolve(path)
     for folder in (at, *at.parents):
         if (folder / MARKER).is_file() and (folder / "shards").is_dir():
-            raise PathError(f"source {path} is or lies in the cache {folder}, which holds no pictures",
+            raise PathError(f"source {path} is part of the cache {folder}, which holds no pictures",
                             hint="name the directory with the original pictures")
 
 
 def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> None:
-    """Raises `PathError` unless `path` is a new file, or a regular file that `ours` takes for one of this kind.
+    """Raises `PathError` unless `path` is a new file, or a regular file that `ours` accepts as one of the same kind.
 
-    `ours` gets the first kilobyte of an existing file; `what` names the kind, as in "manifest". Links are followed.
+    `ours` gets the first kilobyte of an existing file; `what` names the kind, such as "manifest". Links are followed.
     """
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise PathError(f"{what} {path} cannot be written: {folder} is no directory", hint="make the directory first")
+        raise PathError(f"{what} {path} cannot be written: {folder} is not a directory",
+                        hint="make the directory first")
     if not os.access(folder, os.W_OK):
         raise PathError(f"{what} {path} cannot be written: no permission to write in {folder}")
     try:
@@ -133,7 +134,7 @@ def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> N
     if not stat.S_ISREG(mode):  # opening a pipe would wait, and renaming a file over a device would replace it
         kind = next((name for test, name in KINDS.items() if test(mode)), "something else")
         raise PathError(f"{what} {path} is a {kind}, expected a file name",
-                        hint="name a file, which may be new; what people and scripts read is printed on stdout")
+                        hint="name a file, new or existing; the summary, or --json, is printed on stdout")
     with path.open("rb") as file:
         if not ours(file.read(1024)):
             raise PathError(f"{path} exists and is no {what}, so it is not replaced", hint="choose another file name")
@@ -146,9 +147,9 @@ def _check_inside(inner: NamedPath, at: Path, outer: NamedPath, there: Path) -> 
 
 
 def _show(place: NamedPath, resolved: Path) -> str:
-    """The path as it was given, and where it leads when that is another."""
+    """The path as it was given, and its resolved form if that differs."""
     given = Path.cwd() / place.path
-    return f"'{place.path}'" if given == resolved else f"'{place.path}' (that is {resolved})"
+    return f"'{place.path}'" if given == resolved else f"'{place.path}' (resolves to {resolved})"
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
@@ -164,7 +165,7 @@ def _fold(path: Path) -> str:
 
 
 def _folds_case(path: Path) -> bool:
-    """Whether the disk under `path` takes names that differ only in case for one; asked of the nearest folder."""
+    """Whether the disk under `path` ignores case in names; tested on the nearest existing folder."""
     for folder in _existing(path):
         swapped = folder.with_name(folder.name.swapcase())
         if folder.name and swapped != folder:

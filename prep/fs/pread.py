@@ -1,4 +1,4 @@
-"""Reading at an offset, and telling the kernel what comes next: one function each, with a plain fallback.
+"""Reads at an offset and advises the kernel on coming reads, with a plain fallback for each function.
 
 `preadv` needs no lock between threads and no copy; Windows lacks it. `posix_fadvise` is missing on macOS and Windows.
 """
@@ -31,9 +31,9 @@ def plain_read(descriptor: int, buffers: list[Any], offset: int) -> int:
 
 
 def read_rest(read_at: ReadAt, descriptor: int, buffers: Sequence[memoryview], offset: int, got: int) -> int:
-    """The bytes that are there for `buffers` from `offset`, when a first read gave `got`; only an empty read ends it.
+    """Continues a read that returned `got` bytes until `buffers` are full or a read is empty; returns the total.
 
-    A read may give less than it was asked for at any time; systems seldom do it to files.
+    A read may return less than requested at any time; for files, systems seldom do that.
     """
     while True:
         left = got
@@ -52,7 +52,7 @@ MOST_OPEN = 192  # below macOS's limit of 256 files a process
 
 
 def most_open(limit: int | None = None) -> int:
-    """How many files a reader keeps open: 192, or fewer where the process may open few and others need some, too."""
+    """How many files a reader keeps open: 192, or fewer if the process's limit is low and others need files, too."""
     limit = file_limit() if limit is None else limit
     return max(1, min(MOST_OPEN, max(limit // 4, limit - 64)))
 
@@ -61,7 +61,7 @@ if sys.platform == "win32":
 
     def file_limit() -> int:
         """How many files this process may have open."""
-        return 8192  # of Microsoft's C library
+        return 8192  # the limit of Microsoft's C library
 else:
     import resource
 
@@ -76,7 +76,7 @@ def no_advice(descriptor: int, offset: int, length: int) -> None:
 
 
 def advise_willneed(descriptor: int, offset: int, length: int) -> None:
-    """The kernel starts to read these bytes, and does not wait for them."""
+    """Makes the kernel start reading these bytes; returns at once."""
     os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
 
@@ -85,9 +85,9 @@ def no_reading_through(descriptor: int) -> None:
 
 
 def advise_sequential(descriptor: int) -> None:
-    """The file will be read from its beginning to its end: the kernel reads twice as far ahead.
+    """Announces that the file will be read from beginning to end: the kernel then reads twice as far ahead.
 
-    (Cold files, blocks of 1 MiB: 1.6 GB/s at 0.56 CPU s/GB; `will_need` ahead of each block 1.2 at 0.78.)
+    (Cold files, blocks of 1 MiB: 1.6 GB/s at 0.56 CPU s/GB; `advise_willneed` ahead of each block: 1.2 at 0.78.)
     """
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 

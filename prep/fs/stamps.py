@@ -1,7 +1,7 @@
-"""Has anything changed since it was read? Answered by names, sizes, times and inodes, without opening a file.
+"""Stamps of files and shards: names, sizes, times and inodes show whether anything changed, without opening a file.
 
-A stamp is worth remembering only when everything in it was at rest for two seconds as it was read: a file system's
-clock is that coarse at worst, and a file written twice within one tick would look unchanged.
+A stamp is worth remembering only if nothing in it changed for two seconds before it was taken: file systems have clocks
+as coarse as that, and a file written twice within one tick would look unchanged.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from prep.fs.tree import MOST_FILES
 STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns
 SETTLE_NS = 2_000_000_000
 
-Tree = tuple[str, ...]  # paths in a shard with a slash before them, and one behind those of directories
+Tree = tuple[str, ...]  # paths in a shard, with a leading slash, and for directories a trailing one
 _ENTRY = struct.Struct("<4Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a file, or the files of a shard, look like from outside."""
+    """The metadata of a file, or of the files of a shard."""
 
     digest: bytes  # of names, sizes, times, inodes
     bytes: int  # of all files
-    newest: int  # of all times, ns
+    newest: int  # the latest of all times, ns
 
     def at_rest(self) -> bool:
-        """Whether nothing in it changed just now."""
+        """Whether nothing changed in the last two seconds."""
         return time.time_ns() - self.newest > SETTLE_NS
 
 
@@ -43,7 +43,7 @@ def path_stamp(path: Path) -> Stamp:
 
 
 def list_tree(root: str) -> Tree | None:
-    """What is in a shard's directory; None when that is more than plain files and directories, or than a shard has.
+    """The contents of a shard's directory; None if it holds anything but regular files and directories, or too many.
 
     Raises `OSError`.
     """
@@ -62,10 +62,9 @@ def list_tree(root: str) -> Tree | None:
 
 
 def tree_stamp(root: str, tree: Tree) -> Stamp:
-    """The stamp of what was listed in a shard's directory; one more file there shows in its directory's times.
+    """The stamp of what was listed in a shard's directory; an added file changes the times of its directory.
 
-    Raises `OSError` when one is missing or became something else. (23 µs for a shard of one array; listing it again
-    would take 40.)
+    Raises `OSError` if an entry is missing. (23 µs for a shard of one array; listing it again would take 40.)
     """
     parts, total, newest = [], 0, 0
     for name in tree:
@@ -92,7 +91,7 @@ def _packed(status: os.stat_result) -> bytes:
 
 
 def blob_stamp(blob: Blob) -> tuple[bytes, int]:
-    """What changes with the blob's file, and when that was last (ns); two ranges of a file have two stamps."""
+    """The stamp of the blob's file and range, and the time of the file's last change (ns)."""
     stat = os.stat(blob.file)  # noqa: PTH116  (a Path of each file would take twice the time)
     whole = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
     try:
@@ -105,6 +104,6 @@ def blob_stamp(blob: Blob) -> tuple[bytes, int]:
 
 
 def ctime_is_reliable() -> bool:
-    """Whether ctime is the time of the last change here, and not that of creation: then a file could be replaced by
-    one with the same stamp, and only what is named by its content may be trusted by stamp."""
+    """Whether ctime is the time of the last change on this system. Where it is the time of creation, a file can be
+    replaced by one with the same stamp, and only files named by their content may be trusted by stamp."""
     return os.name != "nt"

@@ -1,4 +1,4 @@
-"""Small directory trees, listed and digested: the name of a shard is the digest of its sorted listing."""
+"""Lists and digests small directory trees: the name of a shard is the digest of its sorted listing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from prep.digest import digest_json, digest_parts
 from prep.fs.untrusted import NotRegularFile, is_link, open_regular, require_kind, stream_of
 
-LEVELS = 2  # directories of a shard, one in the other: its own, and that of an array
-MOST_FILES = 1024  # of a shard; ours have two for each array, and one
+LEVELS = 2  # nested directories of a shard: its own, and that of an array
+MOST_FILES = 1024  # of a shard; Latentry writes two per array, and one more
 
 
 def listing_digest(listing: list[dict[str, Any]]) -> str:
@@ -21,9 +21,9 @@ def listing_digest(listing: list[dict[str, Any]]) -> str:
 
 
 def tree_digest(root: Path) -> str:
-    """The digest of a directory as it lies on disk; every byte is read (1.3 to 1.8 GB/s where the CPU has SHA-NI).
+    """The digest of a directory on disk; reads every byte (1.3 to 1.8 GB/s if the CPU has SHA-NI).
 
-    Raises `OSError`; of its kind `NotRegularFile` where there is a link, a pipe or the like.
+    Raises `OSError`, and its subclass `NotRegularFile` for links, pipes and the like.
     """
     return listing_digest([{"path": name, "size": size, "sha256": file_digest(root / name)}
                            for name, size in tree(root)])
@@ -36,9 +36,10 @@ def file_digest(path: Path) -> str:
 
 
 def tree(root: Path) -> Iterator[tuple[str, int]]:
-    """POSIX path and size of every file of a shard, in no order.
+    """POSIX path and size of every file of a shard, unsorted.
 
-    Raises `OSError`; of its kind `NotRegularFile` for links and the like, and for trees that no shard has.
+    Raises `OSError`, and its subclass `NotRegularFile` for links and the like, and for more files or levels than a
+    shard has.
     """
     require_kind(root, root.lstat(), directory=True)
     for number, found in enumerate(_below(root, "", LEVELS)):
@@ -53,7 +54,7 @@ def _below(root: Path, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
             status, path = entry.stat(follow_symlinks=False), root / entry.name
             if stat.S_ISDIR(status.st_mode) and not is_link(status):
                 if levels == 1:
-                    raise NotRegularFile(path, "is a directory deeper than any of a shard")
+                    raise NotRegularFile(path, "is a directory nested deeper than any in a shard")
                 yield from _below(path, f"{prefix}{entry.name}/", levels - 1)
             else:
                 require_kind(path, status, directory=False)

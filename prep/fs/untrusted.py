@@ -1,8 +1,8 @@
-"""How the files of a cache are opened: plain files only, where they are said to lie, and never waited for.
+"""Opens files of an untrusted cache: regular files only, no links, never blocking on a pipe.
 
-A cache may come from a stranger. A link in it would lead elsewhere, a pipe would never answer, a device never end; each
-is refused before it is opened. Where a system lacks the flags that close the moment between looking and opening
-(Windows), looking is all there is. Hard links cannot be told from files, and lead nowhere that a link could not.
+A cache may come from a stranger. A link in it could lead out of it, a pipe block forever, a device never end; each is
+refused before it is opened. On systems without the flags that close the gap between checking and opening (Windows),
+there is only the check. Hard links cannot be distinguished from files, and reach nothing that a link could not.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, BinaryIO
 
 from prep.errors import CacheError
 
-# O_NONBLOCK: a pipe that takes a file's place after we looked does not hold us up.
+# O_NONBLOCK: a pipe that replaces a file after the check does not block.
 PLAIN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
-OUT = "a cache has no links; where it is to lie elsewhere, name that directory, or a link to the whole cache"
-NOTHING_NOW = "it has nothing to give now, expected a file that is read without waiting"
-_CHUNK = 1 << 16  # bytes read at once where no more are known of
-NAME_SURROGATE = 0x20000000  # a bit of Windows' reparse tags: links and junctions have it
+OUT = "to store a cache elsewhere, name that directory, or a link to the whole cache"
+NOTHING_NOW = "it has no data available now, expected a file that can be read without waiting"
+_CHUNK = 1 << 16  # bytes per read when the size is not known
+NAME_SURROGATE = 0x20000000  # a bit of Windows reparse tags, set for links and junctions
 
 
 class NotRegularFile(OSError):
-    """Something is not a plain file or directory, or larger than it can be; said as other errors of the system are."""
+    """A path is not a regular file or directory, or is larger than it may be; an `OSError` like those of the system."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(errno.EINVAL, what, str(path))
@@ -35,7 +35,7 @@ class NotRegularFile(OSError):
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor to read the file from. Raises `OSError`; `NotRegularFile` for anything but a plain file."""
+    """Opens a regular file for reading. Raises `OSError`, and `NotRegularFile` for anything else."""
     require_kind(path, path.lstat(), directory=False)
     descriptor = os.open(path, PLAIN)
     try:
@@ -47,13 +47,13 @@ def open_regular(path: Path) -> int:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a plain file of at most `most` bytes. Raises `OSError`; of its kind `NotRegularFile` for another."""
+    """The bytes of a regular file of at most `most` bytes. Raises `OSError`, and `NotRegularFile` for anything else."""
     descriptor = open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
         if size > most:
             raise NotRegularFile(path, f"has {size} bytes, expected at most {most}")
-        data = read_bytes(descriptor, size + 1, size, str(path))  # one more than there are: a file that grew is noticed
+        data = read_bytes(descriptor, size + 1, size, str(path))  # one more than its size, to notice a file that grew
     finally:
         os.close(descriptor)
     if len(data) > size:
@@ -62,8 +62,8 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def read_bytes(descriptor: int, most: int, size: int, path: str) -> bytes:
-    """What a descriptor has up to its end, at most `most` bytes of about `size`. Raises `OSError`, also where a file
-    has nothing to give now: see `stream_of`."""
+    """Reads a descriptor of about `size` bytes to its end, at most `most` bytes. Raises `OSError`, also if no data is
+    available now: see `stream_of`."""
     parts: list[bytes] = []
     left = most
     try:
@@ -77,13 +77,13 @@ def read_bytes(descriptor: int, most: int, size: int, path: str) -> bytes:
 
 
 def stream_of(descriptor: int) -> BinaryIO:
-    """The descriptor as a stream to read from. Its reads raise `BlockingIOError` where a file that was opened with
-    O_NONBLOCK has nothing to give now (in /proc, /sys, on FUSE): other streams read None, and take it for the end."""
+    """A stream that reads from the descriptor. Its reads raise `BlockingIOError` if a file that was opened with
+    O_NONBLOCK has no data available now (in /proc, /sys, on FUSE); other streams would take that for the end."""
     return io.BufferedReader(_Unwaiting(descriptor))
 
 
 class _Unwaiting(io.FileIO):
-    read = io.RawIOBase.read  # type: ignore[assignment]  # by readinto, unlike FileIO's own
+    read = io.RawIOBase.read  # type: ignore[assignment]  # calls readinto, unlike that of FileIO
     readall = io.RawIOBase.readall
 
     def readinto(self, buffer: Any) -> int:
@@ -94,14 +94,14 @@ class _Unwaiting(io.FileIO):
 
 
 def size_regular(path: Path) -> int:
-    """The size of a plain file. Raises `OSError`; of its kind `NotRegularFile` for anything else."""
+    """The size of a regular file. Raises `OSError`, and `NotRegularFile` for anything else."""
     status = path.lstat()
     require_kind(path, status, directory=False)
     return status.st_size
 
 
 def check_dir(path: Path) -> None:
-    """Raises `NotRegularFile` when `path` is something else than a directory; nothing, where there is nothing."""
+    """Raises `NotRegularFile` if `path` exists and is not a directory."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -110,13 +110,13 @@ def check_dir(path: Path) -> None:
 
 
 def check_cache_root(root: Path) -> None:
-    """Raises `CacheError` when something in a cache's own directory is neither a plain file nor a directory."""
+    """Raises `CacheError` if anything in a cache's root directory is neither a regular file nor a directory."""
     try:
         with os.scandir(root) as found:
             for entry in found:
                 try:
                     status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # gone since, as another encoder's journal of what it knows of files
+                except FileNotFoundError:  # removed meanwhile, for example by another encoder
                     continue
                 require_kind(root / entry.name, status, directory=stat.S_ISDIR(status.st_mode))
     except NotRegularFile as error:
@@ -124,7 +124,7 @@ def check_cache_root(root: Path) -> None:
 
 
 def check_directories(*paths: Path) -> None:
-    """Raises `CacheError` when one of the directories on the way to something in a cache is something else."""
+    """Raises `CacheError` if one of these paths, parents of a file in a cache, exists and is not a directory."""
     try:
         for path in paths:
             check_dir(path)
@@ -133,7 +133,7 @@ def check_directories(*paths: Path) -> None:
 
 
 def entries(root: Path) -> list[os.DirEntry[str]]:
-    """What is in a directory that is no link, sorted by name; empty where there is none. Raises `OSError`."""
+    """The entries of a directory, sorted by name; empty if it does not exist. Raises `OSError`, also for a link."""
     check_dir(root)
     try:
         with os.scandir(root) as found:
@@ -143,7 +143,7 @@ def entries(root: Path) -> list[os.DirEntry[str]]:
 
 
 def entries_if_allowed(root: Path) -> list[os.DirEntry[str]]:
-    """The same; empty, too, where this user may not list the directory: another user's, in a shared cache."""
+    """Like `entries`, but empty for a directory that this user may not list: another user's, in a shared cache."""
     try:
         return entries(root)
     except PermissionError:
@@ -151,14 +151,14 @@ def entries_if_allowed(root: Path) -> list[os.DirEntry[str]]:
 
 
 def is_link(status: os.stat_result) -> bool:
-    """Whether that is a link, or on Windows a junction."""
+    """Whether the status is that of a link, or on Windows of a junction."""
     return stat.S_ISLNK(status.st_mode) or bool(getattr(status, "st_reparse_tag", 0) & NAME_SURROGATE)
 
 
 def require_kind(path: Path, status: os.stat_result, *, directory: bool) -> None:
     wanted = "a directory" if directory else "a plain file"
     if is_link(status):
-        raise NotRegularFile(path, f"is a link, expected {wanted}: nothing in a cache leads out of it")
+        raise NotRegularFile(path, f"is a link, expected {wanted}: a cache must not contain links")
     if directory != stat.S_ISDIR(status.st_mode) or not (directory or stat.S_ISREG(status.st_mode)):
         raise NotRegularFile(path, f"is {_kind(status.st_mode)}, expected {wanted}")
 

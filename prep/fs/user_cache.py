@@ -1,4 +1,4 @@
-"""The user's own cache directory, and a private place in it, which nobody else can write to.
+"""Locates the user's cache directory, and makes private directories in it that nobody else can write to.
 
     Linux    $XDG_CACHE_HOME/latentry, or ~/.cache/latentry
     macOS    ~/Library/Caches/latentry
@@ -19,20 +19,20 @@ import platformdirs
 from prep.fs.atomic import make_dirs
 
 VARIABLE = "LATENTRY_USER_CACHE"
-OTHERS_ENTER = 0o077  # permission bits of everybody but the owner
+OTHERS_ENTER = 0o077  # permission bits of everyone but the owner
 OTHERS_WRITE = 0o022
 
 
 def user_cache() -> Path | None:
-    """Our directory among the user's caches, whether it exists or not; `None` for a user without a home."""
+    """Latentry's directory among the user's caches, which may not exist; `None` for a user without a home directory."""
     path = Path(os.environ.get(VARIABLE) or platformdirs.user_cache_dir("latentry", appauthor=False))
-    return path if path.is_absolute() or os.environ.get(VARIABLE) else None  # "~/.cache" where there is no home
+    return path if path.is_absolute() or os.environ.get(VARIABLE) else None  # "~/.cache" without a home directory
 
 
 def why_not_private(path: Path) -> str | None:
-    """Why the directory at `path` cannot be trusted, or `None`: only its owner, this user, can write there.
+    """Why the directory at `path` cannot be trusted; `None` if this user owns it and nobody else can write to it.
 
-    Where there are no owners (Windows), any directory is trusted: the user's own are closed to others there. Raises
+    On systems without owners (Windows), every directory is trusted: there, a user's own are closed to others. Raises
     `OSError`.
     """
     status = path.lstat()
@@ -47,9 +47,9 @@ def why_not_private(path: Path) -> str | None:
 
 
 def make_private(path: Path) -> None:
-    """Makes the directory at `path` where it is missing, with mode 0700; one that others can read is closed to them.
+    """Makes the directory at `path` if it is missing, with mode 0700; removes others' access if it exists.
 
-    Raises `OSError`; of its kind `PermissionError` for a directory that cannot be trusted.
+    Raises `OSError`, and its subclass `PermissionError` for a directory that cannot be trusted.
     """
     make_dirs(path.parent)
     with contextlib.suppress(FileExistsError):

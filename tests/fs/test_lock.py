@@ -127,7 +127,7 @@ def test_a_disk_without_locks_lets_users_in_and_nobody_be_alone(cache: Cache, mo
     with lock_directory(cache.root, exclusive=False):
         pass
     found = refused(cache, exclusive=True)
-    assert found.message.endswith("is on a disk without locks, so it is not known whether others use it")
+    assert found.message.endswith("is on a disk without locks, so other processes that use it cannot be detected")
     monkeypatch.setattr(lock, "try_lock", failing(errno.EIO))
     with pytest.raises(OSError, match="no"), lock_directory(cache.root, exclusive=False):
         pass

@@ -44,7 +44,7 @@ def test_a_link_is_not_followed(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "secret")
     for opening in (door.open_regular, door.size_regular, lambda path: door.read_regular(path, 10)):
-        with pytest.raises(door.NotRegularFile, match=r"^link is a link, expected a plain file: nothing in a cache"):
+        with pytest.raises(door.NotRegularFile, match=r"^link is a link, expected a plain file: a cache must not"):
             opening(link)
     (tmp_path / "there").symlink_to(tmp_path)
     for listing in (door.check_dir, door.entries, lambda path: list(tree(path))):
@@ -92,7 +92,7 @@ def test_the_files_of_a_tree(tmp_path):
     assert [entry.name for entry in door.entries(tmp_path)] == ["a", "c"]
     assert door.entries(tmp_path / "nothing") == []
     (tmp_path / "a" / "d").mkdir()
-    with pytest.raises(door.NotRegularFile, match="d is a directory deeper than any of a shard"):
+    with pytest.raises(door.NotRegularFile, match="d is a directory nested deeper than any in a shard"):
         list(tree(tmp_path))
     (tmp_path / "a" / "d").rmdir()
     (tmp_path / "a" / "e").symlink_to(tmp_path / "c")
@@ -140,7 +140,7 @@ def test_a_cache_with_a_link_in_it_is_not_opened(cache, outside, name):
         (cache.root / name).rmdir()
     (cache.root / name).symlink_to(outside)
     for opening in (lambda: open_cache(cache.root, create=False), lambda: check_can_create(cache.root)):
-        with pytest.raises(CacheError, match=f": {name} is a link, expected a plain file: nothing") as caught:
+        with pytest.raises(CacheError, match=f": {name} is a link, expected a plain file: a cache must not") as caught:
             opening()
         assert "a link to the whole cache" in caught.value.hint
 
@@ -202,13 +202,13 @@ def nothing_now():
 def test_a_stream_does_not_take_nothing_now_for_the_end(nothing_now):
     with door.stream_of(nothing_now) as stream:
         for read in (lambda: stream.read(10), stream.read, stream.readline):
-            with pytest.raises(BlockingIOError, match="nothing to give now"):
+            with pytest.raises(BlockingIOError, match="no data available now"):
                 read()
 
 
 @needs_pipes
 def test_bytes_are_not_read_from_what_has_nothing_now(nothing_now):
-    with pytest.raises(BlockingIOError, match="nothing to give now, expected a file that is read without waiting"):
+    with pytest.raises(BlockingIOError, match="available now, expected a file that can be read without waiting"):
         door.read_bytes(nothing_now, 100, 0, "file")
 
 
@@ -223,7 +223,7 @@ def test_a_file_that_has_nothing_now_is_a_finding(tmp_path, monkeypatch, nothing
     blobs["caption"].path.write_text("a cat")
     monkeypatch.setattr("prep.fs.blob.open_descriptor", opened)
     found = check_item(item_of("a.png", **blobs)).findings
-    assert "it has nothing to give now" in " ".join(one.detail for one in found)
+    assert "it has no data available now" in " ".join(one.detail for one in found)
 
 
 @pytest.mark.parametrize("system", ["with O_NONBLOCK", "without"])
