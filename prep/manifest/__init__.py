@@ -1,1 +1,1 @@
-"""manifest.json and its tables."""
+"""Reads and writes `manifest.json` and its tables."""

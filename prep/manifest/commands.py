@@ -1,4 +1,4 @@
-"""The `prep` commands that make or repair what a manifest lacks, as one would type them here."""
+"""The `prep` commands that encode or repair a manifest's rows, with paths relative to the working directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prep.manifest.document import Manifest
 
 
 def encode_command(manifest: Manifest, options: str = "") -> str:
-    """The `prep encode` command that makes what is missing, as one would type it here."""
+    """The `prep encode` command that encodes missing rows, to be typed in the working directory."""
     recipe = manifest.document["recipe"]
     sources = [place for place in manifest.sources if place is not None]
     named = manifest.folder / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
@@ -20,14 +20,14 @@ def encode_command(manifest: Manifest, options: str = "") -> str:
 
 
 def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
-    """How to list all damage, and how to repair it; `recorded` unless the cache could not be written."""
+    """The commands that list and repair damage; `recorded` is False if the cache could not be written."""
     why = "" if recorded else "the cache cannot be written here, so the damage is not recorded in it; "
-    return (f"{why}prep verify {_here(manifest.path)} names all that is damaged, and this makes only that again: "
+    return (f"{why}prep verify {_here(manifest.path)} lists all damage; to re-encode only the damaged rows, run "
             f"{encode_command(manifest, '' if recorded else ' --recheck')}")
 
 
 def _here(path: Path | str) -> str:
-    """A path as seen from the working directory, when that is shorter; a word as a shell takes it."""
+    """A path relative to the working directory if that is shorter, or a word, quoted for the shell."""
     if isinstance(path, str):
         return shlex.quote(path)
     try:

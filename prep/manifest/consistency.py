@@ -1,7 +1,7 @@
-"""The tables of a manifest, opened, and checked against it and one another: what inspect, verify and train rely on.
+"""Reads a manifest's tables and checks them against the manifest and each other, for inspect, verify and train.
 
-Whoever sealed them: no number leads out of the table that it counts in, no row has another shape than its bucket asks
-for, nothing is not a number. Vectorised: a million samples take a tenth of a second.
+The tables are untrusted, even with a valid seal. After the checks every index is in range, every row has its bucket's
+shape, and no number is NaN. Vectorized: a million samples take a tenth of a second.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from prep.manifest.samples import SampleColumns, open_samples
 from prep.manifest.shards import HINT, ShardFacts, parse_shards
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
 
-MOST_REPEATS = 1 << 20  # showings of a sample in an epoch; recipes may ask for 10,000
-MOST_WEIGHT = 1e6  # of a sample or a text; recipes may ask for 1000
+MOST_REPEATS = 1 << 20  # times an epoch shows a sample; recipes allow 10,000
+MOST_WEIGHT = 1e6  # of a sample or a text; recipes allow 1000
 
 
 def read_shards(cache: Cache, manifest: Manifest) -> tuple[ShardFacts, ...]:
-    """The manifest's shards, as its table has them. Raises `CacheError`."""
+    """The shards in the manifest's SHARDS table. Raises `CacheError`."""
     return parse_shards(read_table(cache, manifest.document["tables"]["shards"], SHARDS))
 
 
 def read_samples(cache: Cache, manifest: Manifest) -> SampleColumns:
-    """The manifest's samples, each value checked but for the places of rows. Raises `CacheError`."""
+    """The manifest's samples, each value checked except the places of rows. Raises `CacheError`."""
     samples = open_samples(read_table(cache, manifest.document["tables"]["samples"], SAMPLES))
     _require(_rules(samples, manifest))
     _check_counts(samples, manifest)
@@ -50,45 +50,45 @@ def read_findings(cache: Cache, manifest: Manifest) -> list[dict[str, str]]:
     return rows
 
 
-Rule = tuple[str, Column, Column, str]  # column, its values, which of them are good, what is expected
+Rule = tuple[str, Column, Column, str]  # column, its values, which of them are valid, what is expected
 
 
 def _require(rules: Iterator[Rule]) -> None:
     for column, values, good, wanted in rules:
         if not good.all():
             at = int(np.flatnonzero(~good)[0])
-            raise CacheError(f"the sample table has {column} {values[at]} in place {at}, expected {wanted}", hint=HINT)
+            raise CacheError(f"the sample table has {column} {values[at]} at index {at}, expected {wanted}", hint=HINT)
 
 
 def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
     ids, views, texts = samples.ids.view("S32").reshape(-1), samples.views, samples.texts
     rising = np.ones(len(samples), bool)
     rising[1:] = ids[:-1] < ids[1:]
-    yield "the id", np.arange(len(samples)), rising, "ids in ascending order, each once"
-    for name, values in (("views", samples.view_offsets), ("texts", samples.text_offsets)):
+    yield "id number", np.arange(len(samples)), rising, "ids in ascending order, each once"
+    for name, values in (("view count", samples.view_offsets), ("text count", samples.text_offsets)):
         counts = np.diff(values)
-        yield f"a sample whose {name} are", counts, counts > 0, "a sample without a view or without a text nowhere"
-    yield "the role number", samples.role, samples.role < len(ROLES), f"one of {', '.join(ROLES)}"
+        yield name, counts, counts > 0, "at least 1"
+    yield "role number", samples.role, samples.role < len(ROLES), f"one of {', '.join(ROLES)}"
     yield from _between("source", samples.source, 0, len(manifest.sources) - 1)
     yield from _between("bucket", samples.bucket, 0, len(manifest.buckets) - 1)
     yield from _between("repeats", samples.repeats, 1, MOST_REPEATS)
     yield from _between("weight", samples.weight, 0, MOST_WEIGHT)
-    yield from _between("weight of a text", texts["weight"], 0, MOST_WEIGHT)
+    yield from _between("text weight", texts["weight"], 0, MOST_WEIGHT)
     for name in ("width", "height"):
         yield from _between(name, getattr(samples, name), 1, np.iinfo(np.int32).max)
-    there = samples.table["coverage"].is_valid().to_numpy()  # NaN stands for null in the column
+    there = samples.table["coverage"].is_valid().to_numpy()  # in the column, null became NaN
     yield "coverage", samples.coverage, ~there | ((samples.coverage >= 0) & (samples.coverage <= 1)), "null, or 0 to 1"
     shard, none = views["mask_shard"], views["mask_shard"] == -1
     yield "mask_shard", shard, (shard >= -1) & (none == (views["mask_row"] == -1)), "a shard, or -1 with row -1"
 
 
 def _placements(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
-    """A view's bucket lies within the scaled picture."""
+    """Checks that each view's crop lies within the scaled picture."""
     sizes = np.array(manifest.buckets, np.int64).reshape(-1, 2)
     bucket = np.repeat(samples.bucket, np.diff(samples.view_offsets))
     for axis, scaled, crop in ((0, "scaled_width", "crop_x"), (1, "scaled_height", "crop_y")):
         first, whole = samples.views[crop].astype(np.int64), samples.views[scaled]
-        yield crop, first, (first >= 0) & (first + sizes[bucket, axis] <= whole), "a bucket within the scaled picture"
+        yield crop, first, (first >= 0) & (first + sizes[bucket, axis] <= whole), "a crop within the scaled picture"
 
 
 def _between(column: str, values: Column, low: float, high: float) -> Iterator[Rule]:
@@ -96,26 +96,26 @@ def _between(column: str, values: Column, low: float, high: float) -> Iterator[R
 
 
 def _check_counts(samples: SampleColumns, manifest: Manifest) -> None:
-    """Raises unless the manifest counts its samples by bucket and role as the table has them."""
+    """Raises `CacheError` unless the manifest's counts by bucket and role match the table."""
     there = np.bincount(samples.bucket.astype(np.int64) * len(ROLES) + samples.role,
                         minlength=len(manifest.buckets) * len(ROLES)).reshape(-1, len(ROLES))
     said = [[bucket[role] for role in ROLES] for bucket in manifest.document["buckets"]]
     for size, mine, counts in zip(manifest.buckets, there.tolist(), said, strict=True):
         if mine != counts:
             raise CacheError(f"the sample table has {mine} samples of {size[0]}x{size[1]} ({', '.join(ROLES)}), "
-                             f"expected {counts}, as the manifest says", hint=HINT)
+                             f"expected {counts}, as in the manifest", hint=HINT)
 
 
 # ---- places ----------------------------------------------------------------------------------------------------------
 
 
 def text_shapes(shards: Sequence[ShardFacts]) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of a text row by array, as the first text shard has them; empty without one."""
+    """Shapes of a text row by array, from the first text shard; empty without text shards."""
     return next((shard.shapes for shard in shards if shard.field == "text"), {})
 
 
 def row_shapes(manifest: Manifest, shards: Sequence[ShardFacts], field: str, bucket: int) -> dict[str, tuple[int, ...]]:
-    """The shape that every row of `field` has, by array; `bucket` decides it for latents and masks."""
+    """The shape of every row of `field`, by array; `bucket` determines it for latents and masks."""
     if field == "text":
         return dict(text_shapes(shards))
     width, height = manifest.buckets[bucket]
@@ -125,7 +125,7 @@ def row_shapes(manifest: Manifest, shards: Sequence[ShardFacts], field: str, buc
 
 
 def check_places(manifest: Manifest, shards: Sequence[ShardFacts], samples: SampleColumns) -> None:
-    """Raises `CacheError` for the first row whose place or shape is not what its sample needs."""
+    """Raises `CacheError` for the first row whose place or shape does not fit its sample."""
     by_view = np.repeat(np.arange(len(samples)), np.diff(samples.view_offsets))
     by_text = np.repeat(np.arange(len(samples)), np.diff(samples.text_offsets))
     views, texts = samples.views, samples.texts
@@ -139,7 +139,7 @@ def check_places(manifest: Manifest, shards: Sequence[ShardFacts], samples: Samp
 
 
 class _Places:
-    """What the places of a manifest's rows are compared with."""
+    """Checks the places of a manifest's rows against its shards and samples."""
 
     def __init__(self, manifest: Manifest, shards: Sequence[ShardFacts], samples: SampleColumns) -> None:
         self.manifest = manifest
@@ -147,7 +147,7 @@ class _Places:
         self.samples = samples
 
     def field(self, field: str, shard: Column, row: Column, owner: Column) -> None:
-        """`owner` is the sample of each place."""
+        """Checks the places of one field; `owner` is the sample of each place. Raises `CacheError`."""
         if not len(shard):
             return
         rows = np.array([facts.rows for facts in self.shards] or [0])
@@ -157,7 +157,7 @@ class _Places:
             at = int(np.flatnonzero(bad)[0])
             raise CacheError(f"sample '{self._name(owner[at])}' has its {field} in row {row[at]} of shard "
                              f"number {shard[at]}, which the manifest's shard table does not have", hint=HINT)
-        # One number for shard and bucket: sorting pairs takes a second for a million. Text is the same in every bucket.
+        # One number for shard and bucket: sorting a million pairs takes a second. Text shapes do not depend on buckets.
         count, dtypes = len(self.manifest.buckets), self._dtypes(field)
         pairs = shard.astype(np.int64) * count + (0 if field == "text" else self.samples.bucket[owner])
         for pair in np.unique(pairs).tolist():
@@ -171,7 +171,7 @@ class _Places:
                     f"{_spell(wanted)} {_spell(dtypes)}", hint=HINT)
 
     def prompts(self) -> None:
-        """The rows that the manifest itself names are text rows."""
+        """Checks that the manifest's own prompts are text rows. Raises `CacheError`."""
         prompts, shapes = self.manifest.document["prompts"], text_shapes(self.shards)
         for place in (prompts["unconditional"], *(each[name] for each in prompts["samples"]
                                                   for name in ("positive", "negative_row"))):
@@ -179,7 +179,7 @@ class _Places:
             if (facts is None or facts.field != "text" or place["row"] >= facts.rows or facts.shapes != shapes
                     or facts.dtypes != self._dtypes("text")):
                 raise CacheError(f"the manifest has a prompt in row {place['row']} of shard number {place['shard']}, "
-                                 "where there is no text row", hint=HINT)
+                                 "which is not a text row of the expected shape", hint=HINT)
 
     def _name(self, sample: np.int64) -> str:
         return printable(self.samples.name(int(sample))[:200])

@@ -1,4 +1,4 @@
-"""What is in a manifest and its cache, as documents: behind `prep inspect`; reads tables, no rows."""
+"""Describes a manifest and its cache as JSON documents for `prep inspect`; reads tables and keys, no rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prep.manifest.samples import SampleColumns
 from prep.parse import suggest
 
 _LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
-SUGGEST_AMONG = 20_000  # names; looking for a near one among more takes seconds
+SUGGEST_AMONG = 20_000  # names; searching more for a similar name takes seconds
 
 
 def describe_manifest(audit: OpenedManifest) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def describe_manifest(audit: OpenedManifest) -> dict[str, Any]:
 
 
 def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:
-    """Everything about the samples called `name` (as they are, with their source, or by file name), and its findings.
+    """The samples called `name` (their full name, a `source[N]/` label or a file name), and their findings.
 
-    Raises `UsageError` when there is none, `CacheError` when a table is damaged.
+    Raises `UsageError` if there are none, `CacheError` if a table is damaged.
     """
-    name = printable_name(name)  # as it is in the table, where the shell completed a name that is not UTF-8
+    name = printable_name(name)  # the table's spelling, if the shell completed a name that is not UTF-8
     column = audit.samples.table["name"]
     numbers = pc.indices_nonzero(pc.equal(column, name)).to_pylist()
-    if not numbers and (match := _LABEL.fullmatch(name)):  # as scan and findings call it
+    if not numbers and (match := _LABEL.fullmatch(name)):  # the label in scans and findings
         same = pc.indices_nonzero(pc.equal(column, match[2])).to_pylist()
         numbers = [number for number in same if audit.samples.source[number] == int(match[1])]
     if not numbers:
@@ -59,14 +59,14 @@ def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:
     if not numbers and not findings:
         near = printable(suggest(name, column.to_pylist())) if len(column) <= SUGGEST_AMONG else ""
         raise UsageError(f"manifest has no sample '{printable(name)}', expected one of its {len(column)} names{near}",
-                         hint="prep inspect MANIFEST --json lists the pictures that were rejected")
+                         hint="prep inspect MANIFEST --json lists rejected pictures")
     keys = Keys(audit)
     return {"format": "latentry/sample", "version": 1, "findings": findings,
             "samples": [describe(audit, number, keys) for number in numbers]}
 
 
 def describe(audit: OpenedManifest, number: int, keys: Keys | None = None) -> dict[str, Any]:
-    """One sample as a document: sizes, views and texts with the places of their rows (and their keys)."""
+    """One sample as a document: sizes, views and texts with the places of their rows, and their keys if given."""
     row = audit.samples.table.slice(number, 1).to_pylist()[0]
     bucket = audit.manifest.buckets[row["bucket"]]
     return {
@@ -88,14 +88,14 @@ def describe(audit: OpenedManifest, number: int, keys: Keys | None = None) -> di
 
 
 class Keys:
-    """The keys of shards' rows, read once a shard."""
+    """The keys of rows, read once per shard."""
 
     def __init__(self, audit: OpenedManifest) -> None:
         self._reader = Reader(audit.cache.root)
         self._known: dict[str, np.ndarray[Any, Any]] = {}
 
     def of(self, shard: str, row: int) -> str | None:
-        """The key of a row; `None` where the shard's keys cannot be read: `verify` says why."""
+        """The key of a row; `None` if the shard's keys cannot be read (`prep verify` reports why)."""
         try:
             if shard not in self._known:
                 self._known[shard] = self._reader.keys(shard)
@@ -114,16 +114,16 @@ def _field(audit: OpenedManifest, name: str) -> dict[str, Any]:
 
 
 def _masks(samples: SampleColumns) -> dict[str, Any]:
-    """How many samples have a mask, and what part of the picture masks train on average."""
+    """The number of samples with a mask, and the mean coverage of the masks."""
     mean = pc.mean(samples.table["coverage"]).as_py()
     return {"samples": samples.masked, "coverage": None if mean is None else round(mean, 4)}
 
 
 def _place(audit: OpenedManifest, shard: int, row: int, keys: Keys | None) -> Mapping[str, Any] | None:
-    """Where a row is; `None` for none."""
+    """The place of a row, with its key if `keys` is given; `None` for no row. Raises `CacheError`."""
     if shard < 0:
         return None
     if shard >= len(audit.shards):
-        raise CacheError(f"the sample table names shard number {shard}, and the shard table has {len(audit.shards)}")
+        raise CacheError(f"the sample table names shard number {shard}, but there are {len(audit.shards)} shards")
     digest = audit.shards[shard]["digest"]
     return {"shard": digest, "row": row, **({} if keys is None else {"key": keys.of(digest, row)})}

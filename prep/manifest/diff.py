@@ -1,4 +1,4 @@
-"""What changed between two manifests, as a document: behind `prep diff`. Reads documents, tables and keys; no rows."""
+"""Compares two manifests for `prep diff`. Reads documents, tables and keys; no rows."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from prep.manifest.shards import keys_at
 
 T = TypeVar("T")
 NOUNS = {"latent": "latents", "mask": "masks", "text": "text rows"}
-# What a changed entry of a field's key context means for every row of it; {a} is the old value, {b} the new one.
+# What a changed entry in a field's key context means for all of its rows; {a} is the old value, {b} the new value.
 WORDS: Mapping[str, str] = {
     "latent.vae": "the VAE differs",
-    "latent.posterior": "taken as {b} of the VAE's posterior, was {a}",
+    "latent.posterior": "the {b} of the VAE's posterior is used, was {a}",
     "text.text": "the text encoder or its tokenizer differs",
     "text.max_length": "up to {b} tokens are encoded, was {a}",
-    "text.layout": "laid out as {b}, was {a}",
+    "text.layout": "the layout is {b}, was {a}",
     "mask.origin": "made from {b}, was {a} (alpha: the pictures' transparency; file: mask pictures)",
-    "mask.factor": "a cell is {b} pixels wide, was {a}",
+    "mask.factor": "a latent cell is {b} pixels wide, was {a}",
     "compute": "computed in {b}, was {a}",
     "stored": "stored as {b}, was {a}",
-    "meaning": "this program computes them differently (meaning {b}, was {a})",
-    "image": "pictures are prepared by a different policy ({name} {b}, was {a})",
+    "meaning": "latentry computes them differently (meaning {b}, was {a})",
+    "image": "pictures are decoded or resized differently ({name} {b}, was {a})",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffSide:
-    """A manifest, and its cache where that can be read."""
+    """A manifest with its opened tables."""
 
     manifest: Manifest
     audit: OpenedManifest
 
     @cached_property
     def keys(self) -> Mapping[str, Column]:
-        """The key of every place that a row is named in: S32 by view for latent and mask, for text by text and prompt.
+        """The key (S32) of every referenced row: latents and masks by view, texts by text and then by prompt.
 
-        Empty bytes for none. Raises `CacheError`.
+        Empty bytes if a view has no mask. Raises `CacheError`.
         """
         samples, prompts = self.audit.samples, self.manifest.document["prompts"]
         places = [prompts["unconditional"], *(one[name] for one in prompts["samples"]
@@ -62,9 +62,9 @@ class DiffSide:
 
 
 def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
-    """The document of `prep diff --json`; a cache that is missing or damaged is told in `notes`, and left out.
+    """The document of `prep diff --json`; skips what a missing or damaged cache prevents, with a note in `notes`.
 
-    `same` is None where nothing differs of what could be compared, and that was not all.
+    `same` is None if no difference was found but not everything could be compared.
     """
     notes: list[str] = []
     a, b = (_opened(manifest, notes) for manifest in (first, second))
@@ -95,7 +95,7 @@ def _opened(manifest: Manifest, notes: list[str]) -> DiffSide | None:
 
 
 def _noted(work: Callable[[], T], notes: list[str]) -> T | None:
-    """What `work` gives; None, and a note, where the cache does not let it."""
+    """The result of `work`; None if it raises `CacheError`, whose message becomes a note."""
     try:
         return work()
     except CacheError as error:
@@ -104,7 +104,7 @@ def _noted(work: Callable[[], T], notes: list[str]) -> T | None:
 
 
 def _differs(document: Mapping[str, Any]) -> bool:
-    """Whether anything differs that training would see. Where rows lie, and where things lay, is none of that."""
+    """Whether anything differs that training would see; the places of rows and the paths of sources do not count."""
     samples, findings = document["samples"] or {}, document["findings"] or {}
     fields = document["fields"].values()
     return bool(
@@ -119,7 +119,7 @@ def _rows_differ(rows: Mapping[str, Any]) -> bool:
 
 
 def _model(a: Manifest, b: Manifest) -> list[dict[str, Any]]:
-    """What differs of the model: {"what", "a", "b"}."""
+    """Differences between the models: {"what", "a", "b"}."""
     def facts(manifest: Manifest) -> dict[str, Any]:
         document = manifest.document
         return {"family": document["family"], "prediction": document["prediction"],
@@ -157,7 +157,7 @@ def _field(a: Manifest, b: Manifest, name: str, rows: Mapping[str, int] | None) 
 
 
 def _flat(context: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The entries of a context, those of inner tables with a dotted name."""
+    """The entries of a context; entries of nested tables get dotted names."""
     found: dict[str, Any] = {}
     for name, value in context.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
@@ -172,7 +172,7 @@ def _words(field: str, change: Mapping[str, Any]) -> str:
 
 
 def _rows(a: DiffSide, b: DiffSide) -> dict[str, dict[str, int]]:
-    """Rows by key: how many both use, and how many only one of them. Raises `CacheError`."""
+    """By field, the number of rows (distinct keys) that are shared, added and removed. Raises `CacheError`."""
     found = {}
     for field in a.keys:
         old, new = (np.unique(side.keys[field]) for side in (a, b))
@@ -183,7 +183,10 @@ def _rows(a: DiffSide, b: DiffSide) -> dict[str, dict[str, int]]:
 
 
 def _samples(a: DiffSide, b: DiffSide, *, keys: bool) -> dict[str, Any]:
-    """`keys`: whether they could be read; then another key is another mask or caption, where both are made alike."""
+    """Compares the samples of both sides.
+
+    With `keys` (they could be read) and equal key contexts, a different key means a different mask or caption.
+    """
     def known(side: DiffSide, field: str) -> Column | None:
         contexts = [one.manifest.fields[field].context for one in (a, b) if field in one.manifest.fields]
         return side.keys[field] if keys and len(contexts) == 2 and contexts[0] == contexts[1] else None
@@ -195,7 +198,7 @@ def _samples(a: DiffSide, b: DiffSide, *, keys: bool) -> dict[str, Any]:
 
 
 def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A number for each source, the same for those that lie at one place; of the others, for those in one position."""
+    """A number for each source of `a` and of `b`: sources at the same path share one, the rest pair up by position."""
     old, new = ([None if place is None else os.path.realpath(place) for place in side.sources] for side in (a, b))
     numbers = list(range(len(old)))
     same: dict[int, int] = {}
@@ -209,7 +212,7 @@ def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _buckets(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Buckets whose counts differ; None where one has no such bucket."""
+    """Buckets whose counts differ; a side without that bucket is None."""
     sides = [{tuple(bucket["size"]): {role: bucket[role] for role in ROLES} for bucket in each["buckets"]}
              for each in (a, b)]
     return [{"size": list(size), "a": sides[0].get(size), "b": sides[1].get(size)}
@@ -217,7 +220,7 @@ def _buckets(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 def _lists(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """What only one of two lists has, as often as it has it more, in order."""
+    """Multiset difference of two lists: the items added in `b` and removed from `a`, sorted."""
     counted = [Counter(canonical(one) for one in each) for each in (a, b)]
     known = {canonical(one): dict(one) for each in (a, b) for one in each}
     return {"added": [known[spelled] for spelled in sorted((counted[1] - counted[0]).elements())],

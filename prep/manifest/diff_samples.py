@@ -1,7 +1,6 @@
-"""What changed between two tables of samples, column by column: a million samples, no Python object for those that
-are as they were.
+"""Compares two tables of samples column by column, without a Python object for each unchanged sample.
 
-Samples are matched by name within their source; those left over by name alone (they moved to another source), then by
+Samples are matched by name within their source. The rest are matched by name alone (moved to another source), then by
 id (the same picture in the same bucket under another name).
 """
 
@@ -24,13 +23,13 @@ PLACEMENT = ("scaled_width", "scaled_height", "crop_x", "crop_y", "flip")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One manifest's samples, as far as they are compared."""
+    """What is compared of one manifest's samples."""
 
     samples: SampleColumns
     buckets: tuple[Size, ...]
-    sources: tuple[int, ...]  # by source: a number that the same source has on the other side
-    masks: Column | None  # S32 by view: the key of its mask row; None: not known, or not made as on the other side
-    texts: Column | None  # S32 by text, likewise
+    sources: tuple[int, ...]  # by source: a number that equals the same source's number on the other side
+    masks: Column | None  # S32 by view: key of its mask row; None: unknown, or not comparable with the other side's
+    texts: Column | None  # S32 by text: key of its row; None as above
 
     def names(self, numbers: Column) -> list[str]:
         """The names of some samples, sorted."""
@@ -39,7 +38,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matched:
-    """Numbers of samples on both sides; each is in exactly one of the groups of its side."""
+    """Sample numbers by group; each sample is in exactly one group of its side."""
 
     same: tuple[Column, Column]  # pairs
     moved: tuple[Column, Column]  # pairs, in different sources
@@ -49,7 +48,7 @@ class Matched:
 
 
 def compare_samples(a: Side, b: Side) -> dict[str, Any]:
-    """Samples added, removed, renamed, and changed with the reasons, by name."""
+    """Names of added, removed, renamed and changed samples, with the reasons for changes."""
     matched = match(a, b)
     changed = [*_changed(a, b, *matched.same, ()), *_changed(a, b, *matched.moved, ("source",))]
     renamed = _changed(a, b, *matched.renamed, ("name",))
@@ -61,11 +60,11 @@ def compare_samples(a: Side, b: Side) -> dict[str, Any]:
 
 
 def match(a: Side, b: Side) -> Matched:
-    """Which samples are one and the same."""
+    """Pairs samples of `a` with the same samples of `b`."""
     names_a, names_b = _codes(a.samples.table["name"], b.samples.table["name"])
     left_a, left_b = np.arange(len(a.samples)), np.arange(len(b.samples))
     found = []
-    # Sources have small numbers, so that name and source fit into one.
+    # Source numbers are small, so name and source fit in one integer.
     numbers_a, numbers_b = (np.array(side.sources, np.int64)[side.samples.source] for side in (a, b))
     width = 1 + max([*a.sources, *b.sources], default=0)
     for keys_a, keys_b in ((names_a * width + numbers_a, names_b * width + numbers_b), (names_a, names_b),
@@ -78,7 +77,7 @@ def match(a: Side, b: Side) -> Matched:
 
 
 def _changed(a: Side, b: Side, old: Column, new: Column, known: Sequence[str]) -> list[dict[str, Any]]:
-    """Those pairs that differ: name and reasons."""
+    """The names of differing pairs, with `known` and all other reasons; with a known reason every pair differs."""
     if not len(old):
         return []
     reasons = _reasons(a, b, old, new)
@@ -90,7 +89,7 @@ def _changed(a: Side, b: Side, old: Column, new: Column, known: Sequence[str]) -
 
 
 def _reasons(a: Side, b: Side, old: Column, new: Column) -> Mapping[str, Column]:
-    """For each reason, which pairs differ by it."""
+    """By reason, which pairs differ."""
     one, other = a.samples, b.samples
     digests = [_digests(side.samples.table["picture"])[numbers] for side, numbers in ((a, old), (b, new))]
     sizes = [np.array(side.buckets, np.int64).reshape(-1, 2)[side.samples.bucket[numbers]]
@@ -104,8 +103,8 @@ def _reasons(a: Side, b: Side, old: Column, new: Column) -> Mapping[str, Column]
         "repeats": one.repeats[old] != other.repeats[new],
         "weight": one.weight[old] != other.weight[new],
     }
-    differ["placement"] &= ~(differ["bucket"] | differ["size"])  # which say it already
-    differ["mask"] &= ~(differ["placement"] | differ["bucket"] | differ["size"])  # by which every mask differs
+    differ["placement"] &= ~(differ["bucket"] | differ["size"])  # a different bucket or size implies it
+    differ["mask"] &= ~(differ["placement"] | differ["bucket"] | differ["size"])  # these change every mask
     return differ
 
 
@@ -140,7 +139,7 @@ def _texts(a: Side, b: Side, old: Column, new: Column) -> dict[str, Column]:
 
 
 def _codes(a: pa.ChunkedArray, b: pa.ChunkedArray) -> tuple[Column, Column]:
-    """A number for each string, equal strings having equal numbers on both sides."""
+    """An integer for each string; equal strings have equal integers on both sides."""
     joined = pa.chunked_array([*a.chunks, *b.chunks], a.type).dictionary_encode().unify_dictionaries()
     parts = [chunk.indices.to_numpy(zero_copy_only=False) for chunk in joined.chunks]
     codes = np.concatenate([np.empty(0, np.int64), *parts])
@@ -148,14 +147,14 @@ def _codes(a: pa.ChunkedArray, b: pa.ChunkedArray) -> tuple[Column, Column]:
 
 
 def _codes_of_digests(a: Column, b: Column) -> tuple[Column, Column]:
-    """The same for digests, uint8 [N, 32]."""
+    """An integer for each digest, as `_codes`; digests are uint8 [N, 32]."""
     both = np.concatenate([a, b]).view("S32").reshape(-1)
     codes = np.unique(both, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return codes[: len(a)], codes[len(a) :]
 
 
 def _counted(keys: Column) -> Column:
-    """The keys (int64, from 0), those that come several times told apart by a running number."""
+    """The keys (int64, from 0), made unique: each repetition of a key gets a running number in the high bits."""
     order = np.argsort(keys, kind="stable")
     inner = keys[order]
     starts = np.flatnonzero(np.append(True, inner[1:] != inner[:-1])[: len(inner)])

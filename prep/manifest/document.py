@@ -1,7 +1,7 @@
-"""The document `manifest.json`: written canonically, read strictly; small, relative, without times.
+"""Reads and writes `manifest.json`: canonical when written, checked strictly when read; small, without times.
 
-It names its cache and a local model relative to itself, a Hub model by id, and the Arrow tables by digest. Its
-format is described in manifests/format.md and manifests/manifest.schema.json.
+It names its cache and a local model relative to itself, a Hub model by id, and the Arrow tables by digest.
+manifests/format.md and manifests/manifest.schema.json describe the format.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from prep.parse import sealed_json as sealed
 
 FORMAT = "latentry/manifest"
 VERSION = 1
-LIMIT = 1 << 20  # bytes; a manifest is below this for any dataset, so anything larger is not one
+LIMIT = 1 << 20  # bytes; the manifest of any dataset is smaller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """One field of a manifest: its arrays, and the context that its rows' keys share."""
+    """One field of a manifest: its arrays, and the key context that all its rows share."""
 
     context: Mapping[str, Any]
     arrays: Mapping[str, Mapping[str, Any]]  # name → {"dtype": …, "dims": […]}
@@ -40,10 +40,10 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """A manifest as it was read and checked."""
+    """A manifest that was read and checked."""
 
-    path: Path  # as it was named
-    folder: Path  # that the paths in it are relative to
+    path: Path  # as given
+    folder: Path  # its paths are relative to this
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
     buckets: tuple[Size, ...]
@@ -55,7 +55,7 @@ class Manifest:
 
     @property
     def cache_root(self) -> Path:
-        """Where its cache lies."""
+        """The directory of its cache."""
         return self.folder / PurePosixPath(self.document["cache"])
 
     @property
@@ -66,13 +66,13 @@ class Manifest:
 
     @property
     def sources(self) -> tuple[Path | None, ...]:
-        """Where the pictures were when they were encoded; `None` where no relative path leads there."""
+        """Where the pictures were when they were encoded; `None` if no relative path leads there."""
         named = self.document["sources"]
         return tuple(None if place is None else self.folder / PurePosixPath(place) for place in named)
 
     @property
     def options(self) -> tuple[str | Path, ...]:
-        """The options of the command that wrote it, beside source, cache and output."""
+        """The options of the command that wrote it, except source, cache and output."""
         words = self.document["options"]
         places = (word if isinstance(word, str) else word["path"] for word in words)
         return tuple(place if isinstance(word, str) else self.folder / PurePosixPath(place or "PATH")
@@ -85,29 +85,29 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest at `path`. Raises `ManifestError` when it is missing, damaged, edited or of another version."""
+    """The manifest at `path`. Raises `ManifestError` if it is missing, damaged, edited or of another version."""
     try:
         with path.open("rb") as file:
             data = without_mark(file.read(LIMIT + 1))
     except OSError as error:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
-                            hint="prep encode SOURCE --model MODEL --cache CACHE -o manifest.json writes one") from None
+                            hint="create it: prep encode SOURCE --model MODEL --cache CACHE -o manifest.json") from None
     if len(data) > LIMIT:
         raise ManifestError(f"{path} is larger than {LIMIT} bytes, so it is not a manifest")
     try:
         return _checked(path, sealed(data, str(path)))
     except Unparsed as error:
         raise ManifestError(str(error), hint="run the prep encode command again: it rewrites the manifest and "
-                            "computes only what is missing") from None
+                            "encodes only missing rows") from None
 
 
 def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
-    """Seals and writes `document` whole or not at all; checked first as a reader would. Raises `ManifestError`."""
+    """Seals `document`, checks it as a reader would, and writes it atomically. Raises `ManifestError`."""
     whole = seal(document)
     try:
         manifest = _checked(path, whole)
     except Unparsed as error:
-        raise ManifestError(f"the manifest to be written is not valid: {error}") from None
+        raise ManifestError(f"the new manifest is not valid: {error}") from None
     data = canonical(whole)
     if len(data) > LIMIT:
         raise ManifestError(f"the manifest would have {len(data)} bytes, expected at most {LIMIT}")
@@ -120,18 +120,18 @@ def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
 def relative_to_manifest(target: Path, manifest: Path) -> str | None:
     """`target` as a POSIX path relative to the manifest's directory.
 
-    `None` where none leads there (another drive), or none that every system reads (a backslash in a name).
+    `None` if no relative path exists (another drive), or if it is not portable (a backslash in a name).
     """
     try:
         place = Path(os.path.relpath(target.resolve(), manifest.resolve().parent)).as_posix()
     except ValueError:
         return None
-    place = f"./{place}" if ":" in place.split("/")[0] else place  # or it would read as a drive
+    place = f"./{place}" if ":" in place.split("/")[0] else place  # otherwise Windows reads a drive letter
     return None if "\\" in place else place
 
 
 def looks_like_manifest(start: bytes) -> bool:
-    """Whether a file that begins so was meant to be a manifest, whole or damaged; an empty one may become one."""
+    """Whether a file that begins with `start` is a manifest, intact or damaged; an empty file counts."""
     return not start or start.startswith(b'{"buckets":[')
 
 
@@ -148,9 +148,9 @@ def _checked(path: Path, document: dict[str, Any]) -> Manifest:
 
 
 def _folder(path: Path, cache: str) -> Path:
-    """The directory that a manifest's paths start from: of the file, where `path` is a link to it.
+    """The directory that a manifest's paths are relative to: the directory of the file itself if `path` is a link.
 
-    A link that has a cache beside it, while the file has none, starts them itself: stores that link each file do that.
+    It is the link's directory if only that has the cache: some stores replace each file by a link.
     """
     if not path.is_symlink():
         return path.parent

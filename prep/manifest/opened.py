@@ -1,4 +1,4 @@
-"""A manifest with its tables, each read and checked when it is first asked for."""
+"""Opens a manifest's tables, each read and checked on first use."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from prep.manifest.tables import FINDINGS, read_table
 
 
 def findings_of(manifest: Manifest) -> tuple[Finding, ...]:
-    """The findings that a manifest holds. Raises `CacheError`."""
+    """The manifest's findings. Raises `CacheError`."""
     table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["findings"], FINDINGS)
     return tuple(Finding(**row) for row in table.to_pylist())
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedManifest:
-    """A manifest and its cache; tables are read, and their digests checked, when first asked for."""
+    """A manifest and its cache; tables are read, and their digests checked, on first use."""
 
     manifest: Manifest
     cache: Cache
@@ -42,12 +42,12 @@ class OpenedManifest:
 
     @cached_property
     def samples(self) -> SampleColumns:
-        """The SAMPLES table; the places of rows in it are checked, too, where the SHARDS table can be read."""
+        """The SAMPLES table; the places of its rows are checked if the SHARDS table can be read."""
         found = read_samples(self.cache, self.manifest)
         try:
             facts = self._facts
         except CacheError:
-            return found  # whoever asks for the shards is told
+            return found  # reading `shards` raises it
         check_places(self.manifest, facts, found)
         return found
 
@@ -58,5 +58,5 @@ class OpenedManifest:
 
 
 def open_manifest(manifest: Manifest) -> OpenedManifest:
-    """The audit of a manifest. Raises `CacheError` when its cache is not where it says."""
+    """Opens a manifest and its cache. Raises `CacheError` if the cache is not where the manifest says."""
     return OpenedManifest(manifest=manifest, cache=open_cache(manifest.cache_root, create=False))

@@ -1,4 +1,4 @@
-"""The SAMPLES table: built from samples and the places of their rows; opened as flat NumPy columns for the hot path."""
+"""Builds the SAMPLES table from samples and the places of their rows, and opens it as flat NumPy columns."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleColumns:
-    """Columns of N samples; those of views and texts are flat, sample i having [offsets[i], offsets[i + 1])."""
+    """Columns of N samples; views and texts are flat, sample i's from offsets[i] to before offsets[i + 1]."""
 
-    table: pa.Table  # names and captions, read one at a time
+    table: pa.Table  # for names and captions, which are read one by one
     ids: Column  # uint8 [N, 32]
     source: Column
-    role: Column  # uint8: index into ROLES; beyond: none of them
+    role: Column  # uint8: index into ROLES; len(ROLES) for an unknown role
     width: Column  # pixels, after orientation
     height: Column
     bucket: Column  # index into the manifest's buckets
@@ -34,7 +34,7 @@ class SampleColumns:
     weight: Column
     coverage: Column  # NaN: no mask
     view_offsets: Column  # int64 [N + 1]
-    views: Mapping[str, Column]  # scaled_width … mask_row; -1: has none
+    views: Mapping[str, Column]  # scaled_width … mask_row; -1: no row
     text_offsets: Column
     texts: Mapping[str, Column]  # weight, shard, row
 
@@ -43,7 +43,7 @@ class SampleColumns:
 
     @property
     def masked(self) -> int:
-        """How many of them have a mask."""
+        """The number of samples with a mask."""
         return len(self) - int(self.table["coverage"].null_count)
 
     @property
@@ -67,8 +67,8 @@ def build_samples(
 ) -> pa.Table:
     """The SAMPLES table: `refs` has the place of every key, `shard_index` a digest's row in SHARDS.
 
-    `coverage` has the mean of a sample's mask by sample id; a sample without a mask is not in it. Made column by
-    column: 0.6 s for 100,000 samples, where rows of Python's dicts took 2.5.
+    `coverage` has the mean of each mask by sample id; samples without a mask are not in it. Built column by column:
+    100,000 samples take 0.6 s, from Python dicts 2.5 s.
     """
     numbers = {bucket: number for number, bucket in enumerate(buckets)}
     ordered = iter(sorted(samples, key=attrgetter("id", "name")))
@@ -109,14 +109,14 @@ def _texts(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Map
 
 
 def _places(keys: Sequence[str | None], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> list[list[int]]:
-    """Shard and row of each key; -1 for none."""
+    """Shard number and row of each key; -1 for `None`."""
     found = [None if key is None else refs[key] for key in keys]
     return [[-1 if ref is None else shard_index[ref.shard] for ref in found],
             [-1 if ref is None else ref.row for ref in found]]
 
 
 def _lists(lengths: Sequence[int], columns: Sequence[Any], kind: pa.ListType) -> pa.Array:
-    """Lists of so many records each; the records' columns in the order of their fields."""
+    """A list array: `lengths` records per list; `columns` in the order of the record's fields."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     fields = list(kind.value_type)
@@ -135,7 +135,7 @@ def _array(column: Any, kind: pa.DataType) -> pa.Array:
 
 
 def open_samples(table: pa.Table) -> SampleColumns:
-    """The columns of a SAMPLES table. Numbers are copied out once (122 bytes a sample); strings stay mapped."""
+    """The columns of a SAMPLES table. Numbers are copied once (122 bytes per sample); strings stay memory-mapped."""
     views, view_offsets = _flat(table["views"], VIEW)
     texts, text_offsets = _flat(table["texts"], {name: kind for name, kind in TEXT.items() if name != "caption"})
     roles = pc.index_in(table["role"], value_set=pa.array(ROLES))
@@ -172,7 +172,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """One caption variant, its chance relative to the sample's others, and its row's key."""
+    """One caption, its probability weight among the sample's captions, and the key of its row."""
 
     caption: str
     weight: float
@@ -181,9 +181,9 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One picture at one bucket: what an epoch shows once, times `repeats`."""
+    """One picture in one bucket; an epoch shows it `repeats` times."""
 
-    id: str  # SHA-256; does not change with names or order
+    id: str  # SHA-256; independent of names and order
     name: str
     source: int
     role: Role

@@ -1,7 +1,7 @@
-"""What stands in a manifest: each value checked as if a stranger had written it, and sealed it again.
+"""Checks every value of a manifest, which is untrusted even with a valid seal.
 
-Numbers have bounds, paths are relative, names are those of the family's fields and arrays, contexts are flat: whoever
-reads on needs to ask nothing more. Raises `Unparsed` throughout, with the place of what is wrong.
+Afterwards numbers are in bounds, paths are relative, fields and arrays are the known ones, and contexts are nested at
+most once, so other modules need no further checks. Everything here raises `Unparsed` with the place of the error.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MOST_SIDE = 1 << 17  # pixels of a bucket's side
 MOST_AREA = 1 << 29  # pixels of a bucket: twice the square of the largest resolution
 PROMPT_NUMBERS = {"width": (8, 8192), "height": (8, 8192), "seed": (0, (1 << 53) - 1), "steps": (1, 1000)}
 PROMPT_GUIDANCE = (1, 100)
-SCALE = 1e6  # scaling and shift of latents lie within it
+SCALE = 1e6  # largest magnitude of the scaling and shift of latents
 
 
 def check_document(document: Mapping[str, Any], where: str) -> None:
-    """Raises `Unparsed` unless the document, of our format and version, is one that `prep encode` could have sealed."""
+    """Raises `Unparsed` unless `prep encode` could have written the document; format and version are checked before."""
     _exactly(document, KEYS, where)
     relative(expect(document["cache"], str, "cache"), "cache")
     _check_model(expect(document["model"], dict, "model"))
@@ -68,7 +68,7 @@ def _exactly(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> Non
 
 
 def _check_option(value: Any, where: str) -> None:
-    """A word of the command, or the path in it; null for a path that cannot be said relative to the manifest."""
+    """Checks one option: a word, or a path relative to the manifest; null if no relative path exists."""
     if isinstance(value, str):
         return
     table = expect(value, dict, where)
@@ -80,7 +80,7 @@ def _check_option(value: Any, where: str) -> None:
 def _check_model(model: dict[str, Any]) -> None:
     known_keys(model, ("path", "hub"), "model")
     if len(model) != 1:
-        raise Unparsed(f"model is {brief(model)}, expected one of 'path' and 'hub'")
+        raise Unparsed(f"model is {brief(model)}, expected exactly one of 'path' and 'hub'")
     if "path" in model:
         relative(expect(model["path"], str, "model.path"), "model.path")
     else:
@@ -92,7 +92,7 @@ def _check_latents(latents: dict[str, Any], family: str) -> None:
     facts = FAMILIES[family]
     for name, wanted in (("channels", facts.latent_channels), ("factor", facts.factor)):
         if count(latents.get(name), f"latents.{name}") != wanted:
-            raise Unparsed(f"latents.{name} is {latents[name]}, expected {wanted}, as family '{family}' has it")
+            raise Unparsed(f"latents.{name} is {latents[name]}, expected {wanted} for family '{family}'")
     for name in ("scaling_factor", "shift_factor"):
         within(float(decimal(latents.get(name), f"latents.{name}")), -SCALE, SCALE, f"latents.{name}")
     if abs(float(latents["scaling_factor"])) * SCALE < 1:
@@ -121,7 +121,7 @@ def _check_fields(fields: dict[str, Any]) -> None:
             count(field[number], f"{where}.{number}")
     for name in ("latent", "text"):
         if name not in fields:
-            raise Unparsed(f"fields lacks '{name}', which every manifest has")
+            raise Unparsed(f"fields lacks '{name}', which is required")
 
 
 def _check_arrays(arrays: dict[str, Any], field: str) -> None:
@@ -137,7 +137,7 @@ def _check_arrays(arrays: dict[str, Any], field: str) -> None:
 
 
 def _check_context(context: dict[str, Any], where: str, levels: int) -> None:
-    """What goes into keys: strings without NUL, which stands for the holes in them, and whole numbers."""
+    """Checks what keys are computed from: whole numbers, and strings without NUL, which marks a placeholder in keys."""
     for name, value in context.items():
         place = f"{where}.{name[:40]}"
         if isinstance(value, dict) and levels > 1:
@@ -145,7 +145,7 @@ def _check_context(context: dict[str, Any], where: str, levels: int) -> None:
         elif type(value) is not int and not isinstance(value, str):
             raise Unparsed(f"{place} is {brief(value)}, expected a string or a whole number")
         if "\0" in name or (isinstance(value, str) and "\0" in value):
-            raise Unparsed(f"{place} has a NUL, expected none in what keys are made of")
+            raise Unparsed(f"{place} contains a NUL, expected none in the input of keys")
 
 
 def _check_buckets(document: Mapping[str, Any], factor: int) -> None:
@@ -154,7 +154,7 @@ def _check_buckets(document: Mapping[str, Any], factor: int) -> None:
         raise Unparsed(f"buckets has {len(buckets)} members, expected at most {MOST_BUCKETS}")
     sizes = [tuple(bucket["size"]) for bucket in buckets]
     if len(set(sizes)) != len(sizes):
-        raise Unparsed("buckets has a size twice, expected each once")
+        raise Unparsed("buckets has a size twice, expected distinct sizes")
     _check_counts(document["samples"], "samples", ROLES)
     for role in ROLES:
         total = sum(bucket[role] for bucket in buckets)
@@ -170,8 +170,8 @@ def _bucket(value: Any, where: str, factor: int) -> dict[str, Any]:
         raise Unparsed(f"{where}.size is {brief(size)}, expected width and height")
     for side in size:
         if side % factor or not factor <= side <= MOST_SIDE or size[0] * size[1] > MOST_AREA:
-            raise Unparsed(f"{where}.size is {size}, expected multiples of {factor} of at most {MOST_SIDE} and, as an "
-                           f"area, {MOST_AREA}")
+            raise Unparsed(f"{where}.size is {size}, expected multiples of {factor}, at most {MOST_SIDE}, with "
+                           f"an area of at most {MOST_AREA}")
     return table
 
 
@@ -206,7 +206,7 @@ def _check_prompt(value: Any, where: str) -> None:
 
 
 def _check_prompt_settings(settings: dict[str, Any], where: str) -> None:
-    """What a prompt sets for its own pictures: whole numbers, and the guidance scale as a decimal string."""
+    """Checks a prompt's own sampling settings: whole numbers, and the guidance scale as a decimal string."""
     known_keys(settings, (*PROMPT_NUMBERS, "guidance"), where)
     for name, value in settings.items():
         number = float(decimal(value, f"{where}.guidance")) if name == "guidance" else count(value, f"{where}.{name}")

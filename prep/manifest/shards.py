@@ -1,4 +1,4 @@
-"""The rows of a SHARDS table as records, each checked as if a stranger had written it."""
+"""Parses the rows of a SHARDS table, which is untrusted, and checks each."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from prep.digest import canonical
 from prep.errors import CacheError
 from prep.parse import Unparsed, brief, expect, list_of, one_of, within
 
-HINT = "prep encode, run again, writes the manifest anew and computes only what is missing"
+HINT = "run prep encode again: it rewrites the manifest and encodes only missing rows"
 MOST_SHARDS = 1 << 20
-MOST_SPELLED = 1 << 12  # characters of the shapes of a shard
+MOST_SPELLED = 1 << 12  # characters of a shard's shapes or dtypes
 MOST_ROW_BYTES = 1 << 27  # of one array: a float32 latent of the largest bucket that a manifest may have
 
 
@@ -39,7 +39,7 @@ class ShardFacts:
 
 
 def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
-    """The rows of a SHARDS table. Raises `CacheError` for the first that no shard could have."""
+    """The rows of a SHARDS table. Raises `CacheError` for the first invalid row."""
     if len(table) > MOST_SHARDS:
         raise CacheError(f"the shard table has {len(table)} rows, expected at most {MOST_SHARDS}", hint=HINT)
     found: list[ShardFacts] = []
@@ -48,9 +48,9 @@ def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
         try:
             facts = _facts(row)
             if (facts.field, facts.digest) <= before:
-                raise Unparsed("it is out of order, or there twice")
+                raise Unparsed("it is out of order or a duplicate")
         except Unparsed as error:
-            raise CacheError(f"row {number} of the shard table is not a shard: {error}", hint=HINT) from None
+            raise CacheError(f"row {number} of the shard table is not valid: {error}", hint=HINT) from None
         before = (facts.field, facts.digest)
         found.append(facts)
     return tuple(found)
@@ -75,7 +75,7 @@ def _facts(row: Mapping[str, Any]) -> ShardFacts:
     within(row["rows"], 1, shard_format.MAX_ROWS, "rows")
     shapes, dtypes = _shapes(row["shapes"]), _dtypes(row["dtypes"])
     if set(shapes) != set(dtypes) or not shapes:
-        raise Unparsed(f"it has shapes of {brief(list(shapes))} and dtypes of {brief(list(dtypes))}")
+        raise Unparsed(f"it has shapes for {brief(list(shapes))}, but dtypes for {brief(list(dtypes))}")
     least = 0
     for name, shape in shapes.items():
         spec = ArraySpec(name=name, dtype=dtypes[name], shape=shape)  # type: ignore[arg-type]  # checked
@@ -88,7 +88,7 @@ def _facts(row: Mapping[str, Any]) -> ShardFacts:
                       shapes=shapes, dtypes=dtypes)
 
 
-@lru_cache(maxsize=1 << 10)  # thousands of shards have a few dozen spellings
+@lru_cache(maxsize=1 << 10)  # thousands of shards share a few dozen strings
 def _shapes(text: str) -> Mapping[str, tuple[int, ...]]:
     return {shard_format.checked_name(name, "shapes"): tuple(list_of(sides, _side, f"shapes.{name}"))
             for name, sides in _json(text, "shapes").items()}

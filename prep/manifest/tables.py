@@ -1,10 +1,11 @@
-"""The three tables of a manifest as Arrow IPC files: uncompressed, memory-mapped when read, named by their digest.
+"""Reads and writes a manifest's three tables: uncompressed Arrow IPC files, memory-mapped, named by their digest.
 
-    SAMPLES   one row a sample, sorted by id: everything `train` needs to know, with the places of its rows
-    SHARDS    one row a shard, sorted by (field, digest): what the integers in SAMPLES mean
-    FINDINGS  what was said of files, sorted
+    SAMPLES   one row per sample, sorted by id: everything `train` needs, with the places of its rows
+    SHARDS    one row per shard, sorted by (field, digest): SAMPLES refers to shards by row number
+    FINDINGS  one row per finding, sorted
 
-Same rows, same bytes: record batches of 65,536 rows, no metadata. 10^7 samples open in 0.5 ms and share their pages.
+Equal rows give equal bytes: record batches of 65,536 rows, no metadata. 10^7 samples open in 0.5 ms, and processes
+share the pages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from prep.parse import Unparsed
 
 BATCH_ROWS = 1 << 16
 MOST = 1 << 35  # bytes of a table; 10^8 samples have 24 GB
-HINT = "prep encode SOURCE --cache DIR -o MANIFEST writes the tables again"
+HINT = "run the prep encode command again: it rewrites the tables"
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
@@ -40,7 +41,7 @@ def _records(**columns: pa.DataType) -> pa.DataType:
 INT = pa.int32()
 DIGEST = pa.binary(32)
 VIEW = dict.fromkeys(("scaled_width", "scaled_height", "crop_x", "crop_y"), INT) | {"flip": pa.bool_()} | dict.fromkeys(
-    ("latent_shard", "latent_row", "mask_shard", "mask_row"), INT  # -1: has none
+    ("latent_shard", "latent_row", "mask_shard", "mask_row"), INT  # -1: no row
 )
 TEXT = {"caption": pa.string(), "weight": pa.float32(), "shard": INT, "row": INT}
 SAMPLES = _schema(
@@ -60,7 +61,7 @@ FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), det
 
 
 def write_table(cache: Cache, table: pa.Table) -> str:
-    """The digest of the table's file, which is in the cache when this returns."""
+    """Writes the table to the cache and returns the digest of its file."""
     sink = pa.BufferOutputStream()
     whole = table.replace_schema_metadata(None).combine_chunks()
     with pa.ipc.new_file(sink, whole.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
@@ -69,11 +70,10 @@ def write_table(cache: Cache, table: pa.Table) -> str:
 
 
 def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = True) -> pa.Table:
-    """The table of that digest, memory-mapped; `check` reads it all once to compare the digest.
+    """The table with that digest, memory-mapped; `check` reads the whole file once to verify the digest.
 
-    Raises `CacheError` when it is missing, damaged, or has another schema. Whoever made it, the table is sound when
-    this returns, and took no more memory than its file has bytes; its values are for `prep.manifest.consistency` to
-    check.
+    Raises `CacheError` if it is missing, damaged, or has another schema. The file is untrusted: a returned table is
+    structurally valid and took no more memory than the file has bytes. `prep.manifest.consistency` checks its values.
     """
     path = cache.table(digest)
     try:
@@ -89,7 +89,7 @@ def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = Tr
 
 
 def _mapped(path: Path) -> memoryview:
-    """A file's bytes, mapped; the map goes with the last who uses it."""
+    """A file's bytes, memory-mapped; the map closes with its last reference."""
     descriptor = open_regular(path)
     try:
         if not os.fstat(descriptor).st_size:
@@ -100,7 +100,7 @@ def _mapped(path: Path) -> memoryview:
 
 
 def build_shards(rows: list[dict[str, Any]]) -> pa.Table:
-    """The SHARDS table of rows {digest (hex), field, rows, bytes, shapes, dtypes}, sorted by (field, digest)."""
+    """The SHARDS table of the rows {digest (hex), field, rows, bytes, shapes, dtypes}, sorted by (field, digest)."""
     ordered = sorted(rows, key=lambda row: (row["field"], row["digest"]))
     return pa.Table.from_pylist([{**row, "digest": bytes.fromhex(row["digest"])} for row in ordered], schema=SHARDS)
 

@@ -25,7 +25,7 @@ def changed(index: Index, **columns) -> Index:
 def refused(index: Index, message: str) -> None:
     with pytest.raises(CacheError, match=message) as caught:
         check_places(index.manifest, index.shards, index.samples)
-    assert caught.value.hint.startswith("prep encode, run again")
+    assert caught.value.hint.startswith("run prep encode again")
 
 
 def test_an_occurrence_is_a_sample_and_one_of_its_repeats(index):

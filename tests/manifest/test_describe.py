@@ -61,7 +61,7 @@ def test_an_unknown_name(small):
     assert caught.value.message == (
         "manifest has no sample 'a.pmg', expected one of its 3 names; did you mean 'a.png'?"
     )
-    assert caught.value.hint == "prep inspect MANIFEST --json lists the pictures that were rejected"
+    assert caught.value.hint == "prep inspect MANIFEST --json lists rejected pictures"
 
 
 def test_keys_that_cannot_be_read_are_none(small):

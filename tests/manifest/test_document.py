@@ -97,7 +97,7 @@ WRONG = {
     "backslash": ({"cache": "a\\b"}, "expected a path relative"),
     "empty cache": ({"cache": ""}, "expected a path relative"),
     "hub id": ({"model": {"hub": "../../etc"}}, "expected a Hub id like 'owner/name'"),
-    "two models": ({"model": {"hub": "a/b", "path": "c"}}, "expected one of 'path' and 'hub'"),
+    "two models": ({"model": {"hub": "a/b", "path": "c"}}, "expected exactly one of 'path' and 'hub'"),
     "table": ({"tables": {**DOCUMENT["tables"], "samples": "../../x"}}, "expected 64 lower-case hex digits"),
     "fingerprint": ({"models": {"vae": "x", "text": D}}, "models.vae is 'x'"),
     "dtype": ({"fields": {"latent": {**DOCUMENT["fields"]["latent"],

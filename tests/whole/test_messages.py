@@ -208,7 +208,7 @@ def test_a_manifest_with_a_bucket_of_three_sides_is_not_written(tmp_path):
     document["buckets"] = [{**document["buckets"][0], "size": [64, 64, 3]}]
     del document["self"]
     with pytest.raises(ManifestError, match=re.escape(
-            "the manifest to be written is not valid: buckets[0].size is [64, 64, 3], expected width and height")):
+            "the new manifest is not valid: buckets[0].size is [64, 64, 3], expected width and height")):
         write_manifest(small, document)
 
 
@@ -219,7 +219,7 @@ def test_a_sample_in_a_shard_that_the_table_lacks(tmp_path):
 
     audit = open_manifest(read_manifest(write_small(tmp_path)))
     vars(audit)["shards"] = []
-    with pytest.raises(CacheError, match=r"the sample table names shard number \d, and the shard table has 0"):
+    with pytest.raises(CacheError, match=r"the sample table names shard number \d, but there are 0 shards"):
         describe_samples(audit, "a.png")
 
 
