@@ -1,1 +1,1 @@
-"""A recipe's sources to samples in buckets."""
+"""From a recipe's sources to samples in buckets."""

@@ -1,4 +1,4 @@
-"""A recipe's bucket rules, and every picture in its bucket with its views."""
+"""Assigns a recipe's pictures to buckets and views, by the recipe's bucket rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prep.recipe.schema import ModelOptions, Recipe
 
 
 def with_views(result: Assignments, items: Sequence[KnownItem], framing: Framing) -> Assignments:
-    """`result`, which is that of `items`, with the views that `framing` asks for."""
+    """`result`, the assignments of `items`, with the views that `framing` asks for."""
     if framing.plain:
         return result
     pictures = tuple(replace(one, views=views_of(one.placement, items[one.index].picture, framing,
@@ -38,15 +38,15 @@ def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
 
 
 def least_side_check(recipe: Recipe) -> Callable[[str, Size], Finding | None]:
-    """What finds pictures whose shorter side is below the least that the recipe uses. Raises `ConfigError`."""
+    """A check that finds pictures whose shorter side is below the recipe's minimum. Raises `ConfigError`."""
     rules = rules_of(recipe)[0]
     return lambda name, size: below_least_side(name, size, rules)
 
 
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
-    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for those that give no buckets."""
+    """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for rules that give no buckets."""
     image, family = recipe.image, family_of(recipe.model)
-    factor, step = (8, STEP) if family is None else (family.factor, family.step)  # 8: which all have
+    factor, step = (8, STEP) if family is None else (family.factor, family.step)  # 8 in every family
     step = image.step or step
     if step % factor:
         raise ConfigError(f"image.step is {step}, expected a multiple of {factor}, the pixels of a latent cell")
@@ -61,9 +61,9 @@ def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
 
 
 def family_of(model: ModelOptions) -> Family | None:
-    """The facts of the family that is named, or else of the model in a directory; `None` where neither says it.
+    """The facts of the named family, or else of the family of the model directory; `None` if neither determines it.
 
-    A family that is not known is none: buckets can be looked at without one, and who needs it says so.
+    An unknown model is not an error: buckets can be previewed without a family, and callers that need it report it.
     """
     if model.family:
         return FAMILIES[model.family]

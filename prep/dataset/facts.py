@@ -1,7 +1,7 @@
-"""What is learned of a file by reading it, as facts to be remembered (`prep.fs.memo`).
+"""Reads facts from the bytes of a file, to be remembered (`prep.fs.memo`).
 
-What depends on which extras are installed is no fact of the file: `NoDecoder` gets out, and nothing is remembered. What
-another version of a decoder may see otherwise is remembered under that version's name (`names`).
+Results that depend on installed extras are not facts of the file: `NoDecoder` is raised, and nothing is remembered.
+Results that depend on a decoder's version are remembered under that version (`fact_kinds`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import focus_in
 from prep.images.plugins import decoders
 
-VERSION = 4  # of all facts; raised when what is learned of a file changes, or what it means
+VERSION = 4  # of all facts; raised when the facts of a file or their meaning change
 
 
 def _picture_facts(data: bytes) -> Fact:
@@ -31,7 +31,7 @@ def _picture_facts(data: bytes) -> Fact:
 
 
 def _mask_size(data: bytes) -> Fact:
-    """The size of a mask, `None` for one that cannot be read: whoever makes its row says why."""
+    """The size of a mask, `None` if it cannot be read: encoding its row reports why."""
     try:
         return {"size": list(read_header(data).size)}
     except NoDecoder:
@@ -47,7 +47,7 @@ def _picture_and_focus(data: bytes) -> Fact:
 
 
 def _caption_facts(data: bytes, form: Format) -> Fact:
-    """The captions of a file, without empty ones; a change in how they are read raises `VERSION`."""
+    """The captions of a file, without empty ones. After a change to how captions are read, raise `VERSION`."""
     try:
         return {"captions": [caption for caption in read_caption(data, form) if caption]}
     except BadCaption as error:
@@ -55,12 +55,12 @@ def _caption_facts(data: bytes, form: Format) -> Fact:
 
 
 def fact_kinds() -> dict[str, str]:
-    """What each kind of fact is remembered as: those that take a decoder change with the decoders that are here."""
+    """The name under which each kind of fact is remembered; if decoders decide the fact, it includes their versions."""
     mark = digest_strings([decoders()])[:8]
     return {kind: kind if kind in _PLAIN else f"{kind} {mark}" for kind in READERS}
 
 
-_PLAIN = {"caption", "caption-json", "file"}  # no decoder has a say in these
+_PLAIN = {"caption", "caption-json", "file"}  # these depend on no decoder
 READERS: Mapping[str, Callable[[bytes], Fact]] = {  # by kind of fact
     "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
     "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},

@@ -1,6 +1,6 @@
-"""Items → surveyed items: every file read once, digested, its header and caption understood; nothing is decoded.
+"""Surveys items: reads every file once, computes its digest, parses its header or caption; decodes no pictures.
 
-What cannot be used becomes a finding. A run over unchanged files opens none of them: it asks for their stamps.
+An unusable item becomes a finding. A run over unchanged files opens none of them and only looks up their stamps.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from prep.progress import DeferredTotal, Tick
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 
-Ask = Callable[[Blob, str], Fact | None]  # what is asked about, kind of fact
+Ask = Callable[[Blob, str], Fact | None]  # file, kind of fact; `None`: not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ingested:
-    """All of a recipe's usable items in walking order, and what is to be said of the others."""
+    """All usable items of a recipe in walking order, and findings on the others."""
 
     items: tuple[KnownItem, ...]
     findings: tuple[Finding, ...]
-    masks: int = 0  # mask files that were found, also of pictures that cannot be used, and of none
+    masks: int = 0  # mask files found, also those of unusable pictures and those without a picture
 
 
 def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: None,
            total: DeferredTotal | None = None) -> Ingested:
-    """The survey of a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
+    """Surveys a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
     found = list(walk_recipe(recipe, rehash=not facts.trust))
     findings = [one for one in found if isinstance(one, Finding)]
     walked = [one for one in found if isinstance(one, Item)]
@@ -63,7 +63,7 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
 
 
 def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Memo, jobs: int) -> Iterator[KnownItem | Finding]:
-    """Items in order; those with a file that must be read, on threads, which are no gain for the others."""
+    """Surveyed items in order; items with files to read use threads, which would not speed up the others."""
     waiting: deque[KnownItem | Finding | Future[KnownItem | Finding]] = deque()
     called = fact_kinds()
 
@@ -90,15 +90,15 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Memo, jobs: int) -> 
 def _read_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding:
     try:
         result = _ingest_item(item, recipe, ask)
-    except MemoryError:  # no fault of the files' own: another machine, or the next run, may have enough
+    except MemoryError:  # not remembered: another machine, or the next run, may have enough
         return _reject(item, "too-large", "its files take more memory than there is")
-    assert result is not None, "whatever is not remembered is read"
+    assert result is not None, "facts that are not remembered are read"
     return result
 
 
 def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | None:
-    """The item, understood, or the reason why it cannot be used; `None` where `ask` does not know one of its files."""
-    what: tuple[str, Blob | None] = "", None  # that is being read, where it is not the picture
+    """The surveyed item, or the reason why it cannot be used; `None` if `ask` does not know one of its files."""
+    what: tuple[str, Blob | None] = "", None  # the file being read, if it is not the picture
     mask: Fact | None = None
     try:
         focused = recipe.image.crop == "focus"
@@ -137,25 +137,25 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | 
 
 
 def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
-    """What has to be known of a mask file; its size only where that decides whether it is used."""
+    """The facts needed of a mask file; with its size only if that decides whether it is used."""
     found = ask(blob, "mask" if recipe.image.crop == "focus" else "file")
     size = ask(blob, "mask-size") if recipe.mask_resize == "reject" else {}
     return None if found is None or size is None else {**found, **size}
 
 
 def _focus(fact: Fact) -> Focus | None:
-    """Where the mask is, in facts of a mask or of a picture with its transparency."""
+    """The place of the mask, from the facts of a mask or of a picture with transparency."""
     at = fact.get("focus")
     return None if at is None else (at[0], at[1])
 
 
 def _its(what: str, blob: Blob | None) -> str:
-    """Which of an item's files is meant; the picture needs no word."""
+    """Names an item's file at the start of a message; empty for the picture."""
     return "" if blob is None else f"its {what} {printable_name(blob.name)} "
 
 
 def _without_caption(item: Item, choice: CaptionOptions) -> tuple[tuple[str, float], ...] | None:
-    """What the recipe's policy says for a missing or empty caption; `None` where it takes none."""
+    """The captions that the recipe's policy gives an item without one; `None` if it rejects such items."""
     if choice.missing in ("stop", "reject"):
         return None
     words = {"empty": "", "constant": choice.constant, "filename": caption_from_name(item.name)}[choice.missing]
@@ -184,6 +184,6 @@ class KnownItem:
     picture: str  # SHA-256 of the picture's bytes
     size: Size  # pixels, after EXIF orientation
     has_alpha: bool
-    captions: tuple[tuple[str, float], ...]  # final strings and their weights, at least one
+    captions: tuple[tuple[str, float], ...]  # final texts and their weights, at least one
     mask: str | None  # SHA-256 of the mask file's bytes
     focus: Focus | None = None  # where its mask is, for `crop = "focus"`

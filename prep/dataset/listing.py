@@ -1,4 +1,4 @@
-"""All items of a recipe, each with its label."""
+"""Lists all items of a recipe, each with its label."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from prep.sources.walk import places_of, tars_in, walk_source
 
 
 def picture_places(recipe: Recipe) -> list[NamedPath]:
-    """Where the recipe's pictures lie, each place once. Raises `PathError`."""
+    """The directories and tars of the recipe's pictures, each once. Raises `PathError`."""
     paths = (path for source in recipe.sources for path in places_of(source.path))
     return [NamedPath(role="pictures", path=path) for path in dict.fromkeys(paths)]
 
 
 def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
-    """Everything in a recipe's sources; paths of findings are labels, as those of items are. `rehash` lists tars again.
+    """All items in a recipe's sources, and findings, whose paths are labels like the items'. `rehash` lists tars again.
     Raises `PathError`.
     """
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
@@ -51,8 +51,8 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
 
 
 def why_empty(path: Path, left: int) -> str:
-    """What there is in a source that has no picture which is taken; `left` were not."""
+    """Why a source yields no picture; `left` pictures were excluded."""
     if left:
-        return f"no picture is taken: include and exclude leave out all {left}"
+        return f"no picture is used: include and exclude leave out all {left}"
     tars = tars_in(path)
-    return f"no pictures lie in it, and {tars} tars: those are named, like '*.tar'" if tars else "no pictures lie in it"
+    return f"no pictures in it, but {tars} tars: name them, like '*.tar'" if tars else "no pictures in it"

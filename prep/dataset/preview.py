@@ -1,6 +1,6 @@
-"""What training will see of a bucketing: buckets, scale and crop, and by name who is left out or shown again.
+"""Previews one epoch: buckets, scales, crops, and the names of samples that are left out or repeated.
 
-The names are those of epoch 0 with the seed given; other epochs leave out others, as many.
+The names are those of epoch 0 with the given seed; other epochs leave out other samples, as many.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prep.recipe.schema import Recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSample:
-    """A sample that training shows `repeats` times an epoch."""
+    """A sample that training shows `repeats` times per epoch."""
 
     id: str
     name: str
@@ -45,12 +45,12 @@ class EpochPreview:
 
     @property
     def left_out(self) -> list[str]:
-        """Names that epoch 0 does not show, sorted, once for each showing lost."""
+        """Names that epoch 0 leaves out, sorted, once for each lost showing."""
         return self._names(self.plan.left_out(0))
 
     @property
     def repeated(self) -> list[str]:
-        """Names shown again to fill up in epoch 0, sorted, once for each extra showing."""
+        """Names that epoch 0 repeats to fill batches, sorted, once for each extra showing."""
         return self._names(self.plan.repeated(0))
 
     @property
@@ -76,7 +76,7 @@ def train_samples(recipe: Recipe, items: Sequence[KnownItem], bucketing: Assignm
 
 
 def flag_extremes(bucketing: Assignments, *, crop: float | None, upscale: float | None) -> Assignments:
-    """`bucketing` with a finding for each picture cut by more than `crop` percent or enlarged over `upscale` times.
+    """`bucketing` with a finding for each picture cropped by more than `crop` percent or enlarged over `upscale` times.
 
     `None`: no such limit.
     """
@@ -84,7 +84,7 @@ def flag_extremes(bucketing: Assignments, *, crop: float | None, upscale: float 
     for one in bucketing.pictures:
         bucket = f"for bucket {one.placement.bucket[0]}x{one.placement.bucket[1]}"
         if crop is not None and one.crop_loss > crop:
-            detail = f"{one.crop_loss:.1f} % of it is cut away {bucket}, expected at most {crop:g} %"
+            detail = f"{one.crop_loss:.1f} % of it is cropped {bucket}, expected at most {crop:g} %"
             found.append(Finding(path=one.name, code="heavy-crop", severity="warning", detail=detail))
         if upscale is not None and one.scale > upscale:
             detail = f"it is enlarged {one.scale:.2f} times {bucket}, expected at most {upscale:g} times"
@@ -102,7 +102,7 @@ def preview_epoch(
     seed: int = 0,
     world: int = 1,
 ) -> EpochPreview:
-    """The outlook of training on `showings`. Raises `ConfigError` for sizes that make no steps."""
+    """The preview of training on `showings`. Raises `ConfigError` for sizes that make no steps."""
     by_bucket: dict[Size, list[TrainSample]] = defaultdict(list)
     for showing in showings:
         by_bucket[showing.bucket].append(showing)
@@ -157,7 +157,7 @@ def _picture(one: Assignment) -> dict[str, Any]:
 
 
 def sizes_of(recipe: Recipe, items: Sequence[KnownItem]) -> Sizes:
-    """The sizes of a recipe's pictures."""
+    """The numbers of pictures and showings of each size in a recipe."""
     found: dict[Size, tuple[int, int]] = {}
     roles = roles_of(recipe, items)[0]
     shown = balance_prior([(role, recipe.sources[item.item.source].repeats)

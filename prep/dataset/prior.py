@@ -1,8 +1,8 @@
-"""Showings of regularization samples (role "prior"): as many in an epoch as training samples have, and never more.
+"""Balances regularization samples (role "prior"): an epoch shows them as often as training samples, and never more.
 
 The rule of sd-scripts (`DreamBoothDataset`), which repeats its `is_reg` images until they are as many as the training
-images. Where there are too many, it takes the first ones with all of their repeats; here every sample is shown once
-before any is shown again.
+images. If there are too many, sd-scripts uses the first images with all of their repeats; this module shows every
+sample once before it repeats any.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from prep.batching.split import Role
 from prep.formatting import counted
 
-MOST_REPEATS = 1 << 20  # of a sample that a manifest takes
+MOST_REPEATS = 1 << 20  # of a sample in a manifest
 
 
 def balance_prior(asked: Sequence[tuple[Role, int]]) -> list[int]:
-    """The repeats of samples whose role and own repeats are `asked`; those of "prior" add up to those of "train".
+    """The repeats of samples with the roles and repeats `asked`; those of "prior" add up to those of "train".
 
-    0: the sample is not shown at all. Without training samples, all stay as they are.
+    0: the sample is not shown at all. Without training samples, nothing changes.
     """
     total = sum(repeats for role, repeats in asked if role == "train")
     prior = [repeats for role, repeats in asked if role == "prior"]
@@ -28,7 +28,7 @@ def balance_prior(asked: Sequence[tuple[Role, int]]) -> list[int]:
 
 
 def prior_notes(asked: Sequence[tuple[Role, int]]) -> tuple[str, ...]:
-    """What `balance_prior` changes, for the user; nothing where it changes nothing."""
+    """A note to the user on what `balance_prior` changes; none if it changes nothing."""
     shown = balance_prior(asked)
     prior = [repeats for (role, _), repeats in zip(asked, shown, strict=True) if role == "prior"]
     if shown == [repeats for _, repeats in asked]:
@@ -40,7 +40,7 @@ def prior_notes(asked: Sequence[tuple[Role, int]]) -> tuple[str, ...]:
 
 
 def _fit(repeats: Sequence[int], total: int) -> list[int]:
-    """`repeats` raised or lowered evenly until their sum is `total`, the earlier ones first."""
+    """`repeats` raised or lowered evenly to the sum `total`; the first samples get the remainder."""
     asked = sum(repeats)
     if asked <= total:
         more, first = divmod(total - asked, len(repeats))

@@ -1,4 +1,4 @@
-"""Every sample that a recipe's pictures make, with its role and id."""
+"""Makes samples of a recipe's pictures, each with its role and id."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from prep.sources.walk import is_tars
 
 
 def settle_masks(recipe: Recipe, items: Sequence[KnownItem]) -> Recipe:
-    """`recipe` with "sidecar" for "auto" where masks were found, else "none".
+    """`recipe` with the mask setting "auto" replaced: "sidecar" if masks were found, else "none".
 
-    Raises `ConfigError` where the crop needs masks and there are none.
+    Raises `ConfigError` if the crop needs masks and there are none.
     """
     settled = recipe.settle_masks(any(item.mask is not None for item in items))
     if settled.image.crop == "focus" and settled.mask_origin == "none":
@@ -33,7 +33,7 @@ def settle_masks(recipe: Recipe, items: Sequence[KnownItem]) -> Recipe:
 
 
 def _unread_repeats(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[str, ...]:
-    """A note on directories called N_class in a source that no recipe describes: their repeats are not read."""
+    """A note on directories named N_class in a source without a recipe: their repeats are not read."""
     if recipe.file is not None or is_tars(recipe.sources[0].path):
         return ()
     parts = (part for item in items for part in item.item.name.split("/")[:-1])
@@ -42,12 +42,12 @@ def _unread_repeats(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[str, ..
     names = [root.name] if REPEATED.fullmatch(root.name) else list(folders)
     if not names:
         return ()
-    return (f"note: {join_names(names, 3)}: repeats are not read from names of directories but from a recipe; "
-            f"prep init {shell_name(str(root.parent if folders == {} else root))} writes it",)
+    return (f"note: {join_names(names, 3)}: repeats are not read from names of directories, only from a recipe; "
+            f"to write one, run prep init {shell_name(str(root.parent if folders == {} else root))}",)
 
 
 def roles_of(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[list[Role], tuple[str, ...]]:
-    """The role of each item, by its source and by its picture's digest; and what the user should know of it."""
+    """The role of each item, from its source and its picture's digest; and notes to the user."""
     given: list[Role] = [recipe.sources[item.item.source].role for item in items]
     train = [item.picture for item, role in zip(items, given, strict=True) if role == "train"]
     if not recipe.validation:
@@ -60,13 +60,13 @@ def roles_of(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[list[Role], tu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedItem:
-    """A surveyed item in its bucket: a sample but for its rows."""
+    """A surveyed item in its bucket: a sample without its rows."""
 
     id: str
     item: KnownItem
     role: Role
     views: tuple[Placement, ...]
-    repeats: int  # showings in an epoch
+    repeats: int  # showings per epoch
 
     @property
     def bucket(self) -> Size:
@@ -76,10 +76,10 @@ class PlacedItem:
 
 def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
                  bucketing: Assignments) -> Iterator[PlacedItem]:
-    """The seats of a bucketing of `items` with these `roles`, in the order of source and name.
+    """The placed items of a bucketing of `items` with these `roles`, in the order of source and name.
 
-    A validation sample has its first view only, since no other is looked at. Samples of role "prior" have the repeats
-    of `balance_prior`; those that get none are left out.
+    A validation sample has only its first view, since validation uses no other. Samples of role "prior" have the
+    repeats of `balance_prior`; samples with no repeats are left out.
     """
     copies: Counter[tuple[str, Size]] = Counter()
     order, asked = _asked(recipe, items, roles, bucketing)
@@ -93,7 +93,7 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
 
 
 def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) -> tuple[str, ...]:
-    """What the user should know: of validation, regularization, masks that are not used, repeats that are not read."""
+    """Notes to the user on validation, regularization, masks that are not used, repeats that are not read."""
     roles, notices = roles_of(recipe, surveyed.items)
     unused = (one for one in surveyed.findings if one.code == "masks-unused")
     return (*notices, *prior_notes(_asked(recipe, surveyed.items, roles, bucketing)[1]),
@@ -103,7 +103,7 @@ def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) ->
 
 def _asked(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
            bucketing: Assignments) -> tuple[list[Assignment], list[tuple[Role, int]]]:
-    """The seats in the order of source and name, each with its role and the repeats of its source."""
+    """The assignments in the order of source and name, and for each its role and the repeats of its source."""
     order = sorted(bucketing.pictures, key=lambda one: _order(items[one.index]))
     return order, [(roles[one.index], recipe.sources[items[one.index].item.source].repeats) for one in order]
 

@@ -1,7 +1,7 @@
 """A pool of worker processes, each replaced when it hangs or dies: a bad file costs one `WorkerLost` and no more.
 
-A worker is started when one is needed and none is idle (0.1 s on an idle machine), so a command that meets nothing new
-starts none. Where no process can be started, the same work is done in this one, without that protection.
+The pool starts a worker when a question finds none idle (0.1 s on an idle machine), so a command without new files
+starts none. If no process can be started, this process does the same work, without that protection.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Question = TypeVar("Question")
 Part = TypeVar("Part")
 
 START = 60.0  # seconds until a worker must be ready
-POLL_SECONDS = 0.05  # seconds between two looks at the time
-MOST_ANSWERED = 1 << 30  # bytes of all parts of an answer, each counted with what Python needs for it
-_PART = 64  # bytes of the smallest object
-# Not `-m`: what is in PYTHONPATH stands before Python's own modules, and so would all of its packages there.
+POLL_SECONDS = 0.05  # seconds between two checks of the deadlines
+MOST_ANSWERED = 1 << 30  # bytes of all parts of an answer, each counted with Python's overhead for it
+_PART = 64  # bytes of that overhead: the smallest object
+# Not `-m`: that needs this package's folder in PYTHONPATH, where all packages beside it would shadow Python's modules.
 WORKER = (f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
           "from prep.workers.worker import main; main()")
-# Heaps grow and stay instead of being fetched from the system for every picture: 4 % less time. One thread for each
+# The heap keeps its memory between pictures instead of asking the system each time: 4 % less time. One thread for a
 # worker's arrays: there are as many workers as processors. Arrow's own allocators reserve more than they use.
 _SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 27), "MALLOC_TRIM_THRESHOLD_": str(1 << 27),
              "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
@@ -56,16 +56,16 @@ Cause = Literal["slow", "crash", "memory", "closed"]
 
 
 class WorkerLost(Exception):
-    """A question that no worker lived to answer: it was too slow, crashed, took too much memory, or was closed."""
+    """A question without an answer: its worker was too slow, crashed, took too much memory, or was closed."""
 
     def __init__(self, cause: Cause, detail: str) -> None:
         super().__init__(detail)
         self.cause: Cause = cause
-        self.detail = detail  # how it ended, for people: "by SIGSEGV"
+        self.detail = detail  # how the worker ended, for messages: "by SIGSEGV"
 
 
 class WorkerPool:
-    """Workers of a service that any number of threads may ask; as many are started as are asked at a time."""
+    """Workers of a service, shared by any number of threads; there are as many as questions at a time."""
 
     def __init__(self, service: Service, *, processes: bool = True, command: Sequence[str] = ("-c", WORKER)) -> None:
         self._command = [sys.executable, "-P", *command, service.module]
@@ -75,7 +75,7 @@ class WorkerPool:
         self._all: set[_Worker] = set()
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._kill_overdue, daemon=True)
-        self.started = 0  # workers, over all
+        self.started = 0  # workers, in total
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -85,7 +85,7 @@ class WorkerPool:
         self.close()
 
     def ask(self, task: Task[Question, Part], question: Question, limits: Limits) -> list[Part]:
-        """The parts of the answer to a question. Raises `WorkerLost` when no worker lived to give all of them."""
+        """The parts of the answer to a question. Raises `WorkerLost` if its worker ends before the last part."""
         worker = self._take()
         if worker is None:
             return _done_here(task, question)
@@ -95,7 +95,7 @@ class WorkerPool:
         except MemoryError:
             self._give_back(worker)
             raise _too_much(limits) from None
-        if not worker.send(message, limits.seconds):  # it was dead before: that is nobody's fault
+        if not worker.send(message, limits.seconds):  # it died before this question, so the question is not to blame
             self._end(worker)
             worker = self._take(fresh=True)
             if worker is None:
@@ -108,19 +108,19 @@ class WorkerPool:
         if ending is None:
             raise self._lost(worker)
         if ending == MEMORY:
-            self._end(worker)  # what it had is freed
+            self._end(worker)  # frees its memory
             raise _too_much(limits)
         self._give_back(worker)
         return parts
 
     def close(self) -> None:
-        """Ends all workers, whatever they do."""
+        """Ends all workers, busy or not."""
         self._closed.set()
         for worker in list(self._all):
             self._end(worker)
 
     def _take(self, *, fresh: bool = False) -> _Worker | None:
-        """An idle worker or a new one; `None` where there are none, and the work is done here."""
+        """An idle worker or a new one; `None` if none can be started, and this process does the work."""
         with self._lock:
             if self._idle and not fresh:
                 return self._idle.pop()
@@ -166,7 +166,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, asked by one thread at a time."""
+    """One process, used by one thread at a time."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -178,14 +178,14 @@ class _Worker:
         self.seconds = START
 
     def ready(self) -> bool:
-        """Waits until it can be asked; whether it can."""
+        """Waits until the process is ready; `False` if it never is."""
         try:
             return next(self.frames(), None) == (READY, VERSION)
         except Unparsed:
             return False
 
     def send(self, message: bytearray, seconds: float) -> bool:
-        """Whether the message reached a living process, which has so many seconds from now on."""
+        """Writes the message and starts its deadline of `seconds`; `False` if the process had ended before."""
         with self._lock:
             self.seconds = seconds
             self._deadline = time.monotonic() + seconds
@@ -197,7 +197,7 @@ class _Worker:
         return True
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
-        """What it says, until it is over its time or gone. Raises `Unparsed`."""
+        """The frames from the process, until its deadline passes or it ends. Raises `Unparsed`."""
         while True:
             try:
                 frame = read_frame(self._stdout)
@@ -213,14 +213,14 @@ class _Worker:
             yield frame
 
     def end_if_late(self) -> None:
-        """Ends the process when its time is over; the thread that waits for it goes on."""
+        """Ends the process if its deadline has passed, which wakes the thread that waits for it."""
         with self._lock:
             if time.monotonic() > self._deadline:
                 self.late = True
                 self._process.kill()
 
     def end(self, patience: float = 0) -> int | None:
-        """Ends the process, unless it does so itself in time; its exit code, `None` when no system can end it."""
+        """Ends the process, after waiting `patience` seconds for it; its exit code, `None` if even killing it fails."""
         code = None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
@@ -234,12 +234,12 @@ class _Worker:
 
 
 def can_spawn() -> bool:
-    """Whether this program is run by a Python that can be started again."""
+    """Whether this program runs in a Python interpreter that can be started again."""
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def _received(worker: _Worker, kind: type[Part]) -> tuple[list[Part], int | None]:
-    """(parts of an answer, how it ended; `None`: it did not). Raises `Unparsed`; `RuntimeError` for a bug of ours."""
+    """(parts of an answer, END, MEMORY or `None` if it is cut off). Raises `Unparsed`, or `RuntimeError` for a bug."""
     parts: list[Part] = []
     total = 0
     for what, body in worker.frames():
@@ -255,7 +255,7 @@ def _received(worker: _Worker, kind: type[Part]) -> tuple[list[Part], int | None
 
 
 def _done_here(task: Task[Question, Part], question: Question) -> list[Part]:
-    """The same answer, made in this process, as if it had come from another."""
+    """The same answer, computed in this process, encoded and decoded as if it came from a worker."""
     try:
         return [decode(encode(part), task.part) for part in task.work(decode(encode(question), task.question))]
     except MemoryError:
@@ -267,7 +267,7 @@ def _too_much(limits: Limits) -> WorkerLost:
 
 
 def _start(command: Sequence[str]) -> _Worker | None:
-    """A worker that gets ready; `None` where none can be started."""
+    """A new worker, not ready yet; `None` if no process can be started."""
     try:
         return _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, env={**os.environ, **_SETTINGS}))

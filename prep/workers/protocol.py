@@ -1,12 +1,11 @@
 """Messages between a command and its workers: frames of msgpack, decoded into types.
 
 A frame is its kind (1 byte), its length (4 bytes, little-endian) and that many bytes. A question is a `HEADER` and a
-`QUESTION`; its answer is any number of `PART`s and an `END`, `MEMORY` or `BUG`. Whatever a hostile file makes of a
-worker, it can only send such frames: their number of bytes is bounded, and values of another type are refused. Nothing
-is unpickled.
+`QUESTION`; its answer is any number of `PART`s and an `END`, `MEMORY` or `BUG`. A hostile file that takes a worker over
+can only send such frames: their size is bounded, and values of another type are refused. Nothing is unpickled.
 
-A value is encoded once, behind the room for its frame's head, and is written from there; where a type has a
-`memoryview`, it is a view of the bytes that were read.
+A value is encoded once, after space reserved for its frame's head, and written from there; a `memoryview` in a type is
+a view of the bytes that were read.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Which task the question that follows is for, and what it may take."""
+    """The task of the question that follows, and its limits."""
 
     task: str
     seconds: float
@@ -42,7 +41,7 @@ def write_frame(stream: BinaryIO, kind: int, body: bytes = b"") -> None:
 
 
 def frame_of(kind: int, value: Any) -> bytearray:
-    """A whole frame of one value. Raises `MemoryError` for one that is larger than a frame may be."""
+    """A whole frame of one value. Raises `MemoryError` for more than `MOST_BYTES`."""
     frame = bytearray(_ROOM)
     _ENCODER.encode_into(value, frame, len(_ROOM))
     length = len(frame) - len(_ROOM)
@@ -53,7 +52,7 @@ def frame_of(kind: int, value: Any) -> bytearray:
 
 
 def read_frame(stream: BinaryIO) -> tuple[int, bytes] | None:
-    """(kind, body) of the next frame; `None` where the stream ends. Raises `OSError`, `Unparsed`."""
+    """(kind, body) of the next frame; `None` at the end of the stream. Raises `OSError`, `Unparsed`."""
     head = stream.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -65,15 +64,15 @@ def read_frame(stream: BinaryIO) -> tuple[int, bytes] | None:
 
 
 def encode(value: Any) -> bytes:
-    """The msgpack of a value."""
+    """A value as msgpack."""
     return _ENCODER.encode(value)
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """The value in a body. Raises `Unparsed` for one of another type."""
+    """The value in a body. Raises `Unparsed` for a value of another type."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:  # which ValidationError is one of
+    except (msgspec.DecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise Unparsed(str(error)[:200]) from None
     except UnicodeDecodeError as error:
         raise Unparsed(f"a string is not UTF-8: {error.reason}") from None

@@ -1,4 +1,4 @@
-"""What a pool of workers can do: tasks, each with the types of its question and of its answer's parts."""
+"""Defines the work of a pool: tasks, each with the types of its question and of its answer's parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Task(Generic[Question, Part]):
     name: str
     question: type[Question]
     part: type[Part]
-    work: Callable[[Question], Iterable[Part]]  # files alone decide what it yields
+    work: Callable[[Question], Iterable[Part]]  # its result depends on the files alone
 
 
 def _nothing() -> None:
@@ -34,7 +34,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """The tasks of a worker. The module `module` has this record as `SERVICE`: a worker imports it from there."""
+    """The tasks of a worker. Workers import this record from `module`, under the name `SERVICE`."""
 
     module: str
     tasks: tuple[Task[Any, Any], ...]

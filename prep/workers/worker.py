@@ -1,11 +1,11 @@
-"""A worker process: answers questions about untrusted files, so that one which hangs, crashes or eats memory takes
-nothing else with it.
+"""A worker process: answers questions about untrusted files, so that a file which hangs it, crashes it or exhausts its
+memory harms nothing else.
 
     python -P -c 'from prep.workers.worker import main; main()' MODULE
 
-Questions come on stdin and answers go to stdout, as frames of `prep.workers.protocol`; the first frame says that it is
-ready. It ends when its input does, or when a question takes longer than it may (where there is SIGALRM); it maps no
-more memory than the question allows (where there is RLIMIT_AS). What libraries print is lost.
+Questions arrive on stdin and answers leave on stdout, as frames of `prep.workers.protocol`; the first frame says that
+the worker is ready. It ends at the end of its input, or when a question exceeds its time (on systems with SIGALRM); it
+maps no more memory than the question allows (on systems with RLIMIT_AS). Output of libraries is discarded.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from prep.workers.protocol import (
 )
 from prep.workers.service import Service, Task
 
-LAST_TO_LIVE = "1000"  # of -1000 to 1000: whom Linux ends first when memory runs out
-GRACE = 10.0  # seconds after which a worker whose command is gone ends itself
+LAST_TO_LIVE = "1000"  # of -1000 to 1000: Linux kills the highest first when memory runs out
+GRACE = 10.0  # seconds past its limit after which a worker ends itself, if its command is gone
 
 
 def main() -> None:
-    """Answers until the input ends."""
+    """Answers questions until the input ends."""
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # libraries of C may print
+        os.dup2(nowhere.fileno(), 1)  # C libraries may print
         os.dup2(nowhere.fileno(), 2)
     _step_back()
     service: Service = importlib.import_module(sys.argv[1]).SERVICE
     service.prepare()
-    gc.freeze()  # what is here now stays
+    gc.freeze()  # keeps the collector off objects that stay
     write_frame(answers, READY, VERSION)
     answers.flush()
     serve(service, questions, answers)
 
 
 def serve(service: Service, questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answers each question in turn, under its limits. Raises `Unparsed` for what is no question."""
+    """Answers each question in turn, within its limits. Raises `Unparsed` for frames that are not a question."""
     tasks = {task.name: task for task in service.tasks}
     while (head := read_frame(questions)) is not None and (body := read_frame(questions)) is not None:
         if (head[0], body[0]) != (HEADER, QUESTION):
@@ -72,7 +72,7 @@ def serve(service: Service, questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _answer(task: Task[Any, Any], body: bytes, answers: BinaryIO) -> None:
-    """Writes the parts of an answer, and how it ends. An exception is an end, too."""
+    """Writes the parts of an answer, then a frame for how it ended, also if that was an exception."""
     try:
         for part in task.work(decode(body, task.question)):
             answers.write(frame_of(PART, part))
@@ -84,7 +84,7 @@ def _answer(task: Task[Any, Any], body: bytes, answers: BinaryIO) -> None:
 
 
 def _step_back() -> None:
-    """Leaves Ctrl-C to the command, which ends its workers, and asks to be ended first when memory runs out."""
+    """Ignores Ctrl-C, since the command ends its workers, and offers to be killed first when memory runs out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(LAST_TO_LIVE)
@@ -101,6 +101,6 @@ def _set_limit(name: str, value: int) -> None:
 
 
 def _alarm(seconds: float) -> None:
-    """Ends this process after so many seconds, and some of grace, whatever it is doing; 0: it goes on."""
+    """Ends this process after `seconds` plus `GRACE`, whatever it is doing; 0 cancels that."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds and seconds + GRACE)

@@ -96,7 +96,7 @@ def test_limits_make_findings():
     said = flag_extremes(found, crop=20, upscale=1.5).findings
     assert [(one.path, one.code, one.severity) for one in said] == [
         ("wide", "heavy-crop", "warning"), ("tiny", "heavy-crop", "warning"), ("tiny", "heavy-upscale", "warning")]
-    assert said[0].detail == "50.0 % of it is cut away for bucket 512x512, expected at most 20 %"
+    assert said[0].detail == "50.0 % of it is cropped for bucket 512x512, expected at most 20 %"
     assert said[2].detail == "it is enlarged 5.12 times for bucket 512x512, expected at most 1.5 times"
 
 

@@ -126,8 +126,8 @@ def test_sources_without_training_pictures(prep, folder, args):
 def test_repeats_in_names_of_directories_come_from_a_recipe(prep, project, tiny_model, kind):
     more = ("--model", tiny_model, "--cache", "c", "-o", "m.json", "--dry-run") if kind == "encode" else ()
     args = (*more, "--resolution", 96, *(("--missing-caption", "empty") if kind == "encode" else ()))
-    said = "note: '1_ohwx cat', '3_ohwx dog': repeats are not read from names of directories but from a recipe"
-    assert f"{said}; prep init p/img writes it" in prep(kind, "p/img", *args).err
+    said = "note: '1_ohwx cat', '3_ohwx dog': repeats are not read from names of directories, only from a recipe"
+    assert f"{said}; to write one, run prep init p/img" in prep(kind, "p/img", *args).err
     assert "note: 1_dog: repeats are not read" in prep(kind, "p/reg/1_dog", *args).err
     assert "repeats are not read" not in prep(kind, "p/model", *args).err
     assert prep("init", "p").code == 0

@@ -182,10 +182,10 @@ def test_names_of_samples_forge_no_line_of_train():
 
 
 @pytest.mark.parametrize(("make", "detail"), [
-    (lambda root: (root / "notes.md").write_text("x"), "no pictures lie in it"),
+    (lambda root: (root / "notes.md").write_text("x"), "no pictures in it"),
     (lambda root: (root / "a.tar").write_bytes(b""),
-     "no pictures lie in it, and 1 tars: those are named, like '*.tar'"),
-    (lambda root: draw(root / "a.png", (96, 96), seed=1), "no picture is taken: include and exclude leave out all 1")])
+     "no pictures in it, but 1 tars: name them, like '*.tar'"),
+    (lambda root: draw(root / "a.png", (96, 96), seed=1), "no picture is used: include and exclude leave out all 1")])
 def test_a_source_of_nothing_is_told(prep, tmp_path, make, detail):
     (tmp_path / "void").mkdir()
     make(tmp_path / "void")
