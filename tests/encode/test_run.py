@@ -555,7 +555,7 @@ def test_masks_that_match_no_picture_are_no_masks(prep, train, encode, photos, t
     (tmp_path / "masks").mkdir()
     for source in ("sidecar", tmp_path / "masks"):
         result = encode("--mask", source, "--missing-caption", "reject", code=3)
-        assert f"masks are asked for ({source}), and none of the 8 pictures has one" in result.err
+        assert f"masks are asked for ({source}), and none of 8 pictures has one" in result.err
         assert "NAME-masklabel.png" in result.err and not (tmp_path / "cache").exists()
 
 

@@ -205,7 +205,7 @@ def test_links_and_special_files_end_for_an_ordinary_user(unpacked):
              if one["severity"] == "error"}
     assert found == {("loop_a.jpg", "link-loop"), ("loop_b.jpg", "link-loop"), ("self.jpg", "link-loop"),
                      ("dangling.jpg", "dangling-link"), ("outside.jpg", "dangling-link"), ("fifo.jpg", "special-file"),
-                     ("no_permission.jpg", "unreadable-file")}
+                     ("no_permission.jpg", "unreadable-file"), ("sub/inner.jpg", "too-small")}
 
 
 # ---- the tars that are read as they are ------------------------------------------------------------------------------
