@@ -91,6 +91,7 @@ class OutOfMemoryError(Problem):
     """The device, or the computer, has too little memory for what was asked."""
 
     exit_code = 9
+    kind = "memory"
 
 
 def from_system(error: OSError, *, in_cache: bool = False) -> Problem:
