@@ -1,6 +1,6 @@
 #!/bin/sh
-# The whole road on a drawn dataset and a tiny model, with the commands that a user types: `sh manifests/demo.sh DIR`.
-# Run it again and it goes on where it stopped.
+# Every stage on a drawn dataset and a tiny model, with the commands that a user types: `sh manifests/demo.sh DIR`.
+# Run it again to continue where it stopped.
 set -eu
 dir=${1:-demo}
 say() { printf '\n$ %s\n' "$*"; "$@"; }
@@ -18,7 +18,8 @@ say prep inspect demo.json --html report.html
 say prep verify demo.json
 say train check demo.json -c train.toml
 if [ ! -f run/lora.safetensors ]; then
-    if [ -d run ]; then
+    # --resume needs a checkpoint; without one, the run starts again.
+    if ls run/checkpoints/step-* >/dev/null 2>&1; then
         say train run demo.json -c train.toml -o run --resume
     else
         say train run demo.json -c train.toml -o run

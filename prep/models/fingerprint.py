@@ -93,24 +93,25 @@ def digest_text(files: TextFiles, file_digest: FileDigest) -> str:
 
 
 def _weighted(files: ComponentFiles, file_digest: FileDigest) -> list[list[str]]:
-    return [["config.json", _digest_public(files.config)],
-            *([path.name, _digest_existing(path, file_digest)] for path in files.weights)]
+    return [["config.json", digest_public(files.config)],
+            *([path.name, digest_existing(path, file_digest)] for path in files.weights)]
 
 
 def _tokenizer(files: ComponentFiles) -> list[list[str]]:
     config = {key: value for key, value in files.config.items() if key not in _TOKENIZER_NOISE}
-    return [[name, _digest_public(config) if name == "tokenizer_config.json" else digest_bytes(data)]
+    return [[name, digest_public(config) if name == "tokenizer_config.json" else digest_bytes(data)]
             for name, data in files.small.items()]
 
 
-def _digest_existing(path: Path, file_digest: FileDigest) -> str:
+def digest_existing(path: Path, file_digest: FileDigest) -> str:
+    """`file_digest` of the file at `path`. Raises `ModelError` when it cannot be read."""
     try:
         return file_digest(path)
     except OSError as error:
         raise unreadable(path, error) from None
 
 
-def _digest_public(config: Mapping[str, Any]) -> str:
+def digest_public(config: Mapping[str, Any]) -> str:
     """Digest of a config without its `_*` keys (versions and origins), numbers spelled as Python spells them."""
     public = {key: value for key, value in config.items() if not key.startswith("_") and key not in _LIBRARY_KEYS}
     return digest_json({"config": json.dumps(public, sort_keys=True)})

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from prep.digest import digest_json
 from prep.fs.memo import Memo, memo_path
-from prep.models.files import read_config, unreadable
-from prep.models.fingerprint import FileDigest, digest_file
+from prep.models.files import read_config
+from prep.models.fingerprint import FileDigest, digest_existing, digest_file, digest_public
 from prep.models.pipeline import weighted_files
-
-_LIBRARY_KEYS = ("torch_dtype", "dtype", "transformers_version")  # the saving library writes them; they decide no value
 
 
 def base_fingerprints(model: Path, file_digest: FileDigest = digest_file) -> dict[str, str]:
     """`denoiser` and `scheduler`: fingerprints of the pipeline directory `model`. Raises `ModelError`."""
     files = weighted_files(model, "unet")
-    parts = [["config.json", _digest_public(files.config)],
-             *([path.name, _digest_existing(path, file_digest)] for path in files.weights)]
+    parts = [["config.json", digest_public(files.config)],
+             *([path.name, digest_existing(path, file_digest)] for path in files.weights)]
     scheduler = read_config(model / "scheduler" / "scheduler_config.json")
     return {"denoiser": digest_json({"kind": "denoiser", "parts": parts}),
-            "scheduler": digest_json({"kind": "scheduler", "config": _digest_public(scheduler)})}
+            "scheduler": digest_json({"kind": "scheduler", "config": digest_public(scheduler)})}
 
 
 @contextmanager
@@ -45,15 +41,3 @@ def remembered_digests() -> Iterator[FileDigest]:
 def describe_base(base: Mapping[str, str]) -> str:
     """For messages: the fingerprints, shortened."""
     return ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(base.items()))
-
-
-def _digest_public(config: Mapping[str, Any]) -> str:
-    public = {key: value for key, value in config.items() if not key.startswith("_") and key not in _LIBRARY_KEYS}
-    return digest_json({"config": json.dumps(public, sort_keys=True)})
-
-
-def _digest_existing(path: Path, file_digest: FileDigest) -> str:
-    try:
-        return file_digest(path)
-    except OSError as error:
-        raise unreadable(path, error) from None
