@@ -1,4 +1,4 @@
-"""How work reports its progress: a `Progress` opens a stage or a phase, and a `Tick` counts finished units of it."""
+"""Reports progress: a `Progress` opens a stage or a phase, and a `Tick` counts its finished units."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-Tick = Callable[[int], object]  # called with how many more units are done
-Total = int | Callable[[], int | None] | None  # asked again whenever a bar moves; None: not known (yet)
+Tick = Callable[[int], object]  # called with the number of newly finished units
+Total = int | Callable[[], int | None] | None  # called again whenever a bar moves; None: not known (yet)
 Progress = Callable[[str, Total, str], AbstractContextManager[Tick]]  # title, total, unit; unit "": a phase
 
 
 class DeferredTotal:
-    """A total that is set when it is known."""
+    """A total that is set once it is known."""
 
     def __init__(self) -> None:
         self.count: int | None = None
@@ -22,9 +22,9 @@ class DeferredTotal:
 
 
 class BackgroundTotal(DeferredTotal):
-    """A total that a thread of its own counts, started when a bar asks for it: nobody else pays for it.
+    """A total that a background thread counts; the thread starts only when a progress bar asks for the total.
 
-    Errors in `count` are left to whoever does the work, and meets them, too.
+    Errors in `count` are ignored: the work itself meets and reports them.
     """
 
     def __init__(self, count: Callable[[], int]) -> None:
@@ -46,7 +46,7 @@ class BackgroundTotal(DeferredTotal):
 
 
 def phase(progress: Progress, title: str) -> AbstractContextManager[Tick]:
-    """A slow step that counts nothing: `with phase(progress, "loading the VAE"): …`."""
+    """A slow step without a count: `with phase(progress, "loading the VAE"): …`."""
     return progress(title, None, "")
 
 

@@ -75,14 +75,14 @@ def test_the_command_names_it(prep, photos):
     best = document[0]
     shown = prep("bucket", photos, *options).out
     assert (f"suggested: --buckets {best['buckets']} --step {best['step']} --min-bucket {best['min_bucket']} "
-            f"--batch-size {best['batch_size']}, which loses") in shown.replace("\n", " ")
+            f"--batch-size {best['batch_size']}, with the smallest loss, ") in shown.replace("\n", " ")
     for own in (one for one in document[1:] if one["batch_size"] != best["batch_size"]):
         shown = prep("bucket", photos, *options, "--batch-size", own["batch_size"]).out.replace("\n", " ")
-        assert (f"with the batch size of this call: --buckets {own['buckets']} --step {own['step']} --min-bucket "
-                f"{own['min_bucket']} --batch-size {own['batch_size']}, which loses {own['score']} %") in shown
-    assert "of this call" not in prep("bucket", photos, *options, "--batch-size", best["batch_size"]).out
+        assert (f"with this command's batch size: --buckets {own['buckets']} --step {own['step']} --min-bucket "
+                f"{own['min_bucket']} --batch-size {own['batch_size']}, loss {own['score']} %") in shown
+    assert "this command's" not in prep("bucket", photos, *options, "--batch-size", best["batch_size"]).out
     assert "suggestions" not in prep("bucket", photos, "--resolution", 96, "--step", 16, "--json").json
     (photos.parent / "tiny").mkdir()
     (photos / "0.png").rename(photos.parent / "tiny" / "0.png")
     nothing = prep("bucket", photos.parent / "tiny", "--resolution", 512, "--upscale", "reject", "--suggest")
-    assert "nothing to suggest: no buckets take any of the pictures" in nothing.out
+    assert "nothing to suggest: no picture fits a bucket" in nothing.out

@@ -227,7 +227,7 @@ def test_the_cost_is_not_known_where_no_table_says_which_rows_are_needed(small, 
     assert not found["ok"] and found["repair"] == cost
     perhaps = f"names shard {digest}, which is missing; perhaps this manifest needs it"
     assert [perhaps in note for note in found["notes"]] == ([True] if table == "shards" else [])
-    words = ("how many rows it will re-encode is unknown without these tables" if cost is None else
+    words = ("the number of rows to re-encode is unknown without these tables" if cost is None else
              ": 2 latent rows will be re-encoded")
     assert verify_tables(found).endswith(words)
 
@@ -271,7 +271,7 @@ def test_damage_that_cannot_be_recorded_is_named_with_what_repairs_it(small, mon
     monkeypatch.setattr(Cache, "write", read_only)
     found = verify(small, quick=quick)
     assert found["unrecorded"] == [digest] and damage.recorded(small.cache, digest) == ()
-    assert "to repair, run prep encode --recheck where it can be written: " in (
+    assert "to repair, run prep encode --recheck where the cache is writable: " in (
         verify_tables(found))
     monkeypatch.undo()
     found = verify(small, quick=quick)
@@ -297,7 +297,7 @@ def test_rows_that_another_shard_has_cost_nothing(small):
     shutil.rmtree(small.cache.shard(digest))
     found = verify(small)
     assert found["repair"] == {} and len(found["damaged"]) == 1
-    assert verify_tables(found).endswith("to repair, run prep encode again: no row has to be re-encoded")
+    assert verify_tables(found).endswith("to repair, run prep encode again: no rows will be re-encoded")
 
 
 def test_a_row_that_this_manifest_does_not_need_costs_it_nothing(small):

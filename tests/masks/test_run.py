@@ -269,7 +269,7 @@ def test_pages_are_bounded_and_linked(prep, photos, tmp_path, monkeypatch):
         assert f'<a rel="next" href="./{quote(pages[after].name)}">' in texts[before]
         assert f'<a rel="prev" href="./{quote(pages[before].name)}">' in texts[after]
     assert 'rel="prev"' not in texts[0] and 'rel="next"' not in texts[2]
-    assert "no mask: all of it trains" in texts[0] and "Pictures 4 to 6 of 8, in order." in texts[1]
+    assert "no mask: the whole picture trains" in texts[0] and "Pictures 4 to 6 of 8, in order." in texts[1]
 
 
 def test_pages_may_have_names_that_are_not_unicode(prep, photos, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_the_page_nests_and_has_all_sections(small):
     text = plain(small)
     parse(text)
     assert re.findall(r"<h2[^>]*>(.*?)(?: <span|</h2>)", text) == [
-        "What it holds", "Buckets", "Sizes, masks and captions", "Samples", "Findings"]
+        "Contents", "Buckets", "Sizes, masks and captions", "Samples", "Findings"]
     assert text.count('<figure class="card') == 3
     assert "prefers-color-scheme: dark" in text
 
@@ -74,7 +74,7 @@ def test_the_page_says_what_it_is_of_and_when_it_was_made(small):
     text = plain(small)
     assert re.search(r"<title>manifest: Manifest, 2024-02-29, Latentry [0-9.]+</title>", text)
     head = text.split("</header>")[0]
-    assert '<time datetime="2024-02-29">' in head and "2 to train on, 1 to validate with; 1 rejected" in head
+    assert '<time datetime="2024-02-29">' in head and "2 for training, 1 for validation; 1 rejected" in head
     assert "Repair or remove the 1 picture in Findings" in head
     assert plain(small) == text, "the same bytes from the same inputs"
 
@@ -114,7 +114,7 @@ def test_captions_names_and_findings_are_escaped(small):
 
 def test_crop_and_mask_are_drawn_where_they_are(small):
     text = plain(small)
-    # 64x72 scaled, cut at (0, 4) to 64x64
+    # 64x72 scaled, cropped at (0, 4) to 64x64
     assert "left:0.000%;top:5.556%;width:100.000%;height:88.889%" in text
     (shade,) = re.findall('class="shade" alt="" src="data:image/png;base64,([^"]*)"', text)
     with Image.open(io.BytesIO(base64.b64decode(shade))) as picture:
@@ -133,7 +133,7 @@ def test_a_mask_that_cannot_be_read_is_not_drawn(small):
 
 def test_without_its_source_a_card_says_the_size(small):
     text = page(small, MADE, cards=10, thumbnail=from_sources(small))
-    assert text.count("128x144: the original picture is not here</span>") == 2
+    assert text.count("128x144: the original picture was not found</span>") == 2
 
 
 def test_fewer_cards_than_samples(small):

@@ -29,8 +29,8 @@ def test_outlook_names_everybody_concerned():
     pictures = [("left.png", (512, 512)), ("cut.png", (512, 470)), ("tiny.png", (9, 90))]
     text = outlook_tables(outlook_for(pictures, underfill="drop", micro_batch=2, world=4))
     assert "0 steps per epoch, each of up to 4 samples in 2 micro-batches of 2; underfill drop" in text
-    assert "2 of 4 ranks idle: a step has 2 micro-batches; make micro-batches smaller" in text
-    assert "left out in epoch 0 (2): cut.png, left.png" in text
+    assert "2 of 4 ranks idle: a step has 2 micro-batches; use smaller micro-batches" in text
+    assert "dropped in epoch 0 (2): cut.png, left.png" in text
     assert "cannot be used, expected at least 64 pixels on the short side (1): tiny.png (9x90)" in text
 
 
@@ -39,7 +39,7 @@ def test_outlook_tells_of_cuts_enlargements_and_repeats():
     text = outlook_tables(outlook_for([("wide.png", (512, 128))], rules=rules, underfill="repeat"))
     assert "cropped by 10 % or more (1): wide.png (75 %)" in text
     assert "enlarged (1): wide.png (x4.00)" in text
-    assert "shown again in epoch 0 (3): wide.png, wide.png, wide.png" in text
+    assert "repeated in epoch 0 (3): wide.png, wide.png, wide.png" in text
 
 
 def test_outlook_tells_of_merges_and_of_buckets_that_stay_small():
@@ -53,7 +53,7 @@ def test_outlook_tells_of_merges_and_of_buckets_that_stay_small():
 def test_long_lists_are_cut_short():
     outlook = outlook_for([(f"{number:02}", (512, 512)) for number in range(63)], batch_size=64, underfill="drop")
     text = outlook_tables(outlook, width=200)
-    assert "left out in epoch 0 (63)" in text
+    assert "dropped in epoch 0 (63)" in text
     assert "29 and 33 more" in text
     assert "60, 61, 62" in outlook_tables(outlook), "all, where nobody reads along"
 
@@ -82,7 +82,7 @@ def test_many_findings_are_a_screen_unless_all_are_asked_for():
     assert lines[-1] == (
         "list every finding with --all or --select CODE; full report with --html FILE.html, or --json")
     every = findings_table(findings, pictures=300, usable=0, every=True, width=200)
-    assert len(every.splitlines()) > 600 and "--select" not in every and "such as" in every
+    assert len(every.splitlines()) > 600 and "--select" not in every and "example" in every
 
 
 def test_inspect(small):
@@ -91,7 +91,7 @@ def test_inspect(small):
     assert "some/model" in text
     assert "latent  latent  bfloat16  c h w          [4, 8, 8] [4, 8, 12]     3       2" in text
     assert "64x64       2           0      0" in text
-    assert "1 sample, training 50.0% of the picture on average" in text
+    assert "1 sample; on average 50.0% of the picture trains" in text
     assert "ends <early>" in text
 
 
@@ -101,13 +101,13 @@ def test_inspect_of_many_findings_counts_them(small):
     document["findings"] = [{**one, "path": f"{number}.png"} for number in range(21)]
     *_, sums, _, end = inspect_tables(document, width=200).splitlines()
     assert sums.split()[:4] == [one["severity"], one["code"], "21", "0.png"]
-    assert end == "list every finding with --json, those of one sample with --sample NAME"
+    assert end == "list every finding with --json, or one sample's with --sample NAME"
     assert "20.png" not in inspect_tables(document, width=200) and "20.png" in inspect_tables(document)
 
 
 def test_one_sample(small):
     text = sample_text(audit.describe_samples(small, "a.png"))
-    assert "scaled to 64x72, cut at (0, 4)" in text
+    assert "scaled to 64x72, cropped at (0, 4)" in text
     assert "50.0%" in text
     assert "<script>alert('caption')</script> & \\x1b[31mred" in text
     assert "\x1b" not in text

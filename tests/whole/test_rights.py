@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_read_is_no_damage_that_encode_mends(ended):
         assert document["repair"] == {} and "Permission denied" in document["damaged"][0]["what"]
         assert document["notes"] == ["what cannot be read may be sound: check the rights to it and the disk, then "
                                      "verify again"]
-        assert "no row has to be re-encoded" in results[QUICK][1]
+        assert "no rows will be re-encoded" in results[QUICK][1]
         assert "Permission denied" in results[CHECK][2]
     assert " latent rows) cannot be read: Permission denied" in ended["closed"][CHECK][2]
     assert "hint: check the rights to it, and the disk" in ended["closed"][CHECK][2]

@@ -1,7 +1,7 @@
 """Lays out the bucket plot: picture sizes against buckets on logarithmic axes, as shapes for a page or a PNG.
 
-On logarithmic axes one aspect ratio is one diagonal, and the bucket nearest in log aspect ratio is nearest here. Each
-bucket has its diagonal drawn: a picture goes to the nearest one and is scaled along it.
+On logarithmic axes an aspect ratio is a diagonal, and distance is the difference in log aspect ratio. The plot draws
+each bucket's diagonal: a picture goes to the nearest diagonal and is scaled along it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ LEFT, TOP, RIGHT, BOTTOM = 58, 120, 22, 56  # margins
 WIDTH, HEIGHT = LEFT + SIDE + RIGHT, TOP + SIDE + BOTTOM
 HALF = 5  # of a bucket's square
 DOTS = 2000  # distinct picture sizes drawn, the most frequent first; a page must stay small
-NOTE = ("A picture goes to the bucket whose line is nearest, is scaled along that line, and loses what the bucket does "
-        "not cover.")
-TICK = 44  # user units between the numbers of an axis, at least
-LABEL_WIDTH, LABEL_HEIGHT = 80, 17  # user units that a bucket's name takes
+NOTE = ("Each picture goes to the bucket with the nearest line, is scaled along that line, and is cropped to the "
+        "bucket.")
+TICK = 44  # minimum user units between the numbers of an axis
+LABEL_WIDTH, LABEL_HEIGHT = 80, 17  # user units of a bucket's label
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Dot:
     kind: ClassVar = "dot"
     x: float
     y: float
-    radius: float  # the more pictures, the larger
+    radius: float  # grows with the number of pictures
     says: str
 
 
@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Words; `x` is where they start, end, or have their middle, `y` their base line."""
+    """Text; `x` is its start, middle or end (see `anchor`), `y` its baseline."""
 
     kind: ClassVar = "label"
     x: float
@@ -105,7 +105,7 @@ def _radius(count: int, most: int) -> float:
 
 
 def _aspect(x: float, y: float) -> Line:
-    """The diagonal through a bucket, from one border of the plot to the other: all sizes of its aspect ratio."""
+    """The diagonal through a bucket, across the plot: all sizes with its aspect ratio."""
     low, high = max(LEFT - x, y - TOP - SIDE), min(LEFT + SIDE - x, y - TOP)
     return Line("aspect", (round(x + low, 1), round(y - low, 1), round(x + high, 1), round(y - high, 1)))
 
@@ -146,7 +146,7 @@ def _legend(most: int) -> Iterator[Shape]:
 
 
 class _Scale:
-    """Pixels to user units: the same logarithmic scale for widths, to the right, and heights, upwards."""
+    """Converts pixels to user units: one logarithmic scale for widths (to the right) and heights (upwards)."""
 
     def __init__(self, least: int, most: int) -> None:
         self.low, self.high = log2(least) - 0.2, log2(most) + 0.2
@@ -163,7 +163,7 @@ class _Scale:
         return (log2(side) - self.low) / (self.high - self.low)
 
     def grid(self) -> Iterator[Shape]:
-        """Lines and numbers, the diagonal of squares, and the axes' names."""
+        """Grid lines, tick labels, the diagonal of square sizes, and the names of the axes."""
         (left, right), (top, bottom) = (LEFT, LEFT + SIDE), (TOP, TOP + SIDE)
         for side in self.ticks():
             across, up = self.x(side), self.y(side)
@@ -177,7 +177,7 @@ class _Scale:
 
     def ticks(self) -> list[int]:
         """Returns the labeled sides: powers of two and the halves between, as many as fit."""
-        octave = SIDE / (self.high - self.low)  # user units of a doubling
+        octave = SIDE / (self.high - self.low)  # user units per doubling
         powers = range(int(self.high) + 1)
         if octave / 2 >= TICK:  # halves are 512, 768 (0.58 of a doubling), 1024
             sides = [side for power in powers for side in (1 << power, 3 << power >> 1) if side]

@@ -11,22 +11,22 @@ from PIL.PngImagePlugin import PngInfo
 from prep.geometry import Size
 from prep.report.pages.bucket_plot import HALF, HEIGHT, WIDTH, Dot, Label, Line, Shape, Square, bucket_shapes
 
-MARK = b"tEXtSoftware\0Latentry"  # by which a plot of ours is known, and may be replaced
-UNIT = 2  # pixels of a user unit
-SMOOTH = 2  # drawn so many times as large, and scaled down: Pillow's lines have hard edges
+MARK = b"tEXtSoftware\0Latentry"  # identifies our plots, which may be replaced
+UNIT = 2  # pixels per user unit
+SMOOTH = 2  # supersampling factor: Pillow's lines are not antialiased
 LETTERS = 13  # user units
-# As in page.css, light; the paper is opaque, so that the plot can be read on a dark page, too.
+# The light colors of page.css; the paper is opaque, so that the plot is readable on a dark page too.
 PAPER, INK, SOFT, DOT, BUCKET = "#ffffff", "#1b1f24", "#565e68", (47, 109, 181, 110), "#c2410c"
 LINES = {"grid": (27, 31, 36, 28), "square": (27, 31, 36, 90), "aspect": (194, 65, 12, 80)}
-DASH = 5  # user units of a dash, and of the gap behind it
-_ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # Pillow's: left, middle, right; s is the base line
+DASH = 5  # user units of a dash, and of the gap after it
+_ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # Pillow's: left, middle, right; s is the baseline
 
 
 def bucket_png(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> bytes:
     """Returns a PNG file; it is blank without pictures or buckets."""
     scale = UNIT * SMOOTH
     sheet = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), PAPER)
-    pen = ImageDraw.Draw(sheet, "RGBA")  # RGBA: dots show what is below them
+    pen = ImageDraw.Draw(sheet, "RGBA")  # RGBA: dots are translucent
     font = ImageFont.load_default(LETTERS * scale)
     for shape in bucket_shapes(pictures, buckets):
         _draw(pen, font, shape, scale)
@@ -50,11 +50,11 @@ def _draw(pen: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.FreeTy
         case Label(x, y, anchor, words, tone):
             color = INK if tone in ("axis", "legend") else SOFT
             pen.text((x * scale, y * scale), words, fill=color, font=font, anchor=_ANCHORS[anchor],
-                     stroke_width=2 * SMOOTH, stroke_fill=PAPER)  # lines end at the letters
+                     stroke_width=2 * SMOOTH, stroke_fill=PAPER)  # keeps lines clear of the letters
 
 
 def _dashes(ends: tuple[float, float, float, float]) -> list[tuple[float, float, float, float]]:
-    """A line in pieces."""
+    """The dashes of a line."""
     x1, y1, x2, y2 = ends
     length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1)
     cuts = [min(start / length, 1.0) for start in range(0, int(length) + 2 * DASH, DASH)]

@@ -25,12 +25,14 @@ ROWS = 500  # of a table
 ELSEWHERE = "prep bucket --json lists every picture."
 CUTS = (0, 1, 5, 10, 20, 40)  # percent: upper edges of bins
 SCALES = (0.25, 0.5, 0.75, 1, 1.5, 2)  # factors: upper edges of bins; above 1, a picture is enlarged
-NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which the head mentions it
+NOTABLE_LOSS = 10.0  # percent of a picture's area; the head counts pictures that lose this or more
 
 
 def check_bucket_files(recipe: Recipe, page: Path | None, plot: Path | None) -> None:
-    """Raises `PathError` unless both may be written: apart from pictures and each other, over an earlier page or plot
-    only."""
+    """Raises `PathError` unless both files may be written.
+
+    They must be apart from pictures and each other, and may replace only an earlier page or plot.
+    """
     if page is not None and plot is not None:
         check_disjoint([NamedPath(role="page", path=page), NamedPath(role="plot", path=plot)])
     if page is not None:
@@ -43,7 +45,7 @@ def check_bucket_files(recipe: Recipe, page: Path | None, plot: Path | None) -> 
 
 def write_bucket_files(outlook: EpochPreview, page: Path | None, plot: Path | None, *, origin: Origin,
                        rejected: Sequence[Finding]) -> None:
-    """Writes the page and the plot, each whole or not at all; `rejected`: pictures that cannot be used."""
+    """Writes the page and the plot, each atomically; `rejected`: findings of pictures that cannot be used."""
     if page is not None:
         write_atomic(page, bucket_page(outlook, origin, rejected).encode())
     if plot is not None:
@@ -63,13 +65,13 @@ def bucket_page(outlook: EpochPreview, origin: Origin, rejected: Sequence[Findin
     tables = {
         "cut": _pictures(document, "crop_loss", "Pictures by crop loss", least=0.0),
         "enlarged": _pictures(document, "scale", "Pictures by enlargement", least=1.0),
-        "left-out": _names(document["left_out"], "Pictures left out in epoch 0"),
-        "repeated": _names(document["repeated"], "Pictures shown again in epoch 0"),
+        "left-out": _names(document["left_out"], "Pictures dropped in epoch 0"),
+        "repeated": _names(document["repeated"], "Pictures repeated in epoch 0"),
         "merges": _merges(document),
         "findings": findings_table(findings, ROWS, ELSEWHERE),
     }
-    titles = {"cut": "Largest crop losses", "enlarged": "Largest enlargements", "left-out": "Left out in epoch 0",
-              "repeated": "Shown again in epoch 0", "merges": "Merged buckets", "findings": "Findings"}
+    titles = {"cut": "Largest crop losses", "enlarged": "Largest enlargements", "left-out": "Dropped in epoch 0",
+              "repeated": "Repeated in epoch 0", "merges": "Merged buckets", "findings": "Findings"}
     shown = {name: table for name, table in tables.items() if table.rows or name == "findings"}
     sections = [
         Section(id="plot", title="Sizes and buckets", note=NOTE),
@@ -92,13 +94,13 @@ def _head(document: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) ->
         kind="Buckets", part=len(pictures) / whole if whole else None, todo=todo,
         tone=tone,  # type: ignore[arg-type]  # one of three
         what=f"{plural(whole, 'picture')}, {plural(len(document['buckets']), 'bucket')} at resolution {sides},",
-        usable=(f"{len(pictures):,} of {plural(whole, 'picture')} fit a bucket: {plural(steps, 'step')} an epoch, "
+        usable=(f"{len(pictures):,} of {plural(whole, 'picture')} fit a bucket: {plural(steps, 'step')} per epoch, "
                 f"each of up to {plural(document['batch_size'], 'sample')}"),
         stats=(Stat(value=f"{len(document['buckets']):,}", label="buckets"),
-               Stat(value=f"{steps:,}", label="steps an epoch"),
+               Stat(value=f"{steps:,}", label="steps per epoch"),
                Stat(value=f"{len(cut):,}", label=f"lose {NOTABLE_LOSS:.0f}% or more", tone="warning"),
                Stat(value=f"{len(enlarged):,}", label="enlarged", tone="info"),
-               Stat(value=f"{len(refused):,}", label="not used", tone="error")))
+               Stat(value=f"{len(refused):,}", label="skipped", tone="error")))
 
 
 def _todo(refused: int, cut: int, enlarged: int) -> tuple[str, str]:
@@ -118,13 +120,13 @@ def _charts(document: Mapping[str, Any]) -> list[Bars]:
     pictures = document["pictures"]
     if not pictures:
         return []
-    return [bars_of("Cut away, in percent of the area", "percent", "pictures",
+    return [bars_of("Crop loss, in percent of the area", "percent", "pictures",
                     _binned([one["crop_loss"] for one in pictures], CUTS, "%")),
-            bars_of("Scaled by", "factor", "pictures", _binned([one["scale"] for one in pictures], SCALES, ""))]
+            bars_of("Scale factor", "factor", "pictures", _binned([one["scale"] for one in pictures], SCALES, ""))]
 
 
 def _binned(values: Sequence[float], edges: Sequence[float], unit: str) -> Iterator[tuple[str, int]]:
-    """Counts of values up to each edge, and above the last; bins hold their upper edge."""
+    """Counts values up to each edge, and above the last; bins include their upper edge."""
     places = [bisect_left(edges, value) for value in values]
     for number, (low, high) in enumerate(zip([0, *edges], edges, strict=False)):
         name = f"{high:g}{unit}" if high == 0 else f"{low:g}–{high:g}{unit}"
@@ -137,8 +139,8 @@ def _buckets(document: Mapping[str, Any]) -> Table:
                                                                            "batches")),
                   "–".join(dict.fromkeys(f"{scale:.2f}" for scale in one["scale"])), f"{one['crop_loss']['mean']:.1f}",
                   f"{one['crop_loss']['worst']:.1f}", f"{one['upscaled']:,}") for one in document["buckets"])
-    heads = ("pictures", "to train", "an epoch", "micro-batches", "scale", "cut %", "worst cut %", "enlarged")
-    return Table(caption="Buckets, and what they do to the pictures", rows=rows, columns=(
+    heads = ("pictures", "to train", "per epoch", "micro-batches", "scale", "crop %", "worst crop %", "enlarged")
+    return Table(caption="Buckets, with the scale and crop of their pictures", rows=rows, columns=(
         Column(head="bucket", kind="code"), *(Column(head=head, kind="number") for head in heads)))
 
 
@@ -150,7 +152,7 @@ def _pictures(document: Mapping[str, Any], what: str, caption: str, *, least: fl
                   f"{one['scale']:.2f}") for one in worst[:ROWS])
     return Table(caption=caption, rows=rows, more=max(0, len(worst) - ROWS), elsewhere=ELSEWHERE, columns=(
         Column(head="file", kind="name"), Column(head="size", kind="number"), Column(head="bucket", kind="number"),
-        Column(head="cut %", kind="number"), Column(head="scale", kind="number")))
+        Column(head="crop %", kind="number"), Column(head="scale", kind="number")))
 
 
 def _names(names: Sequence[str], caption: str) -> Table:
@@ -164,4 +166,4 @@ def _merges(document: Mapping[str, Any]) -> Table:
                  for one in document["merges"])
     return Table(caption="Buckets with fewer pictures than min_bucket", rows=rows, columns=(
         Column(head="bucket", kind="code"), Column(head="into", kind="code"), Column(head="pictures", kind="number"),
-        Column(head="cut % before", kind="number"), Column(head="cut % after", kind="number")))
+        Column(head="crop % before", kind="number"), Column(head="crop % after", kind="number")))

@@ -25,10 +25,10 @@ from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 from prep.recipe.schema import Recipe
 from prep.report.pages.parts import Head, Section
 
-MARK = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # begins the policy of every page of ours
+MARK = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # the start of the policy identifies our pages
 POLICY = f"{MARK}; base-uri 'none'; form-action 'none'"
-MOST_BYTES = 10 << 20  # of a page's pictures, as text; the page stays below 15 MB
-PLACES = 5  # sources that the head names
+MOST_BYTES = 10 << 20  # of a page's pictures in base64; the page stays below 15 MB
+PLACES = 5  # sources named in the head
 _KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 _UNBROKEN = 16  # characters that stay in one line
 _DIRECTORIES, _WORDS = re.compile(r"(?<=[^/]/)"), re.compile(r"(?<=[^_-][_-])")
@@ -39,7 +39,7 @@ class Origin:
     """The data set of a page, and the page's date."""
 
     name: str  # of the data set, for titles
-    places: tuple[str, ...]  # where it lies, as the user wrote it
+    places: tuple[str, ...]  # its paths, as the user wrote them
     made: date
 
 
@@ -55,7 +55,7 @@ def origin_of(recipe: Recipe, made: date) -> Origin:
 
 
 def _name_of(path: Path) -> str:
-    """The last part of a path; of `.` and `..`, that of the directory they lead to."""
+    """The last part of a path; `.` and `..` are resolved first."""
     return (path.name if path.name not in ("", "..") else path.resolve().name) or str(path)
 
 
@@ -80,7 +80,7 @@ class Pictures:
 
     def __init__(self) -> None:
         self._left = MOST_BYTES
-        self.refused = 0  # pictures for which no room was left
+        self.refused = 0  # pictures that did not fit
 
     def add(self, data: bytes | None) -> str:
         """Returns the `data:` address of a PNG or JPEG; "" for `None`, another format, or a full page."""
@@ -92,7 +92,7 @@ class Pictures:
             self.refused += 1
             return ""
         self._left -= length
-        # Safe: base64 has letters, digits, "+", "/" and "=" alone. Markup, so that no filter reads through megabytes.
+        # Safe: base64 contains only letters, digits, "+", "/" and "=". Markup, so that no filter scans megabytes.
         return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}")
 
 
@@ -113,7 +113,7 @@ def _spelled_out(value: Any) -> Any:
 
 
 def _breakable(text: str) -> Markup:
-    """Lets long paths and identifiers break into lines: after directories, and inside long names."""
+    """Allows line breaks in long paths and identifiers: after directories, and inside long names."""
     return Markup(" ").join(_breakable_word(word) for word in printable(text).split(" "))
 
 
@@ -122,7 +122,7 @@ def _breakable_word(word: str) -> Markup:
 
 
 def _pieces(part: str) -> Iterator[str]:
-    """Cuts a name longer than `_UNBROKEN` characters after its words, and words longer than that anywhere."""
+    """Splits a name longer than `_UNBROKEN` characters after words, and longer words anywhere."""
     line = ""
     for word in [part] if len(part) <= _UNBROKEN else _WORDS.split(part):
         if line and len(line) + len(word) > _UNBROKEN:
@@ -136,5 +136,5 @@ def _pieces(part: str) -> Iterator[str]:
 
 
 def _thousands(number: int) -> str:
-    """12,345."""
+    """A number with thousands separators: 12,345."""
     return f"{number:,}"

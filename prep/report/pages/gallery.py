@@ -1,4 +1,4 @@
-"""Makes the cards of samples: the source picture if it still exists, its crop, its mask as a shade, its captions."""
+"""Makes the cards of samples: the source picture if it still exists, the crop, the mask as a shade, and captions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from prep.report.pages.originals import Originals
 from prep.report.pages.parts import Caption, Card, Overlay, Shot
 
 SIDE = 320  # pixels of a thumbnail's longer side
-CAPTIONS = 3  # of a card
-LETTERS = 300  # of a caption; prep inspect --sample has all
-VIEWS = 8  # of a card
+CAPTIONS = 3  # per card
+LETTERS = 300  # per caption; prep inspect --sample shows all
+VIEWS = 8  # per card
 Thumbnail = Callable[[Mapping[str, Any]], bytes | None]  # a described sample → PNG or JPEG of the whole picture
 
 
@@ -58,11 +58,11 @@ def from_sources(audit: OpenedManifest) -> Thumbnail:
 
 
 def no_thumbnail(_: Mapping[str, Any]) -> None:
-    """No picture at all."""
+    """Makes no thumbnail."""
 
 
 def _masks(reader: Reader, sample: Mapping[str, Any]) -> list[bytes | None]:
-    """Makes a shade for each view shown; `None` without a readable mask (`prep verify` says why)."""
+    """Makes a shade for each view shown; `None` without a readable mask (`prep verify` reports why)."""
     return [None if view["mask"] is None else _mask(reader, view["mask"]) for view in sample["views"][:VIEWS]]
 
 
@@ -84,14 +84,14 @@ def _card(sample: Mapping[str, Any], address: str, shades: Sequence[str]) -> Car
     width, height = sample["size"]
     return Card(
         shot=Shot(name=sample["name"], address=address, size=(width, height), overlays=overlays,
-                  instead=f"{format_size(sample['size'])}: the original picture is not here"),
+                  instead=f"{format_size(sample['size'])}: the original picture was not found"),
         captions=tuple(Caption(text=one["caption"][:LETTERS], letters=len(one["caption"])) for one in texts[:CAPTIONS]),
         more_captions=max(0, len(texts) - CAPTIONS), part=sample["coverage"],
         facts=(sample["role"], f"{format_size(sample['size'])} to {format_size(sample['bucket'])}", *more))
 
 
 def _overlay(view: Mapping[str, Any], bucket: Sequence[int], shade: str) -> Overlay:
-    """The crop as a box in percent of the whole picture, with the mask in it."""
+    """The crop as a box in percent of the whole picture, with its mask."""
     (wide, high), (left, top), (width, height) = view["scaled"], view["crop"], bucket
     return Overlay(left=100 * left / wide, top=100 * top / high, width=100 * width / wide, height=100 * height / high,
                    shade=shade, flip=view["flip"], outlined=True, coarse=True)

@@ -23,16 +23,16 @@ from prep.report.pages.parts import Bars, Column, Head, Section, Stat, Table, ba
 
 CARDS = 120  # in the gallery
 FINDINGS = 500  # rows
-SHAPES = 3  # of a field
-BINS = 10  # of a histogram
+SHAPES = 3  # per field
+BINS = 10  # per histogram
 STEPS = (1, 2, 5)  # times powers of ten: characters of a bin
 
 
 def write_page(audit: OpenedManifest, path: Path, made: date, *, cards: int = CARDS,
                thumbnail: Thumbnail | None = None) -> None:
-    """Writes the page to `path`, whole or not at all; thumbnails are the sources' own unless given.
+    """Writes the page to `path` atomically; without `thumbnail`, thumbnails come from the sources.
 
-    Raises `CacheError` when a table of the manifest is missing or damaged.
+    Raises `CacheError` if a table of the manifest is missing or damaged.
     """
     text = page(audit, made, cards=cards, thumbnail=thumbnail or from_sources(audit))
     write_atomic(path, text.encode("utf-8"))
@@ -55,11 +55,11 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail)
     charts = list(_charts(audit))
     findings = findings_table(document["findings"], FINDINGS, "prep inspect --json lists every finding.")
     count = len(audit.samples)
-    note = ("Outlined: what training sees of the picture. Shaded red: what its mask leaves out."
-            + (f" {len(shown):,} of {count:,} samples, evenly spread; prep inspect --sample NAME has any of them."
+    note = ("Outlined: the crop that training sees. Shaded red: the area that the mask excludes."
+            + (f" {len(shown):,} of {count:,} samples, evenly spread; prep inspect --sample NAME shows any sample."
                if count > len(shown) else "")
             + (f" The page has no room for {plural(pictures.refused, 'picture')}." if pictures.refused else ""))
-    sections = [Section(id="facts", title="What it holds"),
+    sections = [Section(id="facts", title="Contents"),
                 Section(id="buckets", title="Buckets", count=len(document["buckets"])),
                 Section(id="spread", title="Sizes, masks and captions", note=PLOT_NOTE),
                 Section(id="samples", title="Samples", count=len(shown), note=note),
@@ -79,8 +79,8 @@ def _head(document: Mapping[str, Any]) -> Head:
     return Head(
         kind="Manifest", what=plural(count, "sample"), tone="warning" if rejected else "good", todo=todo,
         part=count / (count + rejected) if count + rejected else None,
-        usable=(f"{samples['train']:,} to train on, {samples['validation']:,} to validate with"
-                + (f", {samples['prior']:,} of prior preservation" if samples["prior"] else "")
+        usable=(f"{samples['train']:,} for training, {samples['validation']:,} for validation"
+                + (f", {samples['prior']:,} for prior preservation" if samples["prior"] else "")
                 + f"; {rejected:,} rejected"),
         stats=(Stat(value=f"{samples['train']:,}", label="train"),
                Stat(value=f"{samples['validation']:,}", label="validation"),
@@ -92,7 +92,7 @@ def _head(document: Mapping[str, Any]) -> Head:
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     model = document["model"].get("path") or document["model"].get("hub")
     masks = document["masks"]
-    trains = "" if masks["coverage"] is None else f", training {masks['coverage']:.1%} of the picture on average"
+    trains = "" if masks["coverage"] is None else f"; on average {masks['coverage']:.1%} of the picture trains"
     return [("model", f"{model} ({document['family']}, {document['prediction']})"),
             ("masks", f"{plural(masks['samples'], 'sample')}{trains}"),
             ("sample prompts", f"{len(document['prompts']):,}"), ("manifest", document["digest"]),
@@ -109,7 +109,7 @@ def _fields(document: Mapping[str, Any]) -> Table:
 
 
 def _shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """Some shapes, and how many more."""
+    """Up to `SHAPES` shapes, and the number of others."""
     more = f" and {len(shapes) - SHAPES} more" if len(shapes) > SHAPES else ""
     return ", ".join("×".join(map(str, shape)) for shape in shapes[:SHAPES]) + more
 
@@ -119,13 +119,13 @@ def _buckets(audit: OpenedManifest, document: Mapping[str, Any]) -> Table:
     rows = tuple((format_size(one["size"]), *(f"{one[role]:,}" for role in ("train", "validation", "prior")),
                   f"{loss:.1f}", f"{masks:,}", f"{100 * part:.0f}" if masks else "")
                  for one, loss, masks, part in zip(document["buckets"], losses, masked, covered, strict=True))
-    heads = ("train", "validation", "prior", "cut%", "with mask", "mask trains%")
-    return Table(caption="Samples by bucket; cut and mask are means", rows=rows, columns=(
+    heads = ("train", "validation", "prior", "crop %", "with mask", "mask trains %")
+    return Table(caption="Samples by bucket; crop and mask are means", rows=rows, columns=(
         Column(head="bucket", kind="code"), *(Column(head=head, kind="number") for head in heads)))
 
 
 def _crop_losses(audit: OpenedManifest) -> list[float]:
-    """Mean percent of a scaled picture's area that its views leave out, by bucket."""
+    """The mean crop loss by bucket, in percent of a scaled picture's area."""
     samples = audit.samples
     areas = np.array([width * height for width, height in audit.manifest.buckets], dtype=np.float64)
     buckets = np.repeat(samples.bucket, np.diff(samples.view_offsets))
@@ -136,7 +136,7 @@ def _crop_losses(audit: OpenedManifest) -> list[float]:
 
 
 def _coverage(audit: OpenedManifest) -> tuple[list[int], list[float]]:
-    """How many samples of each bucket have a mask, and what part of the picture these train on average."""
+    """By bucket, the number of samples with a mask and their mean coverage."""
     samples, count = audit.samples, len(audit.manifest.buckets)
     known = ~np.isnan(samples.coverage)
     masked = np.bincount(samples.bucket[known], minlength=count)
@@ -159,8 +159,9 @@ def _charts(audit: OpenedManifest) -> Iterator[Bars]:
     if len(coverage):
         counts = np.histogram(coverage, bins=BINS, range=(0, 1))[0].tolist()
         names = [f"{100 * number // BINS}–{100 * (number + 1) // BINS}%" for number in range(BINS)]
-        yield bars_of("Mask: part of the picture that trains", "part", "samples", zip(names, counts, strict=True),
-                      f"{plural(len(audit.samples) - len(coverage), 'sample')} without a mask train everywhere.")
+        yield bars_of("Masks: fraction of the picture that trains", "fraction", "samples",
+                      zip(names, counts, strict=True),
+                      f"{plural(len(audit.samples) - len(coverage), 'sample')} without a mask: all of each trains.")
     lengths = audit.samples.caption_lengths
     if len(lengths):
         low, middle, high = (int(one) for one in np.percentile(lengths, (0, 50, 100), method="nearest"))
@@ -169,7 +170,7 @@ def _charts(audit: OpenedManifest) -> Iterator[Bars]:
 
 
 def _length_bins(lengths: np.ndarray[Any, Any]) -> Iterator[tuple[str, int]]:
-    """At most `BINS` bins of a round width, from 0 to the longest caption."""
+    """Counts in at most `BINS` bins of a round width, from 0 to the longest caption."""
     most = int(lengths.max()) + 1
     width = next(step * 10**power for power in range(20) for step in STEPS if step * 10**power * BINS >= most)
     counts = np.bincount(lengths // width).tolist()

@@ -21,9 +21,9 @@ from prep.masks.run import Entry
 from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
 from prep.report.pages.parts import Card, Head, Link, Overlay, Pager, Section, Shot, Stat, plural
 
-CARDS = 100  # to a page: about 4 MB
+CARDS = 100  # per page: about 4 MB
 SIDE = 320  # pixels of a thumbnail's longer side
-AROUND = 3  # pages before and after this one that are linked by number, beside the first and the last
+AROUND = 3  # pages before and after this page that are linked by number, besides the first and the last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +37,9 @@ class _Shown:
 
 def write_sheets(path: Path, origin: Origin, entries: Sequence[Entry], *, jobs: int,
                  tick: Callable[[int], object]) -> tuple[Path, ...]:
-    """Writes `path`, and `NAME-2.html` and so on beside it where there are more than `CARDS`; each whole or not at all.
+    """Writes `path` and, for more than `CARDS` entries, `NAME-2.html` and so on beside it, each atomically.
 
-    Raises `PathError` where one of them would replace something else.
+    Returns their paths. Raises `PathError` if a page would replace a file that is not such a page.
     """
     pages = [entries[start:start + CARDS] for start in range(0, len(entries), CARDS)] or [entries]
     paths = [path if not number else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
@@ -67,7 +67,7 @@ def _show(entry: Entry) -> _Shown:
         return _unreadable(entry, error_code(error), f"cannot be read: {error.strerror or error}")
     except BadPicture as error:
         return _unreadable(entry, error.code, error.detail)
-    fact = format_size(picture.size) if mask is not None else f"{format_size(picture.size)}, no mask: all of it trains"
+    fact = format_size(picture.size) + ("" if mask is not None else ", no mask: the whole picture trains")
     card = Card(shot=Shot(name=entry.name, address="", size=picture.size), facts=(fact,),
                 part=None if mask is None else float(mask.mean()) / 255)
     shade = b"" if mask is None else encode_shade(scaled(mask, shrunk_size(picture.size, SIDE)))
@@ -110,13 +110,13 @@ def _head(kind: str, cards: Sequence[Card], count: int) -> Head:
               + ("" if mean is None else f"; on average {mean:.0%} of the picture trains"))
     todo = "Check the areas shaded red: they do not train. To change a mask, edit its file or run prep mask again."
     if black:
-        todo = f"{plural(black, 'mask is', 'masks are')} black everywhere: nothing of the picture would train. " + todo
+        todo = f"{plural(black, 'mask is', 'masks are')} entirely black: the whole picture would not train. " + todo
     return Head(
         kind=kind, what=plural(count, "picture"), usable=usable, part=mean, todo=todo,
         tone="warning" if black or broken else "good",
         stats=(Stat(value=f"{len(masks):,}", label="with a mask", tone="good"),
                Stat(value=f"{len(cards) - len(masks) - broken:,}", label="without a mask", tone="info"),
-               Stat(value=f"{black:,}", label="black everywhere", tone="warning"),
+               Stat(value=f"{black:,}", label="entirely black", tone="warning"),
                Stat(value=f"{broken:,}", label="unreadable", tone="error")))
 
 

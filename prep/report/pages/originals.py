@@ -1,4 +1,4 @@
-"""Reads a manifest's source pictures from directories and tars, as far as they still exist.
+"""Reads those of a manifest's source pictures that still exist, from directories and tars.
 
 A picture is returned only if its digest is the sample's, so that a hostile manifest cannot put other files on a page.
 """

@@ -1,4 +1,4 @@
-"""The parts of pages, as records that the macros of `templates/macros.html` draw."""
+"""The parts of pages: records that the macros in `templates/macros.html` render."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Column:
     """A column of a table."""
 
     head: str
-    kind: Kind = "text"  # name: a path, broken after its parts; code: in one line; group: a link to its findings
+    kind: Kind = "text"  # name: a path, may break after its parts; code: unbroken; group: a link to its findings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A table; `more` rows are left out, and `elsewhere` says where to find them."""
+    """A table; `more` rows are omitted, and `elsewhere` says where to find them."""
 
-    caption: str  # what it shows, for those who do not see it
+    caption: str  # for screen readers
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     more: int = 0
@@ -32,7 +32,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stat:
-    """A number of the head."""
+    """A number in the head of a page."""
 
     value: str
     label: str
@@ -41,7 +41,7 @@ class Stat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The first three lines of a page, and its numbers."""
+    """The first three lines of a page, and key numbers."""
 
     kind: str  # of page
     what: str  # what the data set is
@@ -54,32 +54,32 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlay:
-    """A box over a picture, in percent of it, and a shade that is stretched over the box."""
+    """A box over a picture, in percent of its sides, and a shade that is stretched over the box."""
 
     left: float = 0.0
     top: float = 0.0
     width: float = 100.0
     height: float = 100.0
     shade: str = ""  # a data: address
-    flip: bool = False  # the shade is of the mirrored box
+    flip: bool = False  # the shade belongs to the mirrored box
     outlined: bool = False
-    coarse: bool = False  # the shade's pixels are cells of latents
+    coarse: bool = False  # the shade's pixels are latent cells
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """A picture on a page, or words in its place."""
+    """A picture on a page, or text instead."""
 
     name: str
     address: str  # data:; "" for none
     instead: str = "no preview"
-    size: tuple[int, int] | None = None  # of the picture; what overlays need
+    size: tuple[int, int] | None = None  # of the picture; required for overlays
     overlays: tuple[Overlay, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A caption of a picture, perhaps cut."""
+    """A caption of a picture, possibly truncated."""
 
     text: str
     letters: int  # of the whole caption
@@ -95,12 +95,12 @@ class Card:
     captions: tuple[Caption, ...] = ()
     more_captions: int = 0
     findings: tuple[Finding, ...] = ()
-    part: float | None = None  # that trains, 0 to 1
+    part: float | None = None  # fraction that trains, 0 to 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two pictures that resemble each other, side by side."""
+    """Two similar pictures, side by side."""
 
     finding: Finding
     copy: Shot
@@ -116,13 +116,13 @@ class Bars:
     title: str
     head: str  # of the column of bins
     unit: str  # of the counts
-    rows: tuple[tuple[str, int, float], ...]  # bin, how many, part of the longest bar
+    rows: tuple[tuple[str, int, float], ...]  # bin, count, fraction of the longest bar
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One of several pages."""
+    """A link to one of several pages."""
 
     number: int  # from 1
     address: str  # relative; "": this page
@@ -134,12 +134,12 @@ class Pager:
 
     before: str  # address; "" for none
     after: str
-    links: tuple[Link | None, ...]  # None: pages that are left out
+    links: tuple[Link | None, ...]  # None: omitted pages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A part of a page with a heading."""
+    """The heading of a part of a page."""
 
     id: str
     title: str
@@ -152,7 +152,7 @@ FINDING_COLUMNS = (Column(head="severity", kind="severity"), Column(head="code",
 
 
 def findings_table(findings: Sequence[Mapping[str, Any]], most: int, elsewhere: str) -> Table:
-    """A table of findings (as documents), the worst first; at most `most` rows. `elsewhere` lists the others."""
+    """A table of findings (as documents), the worst first, at most `most` rows; `elsewhere` says where the rest are."""
     ordered = sorted(findings, key=lambda one: (SEVERITIES.index(one["severity"]), one["path"], one["code"]))
     rows = tuple((one["severity"], one["code"], one["path"], one["detail"]) for one in ordered[:most])
     return Table(caption="Findings, the worst first", columns=FINDING_COLUMNS, rows=rows,
@@ -160,7 +160,7 @@ def findings_table(findings: Sequence[Mapping[str, Any]], most: int, elsewhere: 
 
 
 def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], note: str = "") -> Bars:
-    """The histogram of bins and their counts."""
+    """A histogram from bins and their counts."""
     known = list(bins)
     most = max((count for _, count in known), default=0) or 1
     return Bars(title=title, head=head, unit=unit, note=note,
@@ -168,5 +168,5 @@ def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], n
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """1 picture, 2,000 pictures."""
+    """A count with its noun: 1 picture, 2,000 pictures."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -15,12 +15,12 @@ from prep.scan.run import Previews
 from prep.scan.scanner import ScanReport
 
 CARDS = 120  # pictures shown
-PAIRS = 60  # duplicates shown beside what they resemble
-ROWS = 200  # findings of a code
-ALL_ROWS = 2000  # findings of all codes; the worst come first
+PAIRS = 60  # duplicates shown beside their originals
+ROWS = 200  # findings per code
+ALL_ROWS = 2000  # findings in total, the worst first
 ELSEWHERE = "prep scan --json lists every finding."
 SAME = {"exact-duplicate", "pixel-duplicate"}
-MOST_ALIKE = 0.999  # shown for two pictures with different pixels
+MOST_ALIKE = 0.999  # largest similarity shown for pictures with different pixels
 RELATIONS = {"exact-duplicate": "same bytes as", "pixel-duplicate": "same pixels as",
              "near-duplicate": "resembles", "mirrored-duplicate": "mirror image of"}
 NO_PREVIEW = "This picture cannot be shown."
@@ -33,7 +33,7 @@ class CodeGroup:
     code: str
     severity: str
     count: int
-    first: bool  # of this code: of two severities, links lead to the worse
+    first: bool  # the worst severity of its code, which links lead to
     meaning: str
     todo: str
     open: bool
@@ -41,7 +41,7 @@ class CodeGroup:
 
 
 def write_scan_page(path: Path, origin: Origin, report: ScanReport, previews: Previews) -> None:
-    """Writes the page to `path`, whole or not at all. Raises `OSError`."""
+    """Writes the page to `path` atomically. Raises `OSError`."""
     write_atomic(path, scan_page(origin, report, previews(preview_names(report.findings))).encode())
 
 
@@ -53,7 +53,7 @@ def preview_names(findings: Sequence[Finding]) -> list[str]:
 
 
 def shown_pairs(findings: Sequence[Finding]) -> list[Finding]:
-    """Lists the duplicates shown as pairs: the worst first, near ones before exact ones."""
+    """Lists the duplicates shown as pairs: the worst severity first, near duplicates before exact duplicates."""
     duplicates = [one for one in findings if one.other is not None]
     return sorted(duplicates, key=lambda one: (SEVERITIES.index(one.severity), one.code in SAME,
                                                -(one.likeness or 0), one.path))[:PAIRS]
@@ -78,7 +78,7 @@ def scan_page(origin: Origin, report: ScanReport, previews: Mapping[str, bytes])
     cards = _cards(report, [name for name in _card_names(report.findings, chosen) if previews.get(name)], previews,
                    pictures)
     sums = _sums(report)
-    sections = [Section(id="codes", title="What was found", count=len(sums.rows))]
+    sections = [Section(id="codes", title="Findings by code", count=len(sums.rows))]
     if pairs:
         every = sum(one.other is not None for one in report.findings)
         sections.append(Section(id="duplicates", title="Duplicates", count=every, note=_more(every, len(pairs))))

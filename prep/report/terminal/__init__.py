@@ -1,1 +1,1 @@
-"""Tables for terminals."""
+"""Reports as text for terminals and pipes."""

@@ -11,13 +11,13 @@ from prep.formatting import counted, format_size, grouped, join_names, join_text
 from prep.report.terminal.tables import page, table
 
 LISTED = 30  # names; --json has them all
-NOTABLE_LOSS = 10.0  # percent of a picture cut away, from which it is worth a line
+NOTABLE_LOSS = 10.0  # percent of a picture's area; pictures that lose this or more are listed
 
 
 def outlook_tables(outlook: EpochPreview, *, width: int | None = None) -> str:
-    """What `prep bucket` prints: buckets, steps, and the names of pictures left out, repeated, cut or enlarged.
+    """The output of `prep bucket`: buckets, steps, and the names of dropped, repeated, cropped or enlarged pictures.
 
-    On a terminal (`width` columns) long lists of names are cut.
+    On a terminal (`width` columns) long lists of names are shortened.
     """
     document = preview_as_json(outlook)
     rows = [
@@ -26,24 +26,27 @@ def outlook_tables(outlook: EpochPreview, *, width: int | None = None) -> str:
          f"{one['crop_loss']['worst']:.1f}", str(one["upscaled"]))
         for one in document["buckets"]
     ]
-    heads = ("bucket", "pictures", "to train", "per epoch", "micro-batches", "scale", "cut %", "worst", "enlarged")
+    heads = ("bucket", "pictures", "to train", "per epoch", "micro-batches", "scale", "crop %", "worst", "enlarged")
     listed = LISTED if width is not None else None
     return page(table(heads, rows, right=range(1, 9)), *_step_lines(document, listed),
                 *_picture_lines(document, listed), width=width)
 
 
 def suggestion_table(choices: Sequence[Mapping[str, Any]], batch_size: int, *, width: int | None = None) -> str:
-    """What `prep bucket --suggest` prints: the best choice, the best for each batch size, and for the call's own."""
+    """The output of `prep bucket --suggest`: the best settings overall and for each batch size.
+
+    `batch_size` is the command's; its best settings get a line too.
+    """
     if not choices:
-        return "nothing to suggest: no bucket fits any of the pictures"
+        return "nothing to suggest: no picture fits a bucket"
     best, *each = choices
-    heads = ("batch size", "buckets", "step", "min_bucket", "used", "cut %", "unused %", "empty %", "sum")
+    heads = ("batch size", "buckets", "step", "min_bucket", "used", "crop %", "unused %", "empty %", "sum")
     rows = [tuple(str(one[name]) for name in ("batch_size", "buckets", "step", "min_bucket", "used_buckets", "crop",
                                               "unused", "empty", "score")) for one in each]
     return page(table(heads, rows, right=(0, *range(2, 9))), (
         f"suggested: {as_command_options(best)}, with the smallest loss, {best['score']} %: cropped area "
-        f"{best['crop']}, unused pictures {best['unused']}, empty places in micro-batches {best['empty']}"), *(
-        f"with the batch size of this call: {as_command_options(one)}, loss {one['score']} %"
+        f"{best['crop']}, unused pictures {best['unused']}, empty slots in micro-batches {best['empty']}"), *(
+        f"with this command's batch size: {as_command_options(one)}, loss {one['score']} %"
         for one in each if one["batch_size"] == batch_size != best["batch_size"]), width=width)
 
 
@@ -54,15 +57,15 @@ def _step_lines(document: Mapping[str, Any], listed: int | None) -> list[str]:
              f"underfill {document['underfill']}"]
     if document["idle_ranks"]:
         lines.append(f"{document['idle_ranks']} of {counted(document['world'], 'rank')} idle: a step has "
-                     f"{micro_batches}; make micro-batches smaller")
+                     f"{micro_batches}; use smaller micro-batches")
     if len(document["resolutions"]) > 1:
         lines.append("pictures at resolution " + ", ".join(f"{one['resolution']}: {grouped(one['pictures'])}"
                                                             for one in document["resolutions"]))
     samples, views = (sum(one[name] for one in document["buckets"]) for name in ("samples", "views"))
     if views != samples:
-        lines.append(f"{counted(views, 'view')} of {counted(samples, 'training sample')}, each a row; each time, "
-                     "training shows one of them")
-    for key, words in (("left_out", "left out in epoch 0"), ("repeated", "shown again in epoch 0")):
+        lines.append(f"{counted(views, 'view')} of {counted(samples, 'training sample')}, each a row; training "
+                     "draws one view each time")
+    for key, words in (("left_out", "dropped in epoch 0"), ("repeated", "repeated in epoch 0")):
         if document[key]:
             lines.append(f"{words} ({len(document[key])}): {join_names(document[key], listed)}")
     return lines
@@ -90,7 +93,7 @@ def _picture_lines(document: Mapping[str, Any], listed: int | None) -> list[str]
 
 
 def _unused(said: Iterable[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Pictures that no bucket takes, grouped by what was expected of them."""
+    """Pictures that fit no bucket, grouped by the expectation they fail."""
     groups: dict[str, list[str]] = {}
     for one in said:
         seen, _, wanted = one["detail"].partition(", ")

@@ -1,4 +1,4 @@
-"""What `prep codes` prints."""
+"""Formats the output of `prep codes`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from prep.report.terminal.tables import page, records
 
 
 def codes_table(codes: Mapping[str, tuple[str, str, str]], *, width: int | None = None) -> str:
-    """All codes: severity, code, meaning, what to do."""
+    """A table of codes: severity, code, meaning, what to do."""
     rows = [(severity, code, meaning, remedy) for code, (severity, meaning, remedy) in codes.items()]
     return page(records(("", "code", "meaning", "what to do"), rows), width=width)
 
 
 def code_text(code: str) -> str:
-    """One code."""
+    """The severity, meaning and remedy of one code."""
     severity, meaning, remedy = CODES[code]
     return f"{severity} {code}: {meaning}\nwhat to do: {remedy}"

@@ -1,4 +1,4 @@
-"""What `prep diff` prints: one line for each thing that changed; on a terminal, long lists are cut with a count."""
+"""Formats the output of `prep diff`: one line per change; on a terminal, long lists end with a count of the rest."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from prep.formatting import counted, format_size, grouped, join_texts, printable, shell_name
 
-LISTED = 10  # names on a terminal; pipes and --json have them all
+LISTED = 10  # names on a terminal; pipes and --json get all
 REASONS = {
     "picture": "different picture", "size": "different size", "bucket": "different bucket", "placement": "cropped or "
     "scaled differently", "mask added": "mask added", "mask removed": "mask removed", "mask": "different mask",
-    "caption": "different caption", "caption weight": "different weights of captions", "role": "different role",
-    "repeats": "different repeats", "weight": "different weight", "source": "in a different source",
+    "caption": "different caption", "caption weight": "different caption weights", "role": "different role",
+    "repeats": "different repeats", "weight": "different weight", "source": "different source",
 }
 
 
 def changes_text(document: Mapping[str, Any], *, width: int | None = None) -> str:
-    """The document of `prep diff` as lines; for a terminal (`width` columns), at most `LISTED` names each."""
+    """The document of `prep diff` as lines; on a terminal (`width` columns), each has at most `LISTED` names."""
     listed = None if width is None else LISTED
     a, b = document["a"], document["b"]
     lines = [f"from {printable(a['manifest'])} ({a['digest'][:12]}) to {printable(b['manifest'])} ({b['digest'][:12]})",
@@ -133,6 +133,6 @@ def _shortened(change: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value; of a digest its beginning."""
+    """A value as text; a digest is shortened to 12 characters."""
     text = "none" if value is None else str(value)
     return text[:12] if len(text) == 64 and not set(text) - set("0123456789abcdef") else printable(text)

@@ -1,4 +1,4 @@
-"""Tables of `prep inspect` and `prep verify`."""
+"""Formats the output of `prep inspect` and `prep verify`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prep.report.terminal.tables import Table, page, records, table
 
 
 def inspect_tables(document: Mapping[str, Any], *, width: int | None = None) -> str:
-    """What `prep inspect` prints about a manifest."""
+    """The output of `prep inspect` for a manifest."""
     model = document["model"].get("path") or document["model"].get("hub")
     facts = [("family", f"{document['family']}, {document['prediction']}"), ("model", str(model)),
              *((f"{name} fingerprint", digest[:16]) for name, digest in document["models"].items()),
@@ -32,7 +32,7 @@ def inspect_tables(document: Mapping[str, Any], *, width: int | None = None) -> 
 
 
 def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str:
-    """What `prep inspect --sample` prints: all about the samples of one name."""
+    """The output of `prep inspect --sample`: every detail of the samples with one name."""
     parts: list[Table | str] = []
     for sample in document["samples"]:
         rows = [(name, str(sample[name])) for name in ("name", "id", "role", "picture", "source", "repeats", "weight")]
@@ -40,7 +40,7 @@ def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str
                  ("mask coverage", "no mask" if sample["coverage"] is None else f"{sample['coverage']:.1%}")]
         for view in sample["views"]:
             flipped = ", mirrored" if view["flip"] else ""
-            rows.append(("view", f"scaled to {format_size(view['scaled'])}, cut at {tuple(view['crop'])}{flipped}"))
+            rows.append(("view", f"scaled to {format_size(view['scaled'])}, cropped at {tuple(view['crop'])}{flipped}"))
             rows += [(f"  {field}", place_of(view[field])) for field in ("latent", "mask")]
         for text in sample["texts"]:
             rows += [("caption", text["caption"]), ("  text", place_of(text["row"]))]
@@ -49,7 +49,7 @@ def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str
 
 
 def verify_tables(document: Mapping[str, Any], *, width: int | None = None) -> str:
-    """What `prep verify` prints: a line for each damaged row, notes, and what the repair costs."""
+    """The output of `prep verify`: a line per damaged row, notes, and the cost of the repair."""
     rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
              join_names(one["samples"], None if width is None else 3), one["what"]) for one in document["damaged"]]
     notes = [f"note: {note}" for note in document["notes"]]
@@ -59,16 +59,16 @@ def verify_tables(document: Mapping[str, Any], *, width: int | None = None) -> s
     repair = "to repair, run prep encode again"
     if document["unrecorded"]:
         repair = ("the damage is not recorded, because the cache is read-only here; to repair, run prep encode "
-                  "--recheck where it can be written")
+                  "--recheck where the cache is writable")
     return page(records(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes,
                 f"{repair}: {_repair_cost(document['repair'])}", width=width)
 
 
 def _repair_cost(rows: Mapping[str, int] | None) -> str:
     if rows is None:
-        return "how many rows it will re-encode is unknown without these tables"
+        return "the number of rows to re-encode is unknown without these tables"
     if not rows:
-        return "no row has to be re-encoded"
+        return "no rows will be re-encoded"
     lost = ", ".join(counted(count, f"{field} row") for field, count in rows.items())
     return f"{lost} will be re-encoded"
 
@@ -82,10 +82,10 @@ def place_of(place: Mapping[str, Any] | None) -> str:
 
 def _mask_line(masks: Mapping[str, Any]) -> str:
     return counted(masks["samples"], "sample") + (
-        "" if masks["coverage"] is None else f", training {masks['coverage']:.1%} of the picture on average")
+        "" if masks["coverage"] is None else f"; on average {masks['coverage']:.1%} of the picture trains")
 
 
 def _shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """Up to three shapes, then how many more."""
+    """Up to three shapes, and the number of others."""
     more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
     return " ".join(str(list(shape)) for shape in shapes[:3]) + more

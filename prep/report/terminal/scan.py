@@ -1,4 +1,4 @@
-"""What `prep scan` prints, and findings wherever they are listed."""
+"""Formats the output of `prep scan`, and findings for other commands."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from prep.findings import CODES, SEVERITIES, Finding
 from prep.formatting import counted, grouped
 from prep.report.terminal.tables import Table, page, records, table
 
-SCREEN = 20  # findings; a terminal gets sums by code instead of more
-ERRORS = 10  # that are listed by name all the same
+SCREEN = 20  # findings; for more, a terminal gets counts by code
+ERRORS = 10  # listed by name even then
 NAME = 32  # characters of an example's name
 HEADS = ("", "code", "file", "what")
 
 
 def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int, every: bool,
                    width: int | None = None) -> str:
-    """What `prep scan` prints: each finding and the sums; or, on a terminal, of more than a screen the first errors and
-    how often each code occurs, with an example. `every`: all by name, however many."""
+    """The output of `prep scan`: all findings and their counts.
+
+    On a terminal, more than `SCREEN` findings are reduced to the first errors and, for each code, its count and an
+    example, unless `every` is set.
+    """
     counts = ", ".join([counted(sum(one.severity == kind for one in findings), kind) for kind in ("error", "warning")])
     notes = grouped(sum(one.severity == "info" for one in findings))
     are = "is" if pictures == 1 else "are"
@@ -41,27 +44,27 @@ def _sums(findings: Sequence[Finding]) -> Table:
     first: dict[tuple[str, str], str] = {(one.severity, one.code): one.path for one in reversed(findings)}
     rows = [(severity, code, grouped(count), _end_of(first[severity, code]), CODES[code][1] if code in CODES else "")
             for severity, code, count in sums_by_code(findings)]
-    return table(("", "code", "files", "such as", "meaning"), rows, right=(2,))
+    return table(("", "code", "files", "example", "meaning"), rows, right=(2,))
 
 
 def _end_of(name: str) -> str:
-    """The end of a long name, which says more than its beginning."""
+    """A long name shortened to its end, the more telling part."""
     return name if len(name) <= NAME else "…" + name[1 - NAME:]
 
 
 def sums_by_code(findings: Iterable[Finding]) -> list[tuple[str, str, int]]:
-    """(severity, code, how many), the worst first, then the most."""
+    """(severity, code, count), the worst severity first, then the largest count."""
     counts = Counter((one.severity, one.code) for one in findings)
     return sorted(((severity, code, count) for (severity, code), count in counts.items()),
                   key=lambda one: (SEVERITIES.index(one[0]), -one[2], one[1]))
 
 
 def finding_parts(findings: Sequence[Mapping[str, str]], *, width: int | None) -> list[Table | str]:
-    """A manifest's findings by name; on a terminal, of more than a screen how often each code occurs."""
+    """A manifest's findings by name; on a terminal, counts by code if there are more than `SCREEN`."""
     if width is None or len(findings) <= SCREEN:
         return [records(HEADS, finding_rows(findings))]
     return [_sums([Finding(**one) for one in findings]),  # type: ignore[arg-type]
-            "list every finding with --json, those of one sample with --sample NAME"]
+            "list every finding with --json, or one sample's with --sample NAME"]
 
 
 def finding_rows(findings: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:

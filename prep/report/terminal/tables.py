@@ -1,8 +1,8 @@
-"""Reports as text: tables for people on a terminal, lines for tools in a pipe.
+"""Formats reports: aligned tables for a terminal, tab-separated lines for a pipe.
 
-On a terminal, columns are aligned and a last column of text folds between words; no other does, so that a path can be
-copied. In a pipe nothing folds, and records (findings, damaged rows) are one line each with tabs between the columns.
-Names and captions come from files: control characters in them are spelled out.
+On a terminal, only a last column of text wraps between words; other columns do not, so that a path can be copied. In a
+pipe nothing wraps, and records (findings, damaged rows) are one line each with tabs between the columns. Names and
+captions come from files, so their control characters are spelled out.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from rich.cells import cell_len
 from prep.formatting import printable
 
 GAP = "  "
-NARROW = 24  # columns that a folded cell has at least; with fewer left, it goes below its row
+NARROW = 24  # minimum columns of a wrapped cell; with fewer left, it goes below its row
 INDENT = 4  # of a cell below its row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows of text under heads."""
+    """Rows of text under column heads."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int] = frozenset()  # columns that are aligned to the right
-    lines: bool = False  # in a pipe: a line with tabs for each row, and no heads
+    right: frozenset[int] = frozenset()  # right-aligned columns
+    lines: bool = False  # in a pipe: one tab-separated line per row, without heads
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Table:
@@ -36,7 +36,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[i
 
 
 def records(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Table:
-    """A table that is lines with tabs in a pipe."""
+    """A table that becomes tab-separated lines in a pipe."""
     return Table(heads=tuple(heads), rows=_cells(rows), right=frozenset(right), lines=True)
 
 
@@ -45,7 +45,7 @@ def _cells(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
 
 
 def page(*parts: Table | str, width: int | None = None) -> str:
-    """The parts as text, a blank line after each table; `width` in columns of the terminal, or None for a pipe."""
+    """The parts as text, with a blank line after each table; `width` is the terminal's columns, or None for a pipe."""
     blocks = []
     for part in parts:
         if isinstance(part, str):
@@ -82,6 +82,6 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: frozenset[int], *,
 
 
 def _folded(text: str, width: int, indent: str) -> list[str]:
-    """`text` in lines of at most `width` columns, but no word is cut."""
+    """`text` wrapped to `width` columns; a longer word stays whole."""
     lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
     return [indent + line for line in lines]
