@@ -1,1 +1,1 @@
-"""Rows of a cache to batches."""
+"""Makes batches from the rows of a cache."""

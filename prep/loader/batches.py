@@ -1,9 +1,9 @@
-"""Batches from the cache: rows read by one background thread straight into a ring of reused buffers, draws beside them.
+"""Makes batches: one background thread reads rows into a ring of reused buffers and adds the draws.
 
-A batch's buffers belong to the ring and are filled again after the loop asks for the next batch; on CUDA they are
-pinned, and a batch is copied without waiting (an event keeps the thread from filling it too early). One thread makes
-4000 samples a second with all their draws (the demo's rows, one core of a 2-core EPYC), so no workers and no fork;
-noise of larger latents takes longer than anything else, and is drawn by threads of its own.
+A batch's buffers belong to the ring and are filled again after the loop asks for the next batch. On CUDA they are
+pinned and copied asynchronously; an event keeps the thread from refilling them too early. One thread makes 4000
+samples per second with all their draws (the demo's rows, one core of a 2-core EPYC), so there are no worker processes.
+For larger latents noise takes the longest, so separate threads draw it.
 B samples, C channels, h w latent cells, L tokens, D text channels.
 """
 
@@ -34,13 +34,13 @@ from prep.loader.rows import DTYPES, Rows, split
 from prep.manifest.commands import repair_command
 
 SLOTS = 4  # batches that may be ready or in use at a time
-AHEAD = 4  # batches whose rows the kernel is told of before they are read
+AHEAD = 4  # batches whose rows the kernel may prefetch before they are read
 DRAWERS = min(4, os.cpu_count() or 1)  # threads that draw noise
-WORTH_THREADS = 1 << 15  # numbers of a batch; fewer are drawn sooner by one thread
+WORTH_THREADS = 1 << 15  # noise values per batch; for fewer, one thread is faster
 
 
 class Slot:
-    """One set of buffers of the ring."""
+    """One of the ring's sets of buffers."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -50,7 +50,7 @@ class Slot:
         self.copied: Any = None  # a CUDA event after which the buffers may be filled again
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor of this shape over the buffer called `name`, which grows to the largest ever asked for."""
+        """A tensor of this shape over the buffer `name`, which grows to the largest size requested."""
         taken = self._taken.get(name)
         if taken is not None and taken.shape == tuple(shape) and taken.dtype == dtype:
             return taken
@@ -63,7 +63,7 @@ class Slot:
         return self._taken[name]
 
     def targets(self, name: str) -> Targets:
-        """The tensor last taken by this name, as what the reader fills; split once for as long as it is the same."""
+        """The tensor last taken by this name as targets for the reader, cached until the tensor changes."""
         found = self._split.get(name)
         if found is None:
             found = self._split[name] = split(self._taken[name])
@@ -72,10 +72,10 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One micro-batch: rows as they are stored, and what was drawn for them."""
+    """One micro-batch: rows as stored, and their draws."""
 
     latent_BChw: Tensor  # stored dtype, unscaled
-    mask_B1hw: Tensor | None  # uint8, 255 is train; None: masks were not asked for
+    mask_B1hw: Tensor | None  # uint8, 255: trains; None: masks were not requested
     text_BLD: Tensor
     noise_BChw: Tensor  # float32
     timestep_B: Tensor  # int64
@@ -85,7 +85,7 @@ class Batch:
     slot: Slot
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`; training and validation both take it from here."""
+        """The same batch on `device`, for training and validation."""
         there = replace(
             self, latent_BChw=to_device(self.latent_BChw, device), text_BLD=to_device(self.text_BLD, device),
             mask_B1hw=None if self.mask_B1hw is None else to_device(self.mask_B1hw, device),
@@ -97,7 +97,7 @@ class Batch:
 
 
 def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecutor, *, masked: bool) -> Batch:
-    """The batch of a request in the buffers of `slot`. Raises `CacheError` with the samples' names."""
+    """Reads and draws a request's batch into the buffers of `slot`. Raises `CacheError` with the samples' names."""
     count, shots, fields = len(request.shots), request.shots, rows.index.manifest.fields
 
     def take(field: str, array: str) -> Tensor:
@@ -126,9 +126,9 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
 
 
 def _draw_noise(noise_BChw: Tensor, shots: Sequence[Draw], drawers: ThreadPoolExecutor) -> list[Future[None]]:
-    """Starts to draw each shot's noise from its own key: what is drawn does not depend on who draws it.
+    """Starts drawing each shot's noise from its own key, so the result does not depend on the thread.
 
-    Drawing is what a batch takes longest (12 ns a number, and reading 0.2), and NumPy lets other threads run meanwhile.
+    Drawing dominates the time of a batch (12 ns per number; reading takes 0.2 ns), and NumPy releases the GIL for it.
     """
     def draw(part: slice) -> None:
         for out, shot in zip(noise_BChw.numpy()[part], shots[part], strict=True):
@@ -140,9 +140,9 @@ def _draw_noise(noise_BChw: Tensor, shots: Sequence[Draw], drawers: ThreadPoolEx
 
 @contextmanager
 def batches(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, pinned: bool) -> Iterator[Iterator[Batch]]:
-    """Batches of `requests` in their order, made ahead by a thread that ends with the block.
+    """Batches of `requests` in order, prepared ahead by a thread that ends with the block.
 
-    What goes wrong in the thread is raised where the batch was to come.
+    An error in the thread is raised when the loop asks for that batch.
     """
     ring = _Ring(pinned)
     thread = threading.Thread(target=_work, args=(rows, requests, ring, masked), name="batches", daemon=True)
@@ -151,16 +151,16 @@ def batches(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, pinne
         yield _hand_out(ring)
     finally:
         ring.closed = True
-        ring.free.put(Slot(False))  # wakes the thread where it waits for one
+        ring.free.put(Slot(False))  # wakes the thread if it waits for a slot
         thread.join()
 
 
 class _Ring:
-    """The buffers between the thread and the loop; their number bounds how far the thread runs ahead."""
+    """The buffers between the thread and the loop; their number limits how far the thread runs ahead."""
 
     def __init__(self, pinned: bool) -> None:
         self.free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        self.ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()  # None: no more come
+        self.ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()  # None: no more batches
         self.closed = False
         for _ in range(SLOTS):
             self.free.put(Slot(pinned))
@@ -182,7 +182,7 @@ def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: boo
 
 
 def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iterator[BatchRequest]:
-    """The requests, each told to the kernel `AHEAD` of its turn."""
+    """The requests; the kernel gets a prefetch hint for each, `AHEAD` requests early."""
     waiting: deque[BatchRequest] = deque()
     for request in requests:
         rows.advise(request, masked)
@@ -202,7 +202,7 @@ def _hand_out(ring: _Ring) -> Iterator[Batch]:
 
 def _fill(rows: Rows, shots: Sequence[Draw], latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None,
           slot: Slot | None) -> None:
-    """Rows of all fields; masks are 255 where there are none. `slot` is whose tensors these are, if they are one's."""
+    """Reads rows of all fields; a missing mask is all 255. `slot` owns the tensors, if any slot does."""
     latents, texts = [rows.latent_ref(shot) for shot in shots], [rows.text_ref(shot) for shot in shots]
     rows.fill(latent_BChw, "latent", "latent", latents, None if slot is None else slot.targets("latent"))
     rows.fill(text_BLD, "text", "hidden", texts, None if slot is None else slot.targets("text"))
@@ -213,7 +213,7 @@ def _fill(rows: Rows, shots: Sequence[Draw], latent_BChw: Tensor, text_BLD: Tens
 
 
 def _is_bad(rows: Rows, shot: Draw, latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None) -> bool:
-    """Whether this shot's rows cannot be read; the first place of the buffers is overwritten."""
+    """Whether this shot's rows cannot be read; overwrites the first row of the buffers."""
     try:
         _fill(rows, [shot], latent_BChw[:1], text_BLD[:1], None if mask_B1hw is None else mask_B1hw[:1], None)
     except CacheError:

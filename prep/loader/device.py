@@ -1,4 +1,4 @@
-"""Where tensors are, and the only place that moves them there: batches, prompt rows, latents and models alike."""
+"""Moves tensors and models between devices; no other module does."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`; from pinned memory to CUDA without waiting."""
+    """`tensor` on `device`; copies from pinned memory to CUDA are asynchronous."""
     return tensor.to(device, non_blocking=device.type == "cuda" and tensor.is_pinned())
 
 
 def record_copies(device: torch.device) -> torch.cuda.Event | None:
-    """An event that is done when what was moved so far has arrived; `None` where moving waits."""
+    """An event that completes when all copies issued so far have; `None` if the device copies synchronously."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))  # that of another GPU would not wait for these copies
+    event.record(torch.cuda.current_stream(device))  # another GPU's stream would not wait for these copies
     return event
 
 
 def module_to_device(model: M, device: torch.device, dtype: torch.dtype | None = None) -> M:
-    """`model` itself, its weights on `device` (and of `dtype`)."""
+    """Moves the weights of `model` to `device` (and `dtype`), in place."""
     return model.to(device=device, dtype=dtype)
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """`tensor` in host memory, to be written to a file."""
+    """`tensor` in host memory, detached, for writing to a file."""
     return tensor.detach().to("cpu")
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """What the forward pass computes in: `auto` is bfloat16 where the GPU has it."""
+    """The dtype of the forward pass; `auto` is bfloat16 if the GPU supports it natively, else float32."""
     if precision == "auto":
         has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if has_it else torch.float32

@@ -1,7 +1,7 @@
-"""What each showing of a sample draws: a view, a text, a timestep, noise. Keyed, so no generator is carried along.
+"""Draws a view, a text, a timestep and noise for each showing of a sample. Draws are keyed, without generator state.
 
-A draw depends on (seed, epoch, sample, occurrence, purpose) only: it is the same on any number of ranks and after any
-resume, and differs for each repeat. Validation uses keys without the seed, so its numbers compare between runs.
+A draw depends only on (seed, epoch, sample, occurrence, purpose): it is the same on any number of ranks and after any
+resume, and differs for each repeat. Validation keys omit the seed, so validation losses compare between runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prep.cache.ledger.columns import Column
 from prep.loader.index import Index
 
 NO_TEXT = -1  # the unconditional row
-_VALIDATION_SEED = 0  # fixed: validation noise and timesteps never follow the run's seed
+_VALIDATION_SEED = 0  # fixed: validation noise and timesteps never depend on the run's seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRequest:
-    """One micro-batch to be read and drawn."""
+    """One micro-batch to read and draw."""
 
     bucket: int
     shots: tuple[Draw, ...]
@@ -43,9 +43,9 @@ class BatchRequest:
 
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
              most: int | None = None) -> Iterator[BatchRequest]:
-    """The micro-batches of steps `first` to `total`, in order, cut into forward passes of at most `most` samples.
+    """The micro-batches of steps `first` to `total` - 1, in order, split into forward passes of at most `most` samples.
 
-    A cut changes no step: it has the same samples with the same draws.
+    Splitting changes no step: it keeps the same samples with the same draws.
     """
     for step in range(first, total):
         parts = plan.at(step)
@@ -104,6 +104,6 @@ def _span(offsets: Column, sample: int) -> range:
 
 
 def _weighted(weights: Column, chance: float) -> int:
-    """Which of `weights` the number `chance` in [0, 1) falls on."""
+    """The index drawn with probability proportional to `weights`, from `chance` in [0, 1)."""
     ends = np.cumsum(weights, dtype=np.float64)
     return min(int(np.searchsorted(ends, chance * ends[-1], side="right")), len(ends) - 1)

@@ -1,8 +1,9 @@
-"""Digests what decides the steps of a run, so that a resumed run knows whether its data changed, and how.
+"""Digests everything that determines the steps of a run, so that a resumed run detects how its data changed.
 
-Samples, their order, buckets, roles, repeats and weights, the keys of their rows, how latents are scaled, what is
-predicted. Rows count by key and not by place: a compacted, repaired or moved cache and a manifest with other tables,
-prompts or findings have the same identity. A hundred thousand samples take 0.9 s on one core of an EPYC.
+The digest covers samples, their order, buckets, roles, repeats and weights, the keys of their rows, the scaling of
+latents and the prediction type. It uses the keys of rows, not their places: a cache keeps its identity when it is
+compacted, repaired or moved, and a manifest when its prompts, findings or the places in its tables change. A hundred
+thousand samples take 0.9 s on one core of an EPYC.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from prep.manifest.shards import keys_at
 
 HALF = 16  # bytes of a sample's id, and of the digest of all else about it
 RECORD = np.dtype([("id", f"S{HALF}"), ("rest", f"S{HALF}")])
-_NAMES = {"buckets": "buckets", "latents.channels": "channels of latents", "latents.factor": "pixels per latent cell",
-          "latents.scaling_factor": "scaling of latents", "latents.shift_factor": "shift of latents",
+_NAMES = {"buckets": "buckets", "latents.channels": "latent channels", "latents.factor": "pixels per latent cell",
+          "latents.scaling_factor": "latent scaling", "latents.shift_factor": "latent shift",
           "masked": "use of masks", "prediction": "prediction type", "unconditional": "unconditional row"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What decides the steps."""
+    """Everything that determines the steps."""
 
     facts: Mapping[str, Any]  # JSON without floats
     records: bytes  # one RECORD per sample, in the order of their ids
@@ -42,9 +43,9 @@ class Identity:
 
 
 def identify(index: Index, *, masked: bool, prediction: str) -> Identity:
-    """The identity of an index that is trained with these; remembered with the index.
+    """The identity of an index trained with these settings, cached in the index.
 
-    Reads the keys of its shards. Raises `CacheError`.
+    Reads the keys of the shards. Raises `CacheError`.
     """
     found = index.identities.get((masked, prediction))
     if found is None:
@@ -65,9 +66,9 @@ def _identify(index: Index, masked: bool, prediction: str) -> Identity:
 
 
 def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: Identity) -> list[str]:
-    """What differs from the facts and digest of before, in words; empty when nothing does.
+    """Describes how `now` differs from the earlier facts and digest; empty if it does not.
 
-    With the `records` of before, if they are intact, samples that were added, removed and changed are counted.
+    Counts added, removed and changed samples if the earlier `records` are given and intact.
     """
     if now.digest == digest:
         return []
@@ -75,7 +76,7 @@ def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: 
     found = [f"{_NAMES[name]}: {_brief(new.get(name))}, was {_brief(old.get(name))}" for name in _NAMES
              if old.get(name) != new.get(name)]
     if records is None or len(records) % RECORD.itemsize or _digest(before, records) != digest:
-        return [*found, f"samples: {now.facts['samples']}, were {before['samples']} (the record of those is missing)"]
+        return [*found, f"samples: {now.facts['samples']}, were {before['samples']} (their record is missing)"]
     return found + _counted(np.frombuffer(records, RECORD), np.frombuffer(now.records, RECORD))
 
 
@@ -111,7 +112,7 @@ def _rest(fixed: Column, views: Column, texts: Column) -> bytes:
 
 
 def _bytes(*columns: Column) -> Column:
-    """Columns of N values, or of N rows, side by side as uint8 [N, bytes]."""
+    """Joins columns of N values or N rows as uint8 [N, bytes]."""
     flat = [np.ascontiguousarray(column) for column in columns]
     return np.concatenate([each.view(np.uint8).reshape(len(each), -1) for each in flat], axis=1)
 
@@ -132,7 +133,7 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _brief(value: Any) -> str:
-    """A fact as a message shows it."""
+    """A fact, formatted for a message."""
     if isinstance(value, list):
         return f"{len(value)} of them"
     return str(value)[:12] if isinstance(value, str) else {True: "on", False: "off"}.get(value, str(value))

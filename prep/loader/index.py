@@ -1,7 +1,6 @@
-"""The samples of a manifest as numbers: which occur how often in which bucket, and where their rows are.
+"""Indexes a manifest's samples for training: buckets, repeats and the places of rows. Does not import torch.
 
-Everything that could be wrong with a row's place or shape is checked when it is opened (prep.manifest.consistency); no
-torch.
+Opening an index checks the place and shape of every row (`prep.manifest.consistency`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _VALIDATION = ROLES.index("validation")
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """Samples, shards, and the order in which a step plan counts them."""
+    """Samples and shards, in the order in which a step plan counts occurrences."""
 
     manifest: Manifest
     cache: Cache
@@ -50,22 +49,22 @@ class Index:
 
     @cached_property
     def _ends(self) -> tuple[Column, ...]:
-        """By bucket, how many occurrences its first 1, 2, … samples have."""
+        """By bucket, the cumulative number of occurrences of its first 1, 2, … samples."""
         return tuple(np.cumsum(self.samples.repeats[members], dtype=np.int64) for members in self.training)
 
     @cached_property
     def identities(self) -> dict[object, object]:
-        """What `prep.loader.identity` has found out about this index."""
+        """The cache of `prep.loader.identity` for this index."""
         return {}
 
     @property
     def masked(self) -> int:
-        """How many samples have a mask of their own."""
+        """The number of samples whose first view has a mask."""
         return int((self.samples.views["mask_shard"][self.samples.view_offsets[:-1]] >= 0).sum())
 
     @property
     def black(self) -> int:
-        """How many samples have a mask that is black everywhere."""
+        """The number of samples with an entirely black mask."""
         return int((self.samples.coverage == 0).sum())
 
     @property
@@ -74,7 +73,7 @@ class Index:
         return [int(ends[-1]) if len(ends) else 0 for ends in self._ends]
 
     def showing(self, bucket: int, occurrence: int) -> tuple[int, int]:
-        """(sample, which of its repeats) of an occurrence."""
+        """The sample of an occurrence, and which of its repeats it is."""
         ends, members = self._ends[bucket], self.training[bucket]
         place = int(np.searchsorted(ends, occurrence, side="right"))
         sample = int(members[place])
@@ -86,24 +85,24 @@ class Index:
         return sorted(self.samples.name(sample) for sample in found)
 
     def ref(self, shard: int, row: int) -> RowRef:
-        """A place by its shard's number."""
+        """The place of a row, given its shard's number."""
         return RowRef(shard=self.shards[shard].digest, row=row)
 
     def shape(self, field: str, bucket: int) -> dict[str, tuple[int, ...]]:
-        """The shape that every row of `field` has, by array; `bucket` decides it for latents and masks."""
+        """The shape of every row of `field`, by array; `bucket` determines it for latents and masks."""
         return row_shapes(self.manifest, self.shards, field, bucket)
 
     @cached_property
     def text_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of a text row by array, as the first text shard has them; empty without one."""
+        """Shapes of a text row by array, from the first text shard; empty without text shards."""
         return text_shapes(self.shards)
 
 
 def open_index(manifest: Manifest) -> Index:
-    """The index of a manifest's tables. Raises `CacheError` when they are missing, damaged or contradictory."""
+    """The index of a manifest's tables. Raises `CacheError` if they are missing, damaged or contradictory."""
     if not manifest.cache_root.is_dir():
         raise CacheError(f"{manifest.path} names the cache {manifest.cache_root}, which does not exist",
-                         hint="move a manifest together with its cache, or run prep encode again")
+                         hint="move the manifest together with its cache, or run prep encode again")
     cache = open_cache(manifest.cache_root, create=False)
     shards, samples = read_shards(cache, manifest), read_samples(cache, manifest)
     check_places(manifest, shards, samples)

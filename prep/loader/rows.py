@@ -1,4 +1,4 @@
-"""Rows of an index, read into the buffers of a batch, checked against what the manifest says of them.
+"""Reads rows of an index into the buffers of a batch, and checks their shape and dtype.
 
 B samples; no other dimension matters here.
 """
@@ -23,7 +23,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Rows:
-    """Where rows of an index are, and their values."""
+    """The places and values of an index's rows."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -31,18 +31,18 @@ class Rows:
         self._unconditional = index.manifest.document["prompts"]["unconditional"]
 
     def latent_ref(self, shot: Draw) -> RowRef:
-        """Where a shot's latent is."""
+        """The place of a shot's latent."""
         views = self.index.samples.views
         return self.index.ref(int(views["latent_shard"][shot.view]), int(views["latent_row"][shot.view]))
 
     def mask_ref(self, shot: Draw) -> RowRef | None:
-        """Where a shot's mask is; `None`: all ones."""
+        """The place of a shot's mask; `None`: all ones."""
         views = self.index.samples.views
         shard = int(views["mask_shard"][shot.view])
         return None if shard < 0 else self.index.ref(shard, int(views["mask_row"][shot.view]))
 
     def text_ref(self, shot: Draw) -> RowRef:
-        """Where a shot's text is."""
+        """The place of a shot's text."""
         if shot.text == NO_TEXT:
             return self.index.ref(self._unconditional["shard"], self._unconditional["row"])
         texts = self.index.samples.texts
@@ -50,9 +50,9 @@ class Rows:
 
     def fill(self, out: Tensor, field: str, array: str, refs: Sequence[RowRef | None],
              targets: Targets | None = None) -> None:
-        """Fills `out` [B, …] from B places; a row without a place stays as it is. `targets`: `out`, split before.
+        """Fills `out` [B, …] from B places; a row without a place is unchanged. `targets` is `split(out)`, if known.
 
-        Raises `CacheError` when rows are not of its shape and dtype.
+        Raises `CacheError` if a shard's rows differ from `out` in shape or dtype.
         """
         found = [ref for ref in refs if ref is not None]
         for shard in {ref.shard for ref in found}:
@@ -60,7 +60,8 @@ class Rows:
             if spec.shape != tuple(out.shape[1:]) or DTYPES[spec.dtype] != out.dtype:
                 wanted = str(out.dtype).removeprefix("torch.")
                 raise CacheError(f"shard {shard}, array '{array}' has rows {list(spec.shape)} {spec.dtype}, expected "
-                                 f"{field} rows {list(out.shape[1:])} {wanted}", hint="prep verify MANIFEST")
+                                 f"{field} rows {list(out.shape[1:])} {wanted}",
+                                 hint="check the cache: prep verify MANIFEST")
         if targets is None:
             targets = split(out)
         if len(found) < len(refs):
@@ -68,14 +69,14 @@ class Rows:
         self.reader.read_batch(targets, array, found)
 
     def text(self, refs: Sequence[RowRef]) -> Tensor:
-        """Text rows in fresh memory, `[B, L, D]`: what sampling takes."""
+        """Text rows `[B, L, D]` in new memory, for sampling."""
         dtype = DTYPES[str(self.index.manifest.fields["text"].arrays["hidden"]["dtype"])]
         out = torch.empty((len(refs), *self.index.text_shapes["hidden"]), dtype=dtype)
         self.fill(out, "text", "hidden", refs)
         return out
 
     def not_finite(self, shots: Iterable[Draw]) -> list[tuple[str, Draw, RowRef]]:
-        """Which latent and text rows of `shots` hold values that are not finite: (field, shot, place)."""
+        """The latent and text rows of `shots` with values that are not finite: (field, shot, place)."""
         found: list[tuple[str, Draw, RowRef]] = []
         for shot in shots:
             bucket = int(self.index.samples.bucket[shot.sample])
@@ -89,7 +90,7 @@ class Rows:
         return found
 
     def advise(self, request: BatchRequest, masked: bool) -> None:
-        """Tells the kernel which rows come soon; what is missing or damaged is told when it is read."""
+        """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report."""
         with suppress(CacheError):
             self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])
             self.reader.advise("hidden", [self.text_ref(shot) for shot in request.shots])
@@ -98,5 +99,5 @@ class Rows:
 
 
 def split(out: Tensor) -> Targets:
-    """A contiguous tensor [B, …] of the CPU as what the reader fills."""
+    """A contiguous CPU tensor [B, …] as targets for the reader."""
     return Targets(out.view(len(out), -1).view(torch.uint8).numpy())

@@ -42,7 +42,7 @@ def test_prompts_and_an_unused_field_are_no_part_of_it(identity):
     ({"masked": False}, ["use of masks: off, was on", "6 samples changed"]),
     ({"prediction": "v_prediction"}, ["prediction type: v_prediction, was epsilon"]),
     ({"change": lambda document: document["latents"].update(scaling_factor="0.25")},
-     ["scaling of latents: 0.25, was 0.5"]),
+     ["latent scaling: 0.25, was 0.5"]),
 ], ids=lambda value: str(next(iter(value))) if isinstance(value, dict) else "")
 def test_each_part_changes_it_and_is_named(identity, differs, words):
     one, other = identity(), identity(**differs)
@@ -54,7 +54,7 @@ def test_each_part_changes_it_and_is_named(identity, differs, words):
         assert found == words
     for records in (None, b"", one.records[:-1], bytes(len(one.records))):
         told = changes(one.facts, one.digest, records, other)
-        assert told[-1].startswith(f"samples: {other.facts['samples']}, were 9 (the record of those is missing)")
+        assert told[-1].startswith(f"samples: {other.facts['samples']}, were 9 (their record is missing)")
 
 
 def test_records_are_one_per_sample_in_the_order_of_their_ids(identity):

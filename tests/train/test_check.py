@@ -80,7 +80,7 @@ def test_a_missing_cache_is_told(make, faults):
     shutil.rmtree(made.root / "cache")
     (fault,) = faults(made)
     assert "which does not exist" in fault.message and fault.exit_code == 7
-    assert fault.hint.startswith("move a manifest together with its cache")
+    assert fault.hint.startswith("move the manifest together with its cache")
 
 
 def test_a_missing_shard_and_a_short_one_are_told(make, faults):
