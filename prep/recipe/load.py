@@ -20,6 +20,7 @@ from prep.recipe.elsewhere import check_keys
 from prep.recipe.options import FLAGS
 from prep.recipe.schema import MASK_RESIZE, MASKS, ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.validate import upscale, validate_recipe
+from prep.sources.globs import chosen_by
 from prep.sources.item import MaskFrom
 from prep.sources.tar_paths import HINT, tars_of
 from prep.sources.walk import is_tars
@@ -116,6 +117,10 @@ def _globs(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     found = _texts(table.get(name, []), f"{where}.{name}")
     if bad := [one for one in found if not one or one.startswith("/") or ".." in one.split("/")]:
         raise Unparsed(f"{where}.{name} has {bad[0]!r}, expected a glob of names below the source, like 'cats/**'")
+    try:
+        chosen_by(found, ())
+    except Unparsed as error:
+        raise Unparsed(f"{where}.{name}: {error}") from None
     return found
 
 

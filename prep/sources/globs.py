@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
-_PARTS = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^\]/!][^\]/]*\])")
-_SPELLED = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+from prep.parse import Unparsed, brief
 
 
 def chosen_by(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:
-    """A test of names: matched by some glob of `include` (or `include` is empty), and by none of `exclude`."""
-    taken, left = ([pattern_of(glob) for glob in globs] for globs in (include, exclude))
+    """Whether a name is among those that `include` takes (none: all are), and not among those of `exclude`.
 
-    def chosen(name: str) -> bool:
-        return (not taken or any(one.fullmatch(name) for one in taken)) and not any(
-            one.fullmatch(name) for one in left)
-
-    return chosen
-
-
-def pattern_of(glob: str) -> re.Pattern[str]:
-    """Compiles a glob of POSIX names: `*` and `?` match within a directory, `**` across; `[ab]` is a set, `[!ab]` not.
-
-    `cats` matches files of that name, and files in directories of that name, at any depth. A glob with a slash in it
-    is anchored at the top.
+    Names are POSIX paths below the source. A glob without a slash fits names in any directory, others count from the
+    top; `*` and `?` stay within a directory, `**` does not; a directory that fits brings all that is in it; `!` takes
+    back what an earlier glob took. Raises `Unparsed` for an invalid glob.
     """
-    bare = glob.strip("/")
-    regex = "".join(_SPELLED.get(part) or _set_or_text(part) for part in _PARTS.split(bare) if part)
-    anywhere = "" if "/" in glob.rstrip("/") else "(?:.*/)?"
-    return re.compile(f"{anywhere}{regex}(?:/.*)?", re.DOTALL)
+    taken, left = _matcher(include), _matcher(exclude)
+    return lambda name: (not include or taken(name)) and not left(name)
 
 
-def _set_or_text(part: str) -> str:
-    if not (len(part) > 2 and part.startswith("[") and part.endswith("]")):
-        return re.escape(part)
-    negated, members = part[1] == "!", part[1:-1].removeprefix("!")
-    spelled = ("[^/" if negated else "[") + re.sub(r"[\\^\[\]&~|]", r"\\\g<0>", members) + "]"
-    try:
-        re.compile(spelled)
-    except re.error:  # a reversed range, such as [z-a]: taken literally
-        return re.escape(part)
-    return spelled
+def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
+    if not globs:
+        return lambda _: False
+    from pathspec import GitIgnoreSpec  # here: few recipes need it, and --help none
+
+    patterns: list[Any] = []
+    for glob in globs:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # Python's, of sets like [[:alpha:]]
+                patterns += GitIgnoreSpec.from_lines([glob]).patterns
+        except (ValueError, re.error) as error:
+            raise Unparsed(f"{brief(glob)} is not a valid glob, expected one as in a .gitignore: {error}") from None
+    return GitIgnoreSpec(patterns).match_file

@@ -98,7 +98,7 @@ LIBRARIES = {
 LAZY = {
     "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.encode.run", "prep.encode.engines.local", "prep.models.hub",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
-    "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
+    "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",
