@@ -1,1 +1,1 @@
-"""What `prep scan` does."""
+"""The scan of `prep scan`: examines pictures, captions and masks, and finds duplicates."""

@@ -1,4 +1,4 @@
-"""Near-duplicates among the pictures of a scan: all kinds among few, those of whole pictures among many."""
+"""Finds near-duplicates among the pictures of a scan: of all kinds among few, of whole pictures only among many."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ AT_ONCE = 256  # pairs whose thumbnails are in memory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoders:
-    """Who decodes a picture again, and what is known of it."""
+    """What it takes to decode a picture again: workers, limits, threads, and the memory of earlier results."""
 
     workers: WorkerPool
     limits: Limits
     pool: Executor
     memory: ScanMemo
-    lost: list[str] = field(default_factory=list)  # names of pictures that are gone, or that no worker lived to decode
+    lost: list[str] = field(default_factory=list)  # names of pictures that are gone, or whose worker was lost
 
 
 def find_near(distinct: Sequence[ScannedPicture], thumbs: Mapping[str, Thumb], makers: Decoders,
               tick: Callable[[int], object]) -> Sequence[Near]:
-    """The near-duplicates among pictures sorted by rank, from memory where these were compared before.
+    """The near-duplicates among pictures sorted by rank, from memory if the same pictures were compared before.
 
-    `thumbs`: thumbnails by digest of the file, as far as they are there.
+    `thumbs`: known thumbnails by digest of the file.
     """
     name, known = makers.memory.nears(bytes.fromhex(one.identity.file) for one in distinct)
     if known is not None and all(near.second < len(distinct) for near in known):
@@ -57,7 +57,7 @@ def find_near(distinct: Sequence[ScannedPicture], thumbs: Mapping[str, Thumb], m
 
 
 def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[str]:
-    """A digest of every pixel of each picture, remembered or made; "" where it cannot be decoded any more."""
+    """A digest of all pixels of each picture, remembered or computed; "" if the picture can no longer be decoded."""
     known = [makers.memory.pixels(one.identity) for one in pictures]
     lacking = [one for one, digest in zip(pictures, known, strict=True) if not digest]
     made = makers.pool.map(lambda one: _asked(makers, PIXELS, one) or "", lacking)
@@ -68,7 +68,7 @@ def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[
 
 
 def _among_many(distinct: Sequence[ScannedPicture], makers: Decoders, tick: Callable[[int], object]) -> Iterator[Near]:
-    """Near-duplicates that show the whole picture; thumbnails are made again of those that are likely."""
+    """Near-duplicates of whole pictures; remakes thumbnails of likely pairs only."""
     pairs = likely_pairs([one.identity.signature for one in distinct], tick)
     while some := list(islice(pairs, AT_ONCE)):
         indices = sorted({index for pair in some for index in (pair.first, pair.second)})
@@ -84,7 +84,7 @@ def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Iterator[Near]:
 
 
 def _thumbs(pictures: Sequence[ScannedPicture], known: Mapping[str, Thumb], makers: Decoders) -> list[Thumb]:
-    """The thumbnail of each: known, remembered, or made again."""
+    """The thumbnail of each picture: known, remembered, or made again."""
     found = [known.get(one.identity.file) or makers.memory.thumb(one.identity) for one in pictures]
     lacking = [one for one, thumb in zip(pictures, found, strict=True) if thumb is None]
     made = makers.pool.map(lambda one: _made_again(one, makers), lacking)
@@ -92,7 +92,7 @@ def _thumbs(pictures: Sequence[ScannedPicture], known: Mapping[str, Thumb], make
 
 
 def _made_again(picture: ScannedPicture, makers: Decoders) -> Thumb:
-    """A thumbnail; a flat one, which is like nothing, where the picture is lost by now."""
+    """A thumbnail; a flat one, which matches nothing, if the picture is lost meanwhile."""
     with suppress(Unparsed):
         if (found := _asked(makers, THUMB, picture)) is not None:
             return found.thumb()
@@ -102,7 +102,7 @@ def _made_again(picture: ScannedPicture, makers: Decoders) -> Thumb:
 
 
 def _asked(makers: Decoders, task: Task[PictureMessage, T], picture: ScannedPicture) -> T | None:
-    """What a worker answers about a picture; `None` where it cannot be decoded any more, or no worker lived."""
+    """A worker's answer about a picture; `None` if it can no longer be decoded, or the worker is lost."""
     question = PictureMessage(BlobMessage.of(picture.picture), picture.identity.file)
     try:
         return next(iter(makers.workers.ask(task, question, makers.limits)), None)

@@ -1,4 +1,4 @@
-"""One item, looked at in full: what is to be said of its picture, caption and mask, and what copies are known by."""
+"""Examines one item in full: findings on its picture, caption and mask, and the picture's identity for duplicates."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from prep.scan.duplicates.identity import Identity, identify, pixel_digest, samp
 from prep.sources.item import Item
 
 MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
-SMALL_SIDE = 32  # pixels: an icon; scaled up, there is nothing in it to learn
-WHITE = 240  # mean of 255 from which a part of a mask is called white; with softened edges it is not all 255
-LONGEST = 4  # to 1: what the longest bucket is that trainers use, 2048x512
+SMALL_SIDE = 32  # pixels: an icon; enlarged, it has no detail to learn
+WHITE = 240  # mean, of 255, from which part of a mask counts as white; soft edges keep it below 255
+LONGEST = 4  # to 1: the longest bucket that trainers use, 2048x512
 
 _EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
                "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
@@ -37,21 +37,21 @@ _SEVERAL = {"TIFF": ("multi-page", "pages; the first"), "HEIC": ("multi-page", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:
-    """One item after a look at everything in it."""
+    """The results of examining one item."""
 
     findings: tuple[Finding, ...]
     identity: Identity | None  # None: the picture cannot be decoded
-    thumb: Thumb | None  # the same
-    captions: tuple[str, ...]  # none where they cannot be read
+    thumb: Thumb | None  # None: the same
+    captions: tuple[str, ...]  # empty if they cannot be read
 
     @property
     def usable(self) -> bool:
-        """Whether nothing of severity error was found."""
+        """Whether no finding has severity error."""
         return all(finding.severity != "error" for finding in self.findings)
 
 
 def check_item(item: Item) -> Examined:
-    """Reads and decodes everything of `item`. A pure function of its files; what is wrong with them is a finding."""
+    """Reads and decodes all files of `item`. A pure function of these files; their faults become findings."""
     findings, seen = _check_picture(item)
     captions: tuple[str, ...] = ()
     if seen is not None or item.caption is not None:
@@ -64,20 +64,20 @@ def check_item(item: Item) -> Examined:
 
 
 def exact_pixels(picture: Blob, file: str | None = None) -> str:
-    """A digest of every pixel of a picture that `check_item` could decode; "" where it cannot be by now, or where its
+    """A digest of all pixels of a picture that `check_item` could decode; "" if it can no longer be decoded, or its
     bytes have another digest than `file`."""
     whole = _decoded(picture, file)
     return "" if whole is None else pixel_digest(whole)
 
 
 def thumbnail(picture: Blob, file: str | None = None) -> Thumb | None:
-    """The thumbnail of such a picture once more, in the same way."""
+    """The thumbnail that `check_item` makes of the picture, again; `None` as in `exact_pixels`."""
     whole = _decoded(picture, file)
     return None if whole is None else thumb_of(sampled(whole), whole.size)
 
 
 def preview_jpeg(picture: Blob, side: int) -> bytes:
-    """A JPEG of a picture with its longer side at most `side` pixels; nothing where it cannot be decoded."""
+    """A JPEG of a picture with its longer side at most `side` pixels; b"" if the picture cannot be decoded."""
     whole = _decoded(picture)
     return b"" if whole is None else encode_jpeg(shrink(whole, side))
 
@@ -110,21 +110,21 @@ def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | 
 
 
 def _picture_findings(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
-    """What is to be said of the picture in `data`, and what its copies are known by."""
+    """Notes on the picture in `data`, and its identity and thumbnail."""
     header, picture, transparency = decode_layers(data, alpha="white")
     notes = [*header.notes, *_header_notes(header, name)]
     alpha = None if transparency is None else np.asarray(transparency)
     if alpha is not None and not alpha.any():
-        notes.append(("fully-transparent", "transparent everywhere; nothing of it will be seen"))
+        notes.append(("fully-transparent", "entirely transparent; nothing of it will be visible"))
     elif alpha is not None and alpha.min() < 255:
-        notes.append(("has-alpha", f"{float((alpha < 255).mean()):.0%} of it is transparent to some degree"))
+        notes.append(("has-alpha", f"{float((alpha < 255).mean()):.0%} of its pixels are transparent or translucent"))
     elif len(picture.getcolors(1) or ()) == 1:
         notes.append(("blank", "all pixels are the same"))
     return notes, identify(data, picture)
 
 
 def _header_notes(header: Header, name: str) -> Iterator[Note]:
-    """What the facts of a header amount to."""
+    """Notes on the facts in a header."""
     (width, height), extension = header.size, PurePosixPath(name).suffix.lower()
     if extension not in _EXTENSIONS[header.format]:
         yield "wrong-extension", f"content is {header.format}, the name ends in '{extension}'"
@@ -139,7 +139,7 @@ def _header_notes(header: Header, name: str) -> Iterator[Note]:
         yield "low-bit-depth", "1 bit per pixel"
     if header.mode == "CMYK":
         yield "not-rgb", "colors are CMYK; converted to sRGB"
-    if header.mode == "P" and header.format != "GIF":  # which has no other
+    if header.mode == "P" and header.format != "GIF":  # every GIF has a palette
         yield "palette", "has a palette of at most 256 colors"
     if header.mode in ("1", "L", "LA", "F") or header.mode.startswith("I"):
         yield "grayscale", "has one color channel"
@@ -166,7 +166,7 @@ def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
 
 
 def _check_metadata(item: Item) -> list[Finding]:
-    """A finding for a JSON file that is not used, when it cannot be: what came with it may be cut off, too."""
+    """A finding if an unused JSON file cannot be parsed: files downloaded with it may be incomplete, too."""
     if item.metadata is None:
         return []
     says = ""
@@ -177,14 +177,14 @@ def _check_metadata(item: Item) -> list[Finding]:
     except UnicodeDecodeError:
         says = f"{len(data)} bytes that are not UTF-8"
     except json.JSONDecodeError as error:
-        says = f"{len(data)} bytes, and no JSON from character {error.pos} on ({error.msg})"
+        says = f"{len(data)} bytes, not valid JSON from character {error.pos} on ({error.msg})"
     except (ValueError, RecursionError, MemoryError):
-        pass  # longer numbers, or more levels, than this Python reads: others may
+        pass  # numbers too long, or nesting too deep, for this Python; other readers may accept them
     return [finding(display_path(item, item.metadata), "bad-json", says)] if says else []
 
 
 def _check_mask(item: Item, size: Size | None) -> list[Finding]:
-    """Findings on the mask's own name; `size` of the picture, None when that cannot be decoded."""
+    """Findings under the mask's name; `size`: the picture's, None if that cannot be decoded."""
     if item.mask is None:
         return []
     where = display_path(item, item.mask)
@@ -204,7 +204,7 @@ def _check_mask(item: Item, size: Size | None) -> list[Finding]:
 
 
 def display_path(item: Item, other: Blob) -> str:
-    """The name of a mask or another file beside its picture's; its path when it lies elsewhere."""
+    """The label of a mask or another file beside its picture; its path if it lies elsewhere."""
     if other.path.parent != item.picture.path.parent:
         return printable_name(str(other.path))
     return str(PurePosixPath(item.label).with_name(printable_name(other.name)))
@@ -214,20 +214,20 @@ def _mask_colors(header: Header, colored: bool) -> Iterator[Note]:
     if header.has_alpha:
         yield "mask-not-gray", "mask has transparency, which counts as black"
     if colored:
-        yield "mask-not-gray", "mask has colors, of which the brightness is used"
+        yield "mask-not-gray", "mask has colors; their brightness is used"
 
 
 def _mask_values(mask: Pixels) -> Iterator[Note]:
     if not mask.any():
-        yield "mask-empty", "mask is black everywhere"
+        yield "mask-empty", "mask is entirely black"
     elif mask.min() == 255:
-        yield "mask-full", "mask is white everywhere"
+        yield "mask-full", "mask is entirely white"
     elif _looks_inverted(mask):
-        yield "mask-inverted", "its border is white and its middle black; white trains"
+        yield "mask-inverted", "mask has a white border and a black middle; white areas train"
 
 
 def _looks_inverted(mask: Pixels) -> bool:
-    """Whether nearly all of the outer sixteenth on each side is white, and nearly all of the middle third black."""
+    """Whether nearly all of the outer sixteenth on each side is white, and nearly all of the middle third is black."""
     high, wide = mask.shape
     edge = max(high // 16, 1), max(wide // 16, 1)
     middle = mask[high // 3 : high - high // 3, wide // 3 : wide - wide // 3]

@@ -1,7 +1,7 @@
-"""What a scan found in files that did not change since, so that the next one opens none of them. Disposable.
+"""Remembers what a scan found in each item, so that the next scan opens no unchanged file. Disposable.
 
-Records of the user's memory (`prep.fs.memo`), for all sources of a user. A record is named by the item's name and the
-stamps of its files; what is noted of a picture's bytes, by their digest.
+Records of the user's memory (`prep.fs.memo`), for all sources of a user. A record's name is computed from the item's
+name and the stamps of its files; for results on a picture's bytes, from their digest.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from prep.sources.item import Item
 from prep.workers.protocol import decode, encode
 
 VERSION = 7  # of the checks and of these records: raised when a check of `prep.scan.examine` or its answer changes
-_THUMB = struct.Struct("<BHH")  # whether it is taller than wide, and the lengths of both halves
+_THUMB = struct.Struct("<BHH")  # whether it is taller than wide, and the lengths of the larger and the smaller half
 
 
 def usual_path() -> Path | None:
-    """Where the memory is, for these versions of the decoders; `None` for a user without a home."""
+    """The path of the memory for these versions of the decoders; `None` for a user without a home directory."""
     return memo_path("scan", f"{VERSION} {decoders()}")
 
 
@@ -43,15 +43,15 @@ Stamp = tuple[bytes, int]  # a record's name, and when one of its files last cha
 
 
 class ScanMemo:
-    """What is remembered; for one thread. `save` writes what is new. No fault of the file is an error."""
+    """The memory of scans; for one thread. `save` writes new records. A damaged file raises nothing."""
 
     def __init__(self, path: Path | None, *, trust: bool = True) -> None:
         self._memo = Memo(path, trust=trust)
         self._thumbs = 0  # noted
 
     def get(self, item: Item) -> tuple[Stamp | None, Examined | None]:
-        """(stamp to note what will be found under, what was found). The first is `None` where files are gone or not at
-        rest, the second where nothing is known."""
+        """(stamp for `note`, remembered result). The stamp is `None` if files are gone or not at rest, the result if
+        none is remembered."""
         begun, stamp = time.time_ns(), _stamp(item)
         if stamp is None:
             return None, None
@@ -62,35 +62,35 @@ class ScanMemo:
             return kept, None
 
     def note(self, stamp: Stamp | None, item: Item, examined: Examined) -> None:
-        """Remembers what was found, if the item's files are as they were at `stamp`."""
+        """Remembers a result, if the item's files still have this `stamp`."""
         if stamp is None or _stamp(item) != stamp:
             return
         if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
             return
         self._memo.note(stamp[0], encode(ExaminedMessage.of(examined, thumb=False)))
         if examined.thumb is not None and examined.identity is not None and self._thumbs < LIMIT:
-            self._thumbs += 1  # 6 kB each; among more pictures, few are ever asked for
+            self._thumbs += 1  # 6 kB each; among more pictures, few thumbnails are compared
             self._memo.note(_name("thumb", examined.identity), _compressed(examined.thumb))
         self._memo.flush()
 
     def thumb(self, identity: Identity) -> Thumb | None:
-        """The thumbnail of a picture whose other facts were recalled."""
+        """The remembered thumbnail of a picture; `None` if there is none."""
         value = self._memo.recall(_name("thumb", identity))
         with suppress(ValueError, struct.error, zlib.error):
             return None if value is None else _decompressed(value)
         return None
 
     def pixels(self, identity: Identity) -> str:
-        """The digest of every pixel of a picture, "" where it is not known."""
+        """The digest of all pixels of a picture; "" if it is not remembered."""
         return (self._memo.recall(_name("pixels", identity)) or b"").decode("ascii", "replace")
 
     def note_pixels(self, identity: Identity, digest: str) -> None:
-        """Remembers such a digest, where there is one."""
+        """Remembers the digest of all pixels, unless it is ""."""
         if digest:
             self._memo.note(_name("pixels", identity), digest.encode("ascii", "replace"))
 
     def nears(self, names: Iterable[bytes]) -> tuple[bytes, tuple[Near, ...] | None]:
-        """(name for `note_nears`, the near-duplicates found) among pictures that these bytes name, in this order."""
+        """(name for `note_nears`, remembered near-duplicates or `None`) for pictures with these digests in order."""
         running = hashlib.blake2b(b"near", digest_size=16)
         for one in names:
             running.update(one)
@@ -104,20 +104,20 @@ class ScanMemo:
         return running.digest(), found
 
     def note_nears(self, name: bytes, nears: Sequence[Near]) -> None:
-        """Remembers near-duplicates."""
+        """Remembers near-duplicates under the name from `nears`."""
         self._memo.note(name, json.dumps([[one.first, one.second, one.score, one.mirrored] for one in nears]).encode())
 
     def save(self) -> None:
-        """Writes what is new."""
+        """Writes new records."""
         self._memo.save()
 
     def close(self) -> None:
-        """Writes what is new, and closes the memory."""
+        """Writes new records and closes the memory."""
         self._memo.close()
 
 
 def _stamp(item: Item) -> Stamp | None:
-    """What changes with an item and its files; `None` where a file is gone."""
+    """A digest that changes with an item and its files, and the time of their last change; `None` if a file is gone."""
     running = hashlib.blake2b(digest_size=16)
     running.update(repr((item.label, item.source, item.caption_format, item.captions)).encode(errors="surrogatepass"))
     changed = 0
@@ -136,7 +136,7 @@ def _stamp(item: Item) -> Stamp | None:
 
 
 def _place(blob: Blob) -> bytes:
-    """A mask's place is part of what is said of it."""
+    """The path of a file, which findings on a mask may contain."""
     return os.fsencode(blob.file) + blob.member.encode(errors="surrogatepass")
 
 
@@ -145,10 +145,10 @@ def _name(what: str, identity: Identity) -> bytes:
 
 
 def _compressed(thumb: Thumb) -> bytes:
-    """A thumbnail in half of its bytes: the larger half alone, of which the smaller one is made again, as differences
-    between neighbors, with Huffman codes.
+    """A thumbnail in half its size: only the larger half, from which the smaller one can be made again, stored as
+    differences between neighbors with Huffman codes.
 
-    Of 63 photographs, 4.2 kB instead of 8.9. Median prediction would save a tenth more, and takes a loop over pixels.
+    For 63 photographs: 4.2 kB instead of 8.9. Median prediction would save a tenth more, but needs a loop over pixels.
     """
     tall = thumb.down.shape[1] > thumb.across.shape[1]
     larger, smaller = (thumb.down, thumb.across) if tall else (thumb.across, thumb.down)
@@ -160,7 +160,7 @@ def _compressed(thumb: Thumb) -> bytes:
 
 
 def _decompressed(record: bytes) -> Thumb:
-    """The thumbnail of such a record. Raises `ValueError`, `struct.error`, `zlib.error`."""
+    """The thumbnail in a record of `_compressed`. Raises `ValueError`, `struct.error`, `zlib.error`."""
     tall, long, short = _THUMB.unpack_from(record)
     data = zlib.decompressobj().decompress(record[_THUMB.size :], 2 * SIDE * LONG)
     slopes = np.frombuffer(data, np.uint8, SIDE * long).reshape(SIDE, long)

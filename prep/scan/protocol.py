@@ -1,7 +1,7 @@
-"""What a scan asks its workers and what they answer, as types of msgpack; `prep.scan.memo` keeps answers in this form.
+"""Messages between a scan and its workers, as msgpack types; `prep.scan.memo` stores answers in this form.
 
-What comes from a worker is checked here beyond its types: whatever a hostile picture made of it, it can only say
-something false of that picture.
+This module checks the values of a worker's answer beyond their types: a worker that a hostile picture has taken over
+can only report something false about that picture.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prep.sources.item import Item
 
 
 class BlobMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A blob. Paths are bytes: they may be no UTF-8."""
+    """A blob. Paths are bytes: they may not be valid UTF-8."""
 
     file: bytes
     offset: int
@@ -67,14 +67,14 @@ class ItemMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PictureMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A picture to be decoded once more; `file` is the digest that its bytes must have, where that matters."""
+    """A picture to decode again; `file` is the digest that its bytes must have, or `None` for any."""
 
     picture: BlobMessage
     file: str | None = None
 
 
 class PreviewMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A picture to be made small, in pixels of its longer side."""
+    """A picture to shrink so that its longer side has at most `side` pixels."""
 
     picture: BlobMessage
     side: int
@@ -92,12 +92,12 @@ class ThumbMessage(msgspec.Struct, frozen=True, array_like=True):
         return cls(thumb.across.tobytes(), thumb.down.tobytes())
 
     def thumb(self) -> Thumb:
-        """The thumbnail of the message. Raises `Unparsed` for lengths that none has."""
+        """The thumbnail of the message. Raises `Unparsed` for impossible lengths."""
         return Thumb(across=_gray(self.across), down=_gray(self.down))
 
 
 class ExaminedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """What was found in an item."""
+    """The results of examining an item."""
 
     findings: tuple[Finding, ...]
     identity: Identity | None
@@ -106,12 +106,12 @@ class ExaminedMessage(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, examined: Examined, *, thumb: bool = True) -> ExaminedMessage:
-        """The message of what was found, with its thumbnail or without."""
+        """The message of the results, with the thumbnail or without."""
         small = ThumbMessage.of(examined.thumb) if thumb and examined.thumb is not None else None
         return cls(examined.findings, examined.identity, small, examined.captions)
 
     def examined(self) -> Examined:
-        """What the message says. Raises `Unparsed` for what `prep.scan.examine` never says."""
+        """The results in the message. Raises `Unparsed` for values that `prep.scan.examine` never gives."""
         for one in self.findings:
             if one.code not in CODES:
                 raise Unparsed(f"a finding has the unknown code {one.code[:80]!r}")

@@ -1,4 +1,4 @@
-"""What `prep scan` does: the scan, what is remembered of earlier ones, tokens of captions, the page."""
+"""Runs `prep scan`: the scan itself, with the memory of earlier ones, token counts of captions, and the page."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ UNSAID = {"missing-caption", "empty-caption"}
 NEAR_CODES = {"near-duplicate", "mirrored-duplicate", "duplicates-skipped"}
 
 
-Previews = Callable[[Sequence[str]], Mapping[str, bytes]]  # names of items to a small JPEG of each that has one
+Previews = Callable[[Sequence[str]], Mapping[str, bytes]]  # names of items to a small JPEG of each, if it has one
 Show = Callable[[ScanReport, Previews], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanCall:
-    """What the command line asks for."""
+    """The settings of a scan from the command line."""
 
     recipe: Recipe
     jobs: int
     model: str | None
     select: Sequence[str]
     ignore: Sequence[str]
-    show: Show | None  # makes a page of the report
+    show: Show | None  # writes a page of the report
     rehash: bool
     progress: Progress
 
 
 def run_scan(asked: ScanCall) -> ScanReport:
-    """The report, with the findings that are asked for. Raises `UsageError`, `PathError`, `ModelError`."""
+    """The report, with the selected findings only. Raises `UsageError`, `PathError`, `ModelError`."""
     _check(asked)
     recipe, choice = asked.recipe, asked.recipe.scan
     wanted = {one.code for one in apply_policy([finding(".", code, "") for code in sorted(NEAR_CODES)], choice,
                                                select=asked.select, ignore=asked.ignore)}
     tokens = nothing_else if asked.model is None else _token_check(asked.model, recipe)
     blobs: dict[str, Blob] = {}
-    small: dict[str, bool] = {}  # names of pictures that no bucket takes, and whether they could be used otherwise
+    small: dict[str, bool] = {}  # pictures below the recipe's minimum side, and whether they are usable otherwise
     below = least_side_check(recipe)
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
@@ -81,7 +81,7 @@ def run_scan(asked: ScanCall) -> ScanReport:
     left = {one.path for one in report.findings if _left_out(one, recipe)} - broken
     left |= {name for name, usable in small.items() if usable}
     said = (_with_policy(one, recipe) for one in report.findings
-            if one.path not in small or one.code != "too-small" or one.severity == "error")  # once for each
+            if one.path not in small or one.code != "too-small" or one.severity == "error")  # once a picture
     report = replace(report, samples=report.samples - len(left),
                      findings=apply_policy(said, choice, select=asked.select, ignore=asked.ignore))
     if asked.show is not None:
@@ -99,14 +99,14 @@ def _check(asked: ScanCall) -> None:
 
 
 def _with_policy(one: Finding, recipe: Recipe) -> Finding:
-    """A missing or empty caption with what the recipe makes of it: one that it gives is no fault."""
+    """The finding, with the recipe's policy if a caption is missing or empty: info if the policy supplies a caption."""
     if one.code not in UNSAID:
         return one
     choice = _caption_choice(one, recipe)
     given = {"empty": "an empty one", "filename": "its name", "constant": f"'{choice.constant}'"}.get(choice.missing)
     if given is not None:
-        return replace(one, severity="info", detail=f"{one.detail}; {given} is taken")
-    return replace(one, detail=f"{one.detail}; the picture is left out") if choice.missing == "reject" else one
+        return replace(one, severity="info", detail=f"{one.detail}; {given} is used")
+    return replace(one, detail=f"{one.detail}; the picture is skipped") if choice.missing == "reject" else one
 
 
 def _left_out(one: Finding, recipe: Recipe) -> bool:
@@ -114,13 +114,13 @@ def _left_out(one: Finding, recipe: Recipe) -> bool:
 
 
 def _caption_choice(one: Finding, recipe: Recipe) -> CaptionOptions:
-    """What the recipe says of captions of the source that a finding is labelled with."""
+    """The recipe's caption options for the source in a finding's label."""
     return recipe.caption_of(0 if len(recipe.sources) == 1 else
                              int(one.path.removeprefix("source[").partition("]")[0]))
 
 
 def _token_check(model: str, recipe: Recipe) -> Check:
-    """A warning for each item one of whose captions, in all its variants, has more tokens than the encoder takes."""
+    """A check that warns of items with a caption, in any of its variants, of more tokens than the encoder takes."""
     from prep.models.hub import locate
     with defer_interrupts():
         from prep.models.tokenizer import TokenCounter  # here: it loads transformers
@@ -128,20 +128,20 @@ def _token_check(model: str, recipe: Recipe) -> Check:
     try:
         where = locate(model)
     except ModelError as error:
-        raise ModelError(error.message, hint="name a diffusers pipeline directory; a scan fetches nothing") from None
+        raise ModelError(error.message, hint="name a diffusers pipeline directory; a scan downloads nothing") from None
     counter = TokenCounter(where)
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
         tokens = counter.longest([text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))])
         if tokens > counter.limit:
             yield finding(item.label, "caption-over-limit",
-                          f"{tokens} tokens, expected at most {counter.limit}; the encoder never sees the others")
+                          f"{tokens} tokens, expected at most {counter.limit}; the encoder ignores the rest")
 
     return check
 
 
 def _previews(names: Sequence[str], blobs: Mapping[str, Blob], jobs: int) -> dict[str, bytes]:
-    """A small JPEG of each picture, by name; made by `jobs` workers, like everything that is decoded."""
+    """A small JPEG of each picture, by name; `jobs` workers make them, since only workers decode pictures."""
     def preview(name: str) -> bytes:
         try:
             return next(iter(workers.ask(PREVIEW, PreviewMessage(BlobMessage.of(blobs[name]), SIDE), LIMITS)), b"")
@@ -152,5 +152,5 @@ def _previews(names: Sequence[str], blobs: Mapping[str, Blob], jobs: int) -> dic
         try:
             return {name: data for name, data in zip(names, pool.map(preview, names), strict=True) if data}
         finally:
-            workers.close()  # before the pool waits for who waits for a worker
+            workers.close()  # first: threads of the pool may wait for a worker
             pool.shutdown(cancel_futures=True)

@@ -1,9 +1,9 @@
-"""Every picture of a source decoded to its last pixel, every caption and mask read, copies found → a report.
+"""Scans a source: decodes every picture to its last pixel, reads every caption and mask, finds copies, and reports.
 
-The work is a pure function per item (`examine.check_item`), done by worker processes, so that a decoder that hangs,
-crashes or eats memory costs one finding. What did not change since an earlier scan is remembered. A bounded number of
-items is under way at a time; what is kept of a picture is 700 bytes, and its thumbnail only as long as there are few
-enough to compare: 100,000 pictures take 70 MB.
+The work is a pure function per item (`examine.check_item`), run by worker processes, so that a decoder that hangs,
+crashes or exhausts memory costs one finding. Results on unchanged files are remembered. A bounded number of items is in
+progress at a time. The scan keeps 700 bytes per picture, and thumbnails only while there are few enough to compare:
+100,000 pictures take 70 MB.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from prep.sources.item import Item
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import Limits
 
-BATCH = 8  # items of a request: the way there and back costs a twentieth of a picture's decoding
-SINGLE = 4  # for each worker: items that are sent alone at first, so that all workers have something to do
+BATCH = 8  # items per request: the exchange costs a twentieth of decoding a picture
+SINGLE = 4  # items per worker that are sent singly at first, so that all workers have something to do
 
-Check = Callable[[Item, Examined], Iterable[Finding]]  # what else is to be said of an item
+Check = Callable[[Item, Examined], Iterable[Finding]]  # further findings on an item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanReport:
-    """What a scan says."""
+    """The result of a scan."""
 
-    pictures: int  # looked at
-    samples: int  # of them usable: no finding of severity error
+    pictures: int  # examined
+    samples: int  # usable ones of these: no finding of severity error
     findings: tuple[Finding, ...]  # sorted by path and code
 
     def count(self, severity: str) -> int:
@@ -48,17 +48,17 @@ class ScanReport:
 
 
 def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
-    """A `Check` that says nothing."""
+    """A `Check` without findings."""
     return ()
 
 
 def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, workers: WorkerPool | None = None,
          limits: Limits = LIMITS, memory: ScanMemo | None = None, check: Check = nothing_else, compare: bool = True,
          total: Total = None) -> ScanReport:
-    """The report on `items`, as a source yields them; its findings are taken over.
+    """The report on `items`, which also contains the findings among them.
 
-    `jobs` of `workers` (default: a new pool), which are ended here, decode within `limits`. `compare`: near-duplicates
-    are looked for. `total`: how many items there are, for the bar.
+    `jobs` of `workers` (default: a new pool), which end with the scan, decode within `limits`. `compare`: search for
+    near-duplicates. `total`: the number of items, for the progress bar.
     """
     with workers or WorkerPool(SERVICE) as decoders, ThreadPoolExecutor(jobs) as pool:
         work = _Work(workers=decoders, limits=limits, pool=pool, jobs=jobs, memory=memory or ScanMemo(None))
@@ -67,13 +67,13 @@ def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = sil
                 findings, album, counts = _gather(_examined(items, work), check, tick)
             return _report(findings, album, counts, work, progress, compare)
         finally:
-            decoders.close()  # before the pool waits for who waits for them
+            decoders.close()  # first: threads of the pool may wait for them
             pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """Who decodes, and what is known."""
+    """What the scan works with: workers, limits, threads and memory."""
 
     workers: WorkerPool
     limits: Limits
@@ -84,7 +84,7 @@ class _Work:
 
 @dataclass(kw_only=True, slots=True)
 class _Album:
-    """The pictures that can be decoded, and their thumbnails while they are few."""
+    """The decodable pictures, and their thumbnails while there are few enough."""
 
     seen: list[ScannedPicture] = field(default_factory=list)
     thumbs: dict[str, Thumb] = field(default_factory=dict)  # by digest of the file
@@ -103,7 +103,7 @@ class _Album:
 
 def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
             tick: Tick) -> tuple[list[Finding], _Album, tuple[int, int]]:
-    """What is said of each, what copies are known by, and (pictures looked at, usable ones)."""
+    """(findings, album, (number of pictures, number of usable ones))."""
     findings: list[Finding] = []
     album = _Album()
     pictures = samples = 0
@@ -121,7 +121,7 @@ def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
 
 def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], work: _Work, progress: Progress,
             compare: bool) -> ScanReport:
-    """The report, with what is to be said of copies."""
+    """The report, with findings on copies added."""
     makers = Decoders(workers=work.workers, limits=work.limits, pool=work.pool, memory=work.memory)
     copied, distinct = exact_copies(album.seen, lambda suspects: pixel_digests(suspects, makers))
     findings += copied
@@ -144,7 +144,7 @@ def as_json(report: ScanReport) -> dict[str, Any]:
 
 
 def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[Item, Examined] | Finding]:
-    """Findings as they come, and items as they are examined, in no order: one that takes long holds up nobody."""
+    """Findings as they arrive, and items once examined, in any order: a slow item does not delay the others."""
     done: SimpleQueue[Future[list[_Looked]]] = SimpleQueue()
     batch: list[tuple[Item, Stamp | None]] = []
     sent = under_way = 0
@@ -176,11 +176,11 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
         yield from _noted(done.get(), work.memory)
 
 
-_Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worker lived to find it
+_Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worker answered
 
 
 def _examine(batch: Sequence[tuple[Item, Stamp | None]], work: _Work) -> list[_Looked]:
-    """What was found in each; where a worker is lost, each is asked for alone, to know of which."""
+    """The results of each item; if the worker is lost, each item is sent alone, to find the one responsible."""
     try:
         question = tuple(ItemMessage.of(item) for item, _ in batch)
         found = [one.examined() for one in work.workers.ask(EXAMINE, question, work.limits)]
@@ -199,7 +199,7 @@ def _examine(batch: Sequence[tuple[Item, Stamp | None]], work: _Work) -> list[_L
 
 
 def _as_finding(lost: WorkerLost, limits: Limits) -> tuple[str, str]:
-    """(code, detail) of the finding on a picture that a worker was lost with."""
+    """(code, detail) of the finding on a picture that cost a worker."""
     return {"slow": ("decoder-hung", f"was not decoded within {limits.seconds:g} seconds"),
             "memory": ("too-large", "takes more memory than there is"),
             "closed": ("decoder-crashed", "the scan ended before it was decoded"),
@@ -208,6 +208,6 @@ def _as_finding(lost: WorkerLost, limits: Limits) -> tuple[str, str]:
 
 def _noted(future: Future[list[_Looked]], memory: ScanMemo) -> Iterator[tuple[Item, Examined]]:
     for item, stamp, examined, lived in future.result():
-        if lived:  # what a worker died of may have been its memory or the load, and is tried again
+        if lived:  # a lost worker is not remembered: memory or load may be at fault, and the next scan tries again
             memory.note(stamp, item, examined)
         yield item, examined

@@ -1,4 +1,4 @@
-"""What the workers of a scan do: examine items, and decode pictures once more to compare or show them."""
+"""The tasks of a scan's workers: examine items, and decode pictures again to compare or show them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from prep.scan.examine import check_item, exact_pixels, preview_jpeg, thumbnail
 from prep.scan.protocol import ExaminedMessage, ItemMessage, PictureMessage, PreviewMessage, ThumbMessage
 from prep.workers.service import Limits, Service, Task
 
-# Seconds for one picture: the largest that are decoded take 10. Bytes of address space: 2^28 pixels of 16 bits with
-# alpha take 6 GiB.
+# Seconds: the largest pictures that are decoded take 10. Bytes of address space: 2^28 pixels of 16 bits with alpha take
+# 6 GiB.
 LIMITS = Limits(seconds=60, memory=8 << 30)
 
 

@@ -129,4 +129,4 @@ def test_the_command_tells_of_limits(prep, photos):
                      ("3.png", "heavy-upscale"), ("4.png", "heavy-crop"), ("4.png", "heavy-upscale"),
                      ("7.png", "heavy-crop"), ("7.png", "heavy-upscale")]
     shown = prep("bucket", photos, *options, "--max-crop", 20)
-    assert "cut by more than --max-crop (4): 2.png, 3.png, 4.png, 7.png" in shown.out and shown.code == 0
+    assert "cropped by more than --max-crop (4): 2.png, 3.png, 4.png, 7.png" in shown.out and shown.code == 0

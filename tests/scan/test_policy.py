@@ -98,9 +98,9 @@ def test_masks_named_by_the_command_stand_above_the_recipe(prep, source, tmp_pat
 
 
 @pytest.mark.parametrize(("policy", "severity", "end"), [
-    ("stop", "warning", "of this name"), ("reject", "warning", "of this name; the picture is left out"),
-    ("empty", "info", "; an empty one is taken"), ("filename", "info", "; its name is taken"),
-    ("constant", "info", "; 'a cat' is taken")])
+    ("stop", "warning", "of this name"), ("reject", "warning", "of this name; the picture is skipped"),
+    ("empty", "info", "; an empty one is used"), ("filename", "info", "; its name is used"),
+    ("constant", "info", "; 'a cat' is used")])
 def test_a_missing_caption_is_told_with_what_becomes_of_it(prep, source, tmp_path, policy, severity, end):
     own = f"caption = {{missing = '{policy}', constant = 'a cat'}}"
     (tmp_path / "other").mkdir()
@@ -157,7 +157,7 @@ def test_tokens_are_counted_in_every_variant(prep, source, tiny_model, tmp_path)
     found = prep("scan", source, "--json", *MODEL_FREE, "--model", tiny_model, "--select", "caption-over-limit").json
     (told,) = found["findings"] if len(found["findings"]) == 1 else (found["findings"][-1],)
     assert told["path"] == "b.png" and told["severity"] == "warning"
-    tokens = int(re.fullmatch(r"(\d+) tokens, expected at most 77; the encoder never sees the others",
+    tokens = int(re.fullmatch(r"(\d+) tokens, expected at most 77; the encoder ignores the rest",
                               told["detail"])[1])
     assert tokens > 77
     (tmp_path / "r.toml").write_text('[caption]\nmissing = "empty"\nprefix = "' + "word " * 77 + '"\n[[source]]\n'
@@ -174,7 +174,7 @@ def without(path, name):
 
 def test_models_that_are_none(prep, source, tmp_path, tiny_model):
     result = prep("scan", source, "--model", "nobody/nothing")
-    assert result.code == 6 and "hint: name a diffusers pipeline directory; a scan fetches nothing" in result.err
+    assert result.code == 6 and "hint: name a diffusers pipeline directory; a scan downloads nothing" in result.err
     import shutil
 
     shutil.copytree(tiny_model, tmp_path / "model")

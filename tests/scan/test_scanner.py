@@ -56,10 +56,10 @@ PICTURES = {
                         {"wrong-extension": "content is JPEG, the name ends in '.png'"}),
     "upper case": (saved(photo(), "JPEG"), "A.JPEG", {}),
     "alpha": (rgba(np.where(np.arange(96) < 24, 0, 255) * np.ones((80, 1))), "a.png",
-              {"has-alpha": "25% of it is transparent to some degree"}),
+              {"has-alpha": "25% of its pixels are transparent or translucent"}),
     "opaque alpha": (rgba(np.full((80, 96), 255)), "a.png", {}),
     "no alpha left": (rgba(np.zeros((80, 96))), "a.png",
-                      {"fully-transparent": "transparent everywhere; nothing of it will be seen"}),
+                      {"fully-transparent": "entirely transparent; nothing of it will be visible"}),
     "blank": (saved(Image.new("RGB", (80, 80), "navy")), "a.png", {"blank": "all pixels are the same"}),
     "small": (saved(photo(size=(80, 31))), "a.png", {"too-small": "80x31 pixels, expected at least 32 each way"}),
     "long": (saved(photo(size=(330, 80))), "a.png", {"extreme-aspect": "330x80 pixels, expected at most 4:1"}),
@@ -120,8 +120,8 @@ def test_no_word_on_the_missing_caption_of_a_broken_picture(tmp_path):
 @pytest.mark.parametrize(("data", "says"), [
     (b'{"url": "x", "score": NaN}', ""), (b"\xef\xbb\xbf[1]", ""), (b"null", ""), ('"x"'.encode("utf-16"), ""),
     (b"[" * 100_000, ""), (b"9" * 10_000, ""),
-    (b'{"width": 512, "ca', "18 bytes, and no JSON from character 15 on (Unterminated string starting at)"),
-    (b"", "0 bytes, and no JSON from character 0 on (Expecting value)"), (b'"\xe9"', "3 bytes that are not UTF-8"),
+    (b'{"width": 512, "ca', "18 bytes, not valid JSON from character 15 on (Unterminated string starting at)"),
+    (b"", "0 bytes, not valid JSON from character 0 on (Expecting value)"), (b'"\xe9"', "3 bytes that are not UTF-8"),
     (None, "cannot be read: No such file or directory"),
 ])  # fmt: skip
 @pytest.mark.parametrize("member", [True, False], ids=["in a tar", "in a directory"])
@@ -154,13 +154,13 @@ HALF = np.where(np.arange(96) < 48, 0, 255) * np.ones((80, 1))
 
 @pytest.mark.parametrize(
     ("mask", "code", "detail"),
-    [(gray(HALF), None, ""), (gray(HALF * 0), "mask-empty", "mask is black everywhere"),
-     (gray(HALF * 0 + 255), "mask-full", "mask is white everywhere"),
-     (gray(RING), "mask-inverted", "its border is white and its middle black; white trains"),
+    [(gray(HALF), None, ""), (gray(HALF * 0), "mask-empty", "mask is entirely black"),
+     (gray(HALF * 0 + 255), "mask-full", "mask is entirely white"),
+     (gray(RING), "mask-inverted", "mask has a white border and a black middle; white areas train"),
      (gray(255 - RING), None, ""), (gray(np.maximum(RING, HALF)), None, ""),
      (gray(HALF[::2, ::2]), "mask-resized", "mask has 48x40 pixels, its picture 96x80"),
      (gray(HALF[:40]), "mask-size-mismatch", "mask has 96x40 pixels, its picture 96x80"),
-     (saved(photo()), "mask-not-gray", "mask has colors, of which the brightness is used"),
+     (saved(photo()), "mask-not-gray", "mask has colors; their brightness is used"),
      (saved(Image.merge("LA", [Image.new("L", (96, 80), 255), Image.fromarray(HALF.astype(np.uint8))])),
       "mask-not-gray", "mask has transparency, which counts as black"),
      (gray(HALF)[:60], "truncated", "PNG ends before its last chunk, after 60 bytes")],

@@ -122,7 +122,7 @@ def test_a_scan_of_many(many, tmp_path):
     assert codes(report) == {"small.jpg": "near-duplicate", "turned.png": "mirrored-duplicate",
                              ".": "duplicates-skipped"}  # fmt: skip
     (told,) = [one.detail for one in report.findings if one.code == "duplicates-skipped"]
-    assert told == ("7 pictures; near-duplicates that were cut are looked for among up to 2, those of whole pictures "
+    assert told == ("7 pictures; cropped near-duplicates are searched for among at most 2, those of whole pictures "
                     "among all")
     assert sum(count for title, count in ticks if title == "comparing") == 7
 
@@ -152,7 +152,7 @@ def test_more_than_are_ever_compared(many, monkeypatch):
     report = scan(walk(many, source=0, mask_from="none"), jobs=1)
     assert codes(report) == {".": "duplicates-skipped"}
     (told,) = [one.detail for one in report.findings if one.code == "duplicates-skipped"]
-    assert told == "7 pictures; near-duplicates are looked for among up to 3"
+    assert told == "7 pictures; near-duplicates are searched for among at most 3"
 
 
 def test_a_picture_that_is_gone_when_it_is_looked_at_again(many, monkeypatch):

@@ -1,1 +1,1 @@
-"""Which pictures are copies of others."""
+"""Finds pictures that are copies of others."""

@@ -1,4 +1,4 @@
-"""Copies among the pictures of a scan: exact ones by digest, those of the same pixels, and near-duplicates."""
+"""Reports copies among the pictures of a scan: same bytes, same pixels, and near-duplicates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prep.scan.duplicates.signature import LIMIT as MOST
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScannedPicture:
-    """A picture that could be decoded: about 600 bytes with all that it holds."""
+    """A decodable picture: about 600 bytes, with everything that it refers to."""
 
     name: str
     identity: Identity
@@ -23,14 +23,14 @@ class ScannedPicture:
 
 
 Pixels = Callable[[Sequence[ScannedPicture]],
-                  Sequence[str]]  # pictures → a digest of every pixel of each, "" where it has none
+                  Sequence[str]]  # pictures → a digest of all pixels of each, "" if it cannot be decoded
 
 
 def exact_copies(seen: Iterable[ScannedPicture], pixels: Pixels) -> tuple[list[Finding], list[ScannedPicture]]:
-    """One finding for each exact copy of another picture, and the pictures that are none, by rank.
+    """One finding for each exact copy of another picture, and the other pictures, by rank.
 
-    The original is the largest, then the one with the shortest name: copies tend to have longer ones. Only pictures
-    whose samples are the same are asked for all their `pixels`.
+    The original is the largest, then the one with the shortest name: copies tend to have longer names. `pixels` is
+    called only for pictures whose size and sample match.
     """
     files: dict[str, str] = {}
     found: list[Finding] = []
@@ -69,18 +69,18 @@ def _rank(one: ScannedPicture) -> tuple[int, int, str]:
 
 
 def skipped_finding(distinct: Sequence[ScannedPicture]) -> list[Finding]:
-    """The finding that says why near-duplicates are not looked for, where there are too many pictures."""
+    """The finding that the search for near-duplicates was limited or skipped, if there are too many pictures."""
     if len(distinct) <= LIMIT:
         return []
     if len(distinct) <= MOST:
-        says = f"near-duplicates that were cut are looked for among up to {LIMIT}, those of whole pictures among all"
+        says = f"cropped near-duplicates are searched for among at most {LIMIT}, those of whole pictures among all"
     else:
-        says = f"near-duplicates are looked for among up to {MOST}"
+        says = f"near-duplicates are searched for among at most {MOST}"
     return [finding(".", "duplicates-skipped", f"{len(distinct)} pictures; {says}")]
 
 
 def near_findings(nears: Iterable[Near], distinct: Sequence[ScannedPicture]) -> list[Finding]:
-    """Near-duplicates among pictures sorted by rank, each reported once, against the first it resembles."""
+    """Findings on near-duplicates among pictures sorted by rank, one for each, with the first picture it resembles."""
     found: dict[int, Near] = {}
     for near in sorted(nears, key=lambda near: near.mirrored):
         found.setdefault(near.second, near)

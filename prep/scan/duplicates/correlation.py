@@ -1,16 +1,16 @@
-"""Pictures that show one photo: cut, resized, brightened or mirrored copies, found on small gray thumbnails.
+"""Finds copies of one photo: cropped, resized, brightened or mirrored, by correlating small gray thumbnails.
 
-Each picture is kept at a height of 64 (sliding left and right over another finds cuts at the sides) and at a width of
+Each picture is kept at a height of 64 (sliding left and right over another finds crops at the sides) and at a width of
 64 (the same up and down). The middle of each is compared with every place of every other by normalized correlation,
-which neither brightness nor contrast moves; a place that fits is then measured over all that the two share.
+which is invariant to brightness and contrast; a place that fits is then measured over the whole overlap.
 
-Measured on 63 real photos of 12 subjects: the two pairs that were cut from one photo reach 0.99 and 0.996, the nearest
-other pair 0.76; a copy at 75 % 0.998; a copy zoomed by 5 % on both axes 0.90, which is not found. Cost grows with the
-square of the number of pictures: about 1 s for 1,000 and 90 s for 10,000 on one core.
+Measured on 63 real photos of 12 subjects: the two pairs that were cropped from one photo reach 0.99 and 0.996, the
+nearest other pair 0.76; a copy at 75 % 0.998; a copy zoomed by 5 % on both axes 0.90, which is not found. Cost grows
+with the square of the number of pictures: about 1 s for 1,000 and 90 s for 10,000 on one core.
 
-Most places are ruled out on `FEW` numbers of each instead of all its pixels, which loses nothing: two patches written
-in an orthonormal basis correlate by what their first numbers give, and by no more than the product of the lengths of
-what is left. The basis is that of the probes' own largest components.
+`FEW` coefficients of each patch, not all its pixels, rule out most places, and lose nothing: in an orthonormal basis,
+the correlation of two patches is at most the dot product of their first coefficients plus the product of the lengths of
+their remainders. The basis is the probes' own largest components.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 
 SIDE = 64  # pixels of the shared side of a thumbnail
-LONG = 4 * SIDE  # the other side is cut there; no bucket is longer than 4:1
-PROBE = SIDE // 8  # how much of the other side, at half size, is looked for first: as long as a 4:1 picture is wide
-FEW = 32  # of a probe's 256 numbers
+LONG = 4 * SIDE  # the other side is cropped to this; no bucket is longer than 4:1
+PROBE = SIDE // 8  # length of the probe along the other side, at half size: the short side of a 4:1 picture
+FEW = 32  # coefficients, of a probe's 256
 AT_ONCE = 1 << 22  # correlations in memory
 PLACES = SIDE // 2  # of a probe in a square picture, about
 ROUNDING = 1e-3  # of correlations in float32
 LIKELY = 0.85  # correlation of the probe from which a place is measured in full
-CLOSE = 0.75  # correlation there from which the places beside it are measured too: a probe is exact to some pixels
-SAME = 0.93  # correlation over the shared part from which two pictures are near-duplicates
-SHARED = 0.5  # of the shorter thumbnail that the two must share
-FLAT = 2.0  # levels of 255: with less contrast, noise is all there is to compare
-STRETCH = 0.04  # of the longer thumbnail: the same aspect ratio, but for the rounding of a small copy
+CLOSE = 0.75  # correlation there from which neighboring places are measured too: a probe is exact to a few pixels
+SAME = 0.93  # correlation over the overlap from which two pictures are near-duplicates
+SHARED = 0.5  # minimum overlap, as a fraction of the shorter thumbnail
+FLAT = 2.0  # levels of 255: with less contrast, only noise would be compared
+STRETCH = 0.04  # of the longer thumbnail: tolerance for equal aspect ratios, as small copies are rounded
 LIMIT = 10_000  # pictures; beyond, comparing all with all takes too long
 
 Gray = np.ndarray[Any, np.dtype[np.uint8]]
@@ -42,7 +42,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thumb:
-    """A picture in small, twice; cuts slide along the last axis of both."""
+    """A picture in small, twice; comparisons slide along the last axis of each."""
 
     across: Gray  # [SIDE, any]: its height is SIDE
     down: Gray  # [SIDE, any]: its width is SIDE, transposed
@@ -54,24 +54,24 @@ class Near:
 
     first: int
     second: int
-    score: float  # correlation over the shared part, at most 1
+    score: float  # correlation over the overlap, at most 1
     mirrored: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Axis:
-    """All thumbnails of one of the two ways, and what is searched with."""
+    """All thumbnails of one orientation (across or down), and the data to search them."""
 
     grays: Sequence[Gray]
     halves: Sequence[Floats]
     probes: Floats  # [2N, SIDE/2 · PROBE], normalized: the middles, then the middles of the mirror images
     basis: Floats  # [SIDE/2 · PROBE, FEW], orthonormal
-    few: Floats  # [2N, FEW + 1]: the probes in that basis, and the length of what it leaves out
+    few: Floats  # [2N, FEW + 1]: the probes in that basis, and the length of the remainder
     mirror: int  # the axis along which a mirror image is flipped
 
 
 def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lambda _: None) -> tuple[Near, ...]:
-    """All pairs that show one photo, each once at its best score, in the order of indices."""
+    """All pairs of pictures of one photo, each once with its best score, in the order of indices."""
     best: dict[tuple[int, int], Near] = {}
     ways = _way([thumb.across for thumb in thumbs], 1), _way([thumb.down for thumb in thumbs], 0)
     for indices in _blocks(len(thumbs)):
@@ -85,7 +85,7 @@ def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lam
 
 
 def whole_correlation(one: Thumb, other: Thumb, *, mirrored: bool) -> float:
-    """The correlation of two whole pictures, laid over each other as they are; 0 where their aspect ratios differ."""
+    """The correlation of two whole pictures laid over each other; 0 if their aspect ratios differ."""
     moved, fixed = one.across, other.across
     wider = abs(moved.shape[1] - fixed.shape[1])
     if wider > max(STRETCH * max(moved.shape[1], fixed.shape[1]), 2):
@@ -95,7 +95,7 @@ def whole_correlation(one: Thumb, other: Thumb, *, mirrored: bool) -> float:
 
 
 def _blocks(count: int) -> Iterator[range]:
-    """All indices, as many at a time as are compared with all others at once."""
+    """All indices in blocks; a block is compared with all pictures at once."""
     size = max(AT_ONCE // (2 * count * PLACES), 1) if count else 1
     for start in range(0, count, size):
         yield range(start, min(start + size, count))
@@ -113,7 +113,7 @@ def _way(grays: Sequence[Gray], mirror: int) -> _Axis:
 
 
 def _in_few(rows: Floats, basis: Floats) -> Floats:
-    """[any, FEW + 1]: rows (each of length 1 or 0) in the basis, then the length of what it leaves out."""
+    """[any, FEW + 1]: rows (each of length 1 or 0) in the basis, then the length of the remainder."""
     first = rows @ basis
     left = (rows * rows).sum(axis=1) - (first * first).sum(axis=1)
     few: Floats = np.concatenate([first, np.sqrt(np.maximum(left, 0))[:, None]], axis=1)
@@ -132,14 +132,14 @@ def _start(half: Floats) -> int:
 
 
 def _middle(half: Floats) -> Floats:
-    """[SIDE/2, PROBE]: the middle; without any contrast, so that it fits nowhere, where the thumbnail is too narrow."""
+    """[SIDE/2, PROBE]: the middle; flat, so that it matches nothing, if the thumbnail is too narrow."""
     if half.shape[1] < PROBE:
         return np.zeros((SIDE // 2, PROBE), np.float32)
     return half[:, _start(half) : _start(half) + PROBE]
 
 
 def _normalized(rows: Floats) -> Floats:
-    """Each row with mean 0 and length 1; zeros where it is flat."""
+    """Each row with mean 0 and length 1; zeros for a flat row."""
     centred = rows - rows.mean(axis=1, keepdims=True)
     spread = np.sqrt((centred * centred).sum(axis=1, keepdims=True))
     flat = spread < FLAT * np.sqrt(rows.shape[1])
@@ -148,7 +148,7 @@ def _normalized(rows: Floats) -> Floats:
 
 
 def _search(way: _Axis, indices: range) -> Iterator[Near]:
-    """The pictures whose middle lies somewhere in one of the pictures `indices`."""
+    """Near-duplicates: pictures whose middle occurs in one of the pictures `indices`."""
     windows = [_windows(way.halves[index]) for index in indices]
     starts = np.cumsum([0, *map(len, windows)])
     places = np.concatenate(windows)
@@ -173,7 +173,7 @@ def _search(way: _Axis, indices: range) -> Iterator[Near]:
 
 
 def _windows(half: Floats) -> Floats:
-    """[place, SIDE/2 · PROBE]: every patch of a probe's size, normalized; none where the thumbnail is too narrow."""
+    """[place, SIDE/2 · PROBE]: all patches of a probe's size, normalized; none if the thumbnail is too narrow."""
     if half.shape[1] < PROBE:
         return np.zeros((0, SIDE // 2 * PROBE), np.float32)
     windows = np.lib.stride_tricks.sliding_window_view(half, PROBE, axis=1)  # [SIDE/2, places, PROBE]
@@ -181,7 +181,7 @@ def _windows(half: Floats) -> Floats:
 
 
 def _measure(way: _Axis, other: int, index: int, *, mirrored: bool, place: int) -> float:
-    """The best correlation of `other` over `index`, with its middle at `place` (half size) or a little beside it."""
+    """The best correlation of `other` over `index`, with its middle at `place` (half size) or a few pixels away."""
     moved, fixed, half = way.grays[other], way.grays[index], way.halves[other]
     start = _start(half)
     if mirrored:
@@ -195,7 +195,7 @@ def _measure(way: _Axis, other: int, index: int, *, mirrored: bool, place: int) 
 
 
 def _correlation(moved: Gray, fixed: Gray, offset: int) -> float:
-    """Correlation of two thumbnails over what they share, the first laid `offset` pixels into the second."""
+    """Correlation of two thumbnails over their overlap, the first shifted by `offset` pixels along the second."""
     low, high = max(0, offset), min(fixed.shape[1], offset + moved.shape[1])
     if high - low < SHARED * min(moved.shape[1], fixed.shape[1]):
         return 0.0

@@ -1,7 +1,7 @@
-"""A decoded picture → what copies of it are known by: a sample of its pixels, and two small gray thumbnails.
+"""Computes what identifies copies of a decoded picture: a sample of its pixels, and two small gray thumbnails.
 
-Neither looks at every pixel: every n-th of every n-th row is a tenth of the work of averaging all, and moves the score
-of a near-duplicate by less than 0.01 (`tests/scan/test_real.py` has the real pairs).
+Neither uses every pixel: every n-th pixel of every n-th row is a tenth of the work of averaging all, and changes the
+score of a near-duplicate by less than 0.01 (`tests/scan/test_real.py` has the real pairs).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ SAMPLE = 3 * SIDE  # pixels of the sample's shorter side
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What exact copies of a picture are known by."""
+    """What identifies exact copies of a picture."""
 
     file: str  # SHA-256 of the bytes
-    sample: int  # CRC-32 of the grays of some pixels: copies have the same, others hardly ever do
+    sample: int  # CRC-32 of the grays of some pixels: equal for copies, hardly ever for others
     size: Size
     signature: bytes  # of `prep.scan.duplicates.signature`
 
 
 def identify(data: bytes, picture: Image.Image) -> tuple[Identity, Thumb]:
-    """What copies of `picture` (RGB, decoded from `data`) are known by."""
+    """Identity and thumbnail of `picture` (RGB, decoded from `data`)."""
     small = sampled(picture)
     thumb = thumb_of(small, picture.size)
     return Identity(file=digest_bytes(data), sample=zlib.crc32(small.tobytes()), size=picture.size,
@@ -51,7 +51,7 @@ def sampled(picture: Image.Image) -> Image.Image:
 
 
 def thumb_of(gray: Image.Image, size: Size) -> Thumb:
-    """The thumbnail of a picture of this size, from its sample; its smaller half is made of the larger one."""
+    """The thumbnail of a picture of this size, from its sample; the smaller half is made from the larger one."""
     wide, high = size
     across, down = (max(round(SIDE * wide / high), 2), SIDE), (SIDE, max(round(SIDE * high / wide), 2))
     if wide >= high:
@@ -64,9 +64,9 @@ def thumb_of(gray: Image.Image, size: Size) -> Thumb:
 
 
 def smaller_half(larger: Gray, length: int, *, tall: bool) -> Gray:
-    """The smaller half of a thumbnail, of this length, as `thumb_of` makes it of the larger one (`down`, when `tall`).
+    """The smaller half of a thumbnail, of this length, as `thumb_of` makes it from the larger one (`down`, if `tall`).
 
-    Exact unless the larger half was cut, and as long as Pillow is the same.
+    Exact unless the larger half was cropped, and for the same version of Pillow.
     """
     picture = Image.fromarray(np.ascontiguousarray(larger.T if tall else larger))
     small = picture.resize((length, SIDE) if tall else (SIDE, length), Image.Resampling.BOX)
