@@ -1,4 +1,4 @@
-"""The loss on samples that are never trained on, with noise and timesteps that never change."""
+"""Computes the validation loss: on held-out samples, with fixed noise and timesteps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from train.setup import Setup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validated:
-    """The mean over all validation samples, and by timestep."""
+    """The validation loss: the mean over all samples, and by timestep."""
 
     loss: float
     timesteps: tuple[int, ...]
@@ -27,9 +27,9 @@ class Validated:
 
 
 def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
-    """The denoiser's loss as it is now, or `None` without validation samples. Leaves no trace in the denoiser.
+    """The denoiser's current validation loss, or `None` without validation samples. Does not change the denoiser.
 
-    Masks count as in training; sample weights and min-SNR do not, so that runs with other weights compare.
+    Masks apply as in training; sample weights and min-SNR do not, so that runs with different weights compare.
     """
     config = setup.config
     wanted = draws.spread(config.validation.timesteps, denoiser.timesteps)

@@ -1,1 +1,1 @@
-"""Pictures from prompts."""
+"""Generates pictures from prompts."""

@@ -1,4 +1,4 @@
-"""Sample pictures as PNG files; the only module of the trainer that uses Pillow."""
+"""Encodes sample pictures as PNG files; the trainer's only module that uses Pillow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _READABLE = 192  # minimum width of a picture with its label, in pixels
 
 
 def columns_of(count: int) -> int:
-    """How many columns make a grid of `count` pictures about square."""
+    """The number of columns that makes a grid of `count` pictures about square."""
     return math.ceil(math.sqrt(count))
 
 
 def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int) -> bytes:
     """A PNG of `pictures` (uint8 [H, W, 3]) in rows of `columns`, each below its label.
 
-    Cells are as large as the largest picture. Small ones are enlarged by a whole factor, so that labels have room.
+    Cells have the size of the largest picture. Small pictures are enlarged by an integer factor to fit their labels.
     """
     factor = -(-_READABLE // max(picture.shape[1] for picture in pictures))
     height, width = (factor * max(picture.shape[axis] for picture in pictures) for axis in (0, 1))
@@ -39,7 +39,7 @@ def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int
 
 
 def _fit(draw: ImageDraw.ImageDraw, text: str, width: int) -> str:
-    """`text` in characters of the built-in font, truncated to `width` pixels."""
+    """`text` in the built-in font's characters, truncated to `width` pixels."""
     spelled = text.encode("latin-1", "replace").decode("latin-1")[:200]
     while spelled and draw.textlength(spelled) > width:
         spelled = spelled[:-1]

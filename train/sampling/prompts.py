@@ -1,8 +1,8 @@
-"""Sample prompts and their rows: those of the manifest, or of an edited file as far as the cache has them.
+"""Finds sample prompts and their text rows: the manifest's prompts, or those of an edited prompt file that are cached.
 
-Nothing here raises for a prompt: one without a row is skipped, with a warning that names its line and the command that
-encodes it. Training goes on. The manifest may be a stranger's and name any file of this machine, so nothing that is in
-the file is repeated: warnings name lines, and the text of a prompt is shown only where the cache has its row.
+A prompt without a row raises no error, so training continues: it is skipped with a warning that names its line and the
+command that encodes it. An untrusted manifest may name any file on this machine, so messages never quote the file:
+warnings name lines, and a prompt's text is shown only if the cache has its row.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
 from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file
 
-WARNINGS = 20  # of single prompts; more are counted
-MOST_CAPTIONS = 4  # that stand in for prompts
+WARNINGS = 20  # for single prompts; the rest are counted
+MOST_CAPTIONS = 4  # used as prompts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRows:
-    """A prompt that can be sampled without a text encoder: places in the cache, or text rows `[1, L, D]` themselves."""
+    """A prompt that can be sampled without a text encoder: places in the cache, or text rows `[1, L, D]`."""
 
     prompt: str
     positive: RowRef | Tensor
@@ -42,14 +42,14 @@ class PromptRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Prompts, and what is to be said of those that are not among them."""
+    """Prompts, and warnings about skipped prompts."""
 
     prompts: tuple[PromptRows, ...]
     warnings: tuple[str, ...] = ()
 
 
 def cached(index: Index) -> tuple[PromptRows, ...]:
-    """The prompts that were encoded with the manifest; without any, a few captions, whose rows are there anyway."""
+    """The prompts encoded with the manifest, or a few captions if it has no prompts and no prompt file."""
     samples = index.manifest.document["prompts"]["samples"]
     if not samples and index.manifest.document["prompts"]["file"] is None:
         return of_captions(index)[0]
@@ -59,8 +59,7 @@ def cached(index: Index) -> tuple[PromptRows, ...]:
 
 
 def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
-    """Up to four different captions as prompts, and whose they are: those of validation samples, or of training samples
-    where none is held out."""
+    """Up to four distinct captions as prompts, and their role: "validation", or "training" if no sample is held out."""
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
     texts, found = index.samples.texts, dict[str, PromptRows]()
     held_out = any(len(members) for members in index.validation)
@@ -75,7 +74,8 @@ def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
 
 
 def current(index: Index) -> Found:
-    """The prompts as their file has them now; the manifest's when it is unchanged, gone, or has none with a row."""
+    """The current prompts of the prompt file; the manifest's if the file is unchanged, unreadable, or has no cached
+    prompt."""
     named, digest = index.manifest.document["prompts"]["file"], index.manifest.document["prompts"]["digest"]
     if named is None:
         return Found(prompts=cached(index))
@@ -96,7 +96,7 @@ def current(index: Index) -> Found:
 
 
 def look_up(index: Index, prompts: Iterable[Prompt], path: Path) -> Found:
-    """`prompts` from the file at `path`, as far as the cache has their rows."""
+    """Those of `prompts`, from the file at `path`, whose rows are cached; warnings for the rest."""
     context = index.manifest.fields["text"].context
     ledger = load_ledger(index.cache)
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
@@ -110,25 +110,25 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path) -> Found:
         else:
             found.append(PromptRows(prompt=prompt.text, positive=positive, negative=against, settings=prompt.settings))
     command = encode_command(index.manifest, f" --prompts {shlex.quote(str(path))}")
-    warnings = [f"the prompt in line {prompt.line} of {path} has no text row yet, so it is skipped; {command} "
-                "encodes it" for prompt in lacking[:WARNINGS]]
+    warnings = [f"the prompt in line {prompt.line} of {path} has no text row yet and is skipped; to encode it, run "
+                f"{command}" for prompt in lacking[:WARNINGS]]
     if len(lacking) > WARNINGS:
         warnings.append(f"{len(lacking) - WARNINGS} more prompts of {path} have no text row yet")
     return Found(prompts=tuple(found), warnings=tuple(warnings))
 
 
 def _of_manifest(index: Index, why: str) -> Found:
-    return Found(prompts=cached(index), warnings=(f"{why}; the prompts of the manifest are used",))
+    return Found(prompts=cached(index), warnings=(f"{why}; using the manifest's prompts",))
 
 
 def _leads_out(manifest: Manifest, named: str) -> bool:
-    """Whether a path that does not climb out of the manifest's directory ends outside of it, through a link.
+    """Whether a path inside the manifest's directory leads out of it through a link.
 
-    A path with `..` says openly where it leads, as to a folder of prompts beside that of manifests.
+    A path with `..` is allowed: it shows openly where it leads, such as to a folder of prompts beside the manifest's.
     """
     if Path(named).is_absolute() or Path(os.path.normpath(named)).parts[:1] == ("..",):
         return False
     try:
         return not is_inside(resolve(manifest.folder / named), resolve(manifest.folder))
-    except Problem:  # a loop of links: reading it says so
+    except Problem:  # a loop of links: reading the file reports it
         return False

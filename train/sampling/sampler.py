@@ -1,4 +1,4 @@
-"""Pictures from prompts: a DDIM loop with guidance over cached text rows, then the VAE, loaded here alone and freed.
+"""Samples pictures: a DDIM loop with guidance over cached text rows, then the VAE, which is loaded only for decoding.
 
 C latent channels, h w latent cells, H W pixels.
 """
@@ -31,9 +31,9 @@ from train.sampling.prompts import PromptRows
 
 def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[PromptRows],
              settings: Sampling) -> list[np.ndarray]:
-    """One picture a prompt, uint8 [H, W, 3], by `settings` where the prompt does not set its own.
+    """One picture per prompt, uint8 [H, W, 3]; a prompt's own settings override `settings`.
 
-    The same seed and prompt begin with the same noise, always. Raises `CacheError`, `ModelError`.
+    The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`.
     """
     usual = settings.size or usual_size(rows.index)
     facts = rows.index.manifest.document["latents"]
@@ -48,21 +48,21 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prom
 
 
 def _settings_of(prompt: PromptRows, settings: Sampling) -> Sampling:
-    """`settings` with the seed, steps and guidance of the prompt, where it sets them."""
+    """`settings` with the prompt's own seed, steps and guidance, if set."""
     own = {name: value for name in ("seed", "steps", "guidance")
            if (value := getattr(prompt.settings, name)) is not None}
     return replace(settings, **own)
 
 
 def usual_size(index: Index) -> Size:
-    """The bucket with the most training samples; the first of equals."""
+    """The bucket with the most training samples; the first in a tie."""
     counts = [len(members) for members in index.training]
     return index.manifest.buckets[counts.index(max(counts))]
 
 
 def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: PromptRows, shape: tuple[int, int, int],
              settings: Sampling) -> Tensor:
-    """The latent `[1, C, h, w]` that the sampler ends with. Guidance: Ho & Salimans 2022, equation 6."""
+    """The sampled latent `[1, C, h, w]`. Guidance: Ho & Salimans 2022, equation 6."""
     guided = settings.guidance > 1
     parts = [prompt.negative, prompt.positive] if guided else [prompt.positive]
     text = to_device(torch.cat([_text(rows, part) for part in parts]), denoiser.device)
@@ -82,12 +82,12 @@ def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: PromptRows, sh
 
 
 def _text(rows: Rows, part: RowRef | Tensor) -> Tensor:
-    """One text row `[1, L, D]`, from the cache unless it is here."""
+    """One text row `[1, L, D]`, read from the cache unless `part` is the row itself."""
     return part if isinstance(part, Tensor) else rows.text([part])
 
 
 def _scheduler(model: Path, prediction: str) -> Any:
-    """DDIM on the model's own noise schedule. Latents have no range to clip to, as in StableDiffusionPipeline."""
+    """DDIM on the model's own noise schedule. Latents are unbounded, so no clipping, as in StableDiffusionPipeline."""
     return load_scheduler(diffusers.DDIMScheduler, model, prediction_type=prediction, clip_sample=False)
 
 
@@ -97,7 +97,7 @@ def _noise(prompt: str, shape: tuple[int, int, int], seed: int) -> np.ndarray:
 
 
 def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torch.device) -> list[np.ndarray]:
-    """Pictures of scaled latents, one at a time: the VAE is here only meanwhile."""
+    """Decodes scaled latents one by one; the VAE is in memory only during this call."""
     if not latents:
         return []
     quiet()

@@ -1,4 +1,4 @@
-"""Text rows of prompts that the cache does not have: what `train sample --prompt` loads a text encoder for.
+"""Encodes prompts that are not cached, for `train sample --prompt`; loads a text encoder.
 
 The training loop never imports this module.
 """
@@ -25,9 +25,9 @@ from train.sampling.prompts import PromptRows
 
 def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
                    device: torch.device) -> tuple[PromptRows, ...]:
-    """`prompts` with their text rows, from the cache where it has them; the others are encoded here, and kept nowhere.
+    """`prompts` with their text rows: cached rows where they exist; the rest are encoded and not saved.
 
-    Rows are computed in float32 and stored in the dtype of the cache. Raises `ModelError`.
+    Rows are computed in float32 and cast to the cache's dtype. Raises `ModelError`.
     """
     context = index.manifest.fields["text"].context
     wanted = {text for prompt in prompts for text in (prompt.text, prompt.negative) if text is not None}
@@ -43,17 +43,17 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
 
 
 def _encode(index: Index, model: Path, texts: Sequence[str], device: torch.device) -> list[Tensor]:
-    """A row `[1, L, D]` for each text."""
+    """Encodes texts; a row `[1, L, D]` for each. Raises `ModelError`."""
     dtype = str(index.manifest.fields["text"].arrays["hidden"]["dtype"])
     quiet_libraries()
     encoder = TextEncoder(model, device=str(device), compute="float32", dtype=dtype)
     shape, found = index.text_shapes["hidden"], []
     for text, arrays in zip(texts, encoder.encode(texts), strict=True):
         if arrays is None:
-            raise ModelError(f"the text encoder of {model} makes a row of the prompt '{text[:80]}' that is not finite")
+            raise ModelError(f"the text encoder of {model} returns values that are not finite for '{text[:80]}'")
         row = torch.from_numpy(arrays["hidden"]).view(DTYPES[dtype])[None]
         if tuple(row.shape[1:]) != shape:
-            raise ModelError(f"the text encoder of {model} makes rows {list(row.shape[1:])}, expected {list(shape)} as "
-                             "in the cache", hint="name the model that the cache was made with: --model")
+            raise ModelError(f"the text encoder of {model} returns rows {list(row.shape[1:])}, expected "
+                             f"{list(shape)}, as in the cache", hint="pass the model that encoded the cache: --model")
         found.append(row)
     return found

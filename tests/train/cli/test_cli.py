@@ -169,7 +169,7 @@ def test_edited_prompts_never_end_a_run(train, make):
     made = make()
     (made.root / "prompts.txt").unlink()
     result = run(train, made)
-    assert result.code == 0 and "the prompts of the manifest are used" in result.err
+    assert result.code == 0 and "using the manifest's prompts" in result.err
     assert (made.root / "run" / "samples" / "step-000003.png").is_file()
 
 

@@ -51,8 +51,8 @@ def test_a_new_prompt_is_left_out_with_the_command_that_makes_it(opened):
     found = current(index)
     assert words(found.prompts) == ["a red circle"]
     one, other = found.warnings
-    assert one.startswith(f"the prompt in line 2 of {made.root / 'prompts.txt'} has no text row yet, so it is skipped; "
-                          "prep encode photos --model ")
+    assert one.startswith(f"the prompt in line 2 of {made.root / 'prompts.txt'} has no text row yet and is skipped; "
+                          "to encode it, run prep encode photos --model ")
     assert "--prompts " in one and "in line 3 of " in other
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_says_nothing_leaves_the_manifest_s(opened, content):
     found = current(index)
     assert found.prompts == cached(index)
     (warning,) = found.warnings
-    assert "prompts.txt" in warning and warning.endswith("; the prompts of the manifest are used")
+    assert "prompts.txt" in warning and warning.endswith("; using the manifest's prompts")
     assert "3:2" not in warning
 
 
@@ -134,7 +134,7 @@ def test_a_link_out_of_the_manifest_s_directory_is_not_followed(make, tmp_path_f
     found = current(index)
     assert found.prompts == cached(index)
     assert found.warnings == (f"prompt file {made.root / named} is a link out of the manifest's directory, so it is "
-                              "not read; the prompts of the manifest are used",)
+                              "not read; using the manifest's prompts",)
 
 
 def test_a_link_within_the_manifest_s_directory_is_followed(opened):
