@@ -1,1 +1,1 @@
-"""dataset.toml."""
+"""Recipes: reading, checking, writing and converting `dataset.toml`."""

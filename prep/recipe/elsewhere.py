@@ -1,4 +1,4 @@
-"""What to write instead of a key that no recipe has: settings of training, and other tools' names of our keys."""
+"""Suggests what to write instead of an unknown recipe key: training settings, and other tools' names for our keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from prep.parse import BRIEF, Unparsed, known_keys
 
-# Settings of training, by the names that people write into a recipe: where train.toml has them.
+# Training settings that people write into a recipe, and their names in train.toml.
 TRAINING: Mapping[str, str] = {
     **{name: name for name in ("method", "steps", "epochs", "batch_size", "micro_batch", "underfill", "seed",
                                "precision", "prediction", "caption_dropout", "gradient_checkpointing")},
@@ -19,7 +19,7 @@ TRAINING: Mapping[str, str] = {
     "unmasked_weight": "[loss] unmasked_weight", "min_snr": "[loss] min_snr", "min_snr_gamma": "[loss] min_snr",
 }
 
-# Names of other tools for keys of a recipe.
+# Other tools' names for recipe keys.
 _RECIPE: Mapping[str, str] = {
     "image_dir": "[[source]] path", "instance_data_dir": "[[source]] path", "num_repeats": "[[source]] repeats",
     "is_reg": '[[source]] role = "prior"', "metadata_file": "[[source]] table", "class_tokens": "[caption] constant",
@@ -38,12 +38,12 @@ _RECIPE: Mapping[str, str] = {
 
 
 def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Raises `Unparsed` for the first key of `table` that is not known, with the place that it has, if it has one."""
+    """Raises `Unparsed` for the first unknown key of `table`; the message says where the key belongs, if known."""
     for key in table:
         if key in known:
             continue
         if key in TRAINING:
-            raise Unparsed(f"unknown key '{key}' in {where}; it is a setting of training: train.toml has it as "
+            raise Unparsed(f"unknown key '{key}' in {where}; it is a training setting: in train.toml it is "
                            f"{TRAINING[key]}")
         if key in _RECIPE:
             raise Unparsed(f"unknown key '{key[:BRIEF]}' in {where}; here it is {_RECIPE[key]}")

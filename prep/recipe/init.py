@@ -1,4 +1,4 @@
-"""What `prep init` does: looks at a source, or converts another tool's file, and writes the recipe, all or nothing."""
+"""Implements `prep init`: inspects a source or converts another tool's file, and writes the recipe atomically."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from prep.recipe.suggest import suggest
 from prep.recipe.write import Comment, render_recipe
 
 FORMAT, VERSION = "latentry/init", 1
-_KEYS = ("[[source]]", "[source]", "source =")  # one of these is in every recipe
+_KEYS = ("[[source]]", "[source]", "source =")  # every recipe contains one of these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitReport:
-    """A recipe that was written, and what it was made of."""
+    """A written recipe, and what it was made from."""
 
     output: Path
     recipe: Recipe
     seen: Overview | None = None
     converted: Converted | None = None
-    training: Path | None = None  # the train.toml that was written, too
+    training: Path | None = None  # the train.toml written beside it
 
     def as_json(self) -> dict[str, Any]:
         """The document of `prep init --json`."""
@@ -51,7 +51,7 @@ class InitReport:
         return document
 
     def as_text(self) -> str:
-        """A line for people."""
+        """A one-line summary of each written file."""
         image, count = self.recipe.image, len(self.recipe.sources)
         sides = ", ".join(map(str, image.resolutions))
         line = (f"{shell_name(str(self.output))}: {counted(count, 'source')}, resolution {sides}, buckets "
@@ -59,11 +59,11 @@ class InitReport:
         if self.converted is None or self.converted.training is None:
             return line
         count = len(self.converted.training.settings)
-        return f"{line}\n{shell_name(str(self.training))}: {counted(count, 'setting')} of training"
+        return f"{line}\n{shell_name(str(self.training))}: {counted(count, 'training setting')}"
 
     @property
     def _notes(self) -> tuple[ConversionNote, ...]:
-        """What the other file says that has no counterpart, or another meaning."""
+        """Notes on settings of the other file that have no counterpart or another meaning here."""
         if self.converted is None:
             return ()
         training = self.converted.training
@@ -71,7 +71,7 @@ class InitReport:
 
     @property
     def notices(self) -> list[str]:
-        """What stderr says: pictures that cannot be read; settings without counterpart, those of many places once."""
+        """The lines for stderr: unreadable pictures, or conversion notes, with repeated ones merged."""
         if self.seen is not None and (unread := self._unread(self.seen)):
             return unread
         grouped: dict[tuple[str, str], list[str]] = {}
@@ -88,18 +88,18 @@ class InitReport:
                            f"{f' (and {more} more errors)' if more else ''}; prep scan lists all")
         if seen.opened.unreadable:
             notices.append(f"note: {seen.opened.unreadable} of {seen.opened.count} files cannot be read as pictures; "
-                           f"prep scan {shell_name(str(self.output))} says why of each")
+                           f"prep scan {shell_name(str(self.output))} lists the reasons")
         return notices
 
 
 def check_choice(sources: Sequence[Path], other: Path | None, model: str | None) -> None:
-    """Raises `UsageError` unless there is one kind of thing to make a recipe of."""
+    """Raises `UsageError` unless the user gives either sources or one file to convert, with matching options."""
     if bool(sources) == (other is not None):
-        raise UsageError("prep init needs a SOURCE or --from FILE, and not both",
+        raise UsageError("prep init needs a SOURCE or --from FILE, not both",
                          hint="prep init photos, or prep init --from concepts.json")
     if other is not None and model is not None:
-        raise UsageError("--model goes with a SOURCE: another tool's file says its own resolution",
-                         hint="write [model] path into the recipe, or give --model to prep encode")
+        raise UsageError("--model needs a SOURCE: a file to convert sets its own resolution",
+                         hint="set [model] path in the recipe, or pass --model to prep encode")
     for source in sources:
         if source.suffix in (".toml", ".json") and not source.is_dir():
             raise UsageError(f"SOURCE is {source}, expected a directory of pictures or tars",
@@ -107,9 +107,9 @@ def check_choice(sources: Sequence[Path], other: Path | None, model: str | None)
 
 
 def target_of(output: Path | None, other: Path | None) -> Path:
-    """Where the recipe goes: `output`, else dataset.toml, else recipe.toml where that is the file to convert.
+    """The path of the recipe: `output`, else dataset.toml, or recipe.toml if dataset.toml is the file to convert.
 
-    Raises `PathError` for an output that is the file to convert.
+    Raises `PathError` if `output` is the file to convert.
     """
     usual = Path("dataset.toml")
     target = output or usual
@@ -122,12 +122,12 @@ def target_of(output: Path | None, other: Path | None) -> Path:
 
 
 def check_target(output: Path, force: bool) -> None:
-    """Raises `PathError` unless a recipe may be written at `output`: nothing is there, or a recipe and `force`."""
+    """Raises `PathError` unless `output` does not exist, or is a recipe and `force` is set."""
     if output.suffix != ".toml":
-        raise PathError(f"recipe {output} has another name, expected NAME.toml")
+        raise PathError(f"recipe {output} has the wrong extension, expected NAME.toml")
     check_not_cache(output)
     if output.exists() and not force:
-        raise PathError(f"recipe {output} exists, and is not replaced", hint="choose another -o, or add --force")
+        raise PathError(f"recipe {output} already exists", hint="choose another -o, or add --force to replace it")
     check_replaceable(output, "recipe", lambda _: not output.exists() or _is_recipe(output))
 
 
@@ -139,7 +139,7 @@ def _is_recipe(path: Path) -> bool:
 
 def init_from_sources(sources: Sequence[Path], output: Path, *, model: str | None, jobs: int,
                       tick: Tick) -> InitReport:
-    """Looks at `sources` and writes the recipe for them. Raises `PathError`, `ModelError`."""
+    """Inspects `sources` and writes a recipe for them. Raises `PathError`, `ModelError`."""
     seen = overview_of(sources, jobs=jobs, tick=tick)
     found = suggest(seen, model=_placed(model or ""), given=" ".join(shell_name(str(one)) for one in sources),
                     name=shell_name(output.name))
@@ -152,7 +152,7 @@ def _placed(model: str) -> str:
 
 
 def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitReport:
-    """Converts another tool's file; one with settings of training makes a train.toml beside the recipe, too.
+    """Converts another tool's file to a recipe, and its training settings, if any, to a train.toml beside it.
 
     Raises `PathError`, `ConfigError`.
     """
@@ -160,34 +160,34 @@ def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitRep
     target = None if converted.training is None else output.with_name("train.toml")
     if target is not None:
         _check_train_target(target, other, output, force)
-    top = Comment(at="", text=f"Written by prep init --from {other} ({converted.tool}). What has no counterpart here, "
-                  "or another meaning, is said where it would stand.")
+    top = Comment(at="", text=f"Written by prep init --from {other} ({converted.tool}). Settings that have no "
+                  "counterpart here, or another meaning, are noted where they would be.")
     try:
         write_recipe(converted.recipe, output, remarks=[top, *converted.remarks], shown=("image.resolution",))
     except ConfigError as error:
-        raise ConfigError(f"what {other} says makes no recipe: {error.message}", hint=error.hint) from None
+        raise ConfigError(f"{other} does not convert to a valid recipe: {error.message}", hint=error.hint) from None
     if target is not None and converted.training is not None:
         _write_text(target, converted.training.rendered(
-            f"Written by prep init --from {other} ({converted.tool}). Settings without counterpart stand at the end."))
+            f"Written by prep init --from {other} ({converted.tool}). Settings without counterpart are at the end."))
     return InitReport(output=output, recipe=converted.recipe, converted=converted, training=target)
 
 
 def _check_train_target(target: Path, other: Path, output: Path, force: bool) -> None:
-    """Raises `PathError` unless the settings of training may be written at `target`."""
+    """Raises `PathError` unless the training settings may be written at `target`."""
     if target.exists() and target.samefile(other):
-        raise PathError(f"settings of training go to {target}, which is the file to convert and is never replaced",
+        raise PathError(f"training settings go to {target}, which is the file to convert and is never replaced",
                         hint="name a recipe in another directory: -o new/recipe.toml")
     if target.name == output.name:
-        raise PathError(f"recipe {output} has the name of the settings of training, which are written beside it",
+        raise PathError(f"recipe {output} has the name of the training settings, which are written beside it",
                         hint="choose another name: -o recipe.toml")
     if target.exists() and not force:
-        raise PathError(f"settings of training {target} exist, and are not replaced",
-                        hint="choose an -o in another directory, or add --force")
-    check_replaceable(target, "settings of training", lambda _: not target.exists() or not _is_recipe(target))
+        raise PathError(f"training settings {target} already exist",
+                        hint="choose an -o in another directory, or add --force to replace them")
+    check_replaceable(target, "training settings", lambda _: not target.exists() or not _is_recipe(target))
 
 
 def _write_text(target: Path, text: str) -> None:
-    """Writes a file, all of it or nothing."""
+    """Writes a file atomically."""
     staged = target.absolute().with_name(f".{secrets.token_hex(8)}.toml")
     try:
         write_synced(staged, text.encode())
@@ -198,9 +198,9 @@ def _write_text(target: Path, text: str) -> None:
 
 
 def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Comment], shown: Collection[str]) -> None:
-    """Writes `output`, all of it or nothing, when it reads back as `recipe`. Raises `ConfigError`, `PathError`."""
+    """Writes `output` atomically, after reading it back as a check. Raises `ConfigError`, `PathError`."""
     text = render_recipe(recipe, base=output.absolute().parent, remarks=remarks, shown=shown)
-    staged = output.absolute().with_name(f".{secrets.token_hex(8)}.toml")  # only what ends like one is read as a recipe
+    staged = output.absolute().with_name(f".{secrets.token_hex(8)}.toml")  # the loader reads only .toml as a recipe
     try:
         write_synced(staged, text.encode())
         try:

@@ -1,6 +1,6 @@
-"""Where the parts of a dataset lie: several sources, kohya's projects, and directories of masks.
+"""Finds the parts of a dataset: sources, projects of kohya's GUI, and mask directories.
 
-A project of kohya's GUI has `img` and perhaps `reg` and `mask` side by side; below them are directories called N_class.
+A project of kohya's GUI has `img`, and optionally `reg` and `mask`, side by side, with directories named N_class below.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from prep.sources.walk import is_tars
 
 TRAIN = ("img", "image", "images", "train")
 PRIOR = ("reg", "regularization", "regularisation")
-MASKS = ("masks", "mask", "{}_masks", "{}-masks")  # {}: the name of the directory of pictures
-REPEATED = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)  # kohya's directories: 10_cat is shown ten times an epoch
+MASKS = ("masks", "mask", "{}_masks", "{}-masks")  # {}: the name of the picture directory
+REPEATED = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)  # kohya's directories: 10_cat is repeated ten times an epoch
 _MASKED = ("mask", "masks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A directory, or tars, with pictures of one role."""
+    """A directory or tars whose pictures all have one role."""
 
     path: Path
     role: Role = "train"
-    top: Path  # the highest directory that masks for it may lie in
-    left: tuple[str, ...] = ()  # directories beside it that hold pictures and are not read: of a project
+    top: Path  # the highest directory that may hold its masks
+    left: tuple[str, ...] = ()  # of a project: sibling directories with pictures that are not read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundMasks:
-    """A directory of masks, and how many pictures have one there."""
+    """A mask directory, and how many pictures have a mask in it."""
 
     folder: Path | None = None
     count: int = 0
 
 
 def places_in(sources: Sequence[Path]) -> list[Place]:
-    """The places of the sources that a user names. Directories called like kohya's are taken as what they are.
+    """The places of the given sources. Directories named like kohya's get the role that kohya gives them.
 
-    Raises `PathError` when there is nothing but directories of masks or regularization pictures.
+    Raises `PathError` if the sources have only masks or regularization pictures.
     """
     if len(sources) == 1:
         return _project(sources[0]) or [Place(path=sources[0], top=_above(sources[0]))]
@@ -67,7 +67,7 @@ def _above(path: Path) -> Path:
 
 
 def _project(root: Path) -> list[Place]:
-    """The parts of a project of kohya's; empty for any other directory."""
+    """The parts of a kohya project; empty for any other directory."""
     if is_tars(root) or not root.is_dir():
         return []
     names = {one.name.lower(): one for one in sorted(root.iterdir()) if one.is_dir()}
@@ -91,9 +91,9 @@ def _has_pictures(root: Path, below: bool = True) -> bool:
 
 
 def find_masks(root: Path, items: Sequence[Item], place: Place) -> FoundMasks:
-    """The directory inside or beside `root`, up to `place.top`, that has masks for the most of `items`.
+    """The directory inside or beside `root`, up to `place.top`, that has masks for the most `items`.
 
-    Their names may be below it as they are below `root`, or below a directory of the name of `root`.
+    Masks have the same relative paths as below `root`, either directly in it or in a subdirectory named like `root`.
     """
     best = FoundMasks()
     for folder in dict.fromkeys(_candidates(root.absolute(), place.top)):
@@ -116,6 +116,6 @@ def _candidates(root: Path, top: Path) -> Iterator[Path]:
 
 
 def stem_for_masks(item: Item) -> str:
-    """What the name of an item's mask begins with in a directory of masks; of a member of a tar, its key."""
+    """The stem of an item's mask in a mask directory; for a tar member, its key."""
     return item.picture.member.rpartition(".")[0] or stem_of(item.name)
 

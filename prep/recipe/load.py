@@ -1,6 +1,6 @@
-"""The recipe: everything that decides the value of a row, from `dataset.toml`, from command options, or both.
+"""Reads a recipe, which decides the value of every row, from `dataset.toml`, command options, or both.
 
-Paths in a recipe are relative to the recipe's file; paths on the command line to the current directory.
+Paths in a recipe are relative to its file; paths on the command line are relative to the current directory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
-    """The recipe of the directory or `.toml` at `source`, with the command's own `choices` above it.
+    """The recipe of the directory or `.toml` at `source`, overridden by the command's `choices`.
 
-    `choices` maps "image.resolution" and the like to values; `None` means not given.
-    Raises `ConfigError` (exit 3) for keys and values, `PathError` (exit 5) for a source that is not there.
+    `choices` maps keys like "image.resolution" to values; `None` means not given.
+    Raises `ConfigError` (exit 3) for bad keys and values, `PathError` (exit 5) for a missing source.
     """
     given = {name: value for name, value in choices.items() if value is not None}
     try:
@@ -45,7 +45,7 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
 
 
 def _existing(source: Path) -> Path:
-    """The source itself, when it is there. Raises `PathError`."""
+    """The source itself. Raises `PathError` if it is no directory and no tars."""
     if is_tars(source):
         tars_of(source)
     elif not source.exists():
@@ -109,7 +109,7 @@ def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Sour
 def _path(value: Any, where: str, base: Path) -> Path:
     text = expect(value, str, where)
     if "\0" in text:
-        raise Unparsed(f"{where} is {brief(text)}, expected a path, and none has a NUL in it")
+        raise Unparsed(f"{where} is {brief(text)}, expected a path without NUL")
     return base / text
 
 
@@ -131,7 +131,7 @@ def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dic
 
 
 def _record(kind: type[T], table: Mapping[str, Any], name: str, base: T | None = None) -> T:
-    """A `kind` from the table's section, over `base` or the defaults; each value is of its field's type."""
+    """A `kind` from the table's section, over `base` or the defaults; each value must have its field's type."""
     readers = _readers(kind)
     section = _section(table, name, tuple(readers))
     given = {key: readers[key](value, f"{name}.{key}") for key, value in section.items()}
@@ -147,16 +147,16 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
 
 
 def resolutions(value: Any, where: str) -> int | tuple[int, ...]:
-    """A whole number, or some of them in order, each once. Raises `Unparsed`."""
+    """A whole number, or several, ascending and without duplicates. Raises `Unparsed`."""
     if not isinstance(value, list):
         return expect(value, int, where)
     found = sorted(set(list_of(value, lambda one, at: expect(one, int, at), where)))
     if not found:
-        raise Unparsed(f"{where} is [], expected a whole number of pixels, or some")
+        raise Unparsed(f"{where} is [], expected a whole number of pixels, or several")
     return found[0] if len(found) == 1 else tuple(found)
 
 
-# What reads a value, by the type of its field as it is written there.
+# Parsers of values, by the annotation of the field.
 _READ: Mapping[str, Callable[[Any, str], Any]] = {
     "str": lambda value, where: expect(value, str, where), "Role": lambda value, where: expect(value, str, where),
     "int": lambda value, where: expect(value, int, where), "float": lambda value, where: expect(value, float, where),
@@ -167,17 +167,17 @@ _READ: Mapping[str, Callable[[Any, str], Any]] = {
 
 
 def _model(model: ModelOptions, base: Path) -> ModelOptions:
-    """A path that exists beside the recipe is one; anything else may be a Hub id."""
+    """Resolves a path that exists relative to the recipe; anything else may be a Hub id."""
     local = base / model.path
     return replace(model, path=str(local)) if model.path and local.exists() else model
 
 
 def _mask(text: str, base: Path) -> MaskFrom:
-    return text if text in MASKS else base / text  # type: ignore[return-value]  # one of those
+    return text if text in MASKS else base / text  # type: ignore[return-value]  # one of MASKS
 
 
 def _settle_beside_alpha(recipe: Recipe) -> Recipe:
-    """A recipe has masks of one kind: beside sources with "alpha", "auto" looks for no files."""
+    """Turns "auto" masks into "none" if some source takes masks from alpha: a recipe has one kind of mask."""
     alpha = any(recipe.mask_of(number) == "alpha" for number in range(len(recipe.sources)))
     return recipe.settle_masks(found=False) if alpha else recipe
 
@@ -195,7 +195,7 @@ def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 
 
 def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
-    """The options that lead from `base` to what was `given`, so that the command can be shown again."""
+    """The options that turn `base` into what was `given`, so that messages can show the command."""
     changed = _override(base, given)
     words: list[str | Path] = []
     for name, flag in FLAGS.items():
@@ -214,7 +214,7 @@ def _at(recipe: Recipe, name: str) -> Any:
 
 
 def scan_choice(value: Any) -> ScanOptions:
-    """What a recipe's [scan] says. Raises `Unparsed`."""
+    """The options in a recipe's [scan]. Raises `Unparsed`."""
     table = expect(value, dict, "[scan]")
     known_keys(table, ("ignore", "severity"), "[scan]")
     severity = expect(table.get("severity", {}), dict, "scan.severity")

@@ -1,7 +1,7 @@
-"""The recipe keys that commands take as options, in one table.
+"""The recipe keys that are also command options, in one table.
 
-The commands' signatures and help, the values that lie above the recipe, the options that a manifest records, and the
-documentation all come from `RECIPE_OPTIONS`. It imports nothing heavy: `--help` waits for it.
+The commands' signatures and help, the values that override the recipe, the options that a manifest records, and the
+documentation all come from `RECIPE_OPTIONS`. This module imports nothing heavy, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from prep.recipe.schema import BUCKETS, MASKS, STORED_DTYPES, UPSCALES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeOption:
-    """One key of a recipe as a command option."""
+    """A recipe key as a command option."""
 
     key: str  # in the recipe, with its section: image.min_bucket
     flag: str
     help: str
     kind: type = str  # of the value on the command line
-    choices: tuple[str, ...] = ()  # the words that it may be
-    other: str = ""  # what it may be beside the words, as help shows it: NUMBER
+    choices: tuple[str, ...] = ()  # the accepted words
+    other: str = ""  # what else it accepts, as help shows it: NUMBER
     aliases: tuple[str, ...] = ()  # of the flag
-    parse: Callable[[Any], Any] = lambda value: value  # from the command line's value to the recipe's
+    parse: Callable[[Any], Any] = lambda value: value  # command-line value to recipe value
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class RecipeOption:
 
 
 def _resolution(text: str) -> int | tuple[int, ...]:
-    """The numbers of 512 or 512,1024, ascending, each once. Raises `UsageError`."""
+    """Parses 512 or 512,1024; several are ascending and without duplicates. Raises `UsageError`."""
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
         raise UsageError(f"--resolution is '{text}', expected pixels like 512, or several like 512,1024")
     sides = sorted({int(part) for part in text.split(",")})
@@ -50,7 +50,7 @@ def _sizes(text: str) -> tuple[str, ...]:
 
 
 def _upscale(text: str) -> str | float:
-    """A policy, or the number that is written there."""
+    """A policy, or a number."""
     return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else text
 
 
@@ -61,7 +61,7 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="model.compute", flag="--compute", aliases=("--compute-dtype",), choices=STORED_DTYPES,
                  help="dtype in which the encoders compute (default: that of the rows)"),
     RecipeOption(key="image.resolution", flag="--resolution", parse=_resolution, help="target side in pixels: bucket "
-                 "areas are about its square; several, like 512,1024, make a sample at each"),
+                 "areas are about its square; with several, like 512,1024, one sample at each"),
     RecipeOption(key="image.step", flag="--step", kind=int, help="pixels between bucket sides (default: 8 x patch size "
                  "of the model family; 64 without a model)"),
     RecipeOption(key="image.buckets", flag="--buckets", choices=BUCKETS,
@@ -69,10 +69,10 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="image.sizes", flag="--sizes", parse=_sizes,
                  help="bucket sizes for --buckets list: 1024x1024,832x1216,…"),
     RecipeOption(key="image.crop", flag="--crop", choices=("center", "random", "focus"),
-                 help="where the bucket is cut out; focus: around the mask's center of mass"),
-    RecipeOption(key="image.views", flag="--views", kind=int, help="cuts per picture, with --crop random"),
+                 help="where to crop; focus: around the mask's center of mass"),
+    RecipeOption(key="image.views", flag="--views", kind=int, help="crops per picture, with --crop random"),
     RecipeOption(key="image.flip", flag="--flip", choices=FLIPS,
-                 help="mirrored pictures; both: each cut as it is and mirrored"),
+                 help="mirroring; both: each crop, unmirrored and mirrored"),
     RecipeOption(key="image.min_bucket", flag="--min-bucket", kind=int,
                  help="merge buckets with fewer pictures than this into their nearest neighbor"),
     RecipeOption(key="image.upscale", flag="--upscale", choices=UPSCALES, other="NUMBER",
@@ -93,5 +93,5 @@ FLAGS: Mapping[str, str] = {one.key: one.flag for one in RECIPE_OPTIONS}
 
 
 def choices_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by parameter name as values by recipe key; None means not given. Raises `UsageError`."""
+    """Maps values by parameter name to values by recipe key; None means not given. Raises `UsageError`."""
     return {BY_NAME[name].key: None if value is None else BY_NAME[name].parse(value) for name, value in given.items()}

@@ -1,6 +1,6 @@
-"""Looks at sources: which pictures, captions, masks and tables are there. Headers are read, and no pixels are decoded.
+"""Inspects sources: counts pictures, captions, masks and tables, reading headers but decoding no pixels.
 
-All names are walked. Of many files only some are opened, evenly spread over the walk, so that the look takes seconds.
+It walks all names. Of many files it opens only an evenly spread sample, so that it takes seconds.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from prep.sources.tree import PICTURES, TABLES, stem_of
 from prep.sources.walk import is_tars, tars_in, walk_source
 from prep.workers.pool import WorkerPool
 
-MOST_OPENED = 5000  # pictures whose header and caption are read
+MOST_OPENED = 5000  # pictures whose header and caption it reads
 MOST_TABLE = 1 << 26  # bytes of a file that may be a table of captions
 _SEPARATOR = "|||"
-TAGS, WORDS = 4, 4  # so many parts between commas, of so few words each, are tags
+TAGS, WORDS = 4, 4  # a caption is tags if it has at least 4 parts between commas, of at most 4 words on average
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatFolder:
-    """A directory in the source that kohya's tools would read: its repeats and class stand in its name."""
+    """A directory of kohya's in the source: its name gives its repeats and class."""
 
     name: str
     repeats: int
@@ -53,14 +53,14 @@ class RepeatFolder:
 
 @dataclass(kw_only=True, slots=True)
 class SampledFiles:
-    """What was read in some of the files."""
+    """Counts from the opened files."""
 
     count: int = 0
     sizes: list[Size] = field(default_factory=list)
     unreadable: int = 0
     alpha: int = 0
     empty: int = 0  # captions without text
-    several: int = 0  # captions of several lines
+    several: int = 0  # captions with several lines
     wildcards: int = 0
     tags: int = 0  # captions that look like tags
     kept: int = 0  # captions with |||
@@ -69,29 +69,29 @@ class SampledFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOverview:
-    """What is in one place."""
+    """The contents of one place."""
 
     place: Place
     pictures: int
-    captions: dict[str, int]  # by where they are: ".txt", ".caption", ".json", "table"
+    captions: dict[str, int]  # by origin: ".txt", ".caption", ".json", "table"
     missing: int  # pictures without a caption
     sidecars: int  # pictures with a mask beside them
-    masks: FoundMasks  # of the pictures in none of `folders`
-    spoken: int  # pictures without a caption whose name has words
+    masks: FoundMasks  # for the pictures in none of `folders`
+    spoken: int  # pictures without a caption whose name could be one
     folders: tuple[RepeatFolder, ...]
     outside: int  # pictures in none of `folders`
-    table: Path | None  # of captions, to be named in the recipe
+    table: Path | None  # of captions, for the recipe to name
     opened: SampledFiles
     unread: tuple[Finding, ...] = ()  # tables, tars and directories that cannot be read
 
     @property
     def path(self) -> Path:
-        """Where it is, as a recipe says it."""
+        """Its absolute path, for the recipe."""
         return self.place.path.absolute()
 
     @property
     def mask_folders(self) -> tuple[Path, ...]:
-        """The directories of masks for it, each once."""
+        """Its mask directories, each once."""
         found = (one.folder for one in (self.masks, *(one.masks for one in self.folders)))
         return tuple(dict.fromkeys(one for one in found if one is not None))
 
@@ -103,27 +103,27 @@ class SourceOverview:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overview:
-    """What is in all places together."""
+    """The contents of all places."""
 
     parts: tuple[SourceOverview, ...]
 
     def total(self, name: str) -> int:
-        """The sum of a count over the places."""
+        """A count, summed over the places."""
         return sum(getattr(one, name) for one in self.parts)
 
     @property
     def captions(self) -> dict[str, int]:
-        """Captions by where they are."""
+        """Number of captions by origin."""
         return dict(sum((Counter(one.captions) for one in self.parts), Counter()))
 
     @property
     def folders(self) -> tuple[RepeatFolder, ...]:
-        """All directories called N_class."""
+        """All directories named N_class."""
         return tuple(folder for one in self.parts for folder in one.folders)
 
     @property
     def mask_folders(self) -> tuple[Path, ...]:
-        """All directories of masks, each once."""
+        """All mask directories, each once."""
         return tuple(dict.fromkeys(folder for one in self.parts for folder in one.mask_folders))
 
     @property
@@ -133,7 +133,7 @@ class Overview:
 
     @property
     def opened(self) -> SampledFiles:
-        """What was read in some of the files of all places."""
+        """Counts from the opened files of all places."""
         whole = SampledFiles()
         for one in self.parts:
             for name in SampledFiles.__dataclass_fields__:
@@ -142,7 +142,7 @@ class Overview:
 
 
 def overview_of(sources: Sequence[Path], *, jobs: int, tick: Tick = lambda _: None) -> Overview:
-    """What is in the sources that a user names: directories, tars, or a project of kohya's. Raises `PathError`."""
+    """The contents of the given sources: directories, tars, or a kohya project. Raises `PathError`."""
     return Overview(parts=tuple(_overview(one, jobs, tick) for one in places_in(sources)))
 
 
@@ -173,7 +173,7 @@ def _overview(place: Place, jobs: int, tick: Tick) -> SourceOverview:
 
 
 def _by_folder(items: Iterable[Item]) -> dict[str, list[Item]]:
-    """The items in directories called N_class that lie directly in the source."""
+    """The items in directories named N_class directly in the source."""
     found: dict[str, list[Item]] = {}
     for one in items:
         top, slash, _ = one.name.partition("/")
@@ -183,7 +183,7 @@ def _by_folder(items: Iterable[Item]) -> dict[str, list[Item]]:
 
 
 def _masks_for(root: Path, items: Sequence[Item], name: str, place: Place) -> FoundMasks:
-    """The directory of masks for the items in `root`, `name` in the place; none where masks lie beside pictures."""
+    """The mask directory for the items in `root`, called `name` in the place; none if masks lie beside pictures."""
     if not items or any(one.mask is not None for one in items):
         return FoundMasks()
     start = f"{name}/" if name else ""
@@ -191,14 +191,14 @@ def _masks_for(root: Path, items: Sequence[Item], name: str, place: Place) -> Fo
 
 
 def _below(path: Path, masks: Iterable[FoundMasks]) -> tuple[str, ...]:
-    """What the names of masks begin with that lie in the source itself."""
+    """Name prefixes of the mask directories inside the source."""
     root = path.absolute()
     folders = (one.folder for one in masks if one.folder is not None and one.folder.is_relative_to(root))
     return tuple(f"{one.relative_to(root).as_posix()}/" for one in folders)
 
 
 def _walked(path: Path, table: Path | None, workers: WorkerPool) -> tuple[list[Item], list[Finding]]:
-    """The pictures in a source, and what cannot be read of it."""
+    """The pictures in a source, and its errors."""
     found = list(walk_source(path, source=0, masks="sidecar", table=table, workers=workers))
     return ([one for one in found if isinstance(one, Item)],
             [one for one in found if isinstance(one, Finding) and one.severity == "error"])
@@ -211,7 +211,7 @@ def _raise_empty(path: Path, unread: Sequence[Finding]) -> NoReturn:
     tars = tars_in(path)
     raise PathError(f"source {path} has no pictures, expected {' '.join(PICTURES)}",
                     hint=f"it has {tars} tars: prep init {shlex.quote(f'{path}/*.tar')}" if tars else
-                    "name the directory that holds them; what lies below it is found")
+                    "name the directory that holds them; subdirectories are searched")
 
 
 def _bare(item: Item) -> bool:
@@ -223,20 +223,20 @@ def _kind(item: Item) -> str:
 
 
 def _speaks(name: str) -> bool:
-    """Whether a name could be a caption: two words or more, and none of a camera's."""
+    """Whether a name could be a caption: it has at least two words, unlike a camera's names."""
     return len(re.findall(r"[^\W\d_]{3,}", stem_of(name.rpartition("/")[2]))) >= 2
 
 
 def _folders(items: Iterable[Item], masks: Mapping[str, FoundMasks]) -> Iterator[RepeatFolder]:
-    """Directories directly in the source that are called N_class, in the order of their names."""
+    """The directories named N_class directly in the source, in name order."""
     for name, inside in _by_folder(items).items() if masks else ():
         match = REPEATED.fullmatch(name)
-        assert match is not None, "that is why it is one"
+        assert match is not None, "_by_folder groups by this pattern"
         yield RepeatFolder(name=name, repeats=int(match[1]), words=match[2], pictures=len(inside), masks=masks[name])
 
 
 def _table_of(root: Path, items: Sequence[Item], workers: WorkerPool) -> Path | None:
-    """The file directly in `root` that has captions for most of the pictures without one."""
+    """The file directly in `root` with captions for more than half of the pictures that have none."""
     stems = {stem_of(one.name) for one in items}
     bare = [one.name for one in items if _bare(one)]
     best: tuple[int, Path | None] = (len(bare) // 2, None)
@@ -251,7 +251,7 @@ def _table_of(root: Path, items: Sequence[Item], workers: WorkerPool) -> Path | 
     return best[1]
 
 
-# ---- what is in the files --------------------------------------------------------------------------------------------
+# ---- file contents ---------------------------------------------------------------------------------------------------
 
 
 def _open(items: Sequence[Item], jobs: int, tick: Tick) -> SampledFiles:
@@ -277,7 +277,7 @@ def _open(items: Sequence[Item], jobs: int, tick: Tick) -> SampledFiles:
 
 def _read(item: Item) -> tuple[Item, Header | None, tuple[str, ...]]:
     header, lines = None, item.captions
-    with suppress(BadPicture, OSError):  # counted; prep scan says what is wrong
+    with suppress(BadPicture, OSError):  # counted; prep scan gives the reason
         header = read_header(read_blob(item.picture))
     if item.caption is not None:
         try:

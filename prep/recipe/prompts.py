@@ -3,8 +3,8 @@ r"""Prompt files: one prompt per line, with kohya's options after it. Blank line
     a red circle on a table --n blurry, dark --w 512 --h 768 --d 42 --s 30 --l 7.5
 
 `--n` is the negative prompt, `--w` and `--h` the size in pixels, `--d` the seed, `--s` the sampler steps, `--l` the
-guidance scale: those of sd-scripts (`line_to_prompt_dict` in library/train_util.py), which drops what it does not know.
-Here an unknown option is an error, since its text would be neither prompt nor option. `\--x` is the text `--x`.
+guidance scale, as in sd-scripts (`line_to_prompt_dict` in library/train_util.py). sd-scripts drops unknown options.
+Here they are errors, since their text would be neither prompt nor option. `\--x` is the text `--x`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from prep.parse import BRIEF, Unparsed
 
 MOST = 1 << 24  # bytes; prep encode accepts fewer
 MOST_SIDE = 8192  # pixels
-MOST_SEED = (1 << 53) - 1  # what every reader of JSON keeps exact
+MOST_SEED = (1 << 53) - 1  # every JSON reader keeps it exact
 _OPTION = re.compile(r"(?:^|(?<=\s))--(?=\w)(\S*)")
 _ESCAPED = re.compile(r"(?:^|(?<=\s))\\--")
-CELL = 8  # pixels: width and height are multiples of it, as those of latents are
-# Option → what it sets, its bounds, and what it is a multiple of.
+CELL = 8  # pixels of a latent cell's side: width and height are multiples of it
+# Option to what it sets, its bounds, and its unit.
 _NUMBERS: Mapping[str, tuple[str, int, int, int]] = {
     "w": ("width", CELL, MOST_SIDE, CELL), "h": ("height", CELL, MOST_SIDE, CELL), "d": ("seed", 0, MOST_SEED, 1),
     "s": ("steps", 1, 1000, 1),
@@ -37,7 +37,7 @@ _WORDS = {"n": "negative", "l": "guidance"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSettings:
-    """What a prompt sets for its own pictures; `None` where it follows the run's settings."""
+    """Settings of one prompt's pictures; `None` follows the run's settings."""
 
     width: int | None = None  # pixels
     height: int | None = None
@@ -46,14 +46,14 @@ class PromptSettings:
     guidance: float | None = None
 
     def as_document(self) -> dict[str, int | str]:
-        """As a manifest has them: only what is set, guidance as a decimal string."""
+        """The settings for a manifest: only those that are set, guidance as a decimal string."""
         found = {name: getattr(self, name) for name in ("width", "height", "seed", "steps", "guidance")}
         return {name: f"{value:.10g}" if name == "guidance" else value for name, value in found.items()
                 if value is not None}
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> PromptSettings:
-        """The reverse of `as_document`; the document was checked."""
+        """The reverse of `as_document`, for a checked document."""
         values: dict[str, Any] = {**document}
         if "guidance" in values:
             values["guidance"] = float(values["guidance"])
@@ -71,25 +71,25 @@ class Prompt:
 
 
 def read_prompts(path: Path, *, echo: bool = True) -> tuple[bytes, list[Prompt]]:
-    """The bytes of a prompt file, and its prompts. Without `echo`, messages repeat nothing of its content.
+    """The bytes of a prompt file, and its prompts. Without `echo`, messages never quote the file.
 
-    Raises `PathError` unless it is a regular, small file of UTF-8 that can be read; `ConfigError` for a bad line.
+    Raises `PathError` unless it is a readable, small, regular UTF-8 file; `ConfigError` for a bad line.
     """
     data = read_prompt_file(path)
     return data, prompts_of(data, path, echo=echo)
 
 
 def read_prompt_file(path: Path) -> bytes:
-    """The bytes of a prompt file. Raises `PathError` unless it is a regular, small file that can be read."""
+    """The bytes of a prompt file. Raises `PathError` unless it is a readable, small, regular file."""
     try:
         return read_regular(path.resolve(), MOST)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         raise PathError(f"cannot read prompt file {path}: {getattr(error, 'strerror', None) or 'too many links'}",
-                        hint="write the file again, or leave out --prompts, or [prompts] file in the recipe") from None
+                        hint="write the file again, or leave out --prompts or [prompts] file in the recipe") from None
 
 
 def prompts_of(data: bytes, path: Path, *, echo: bool = True) -> list[Prompt]:
-    """The prompts in the bytes of the prompt file at `path`. Raises `PathError` for no UTF-8, `ConfigError`."""
+    """The prompts in the bytes of the prompt file at `path`. Raises `PathError` if not UTF-8, `ConfigError`."""
     try:
         text = decode_text(data)
     except Unparsed as error:
@@ -133,7 +133,7 @@ def _number(name: str, value: str, where: str, echo: bool) -> int | float:
     pattern = r"[0-9]{1,10}(\.[0-9]{1,10})?" if name == "l" else "[0-9]{1,16}"
     found = (float(value) if name == "l" else int(value)) if re.fullmatch(pattern, value, re.ASCII) else -1
     if not low <= found <= high or (unit > 1 and found % unit):
-        seen = f"is {value[:BRIEF]!r}" if echo else "has another value"
+        seen = f"is {value[:BRIEF]!r}" if echo else "has an invalid value"
         steps = f" in multiples of {unit}" if unit > 1 else ""
         raise ConfigError(f"{where}: --{name} {seen}, expected a {kind} from {low} to {high}{steps}")
     return found
@@ -143,4 +143,4 @@ def _unknown(mark: str, where: str, echo: bool) -> ConfigError:
     seen = f"unknown option '{mark[:BRIEF]}'" if echo else "unknown option"
     literal = f"\\{mark[:BRIEF]}" if echo else "\\--x"
     return ConfigError(f"{where}: {seen}, expected --n, --w, --h, --d, --s or --l",
-                       hint=f"write {literal} where it is part of the prompt")
+                       hint=f"write {literal} if it is part of the prompt")

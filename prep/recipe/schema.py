@@ -1,4 +1,4 @@
-"""What a recipe can say, as frozen records with their defaults. `prep.recipe.load` reads them."""
+"""The settings of a recipe, as frozen records with their defaults. `prep.recipe.load` reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prep.findings import ScanOptions
 from prep.sources.item import MaskFrom
 
 MASK_RESIZE = ("allow", "reject")
-MASKS = ("auto", "none", "sidecar", "alpha")  # where masks are, beside a directory's path
+MASKS = ("auto", "none", "sidecar", "alpha")  # where masks come from; a directory's path is also allowed
 BUCKETS = ("step", "ratio", "sdxl-40", "list", "single")
 UPSCALES = ("never", "allow", "reject")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
@@ -20,9 +20,9 @@ STORED_DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
-    """Whose encoders make the rows, and in which numbers."""
+    """The model whose encoders make the rows, and the dtypes."""
 
-    path: str = ""  # a diffusers directory, or a Hub id; "" where none is needed (bucket, masks)
+    path: str = ""  # a diffusers directory, or a Hub id; "" if none is needed (bucket, masks)
     family: str = ""  # "": inferred from the pipeline's class
     dtype: str = "bfloat16"  # of the stored rows
     compute: str = ""  # of the encoders; "": the same as dtype
@@ -30,42 +30,42 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageOptions:
-    """How pictures get into buckets."""
+    """How pictures are resized and cropped into buckets."""
 
-    resolution: int | tuple[int, ...] = 512  # pixels; the target area is its square; several: a sample at each
+    resolution: int | tuple[int, ...] = 512  # pixels; the target area is its square; several: one sample at each
     buckets: str = "step"
-    sizes: tuple[str, ...] = ()  # of `buckets = "list"`: "1024x1024" and so on, width first
-    step: int = 0  # pixels between bucket sides; 0: the model family's 8 × patch, 64 where no model is named
-    shortest: int = 0  # side of a bucket, in pixels; 0: resolution / 4, but 256 where that is at most resolution / 2
-    longest: int = 0  # side of a bucket, in pixels; 0: resolution · 2
-    min_side: int = 0  # of a picture, in pixels; one with a shorter side is not used; 0: step
-    upscale: str | float = "never"  # small pictures: never, allow, reject, or so many times at most; true: allow
-    crop: str = "centre"  # or "center"; where the bucket is cut out: see `prep.buckets.views`
-    views: int = 1  # cuts of a picture, with `crop = "random"`; training shows one of them at a time
-    flip: str = "none"  # mirrored: none, both (each cut as it is, and mirrored), always
+    sizes: tuple[str, ...] = ()  # with `buckets = "list"`: "1024x1024" and so on, width first
+    step: int = 0  # pixels between bucket sides; 0: the model family's 8 × patch, or 64 without a model
+    shortest: int = 0  # bucket side in pixels; 0: resolution / 4, or 256 if that is at most resolution / 2
+    longest: int = 0  # bucket side in pixels; 0: resolution · 2
+    min_side: int = 0  # of a picture, in pixels; pictures with a shorter side are skipped; 0: step
+    upscale: str | float = "never"  # small pictures: never, allow, reject, or the largest factor; true: allow
+    crop: str = "centre"  # or "center"; where to crop: see `prep.buckets.views`
+    views: int = 1  # crops per picture, with `crop = "random"`; training shows one of them at a time
+    flip: str = "none"  # mirroring: none, both (each crop, unmirrored and mirrored), always
     alpha: str = "white"  # color that transparency is flattened onto, or "reject"
-    min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbour
+    min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbor
 
     def __post_init__(self) -> None:
         if isinstance(self.upscale, bool):
             object.__setattr__(self, "upscale", "allow" if self.upscale else "never")
-        if self.crop == "center":  # keys and documents have the other spelling
+        if self.crop == "center":  # keys and documents use the British spelling
             object.__setattr__(self, "crop", "centre")
 
     @property
     def resolutions(self) -> tuple[int, ...]:
-        """All resolutions, the least first."""
+        """All resolutions, ascending."""
         return (self.resolution,) if isinstance(self.resolution, int) else self.resolution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where pictures come from, and what they are for."""
+    """A source of pictures, and their role."""
 
     path: Path
-    repeats: int = 1  # times an epoch shows each of its samples
+    repeats: int = 1  # how often an epoch shows each of its samples
     role: Role = "train"
-    weight: float = 1.0  # of its samples' loss
+    weight: float = 1.0  # loss weight of its samples
     include: tuple[str, ...] = ()  # globs of names below the source; none: all
     exclude: tuple[str, ...] = ()  # globs of names below the source
     table: Path | None = None  # of captions: kohya's JSON, JSON lines, CSV, Parquet
@@ -75,43 +75,43 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A whole recipe; complete, whatever the file left out."""
+    """A complete recipe, with defaults for everything the file leaves out."""
 
     sources: tuple[Source, ...]
     model: ModelOptions = field(default_factory=ModelOptions)
     image: ImageOptions = field(default_factory=ImageOptions)
     caption: CaptionOptions = field(default_factory=CaptionOptions)
     mask: MaskFrom = "auto"  # or a directory of masks
-    mask_resize: str = "allow"  # of a mask file of another size than its picture; another shape is never used
+    mask_resize: str = "allow"  # allow: scale masks of another size than their picture; another shape is never used
     scan: ScanOptions = field(default_factory=ScanOptions)
     validation: float = 0.0  # fraction of the pictures
     prompts: Path | None = None
-    file: Path | None = None  # where it was read from
-    options: tuple[str | Path, ...] = ()  # of the command, as far as they change what file or defaults say
+    file: Path | None = None  # the file it was read from
+    options: tuple[str | Path, ...] = ()  # command options that change values of the file or defaults
 
     def mask_of(self, source: int) -> MaskFrom:
-        """Where the masks of a source are."""
+        """Where the masks of a source come from."""
         own = self.sources[source].mask
         return self.mask if own is None else own
 
     def settle_masks(self, found: bool) -> Recipe:
-        """The recipe with "sidecar" for "auto" where masks were `found`, else with "none"."""
+        """The recipe with "auto" replaced by "sidecar" if masks were `found`, else by "none"."""
         kind: MaskFrom = "sidecar" if found else "none"
         return replace(self, mask=kind if self.mask == "auto" else self.mask,
                        sources=tuple(replace(one, mask=kind) if one.mask == "auto" else one for one in self.sources))
 
     @property
     def mask_origin(self) -> Literal["none", "alpha", "file"]:
-        """Where mask rows come from: the pictures' transparency, or mask files, which "auto" may find."""
+        """Where mask rows come from: the pictures' transparency, or mask files ("auto" counts as files)."""
         kinds = {self.mask_of(number) for number in range(len(self.sources))}
         return "alpha" if "alpha" in kinds else "none" if kinds == {"none"} else "file"
 
     @property
     def mask_folders(self) -> tuple[Path, ...]:
-        """The directories of masks, each once."""
+        """The mask directories, each once."""
         masks = (self.mask_of(number) for number in range(len(self.sources)))
         return tuple(dict.fromkeys(mask for mask in masks if isinstance(mask, Path)))
 
     def caption_of(self, source: int) -> CaptionOptions:
-        """What a source's captions become."""
+        """The caption options of a source."""
         return self.sources[source].caption or self.caption

@@ -1,4 +1,4 @@
-"""What was seen in a source → the recipe that suits it, and why, as comments of its `dataset.toml`."""
+"""Suggests a recipe for the contents of a source, with the reasons as comments in its `dataset.toml`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom
 
-RESOLUTIONS = (64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)  # that are suggested
+RESOLUTIONS = (64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)  # the candidates
 SMALL = 256  # below it, 64 pixels between bucket sides leave too few shapes
-MOST_REPEATS = 10_000  # that a recipe takes
+MOST_REPEATS = 10_000  # the limit of a recipe
 SHOWN = ("image.resolution", "image.buckets", "caption.missing", "mask.from", "validation.fraction")
-_FRACTIONS = ((20, 0.0), (200, 0.1), (4000, 0.05))  # of up to so many pictures; of more, 0.01
+_FRACTIONS = ((20, 0.0), (200, 0.1), (4000, 0.05))  # (below this many pictures, fraction); from 4000 on, 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +37,10 @@ class Suggestion:
 
 
 def suggest(seen: Overview, *, model: str = "", given: str = "", name: str = "dataset.toml") -> Suggestion:
-    """The recipe for what was `seen`, and for the encoders of `model`, a directory or a Hub id; "" where none is named.
+    """The recipe for the `seen` contents and for `model`, a directory or a Hub id; "" for none.
 
-    `given` are the sources as the user called them, `name` the recipe's own. Raises `ModelError` for a directory that
-    holds no model we know.
+    `given` are the sources as the user named them, `name` is the recipe's name. Raises `ModelError` for a directory
+    without a known model.
     """
     family = _family(model)
     image, image_says = _image(seen, family)
@@ -53,18 +53,18 @@ def suggest(seen: Overview, *, model: str = "", given: str = "", name: str = "da
                     validation=fraction, model=ModelOptions(path=model))
     remarks = [Comment(at="", text=text) for text in _top(seen, given, name)]
     if not model:
-        remarks.append(Comment(at="model", text='none is named: path = "models/sd15" or a Hub id here, or prep encode '
-                               "--model"))
+        remarks.append(Comment(at="model", text='no model given: set path = "models/sd15" or a Hub id here, or use '
+                               "prep encode --model"))
     remarks += [*image_says, *caption_says, *_mask(seen), *source_says]
     if fraction:
         remarks.append(Comment(at="validation.fraction", text=f"about {max(1, round(fraction * pictures))} of "
-                               f"{pictures} pictures, never trained on"))
+                               f"{pictures} pictures, held out for validation"))
     also = (name for name, says in (("image.alpha", seen.opened.alpha), ("caption.lines", seen.opened.several)) if says)
     return Suggestion(recipe=recipe, remarks=tuple(remarks), shown=(*SHOWN, *also))
 
 
 def _family(model: str) -> Family | None:
-    """The facts of a local model's family; nothing is known of one that is only named."""
+    """The family of a local model; `None` for a Hub id or no model. Raises `ModelError`."""
     if not model:
         return None
     if Path(model).is_dir():
@@ -72,19 +72,19 @@ def _family(model: str) -> Family | None:
     try:
         hub_id(model, "model")
     except Unparsed as error:
-        raise ModelError(f"{error}, or a directory that is there",
+        raise ModelError(f"{error}, or the path of an existing directory",
                          hint="name a diffusers pipeline directory, or leave --model out") from None
     return None
 
 
 def _top(seen: Overview, given: str, name: str) -> Iterator[str]:
     opened, pictures = seen.opened, seen.total("pictures")
-    yield f"Written by prep init from what is in {given}: {pictures} pictures."
-    yield f"prep scan {name} says what is wrong with them, prep bucket {name} what training would see."
+    yield f"Written by prep init from {given}: {pictures} pictures."
+    yield f"prep scan {name} lists their problems; prep bucket {name} shows what training would see."
     if left := [name for one in seen.parts for name in one.place.left]:
         yield f"Not read, though they hold pictures: {join_names(left, 8)}."
     if opened.count < pictures:
-        yield f"What is said of sizes and captions comes from {opened.count} of them, evenly spread."
+        yield f"Sizes and captions were read from {opened.count} of them, evenly spread."
     if opened.unreadable:
         yield f"Files that cannot be read as pictures: {opened.unreadable}."
 
@@ -93,24 +93,24 @@ def _image(seen: Overview, family: Family | None) -> tuple[ImageOptions, list[Co
     """The largest resolution that most pictures reach, up to the model's own."""
     opened, most = seen.opened, RESOLUTIONS[-1] if family is None else family.resolution
     if not opened.sizes:
-        return ImageOptions(), [Comment(at="image", text="no picture could be read, so the defaults are written")]
+        return ImageOptions(), [Comment(at="image", text="no picture could be read, so these are the defaults")]
     areas = sorted(opened.sizes, key=lambda size: size[0] * size[1])
     enough = isqrt(areas[len(areas) // 5][0] * areas[len(areas) // 5][1])
     side = max((one for one in RESOLUTIONS if one <= min(enough, most)), default=RESOLUTIONS[0])
     step = 16 if side < SMALL else 0  # 0: the family's
     below = sum(width * height < side * side for width, height in opened.sizes)
     smallest, middle, largest = (format_size(areas[at]) for at in (0, len(areas) // 2, -1))
-    says = (f"from {smallest} to {largest}, the middle one {middle}; "
+    says = (f"pictures are {smallest} to {largest}, median {middle}; "
             f"{below} of {len(areas)} have a smaller area than {format_size((side, side))} and are not enlarged")
     limit = f" (trained at {most})" if family is not None and side == most else ""
     remarks = [Comment(at="image.resolution", text=says + limit)]
     least = step or (STEP if family is None else family.step)
     if tiny := sum(min(size) < least for size in opened.sizes):
-        remarks.append(Comment(at="image.resolution", text=f"pictures with a side below {least}, which are not "
-                               f"used: {tiny}"))
+        remarks.append(Comment(at="image.resolution", text=f"pictures skipped because a side is below {least}: "
+                               f"{tiny}"))
     if opened.alpha:
         remarks.append(Comment(at="image.alpha", text=f"{_some(opened.alpha, opened)} have transparency, which is "
-                               'flattened onto this color; "reject" leaves them out'))
+                               'flattened onto this color; "reject" skips them'))
     return ImageOptions(resolution=side, step=step), remarks
 
 
@@ -119,7 +119,7 @@ def _some(count: int, opened: SampledFiles) -> str:
 
 
 def _sources(seen: Overview) -> tuple[list[Source], list[Comment]]:
-    """The sources of all places, each with its own directory of masks."""
+    """The sources of all places, each with its own mask directory."""
     sources: list[Source] = []
     remarks: list[Comment] = []
     for part in seen.parts:
@@ -132,20 +132,20 @@ def _sources(seen: Overview) -> tuple[list[Source], list[Comment]]:
 
 def _add_sources(part: SourceOverview, caption: CaptionOptions, sources: list[Source],
                  remarks: list[Comment]) -> None:
-    """One for each N_class directory, as kohya's tools read them, and one for what lies beside them; else the whole."""
+    """Adds a source per N_class directory, as kohya's tools do, and one for the rest; otherwise one for the whole."""
     here, role = f"source[{len(sources)}]", part.place.role
     if not part.folders or "table" in part.captions:
         if part.table is not None:
-            remarks.append(Comment(at=f"{here}.table", text="it has captions for pictures without a caption file"))
+            remarks.append(Comment(at=f"{here}.table", text="captions for pictures without a caption file"))
         if part.folders:
-            remarks.append(Comment(at=here, text=f"{len(part.folders)} directories are called N_class; their "
-                                   "repeats are not taken over, since a table names pictures from here"))
+            remarks.append(Comment(at=here, text=f"{len(part.folders)} directories are named N_class; their "
+                                   "repeats are ignored, since a table names pictures relative to this path"))
         sources.append(Source(path=part.path, role=role, table=part.table, mask=part.masks.folder,
                               exclude=_inside(part.path, part.mask_folders)))
         return
     for folder in part.folders:
         if folder.repeats < 1:
-            remarks.append(Comment(at="", text=f"{folder.name} is left out: it is repeated 0 times."))
+            remarks.append(Comment(at="", text=f"{folder.name} is skipped: it has 0 repeats."))
             continue
         path = part.path / folder.name
         remarks.append(_of_folder(folder, len(sources)))
@@ -160,12 +160,12 @@ def _add_sources(part: SourceOverview, caption: CaptionOptions, sources: list[So
 
 
 def _inside(root: Path, folders: Iterable[Path]) -> tuple[str, ...]:
-    """Globs of the directories of masks in a source, whose files are no pictures."""
+    """Globs that exclude the mask directories in a source, whose files are not pictures."""
     return tuple(f"{_literal(one.relative_to(root).as_posix())}/**" for one in folders if one.is_relative_to(root))
 
 
 def _shared_mask(seen: Overview, sources: Sequence[Source]) -> tuple[MaskFrom, list[Source]]:
-    """The recipe's own masks: those that all sources share."""
+    """The recipe's [mask] if all sources agree, and the sources without it; else "auto" and the sources as they are."""
     found = {one.mask for one in sources}
     if len(found) > 1:
         return "auto", list(sources)
@@ -174,18 +174,18 @@ def _shared_mask(seen: Overview, sources: Sequence[Source]) -> tuple[MaskFrom, l
 
 
 def _of_folder(folder: RepeatFolder, number: int) -> Comment:
-    more = "" if folder.repeats <= MOST_REPEATS else f"; {folder.repeats} repeats are more than are taken"
-    return Comment(at=f"source[{number}]", text=f"{folder.pictures} pictures; one without a caption is "
+    more = "" if folder.repeats <= MOST_REPEATS else f"; {folder.repeats} repeats are above the limit of {MOST_REPEATS}"
+    return Comment(at=f"source[{number}]", text=f"{folder.pictures} pictures; without a caption, they get "
                    f"'{folder.words}'{more}")
 
 
 def _literal(name: str) -> str:
-    """A name as a glob that takes nothing else."""
+    """A name as a glob that matches only it."""
     return re.sub(r"[*?\[]", r"[\g<0>]", name)
 
 
 def _caption(seen: Overview) -> tuple[CaptionOptions, list[Comment]]:
-    """All captions that are there; a policy for pictures without one that `prep encode` does not stop at."""
+    """Caption options that use all captions, with a policy for missing ones that does not stop `prep encode`."""
     opened, pictures = seen.opened, seen.total("pictures")
     missing_ones = seen.total("missing")
     bare, outside = missing_ones + opened.empty, seen.total("outside")
@@ -195,23 +195,23 @@ def _caption(seen: Overview) -> tuple[CaptionOptions, list[Comment]]:
         missing = "stop"
     elif seen.folders and "table" not in seen.captions:
         missing = "reject"
-        elsewhere = "; elsewhere it is left out" if outside else ""
-        says.append(f"{bare} of {pictures} pictures have no caption, or an empty one; in a directory called "
-                    f"N_class such a picture has the class{elsewhere}")
+        elsewhere = "; elsewhere they are skipped" if outside else ""
+        says.append(f"{bare} of {pictures} pictures have no caption, or an empty one; in a directory named "
+                    f"N_class they get the class as caption{elsewhere}")
     elif bare < pictures:
         missing = "reject"
-        says.append(f"{bare} of {pictures} pictures have no caption, or an empty one, and are left out; "
-                    '"filename" takes their names, "constant" one caption for all')
+        says.append(f"{bare} of {pictures} pictures have no caption, or an empty one, and are skipped; "
+                    '"filename" uses their names, "constant" one caption for all')
     else:
         missing = "filename" if 2 * seen.total("spoken") >= missing_ones > 0 else "empty"
         says.append(f"no picture has a caption; {'names have words' if missing == 'filename' else 'names say little'}; "
                     '"constant" is one caption for all')
     for count, kind, what in (
-            (opened.several, "with several lines", 'each line is a caption; "first" and "join" are the others'),
-            (opened.wildcards, "with {a|b}", "wildcards = true makes captions of each choice"),
+            (opened.several, "with several lines", 'each line is a caption; alternatives: "first", "join"'),
+            (opened.wildcards, "with {a|b}", "wildcards = true makes captions from the choices"),
             (opened.tags, "that look like tags", "shuffle = true, keep_tokens = 1 shuffles all but the first"),
-            (opened.kept, "with |||", "with shuffle = true, what stands before it stays where it is"),
-            (opened.triggers, "with [trigger]", 'trigger = "WORD" puts a word there')):
+            (opened.kept, "with |||", "with shuffle = true, tags before it keep their place"),
+            (opened.triggers, "with [trigger]", 'trigger = "WORD" puts WORD there')):
         if count:
             says.append(f"captions {kind}: {count} ({what})")
     return CaptionOptions(missing=missing), [Comment(at="caption", text=text) for text in says]
@@ -222,4 +222,4 @@ def _mask(seen: Overview) -> Iterator[Comment]:
         yield Comment(at="mask", text=f"{masked} of {seen.total('pictures')} pictures have a mask; the others train "
                       "everywhere")
     elif seen.opened.alpha:
-        yield Comment(at="mask", text='"alpha" would train what is not transparent')
+        yield Comment(at="mask", text='"alpha" would train only the opaque parts')

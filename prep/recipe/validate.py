@@ -1,4 +1,4 @@
-"""What the values of a recipe can be, and which of them go together."""
+"""Checks the values of a recipe, alone and together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from prep.parse import Unparsed, brief, color_of, one_of, parse_size, suggest, w
 from prep.recipe.schema import BUCKETS, MASKS, STORED_DTYPES, UPSCALES, ImageOptions, Recipe
 from prep.sources.item import MaskFrom
 
-NO_FOCUS = ("image.crop is 'focus' and there are no masks, expected some to find it by: sidecar, alpha or a "
+NO_FOCUS = ("image.crop is 'focus' and there are no masks, expected masks to focus on: sidecar, alpha or a "
             "directory")
 
 
 def validate_recipe(recipe: Recipe) -> Recipe:
-    """`recipe` itself. Raises `Unparsed` for values that are none, and for such as contradict each other."""
+    """`recipe` itself. Raises `Unparsed` for invalid or contradictory values."""
     _check_image(recipe.image)
     model = recipe.model
     one_of(model.dtype, STORED_DTYPES, "model.dtype")
@@ -36,14 +36,14 @@ def validate_recipe(recipe: Recipe) -> Recipe:
     _check_mask(recipe.mask, "mask.from")
     masks = set(map(recipe.mask_of, range(len(recipe.sources))))
     if "alpha" in masks and masks - {"alpha", "auto", "none"}:
-        raise Unparsed("masks of some sources are alpha and of others files, expected one kind in a recipe")
+        raise Unparsed("some sources take masks from alpha and others from files, expected one kind per recipe")
     if recipe.image.crop == "focus" and masks == {"none"}:
         raise Unparsed(NO_FOCUS)
     return recipe
 
 
 def upscale(value: Any, where: str) -> str | float:
-    """A policy, or a number; true and false are names of two. Raises `Unparsed`."""
+    """A policy, or a number; true means "allow", false "never". Raises `Unparsed`."""
     if isinstance(value, bool):
         return "allow" if value else "never"
     if isinstance(value, int | float) or (isinstance(value, str) and value in UPSCALES):
@@ -57,7 +57,7 @@ def _check_image(image: ImageOptions) -> None:
     one_of(image.buckets, BUCKETS, "image.buckets")
     if (image.buckets == "list") != bool(image.sizes):
         raise Unparsed(f"image.buckets is '{image.buckets}' and image.sizes has {len(image.sizes)} sizes, expected "
-                       "sizes with 'list', and with nothing else")
+                       "sizes with 'list', and only with 'list'")
     for size in image.sizes:
         parse_size(size, "image.sizes")
     if image.alpha != "reject":
@@ -70,7 +70,7 @@ def _check_image(image: ImageOptions) -> None:
         within(getattr(image, name), 0, MOST_SIDE, f"image.{name}")
     if len(image.resolutions) > 1 and image.buckets in ("list", "sdxl-40"):
         raise Unparsed(f"image.buckets is '{image.buckets}' and image.resolution has {len(image.resolutions)} numbers, "
-                       "expected one, since the sizes are the same at each")
+                       "expected one, since these sizes do not depend on it")
     within(image.min_bucket, 1, 1 << 30, "image.min_bucket")
     if isinstance(image.upscale, str):
         upscale(image.upscale, "image.upscale")
@@ -80,7 +80,7 @@ def _check_image(image: ImageOptions) -> None:
     one_of(image.flip, FLIPS, "image.flip")
     within(image.views, 1, 64, "image.views")
     if image.views > 1 and image.crop != "random":
-        raise Unparsed(f"image.views is {image.views} and image.crop '{image.crop}', which has one cut, expected "
+        raise Unparsed(f"image.views is {image.views} and image.crop '{image.crop}', which makes one crop, expected "
                        "crop 'random' for several")
 
 

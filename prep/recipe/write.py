@@ -1,7 +1,7 @@
-"""A recipe → the text of its `dataset.toml`, with comments; `prep.recipe.load` reads the same recipe from it again.
+"""Writes a recipe as `dataset.toml` with comments; `prep.recipe.load` reads the same recipe back.
 
-Written is what differs from the defaults, and what the caller wants shown. Strings that come from files of strangers
-are spelled so that neither TOML nor a terminal takes any of their characters for anything else.
+It writes keys that differ from their defaults, and those that the caller wants shown. Untrusted strings are escaped,
+for TOML and for terminals.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ KEY_COMMENTS: Mapping[str, str] = {
     "model.path": 'a diffusers pipeline directory, or a Hub id like "owner/name"',
     "model.dtype": "of the stored rows",
     "model.compute": "of the encoders",
-    "image.resolution": "pixels; a bucket's area is about its square; of several, [512, 1024], a sample at each",
+    "image.resolution": "pixels; a bucket's area is about its square; several, like [512, 1024]: one sample at each",
     "image.step": "pixels between bucket sides; 0: the model family's",
-    "image.shortest": "side of a bucket",
-    "image.longest": "side of a bucket",
-    "image.min_side": "of a picture: one with a shorter side is not used",
-    "image.upscale": "small pictures: never (smaller buckets) | allow | reject | a number: so many times at most",
-    "image.crop": "where the bucket is cut out: centre | random | focus (the mask's centre of mass)",
-    "image.views": "different cuts of a picture, with crop = \"random\"",
-    "image.flip": "mirrored: none | both (each cut as it is, and mirrored) | always",
+    "image.shortest": "bucket side in pixels",
+    "image.longest": "bucket side in pixels",
+    "image.min_side": "of a picture: pictures with a shorter side are skipped",
+    "image.upscale": "small pictures: never (smaller buckets) | allow | reject | a number, the largest factor",
+    "image.crop": "where to crop: center | random | focus (the mask's center of mass)",
+    "image.views": "crops per picture, with crop = \"random\"",
+    "image.flip": "mirroring: none | both (each crop, unmirrored and mirrored) | always",
     "image.alpha": "color that transparency is flattened onto",
-    "image.min_bucket": "buckets with fewer pictures merge into their nearest neighbour",
+    "image.min_bucket": "buckets with fewer pictures merge into their nearest neighbor",
     "caption.missing": "stop | reject | empty | filename | constant",
-    "caption.lines": "of several lines in a caption file: all (each is a caption) | first | join",
-    "caption.variants": "captions of a sample, at most, as far as chance makes them",
-    "caption.wildcards": "{a|b} is one of a and b",
-    "caption.shuffle": "tags in any order",
-    "caption.dropout": "chance of a tag to be left out",
-    "caption.keep_tokens": "tags at the start that stay where they are",
-    "caption.keep_separator": "what is before the first, and after the second, stays where it is",
-    "caption.together": "tags with this between them stay together, as one",
-    "mask.from": "auto (sidecar where there are any) | none | sidecar (NAME-masklabel.png) | alpha | a directory",
-    "mask.resize": "a mask of another size than its picture: allow (it is scaled) | reject",
-    "source.repeats": "times an epoch shows each of its samples",
+    "caption.lines": "caption files with several lines: all (each is a caption) | first | join",
+    "caption.variants": "captions per sample, at most, if wildcards or shuffling make several",
+    "caption.wildcards": "{a|b} becomes a or b",
+    "caption.shuffle": "shuffle the tags",
+    "caption.dropout": "probability of dropping a tag",
+    "caption.keep_tokens": "tags at the start that keep their place",
+    "caption.keep_separator": "tags before the first, and after the second, keep their place",
+    "caption.together": "tags joined by this stay together, as one",
+    "mask.from": "auto (sidecar, if any) | none | sidecar (NAME-masklabel.png) | alpha | a directory",
+    "mask.resize": "a mask whose size differs from its picture's: allow (scale it) | reject",
+    "source.repeats": "how often an epoch shows each of its samples",
     "source.role": "train | validation | prior (regularization)",
-    "source.weight": "of its samples' loss",
+    "source.weight": "loss weight of its samples",
     "source.table": "of captions",
     "validation.fraction": "of the pictures, chosen by the digest of their bytes",
-    "prompts.file": "sample prompts, one a line",
+    "prompts.file": "sample prompts, one per line",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comment:
-    """A comment, and the place in the recipe that it stands at."""
+    """A comment, and its place in the recipe."""
 
     at: str  # "" (the top), "image", "image.resolution", "source[2]", "source[2].mask" …
     text: str
 
 
 def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = (), shown: Collection[str] = ()) -> str:
-    """The text of a recipe that lies in the directory `base`; `shown` are keys that are written at their default, too.
+    """The text of a recipe for the directory `base`; keys in `shown` are written even at their default.
 
-    Raises `PathError` for a path that no text can hold.
+    Raises `PathError` for a path that is not UTF-8.
     """
     writer = _Writer(base=base, remarks=remarks, shown=shown)
     said = [*writer.comments(""), ""] if any(not one.at for one in remarks) else []
@@ -90,7 +90,7 @@ def _masks(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
 
 
 def _changed(record: Any, shown: Collection[str], section: str) -> dict[str, Any]:
-    """The fields of a record that differ from their defaults, or are to be shown."""
+    """The fields of a record that differ from their defaults, or are in `shown`."""
     default = type(record)()
     return {one.name: getattr(record, one.name) for one in fields(record)
             if getattr(record, one.name) != getattr(default, one.name) or f"{section}.{one.name}" in shown}
@@ -103,14 +103,14 @@ class _Writer:
     shown: Collection[str]
 
     def section(self, name: str, keys: Mapping[str, Any]) -> Iterator[str]:
-        """A section with its comments; nothing when it has neither."""
+        """A section with its comments; nothing if it has neither keys nor comments."""
         if not keys and not any(one.at == name or one.at.startswith(f"{name}.") for one in self.remarks):
             return
         yield f"[{name}]"
         yield from self._body(name, keys)
 
     def source(self, number: int, source: Source, caption: CaptionOptions) -> Iterator[str]:
-        """One `[[source]]`, with its own keys of `[caption]` as far as they differ from `caption`, the recipe's."""
+        """One `[[source]]`, with those keys of its `[caption]` that differ from the recipe's `caption`."""
         keys = {one.name: getattr(source, one.name) for one in fields(source)}
         default = {one.name: one.default for one in fields(source)}
         here = f"source[{number}]"
@@ -123,7 +123,7 @@ class _Writer:
         yield from self._body(here, given)
 
     def comments(self, at: str) -> Iterator[str]:
-        """The remarks of one place as lines."""
+        """The remarks for one place as lines."""
         for one in self.remarks:
             if one.at == at:
                 yield from comment_lines(one.text)
@@ -157,18 +157,18 @@ class _Writer:
         if isinstance(value, dict):
             inner = (f"{name} = {self._spelled(one, f'{key}.{name}')}" for name, one in value.items())
             return "{" + ", ".join(inner) + "}"
-        return repr(value)  # whole numbers and floats, which TOML spells as Python does
+        return repr(value)  # integers and floats, which TOML spells as Python does
 
 
 def comment_lines(text: str) -> Iterator[str]:
-    """`text` as comments, wrapped, with nothing in it that a terminal would obey."""
+    """`text` as wrapped comments, with control characters escaped."""
     for line in text.split("\n"):
         yield from textwrap.wrap(printable(line), WIDTH, initial_indent="# ", subsequent_indent="#   ",
                                  break_on_hyphens=False) or ["#"]
 
 
 def quoted(text: str) -> str:
-    """`text` as a TOML string on one line. Raises `PathError` for bytes that are no text."""
+    """`text` as a TOML string on one line. Raises `PathError` for bytes that are not UTF-8."""
     return '"' + "".join(_escaped(one) for one in text) + '"'
 
 
@@ -176,7 +176,7 @@ def _escaped(one: str) -> str:
     if one in ('"', "\\"):
         return f"\\{one}"
     if 0xD800 <= ord(one) < 0xE000:
-        raise PathError(f"a name has the byte {ord(one) & 0xff:02x}, which is not UTF-8, so a recipe cannot say it",
+        raise PathError(f"a name has the byte {ord(one) & 0xff:02x}, which is not UTF-8, so a recipe cannot contain it",
                         hint="rename the file or directory")
     if one.isprintable():
         return one
@@ -184,10 +184,10 @@ def _escaped(one: str) -> str:
 
 
 def relative_to(path: Path, base: Path) -> str:
-    """`path` as a recipe in the directory `base` says it; absolute where the two have only the root in common."""
+    """`path` relative to `base`, for a recipe there; absolute if the two have only the root in common."""
     if path.is_relative_to(base):
         return path.relative_to(base).as_posix()
-    here, there = os.path.realpath(base), os.path.abspath(path)  # noqa: PTH100  # links in it are followed by whoever opens it
+    here, there = os.path.realpath(base), os.path.abspath(path)  # noqa: PTH100  # keep links in the path
     try:
         shared = os.path.commonpath([here, there])
     except ValueError:  # other drives

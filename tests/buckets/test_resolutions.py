@@ -91,11 +91,11 @@ def test_a_recipe_says_one_or_several(tmp_path):
 
 @pytest.mark.parametrize(
     ("image", "says"),
-    [("resolution = []", "image.resolution is [], expected a whole number of pixels, or some"),
+    [("resolution = []", "image.resolution is [], expected a whole number of pixels, or several"),
      ("resolution = [512, 'large']", "image.resolution[1] is 'large', expected a whole number"),
      ("resolution = [512, 4]", "image.resolution is 4, expected a number from 8 to 16384"),
      ("resolution = [512, 1024]\nbuckets = 'list'\nsizes = ['64x64']",
-      "image.buckets is 'list' and image.resolution has 2 numbers, expected one, since the sizes are the same")],
+      "image.buckets is 'list' and image.resolution has 2 numbers, expected one, since these sizes")],
 )  # fmt: skip
 def test_resolutions_that_are_none(tmp_path, image, says):
     with pytest.raises(ConfigError) as caught:

@@ -97,8 +97,8 @@ def test_the_focus_is_in_the_middle_where_the_picture_allows(box, left):
     [("crop = 'left'", "image.crop is 'left', expected one of: centre, random, focus"),
      ("flip = 'yes'", "image.flip is 'yes', expected one of: none, both, always"),
      ("crop = 'random'\nviews = 0", "image.views is 0, expected a number from 1 to 64"),
-     ("views = 4", "image.views is 4 and image.crop 'centre', which has one cut, expected crop 'random' for several"),
-     ("crop = 'focus'\n[mask]\nfrom = 'none'", "image.crop is 'focus' and there are no masks, expected some to")],
+     ("views = 4", "image.views is 4 and image.crop 'centre', which makes one crop"),
+     ("crop = 'focus'\n[mask]\nfrom = 'none'", "image.crop is 'focus' and there are no masks, expected masks to")],
 )  # fmt: skip
 def test_views_that_are_none(tmp_path, image, says):
     (tmp_path / "photos").mkdir()

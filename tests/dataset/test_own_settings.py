@@ -115,7 +115,7 @@ def test_beside_transparency_no_files_are_looked_for(sealed, folder):
 @pytest.mark.parametrize(
     ("toml", "says"),
     [("[[source]]\npath = 'photos'\nmask = 'alpha'\n[[source]]\npath = 'photos'\nmask = 'sidecar'",
-      "masks of some sources are alpha and of others files, expected one kind in a recipe"),
+      "some sources take masks from alpha and others from files, expected one kind per recipe"),
      ("[[source]]\npath = 'photos'\ninclude = ['../x']",
       "source[0].include has '../x', expected a glob of names below the source, like 'cats/**'"),
      ("[[source]]\npath = 'photos'\ncaption = {shufle = true}", "did you mean 'shuffle'"),

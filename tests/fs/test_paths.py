@@ -129,6 +129,12 @@ def test_an_output_that_may_not_be_written(tmp_path, monkeypatch):
         paths.check_replaceable(tmp_path / "m.json", "manifest", lambda _: True)
 
 
+def test_an_output_in_no_directory(tmp_path):
+    with pytest.raises(PathError, match=r"manifest .*cannot be written: .*nowhere is not a directory") as error:
+        paths.check_replaceable(tmp_path / "nowhere" / "m.json", "manifest", lambda _: True)
+    assert error.value.hint
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="devices and pipes as POSIX has them")
 def test_an_output_that_is_no_file_is_neither_opened_nor_replaced(tmp_path):
     """To open a pipe would wait for who writes into it; to rename a file over /dev/null would replace it, as root."""

@@ -67,7 +67,7 @@ def test_resolution_is_what_most_pictures_reach_and_the_model_too(written, tmp_p
     for number, side in enumerate([400, 800, 800, 800, 800, 900]):
         draw(tmp_path / f"photos/{number}.png", (side, side), seed=number)
     assert written(tmp_path / "photos").image.resolution == 768
-    assert "# from 400x400 to 900x900, the middle one 800x800; 1 of 6 have a smaller area than 768x768" in written.text
+    assert "# pictures are 400x400 to 900x900, median 800x800; 1 of 6 have a smaller area than 768x768" in written.text
     recipe = written(tmp_path / "photos", "--force", "--model", tiny_model)
     assert recipe.image.resolution == 512 and "(trained at 512)" in written.text
 
@@ -77,7 +77,7 @@ def test_small_pictures_get_finer_steps_and_tiny_ones_are_told(written, tmp_path
         draw(tmp_path / f"photos/{number}.png", size, seed=number)
     image = written(tmp_path / "photos").image
     assert (image.resolution, image.step) == (64, 16)
-    assert "# pictures with a side below 16, which are not used: 1" in written.text
+    assert "# pictures skipped because a side is below 16: 1" in written.text
 
 
 def test_captions_that_are_missing(written, tmp_path):
@@ -86,7 +86,7 @@ def test_captions_that_are_missing(written, tmp_path):
     (tmp_path / "photos/0.txt").unlink()
     (tmp_path / "photos/1.txt").write_text("\n")
     assert written(tmp_path / "photos", "--force").caption.missing == "reject"
-    assert "# 2 of 4 pictures have no caption, or an empty one, and are left out" in written.text
+    assert "# 2 of 4 pictures have no caption, or an empty one, and are skipped" in written.text
     pictures(tmp_path / "bare", 3, captions=False)
     assert written(tmp_path / "bare", "--force").caption.missing == "empty" and "names say little" in written.text
     draw(tmp_path / "spoken/red_round_ball.png", (300, 300), seed=1)
@@ -119,8 +119,8 @@ def test_kohyas_directories(written, tmp_path):
     rest = ("0_never/**", "10_ohwx dog/**", "1_[[]a] cat/**", "99999_much/**")
     assert named == {"10_ohwx dog": (10, "ohwx dog", ()), "1_[a] cat": (1, "[a] cat", ()),
                      "99999_much": (10000, "much", ()), "train": (1, "", rest)}
-    assert "# 0_never is left out: it is repeated 0 times" in written.text
-    assert "99999 repeats are more than are taken" in written.text
+    assert "# 0_never is skipped: it has 0 repeats" in written.text
+    assert "99999 repeats are above the limit of 10000" in written.text
     assert "# 3 pictures in no such directory" in written.text
 
 
@@ -132,8 +132,8 @@ def test_kohyas_directories_are_each_shown_once_per_repeat(written, tmp_path, pr
     result = prep("bucket", "dataset.toml", "--batch-size", 1, "--json")
     assert result.code == 0 and result.json["steps_per_epoch"] == 3 * 2 + 1 + 1, result.err
     told = " ".join((tmp_path / "here/dataset.toml").read_text().replace("\n#", "").split())
-    assert ("2 of 4 pictures have no caption, or an empty one; in a directory called N_class such a picture has the "
-            "class; elsewhere it is left out") in told
+    assert ("2 of 4 pictures have no caption, or an empty one; in a directory named N_class they get the class as "
+            "caption; elsewhere they are skipped") in told
 
 
 def test_a_table_beside_the_pictures_is_named(written, tmp_path):
@@ -151,7 +151,7 @@ def test_a_table_and_kohyas_directories(written, tmp_path):
     pictures(tmp_path / "photos/2_x", 1, captions=False)
     (tmp_path / "photos/metadata.jsonl").write_text('{"file_name": "2_x/0.png", "text": "a cat"}')
     recipe = written(tmp_path / "photos")
-    assert len(recipe.sources) == 1 and "since a table names pictures from here" in written.text
+    assert len(recipe.sources) == 1 and "since a table names pictures relative to this path" in written.text
 
 
 def test_masks_transparency_and_what_cannot_be_read(written, tmp_path):
@@ -159,7 +159,7 @@ def test_masks_transparency_and_what_cannot_be_read(written, tmp_path):
     (tmp_path / "photos/2.png").write_bytes(b"no picture")
     draw(tmp_path / "photos/3.png", (300, 300), seed=3, alpha=True)
     assert written(tmp_path / "photos").mask == "auto"
-    assert '# "alpha" would train what is not transparent' in written.text
+    assert '# "alpha" would train only the opaque parts' in written.text
     assert "# Files that cannot be read as pictures: 1." in written.text and 'alpha = "white"' in written.text
     draw_mask(tmp_path / "photos/0-masklabel.png", (300, 300))
     assert written(tmp_path / "photos", "--force").mask == "sidecar"
@@ -180,7 +180,7 @@ def test_nothing_that_can_be_read(written, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/0.png").write_bytes(b"no picture")
     assert written(tmp_path / "photos").image.resolution == 512
-    assert "# no picture could be read, so the defaults are written" in written.text
+    assert "# no picture could be read, so these are the defaults" in written.text
 
 
 def test_tars(written, tmp_path):
@@ -198,7 +198,7 @@ def test_few_of_many_are_opened(written, tmp_path, monkeypatch):
     monkeypatch.setattr(init, "MOST_OPENED", 3)
     written(tmp_path / "photos", "--json")
     assert written.result.json["seen"]["opened"] == 3
-    assert "comes from 3 of them, evenly spread" in written.text
+    assert "read from 3 of them, evenly spread" in written.text
 
 
 def test_validation_grows_with_the_data(written, tmp_path):
@@ -206,7 +206,7 @@ def test_validation_grows_with_the_data(written, tmp_path):
     assert written(tmp_path / "photos").validation == 0.0
     pictures(tmp_path / "photos", 20, size=(64, 64))
     assert written(tmp_path / "photos", "--force").validation == 0.1
-    assert "# about 2 of 20 pictures, never trained on" in written.text
+    assert "# about 2 of 20 pictures, held out for validation" in written.text
 
 
 def test_json_says_what_was_seen(written, tmp_path):
@@ -277,24 +277,24 @@ def test_a_file_that_makes_no_recipe_of_ours(prep, folder):
     result = prep("init", "--from", "c.json")
     assert result.code == 3 and list(folder.iterdir()) == [folder / "c.json"]
     assert result.err.splitlines()[-1].startswith(
-        "error: what c.json says makes no recipe: source.repeats is 20000, expected a number from 1 to 10000")
+        "error: c.json does not convert to a valid recipe: source.repeats is 20000, expected a number from 1 to 10000")
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("args", "code", "says"), [
-    ([], 2, "prep init needs a SOURCE or --from FILE, and not both"),
-    (["photos", "--from", "x.json"], 2, "prep init needs a SOURCE or --from FILE, and not both"),
-    (["--from", "x.json", "--model", "m"], 2, "--model goes with a SOURCE"),
+    ([], 2, "prep init needs a SOURCE or --from FILE, not both"),
+    (["photos", "--from", "x.json"], 2, "prep init needs a SOURCE or --from FILE, not both"),
+    (["--from", "x.json", "--model", "m"], 2, "--model needs a SOURCE"),
     (["old.toml"], 2, "SOURCE is old.toml, expected a directory of pictures or tars"),
-    (["photos", "-o", "x.txt"], 5, "recipe x.txt has another name, expected NAME.toml"),
-    (["photos", "-o", "old.toml"], 5, "recipe old.toml exists, and is not replaced"),
+    (["photos", "-o", "x.txt"], 5, "recipe x.txt has the wrong extension, expected NAME.toml"),
+    (["photos", "-o", "old.toml"], 5, "recipe old.toml already exists"),
     (["photos", "-o", "other.toml", "--force"], 5, "other.toml exists and is no recipe, so it is not replaced"),
     (["nothing"], 5, "source nothing does not exist"),
     (["empty"], 5, "source empty has no pictures, expected .png"),
     (["tars"], 5, "hint: it has 1 tars: prep init 'tars/*.tar'"),
-    (["photos", "--model", "a b"], 6, "or a directory that is there"),
+    (["photos", "--model", "a b"], 6, "or the path of an existing directory"),
 ])
 def test_what_cannot_be(prep, folder, args, code, says):
     pictures(folder / "photos", 1)

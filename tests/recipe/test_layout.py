@@ -109,7 +109,7 @@ def test_several_sources_and_tars(written, folder, prep):
     assert written("photos", "0.tar", "reg", "1.tar") == {
         "photos": ("train", 1, "auto", ()), "0.tar": ("train", 1, "auto", ()), "reg": ("prior", 1, "auto", ()),
         "1.tar": ("train", 1, "auto", ())}
-    assert "what is in photos 0.tar reg 1.tar: 7 pictures" in written.text
+    assert "prep init from photos 0.tar reg 1.tar: 7 pictures" in written.text
     assert prep("bucket", "dataset.toml", "--json").json["buckets"]
     assert written("reg") == {"reg": ("train", 1, "auto", ())}, "alone, it is a source like any other"
 
@@ -158,9 +158,9 @@ def test_the_file_that_is_converted_is_never_replaced(prep, folder):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("[caption]\ncaption_dropout = 0.1", "'caption_dropout' in [caption]; it is a setting of training: train.toml has "
-     "it as caption_dropout"),
-    ("[lora]\nrank = 4", "'lora' in the recipe; it is a setting of training: train.toml has it as [lora]"),
+    ("[caption]\ncaption_dropout = 0.1", "'caption_dropout' in [caption]; it is a training setting: in train.toml "
+     "it is caption_dropout"),
+    ("[lora]\nrank = 4", "'lora' in the recipe; it is a training setting: in train.toml it is [lora]"),
     ("[image]\nflip_aug = true\n[[source]]\npath = 'x'", "'flip_aug' in [image]; here it is [image] flip = \"both\""),
     ("[[source]]\npath = 'x'\nnum_repeats = 3", "'num_repeats' in [source[0]]; here it is [[source]] repeats"),
     ("[[datasets]]\nresolution = 3", "prep init --from converts the file")])

@@ -65,7 +65,7 @@ def test_a_bad_line_is_refused(line, said):
 def test_the_hint_says_how_to_write_dashes():
     with pytest.raises(ConfigError) as caught:
         one("a --ar 3")
-    assert caught.value.hint == r"write \--ar where it is part of the prompt"
+    assert caught.value.hint == r"write \--ar if it is part of the prompt"
 
 
 def test_the_line_is_named_and_without_echo_nothing_of_it_is_repeated(tmp_path):
@@ -80,7 +80,7 @@ def test_the_line_is_named_and_without_echo_nothing_of_it_is_repeated(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_prompts(path, echo=False)
     assert caught.value.message == f"{path}, line 1: unknown option, expected --n, --w, --h, --d, --s or --l"
-    assert caught.value.hint == r"write \--x where it is part of the prompt"
+    assert caught.value.hint == r"write \--x if it is part of the prompt"
 
 
 def test_what_cannot_be_read(tmp_path):

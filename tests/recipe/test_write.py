@@ -95,7 +95,7 @@ def test_any_text_is_a_string_on_one_printable_line(text):
 
 
 def test_a_name_that_is_no_text_cannot_be_said():
-    with pytest.raises(PathError, match="the byte ff, which is not UTF-8, so a recipe cannot say it"):
+    with pytest.raises(PathError, match="the byte ff, which is not UTF-8, so a recipe cannot contain it"):
         quoted(os.fsdecode(b"a\xff.png"))
 
 

@@ -69,7 +69,8 @@ def changed(place: int, value: object) -> list[object]:
     (changed(1, [1]), "Expected `object | null`, got `array`"),
     *((changed(1, {**IDENTITY, **part}), says) for part, says in (
         ({"size": [2, -3]}, "2x-3 pixels"), ({"size": [0, 3]}, "0x3 pixels"), ({"size": [2]}, "Expected `array` of"),
-        ({"sample": -1}, "sample -1"), ({"sample": 1 << 32}, "sample 4294967296"),
+        ({"sample": -1}, "a picture has 2x3 pixels, sample -1 and a signature of 0 bytes"),
+        ({"sample": 1 << 32}, "sample 4294967296"),
         ({"signature": b"x"}, "a signature of 1 bytes"), ({"file": "00"}, "the digest of a picture"),
         ({"signature": 4}, "Expected `bytes`, got `int`"))),
     (changed(2, [b"x", b""]), "half a thumbnail has 1 bytes"), (changed(2, [b"", b""]), "half a thumbnail has 0 bytes"),

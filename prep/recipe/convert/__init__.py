@@ -1,1 +1,1 @@
-"""Data set files of other trainers → recipes, with a note for each setting that has no counterpart here."""
+"""Converts other trainers' dataset files to recipes, with a note for each setting that has no counterpart here."""

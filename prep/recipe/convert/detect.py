@@ -1,4 +1,4 @@
-"""Which tool's file is it? Told by what is in it, read strictly and within bounds; nothing in a file is ever run."""
+"""Detects which tool wrote a file, by its contents, and converts it. Parsing is strict and bounded; no code is run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prep.parse import Unparsed, brief
 from prep.recipe.convert import kohya, kohya_training, onetrainer, onetrainer_training, simpletuner
 from prep.recipe.convert.draft import Converted
 
-MOST_BYTES = 1 << 24  # of a file; those of people who list every directory by hand have less than a hundredth
+MOST_BYTES = 1 << 24  # of a file; a file that lists every directory by hand has less than a hundredth
 MOST_SOURCES = 10_000
 KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset_config, train_data_dir), OneTrainer's "
          "concepts JSON (a list with 'path') or main configuration, or SimpleTuner's multidatabackend.json (a list "
@@ -22,7 +22,7 @@ KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset
 
 
 def convert(path: Path) -> Converted:
-    """The recipe that the file at `path` comes to, and notes on it. Raises `PathError`, `ConfigError`."""
+    """Converts the file at `path` to a recipe with notes. Raises `PathError`, `ConfigError`."""
     try:
         return _converted(_read(path), path.absolute().parent)
     except Unparsed as error:
@@ -61,7 +61,7 @@ def _converted(document: Any, base: Path) -> Converted:
 
 
 def _document(data: bytes) -> Any:
-    """What the bytes say: JSON where they begin like it and are it, else TOML."""
+    """The parsed document: JSON if the bytes begin with a bracket or brace and parse, else TOML."""
     text = decode_text(data, KNOWN)
     try:
         return _json(text) if text.lstrip()[:1] in ("{", "[") else tomllib.loads(text)
@@ -83,7 +83,7 @@ def _once(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
-        raise Unparsed(f"the key {brief(next(one for one in names if names.count(one) > 1))} comes twice in a table")
+        raise Unparsed(f"the key {brief(next(one for one in names if names.count(one) > 1))} occurs twice in a table")
     return table
 
 

@@ -1,6 +1,6 @@
-"""What the converters share: a recipe in the making, and tables that remember which of their keys were asked for.
+"""Shared code of the converters: a recipe under construction, and tables that record which of their keys were read.
 
-No setting is lost in silence: whatever is not converted has a note, known or not. What is off, or null, needs none.
+No setting is dropped silently: every setting that is not converted gets a note, unless it is off or null.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from prep.sources.item import MaskFrom
 
 T = TypeVar("T")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
-UNKNOWN = "not known here; nothing was made of it"
+UNKNOWN = "unknown setting; ignored"
 _SECRET = re.compile(r"secret|token$|password|access_key|credential", re.IGNORECASE)
-VIEWS = 4  # cuts of a picture that are kept where a tool would draw another one each time it is shown
-CUTS = f"{VIEWS} cuts of each picture are kept, drawn once: [image] views"
+VIEWS = 4  # crops per picture, for tools that draw a new crop each time they show it
+CUTS = f"{VIEWS} crops of each picture are drawn once and kept: [image] views"
 BALANCED = "an epoch shows these pictures as often as the training pictures, never more"
-FLAT = ("*/*",)  # a glob of all that lies in subdirectories
+FLAT = ("*/*",)  # globs that match everything in subdirectories
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Converted:
-    """A recipe made of another tool's file."""
+    """A recipe made from another tool's file."""
 
     tool: str
     recipe: Recipe  # its paths are absolute
@@ -40,27 +40,27 @@ class Converted:
 
     @property
     def remarks(self) -> list[Comment]:
-        """The notes as comments of the recipe."""
+        """The notes as comments for the recipe."""
         return [Comment(at=one.at, text=one.text) for one in self.notes]
 
 
 @dataclass(kw_only=True, slots=True)
 class Draft:
-    """A recipe in the making."""
+    """A recipe under construction."""
 
     tool: str
     base: Path  # the directory of the other tool's file
     sources: list[Source] = field(default_factory=list)  # each with its caption and mask settings
-    images: list[tuple[str, ImageOptions]] = field(default_factory=list)  # (where it was said, what)
+    images: list[tuple[str, ImageOptions]] = field(default_factory=list)  # (place in the file, options)
     validation: float = 0.0
     notes: list[ConversionNote] = field(default_factory=list)
-    trains: bool = False  # whether the file has settings of training, too, which become a train.toml
-    batches: list[int] = field(default_factory=list)  # batch sizes that parts of the dataset say
-    dropouts: list[float] = field(default_factory=list)  # rates of captions left out, of each source
+    trains: bool = False  # whether the file also has training settings, which become a train.toml
+    batches: list[int] = field(default_factory=list)  # batch sizes set by parts of the dataset
+    dropouts: list[float] = field(default_factory=list)  # caption dropout rate of each source
 
     @property
     def here(self) -> str:
-        """The place of the source that is added next."""
+        """The recipe's name for the source that is added next."""
         return f"source[{len(self.sources)}]"
 
     def note(self, key: str, value: Any, said: str, at: str) -> None:
@@ -70,8 +70,10 @@ class Draft:
             self.notes.append(ConversionNote(key=key, value="" if hidden else brief(value), said=said, at=at))
 
     def place(self, text: str, key: str) -> Path:
-        """The path that the file means: below its own directory, or where its tool may have been started, which is the
-        current one or that above the file's (`config/x.json`). A note says so when there is nothing at any.
+        """Resolves a path of the file against its directory, the current directory, and the parent of its directory.
+
+        Tools resolve paths against the directory they are started in; files often lie below it (`config/x.json`). If
+        none of these paths exists, adds a note. Raises `Unparsed`.
         """
         if "\0" in text or not text:
             raise Unparsed(f"{key} is {brief(text)}, expected a path")
@@ -79,11 +81,11 @@ class Draft:
         options = [base / one for one in spelled for base in (self.base, Path.cwd(), self.base.parent)]
         found = next((one for one in options if _exists(one)), None)
         if found is None:
-            self.note(key, text, "nothing is there now", self.here)
+            self.note(key, text, "this path does not exist", self.here)
         return found or options[0]
 
     def finish(self) -> Converted:
-        """The recipe: what all sources share stands in its sections. Raises `Unparsed` when there is no source."""
+        """The recipe, with shared settings of all sources in its sections. Raises `Unparsed` if there is no source."""
         self._join_resolutions()
         if not self.sources:
             why = f": {self.notes[0].text}" if self.notes else ""
@@ -101,7 +103,7 @@ class Draft:
         return Converted(tool=self.tool, recipe=recipe, notes=tuple(self.notes))
 
     def _join_resolutions(self) -> None:
-        """The same sources at other resolutions, and all else alike, are one set of samples at several."""
+        """Merges sources that repeat at several resolutions, and are otherwise equal, into sources at all of them."""
         groups: dict[Any, list[int]] = {}
         for number, (_, image) in enumerate(self.images):
             groups.setdefault(image.resolution, []).append(number)
@@ -116,11 +118,11 @@ class Draft:
         self.images = [(self.images[number][0], replace(self.images[number][1], resolution=sides)) for number in first]
 
     def _at_any(self, number: int) -> tuple[Source, ImageOptions]:
-        """A source and what it wants, but for the resolution."""
+        """A source and its image options, without the resolution."""
         return self.sources[number], replace(self.images[number][1], resolution=512)
 
     def _image(self) -> ImageOptions:
-        """What the first group of pictures wants; a note for each key in which another wants something else."""
+        """The image options of the first group of pictures, with a note for each key in which another group differs."""
         if not self.images:
             return ImageOptions()
         chosen = self.images[0][1]
@@ -128,18 +130,18 @@ class Draft:
             for name in ImageOptions.__dataclass_fields__:
                 wanted = getattr(image, name)
                 if wanted != getattr(chosen, name):
-                    self.note(f"{where}: {name}", wanted, "a recipe has one [image], which says "
-                              f"{brief(getattr(chosen, name))}; for the other, make a recipe of its own", "image")
+                    self.note(f"{where}: {name}", wanted, "a recipe has one [image], with "
+                              f"{brief(getattr(chosen, name))}; make another recipe for this value", "image")
         return chosen
 
     def _masks(self) -> list[MaskFrom | None]:
-        """Alpha and files in one recipe are refused: the sources that want alpha go without."""
+        """The masks of the sources; alpha is removed, with a note, if others use files: a recipe has one kind."""
         masks = [one.mask for one in self.sources]
         if "alpha" in masks and any(one not in (None, "none", "alpha") for one in masks):
             for number, one in enumerate(masks):
                 if one == "alpha":
                     self.note(f"{self.sources[number].path.name}: alpha as mask", None,
-                              "a recipe's masks are all alpha or all files; make a recipe of its own of this source",
+                              "a recipe's masks are all alpha or all files; make another recipe for this source",
                               f"source[{number}]")
             masks = [None if one == "alpha" else one for one in masks]
         return masks
@@ -147,7 +149,7 @@ class Draft:
 
 @dataclass(kw_only=True, slots=True)
 class Layer:
-    """A table of the file, and where it is there."""
+    """A table of the file, and its place there."""
 
     table: Mapping[str, Any]
     where: str  # "" or "datasets[0]"
@@ -160,51 +162,51 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """Settings, the nearest layer first; null counts as not given."""
+    """Layered settings, the most specific first; null counts as not given."""
 
     draft: Draft
     layers: Sequence[Layer]
 
     def has(self, name: str) -> bool:
-        """Whether some layer says something."""
+        """Whether any layer has a value."""
         return any(layer.table.get(name) is not None for layer in self.layers)
 
     def get(self, name: str, kind: type[T], default: T) -> T:
-        """The value of the nearest layer that has one, of type `kind`. Raises `Unparsed`."""
+        """The most specific value, which must be of type `kind`. Raises `Unparsed`."""
         found = self.any(name)
         return default if found is None else expect(found, kind, self.key(name))
 
     def any(self, name: str) -> Any:
-        """The same, of whatever type; None where no layer has one."""
+        """The most specific value, of any type; None if no layer has one."""
         for layer in self.layers:
             layer.asked.add(name)
         return next((layer.table[name] for layer in self.layers if layer.table.get(name) is not None), None)
 
     def key(self, name: str) -> str:
-        """The key with the place of the layer that has it."""
+        """The key, prefixed by the place of the layer that has it."""
         layer = next((one for one in self.layers if one.table.get(name) is not None), self.layers[0])
         return layer.key(name)
 
     def told(self, name: str, said: str, *, at: str | None = None) -> None:
-        """A note on a setting that is given, and not off."""
+        """Adds a note on a setting if it is given and not off."""
         value = self.any(name)
         if value not in OFF:
             self.draft.note(self.key(name), value, said, self._at(name) if at is None else at)
 
     def all_told(self, names: Mapping[str, str]) -> None:
-        """The same for several."""
+        """Adds notes on several settings, each if it is given and not off."""
         for name, said in names.items():
             self.told(name, said)
 
     def left(self, known: Mapping[str, str] | None = None, *, at: str | None = None) -> None:
-        """Notes on every key that nobody asked for; `known` has words for some."""
+        """Adds notes on all keys that were not read; `known` maps some of them to their notes."""
         for layer in self.layers:
             for name in layer.table:
                 if name not in layer.asked:
                     self.told(name, (known or {}).get(name, UNKNOWN), at=at)
 
     def _at(self, name: str) -> str:
-        """The source, for what is said of it alone; the top of the recipe for what is said of all."""
+        """The place of a note: the source for its own setting, the top of the recipe for a shared one."""
         nearest = len(self.layers) == 1 or self.layers[0].table.get(name) is not None
         return self.draft.here if nearest else ""
 
@@ -212,5 +214,5 @@ class Asked:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name that this system does not take
+    except OSError:  # a name that is invalid on this system
         return False

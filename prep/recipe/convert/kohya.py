@@ -1,7 +1,7 @@
-"""kohya's dataset TOML (`--dataset_config` of sd-scripts) → a recipe.
+"""Converts kohya's dataset TOML (`--dataset_config` of sd-scripts) to a recipe.
 
-A key of a subset stands above the same key of its dataset, that above `[general]`; what its documentation calls the
-DreamBooth method is a directory with caption files, the fine-tuning method one with a metadata file.
+A key of a subset overrides the same key of its dataset, which overrides `[general]`. In its documentation, the
+DreamBooth method means a directory with caption files, the fine-tuning method one with a metadata file.
 (sd-scripts: docs/config_README-en.md)
 """
 
@@ -23,37 +23,37 @@ from prep.recipe.convert.draft import BALANCED, CUTS, FLAT, VIEWS, Asked, Conver
 from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
-_TRAIN = "a setting of training: train.toml has it as"
-_DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
+_TRAIN = "a training setting: in train.toml it is"
+_DRAWN = "captions are drawn once and encoded: [caption] variants sets how many per picture"
 _LEFT: Mapping[str, str] = {
     "color_aug": "colors are never changed: no counterpart",
-    "face_crop_aug_range": "no faces are looked for: no counterpart",
+    "face_crop_aug_range": "faces are not detected: no counterpart",
     "random_crop": CUTS,
     "caption_dropout_rate": f"{_TRAIN} caption_dropout",
-    "caption_dropout_every_n_epochs": "captions are left out in training, not in the cache: no counterpart",
+    "caption_dropout_every_n_epochs": "captions are dropped in training, not in the cache: no counterpart",
     "token_warmup_min": "the number of tags does not depend on the step: no counterpart",
     "token_warmup_step": "the number of tags does not depend on the step: no counterpart",
-    "cache_info": "what is known of files is always remembered; nothing to set",
+    "cache_info": "facts about files are always cached; nothing to set",
     "resize_interpolation": "pictures are resized by Lanczos",
     "custom_attributes": "no counterpart",
 }
 _DATASET: Mapping[str, str] = {
     "network_multiplier": "no counterpart",
-    "skip_image_resolution": "no counterpart; the nearest is [image] min_side, the least shorter side",
-    "validation_seed": "pictures are chosen for validation by the digest of their bytes, not by a seed",
+    "skip_image_resolution": "no counterpart; the nearest is [image] min_side, a minimum for the shorter side",
+    "validation_seed": "validation pictures are chosen by the digest of their bytes, not by a seed",
 }
 _KINDS = (".txt", ".caption")
 
 
 def convert(document: Mapping[str, Any], base: Path) -> Converted:
-    """The recipe of a dataset file that lies in `base`. Raises `Unparsed`."""
+    """The recipe for a dataset file in the directory `base`. Raises `Unparsed`."""
     draft = Draft(tool="kohya", base=base)
     fill(draft, document, Layer(table={}, where=""))
     return draft.finish()
 
 
 def fill(draft: Draft, document: Mapping[str, Any], args: Layer) -> None:
-    """Adds the sources of a dataset file; `args` are those of the command line, below all others. Raises `Unparsed`."""
+    """Adds the sources of a dataset file, with `args` of the command line as defaults. Raises `Unparsed`."""
     general = Layer(table=expect(document.get("general", {}), dict, "general"), where="general")
     splits: list[tuple[str, float]] = []
     for number, table in enumerate(list_of(document["datasets"], _table, "datasets")):
@@ -78,11 +78,11 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 
 
 def _subset(asked: Asked, own: Layer, image: ImageOptions) -> None:
-    """Adds the source of a subset; `image` is what its dataset says of pictures."""
+    """Adds the source of a subset; `image` are the image options of its dataset."""
     draft = asked.draft
     repeats = asked.get("num_repeats", int, 1)
     if repeats < 1:
-        draft.note(own.where, own.table.get("image_dir"), f"left out: num_repeats is {repeats}", "")
+        draft.note(own.where, own.table.get("image_dir"), f"skipped: num_repeats is {repeats}", "")
         return
     tabled = asked.has("metadata_file")
     if not asked.has("image_dir"):
@@ -90,8 +90,8 @@ def _subset(asked: Asked, own: Layer, image: ImageOptions) -> None:
     path = draft.place(asked.get("image_dir", str, ""), asked.key("image_dir"))
     table = draft.place(asked.get("metadata_file", str, ""), asked.key("metadata_file")) if tabled else None
     if tabled:
-        asked.told("metadata_file", "a NAME.txt beside a picture is read before the table; "
-                   "pictures that neither names are left out")
+        asked.told("metadata_file", "a NAME.txt beside a picture takes precedence over the table; "
+                   "pictures with neither are skipped")
     caption = _caption(asked, tabled)
     mask = _mask(asked)
     role: Role = "prior" if asked.get("is_reg", bool, False) else "train"
@@ -120,7 +120,7 @@ def _caption(asked: Asked, tabled: bool) -> CaptionOptions:
     asked.told("enable_wildcard", _DRAWN)
     if shuffle or dropout:
         for name in ("caption_prefix", "caption_suffix"):
-            asked.told(name, "it stays where it is; sd-scripts shuffles its tags with the others")
+            asked.told(name, "it keeps its place; sd-scripts shuffles its tags with the others")
     named = asked.get("class_tokens", str, "")
     missing = "reject" if tabled else "constant" if named else "stop"
     if tabled:
@@ -138,14 +138,14 @@ def _mask(asked: Asked) -> MaskFrom | None:
         return "alpha" if alpha else None
     path = asked.draft.place(asked.get("conditioning_data_dir", str, ""), asked.key("conditioning_data_dir"))
     asked.told("conditioning_data_dir", "read as masks; pictures for a ControlNet have no counterpart" if path.is_dir()
-               else "no masks are read: it is no directory")
+               else "no masks are read: it is not a directory")
     if alpha:
         asked.told("alpha_mask", "the masks of conditioning_data_dir are used instead")
-    return path if path.is_dir() else None  # a recipe names no directory of masks that is not there
+    return path if path.is_dir() else None  # a recipe may only name an existing mask directory
 
 
 def _image(asked: Asked) -> ImageOptions:
-    """sd-scripts without buckets: one square. With them and without enlarging, it does not look at the ends."""
+    """The image options: one size without buckets. With bucket_no_upscale, sd-scripts ignores bucket limits."""
     if asked.draft.trains:
         asked.draft.batches += [one for one in [asked.get("batch_size", int, 0)] if one > 0]
     else:
@@ -156,19 +156,19 @@ def _image(asked: Asked) -> ImageOptions:
     least, most = asked.get("min_bucket_reso", int, 256), asked.get("max_bucket_reso", int, 1024)
     if not bucketed:
         for name in ("bucket_no_upscale", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"):
-            asked.told(name, "without enable_bucket it has no effect", at="image")
+            asked.told(name, "no effect without enable_bucket", at="image")
         return _one_size(sides)
     if sides[0] != sides[1]:
         asked.told("resolution", "a bucket's area is about the square of one number", at="image")
     if small:
         for name in ("min_bucket_reso", "max_bucket_reso"):
-            asked.told(name, "sd-scripts does not look at it with bucket_no_upscale", at="image")
+            asked.told(name, "sd-scripts ignores it with bucket_no_upscale", at="image")
         return ImageOptions(resolution=resolution, step=step)
     return ImageOptions(resolution=resolution, step=step, shortest=least, longest=most, upscale="allow")
 
 
 def _one_size(sides: Size) -> ImageOptions:
-    """Every picture at one size, enlarged where it is smaller."""
+    """Options that bring every picture to one size, enlarging smaller ones."""
     if sides[0] == sides[1]:
         return ImageOptions(resolution=sides[0], buckets="single", upscale="allow")
     return ImageOptions(resolution=isqrt(sides[0] * sides[1]), buckets="list", sizes=(format_size(sides),),
@@ -178,23 +178,23 @@ def _one_size(sides: Size) -> ImageOptions:
 def _resolution(asked: Asked) -> Size:
     value, key = asked.any("resolution"), asked.key("resolution")
     if value is None:
-        asked.draft.note(key, None, "not in the file: sd-scripts takes it from --resolution; 512 is written", "image")
+        asked.draft.note(key, None, "not in the file: sd-scripts reads it from --resolution; 512 is written", "image")
         return 512, 512
-    if isinstance(value, str) and re.fullmatch(r"\d{1,6}(,\d{1,6})?", value.replace(" ", "")):  # of a command line
+    if isinstance(value, str) and re.fullmatch(r"\d{1,6}(,\d{1,6})?", value.replace(" ", "")):  # from a command line
         value = [int(one) for one in value.split(",")]
         value = value[0] if len(value) == 1 else value
     if isinstance(value, int) and not isinstance(value, bool):
         return value, value
     sides = list_of(value, lambda one, at: expect(one, int, at), key)
     if len(sides) != 2 or min(sides) < 1:
-        raise Unparsed(f"{key} is {brief(value)}, expected a whole number or two")
+        raise Unparsed(f"{key} is {brief(value)}, expected one or two whole numbers")
     return sides[0], sides[1]
 
 
 def _validation(draft: Draft, splits: list[tuple[str, float]]) -> None:
-    """One fraction for all pictures, chosen by their bytes."""
+    """Sets one validation fraction for all pictures: the largest of `splits`."""
     if not splits or not any(split for _, split in splits):
         return
     key, draft.validation = max(splits, key=lambda one: one[1])
-    draft.note(key, draft.validation, "pictures are chosen by the digest of their bytes, from all sources alike",
+    draft.note(key, draft.validation, "pictures are chosen by the digest of their bytes, from all sources",
                "validation")

@@ -1,7 +1,7 @@
-"""Configuration of a training run of sd-scripts (`--config_file`, or its GUI's JSON) → a recipe and a `train.toml`.
+"""Converts a training configuration of sd-scripts (`--config_file`, or its GUI's JSON) to recipe and `train.toml`.
 
-Its dataset is in the file that `dataset_config` names, or in directories called N_class below `train_data_dir` and
-`reg_data_dir`; what it says of captions and buckets stands below what the dataset file says, as in sd-scripts.
+Its dataset is in the file that `dataset_config` names, or in directories named N_class below `train_data_dir` and
+`reg_data_dir`. The dataset file overrides its caption and bucket settings, as in sd-scripts.
 (sd-scripts: library/train_util.py, `add_training_arguments` and the functions beside it; train_network.py)
 """
 
@@ -22,14 +22,14 @@ from prep.recipe.schema import ModelOptions
 
 MARKS = ("dataset_config", "train_data_dir", "network_module", "network_dim", "max_train_steps", "max_train_epochs",
          "train_batch_size")  # a file with one of these is such a configuration
-_STEPS, _RATE, _RANK, _ALPHA = 1600, 2e-6, 4, 1.0  # what sd-scripts takes where the file does not say
+_STEPS, _RATE, _RANK, _ALPHA = 1600, 2e-6, 4, 1.0  # the defaults of sd-scripts
 _NUMBERS: Mapping[str, tuple[str, type]] = {
     "max_grad_norm": ("optimizer.clip", float), "min_snr_gamma": ("loss.min_snr", float), "seed": ("seed", int),
     "network_dropout": ("lora.dropout", float), "validate_every_n_steps": ("validation.every", int),
 }
 _GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution", "epoch": "max_train_epochs"}
-_SPEED = "a matter of speed and memory: nothing to set"
-_EPOCHS = "counted in steps here; train check says how many an epoch has"
+_SPEED = "affects only speed and memory: nothing to set"
+_EPOCHS = "counted in steps here; train check shows how many an epoch has"
 _TEXT = "text encoders are never trained: no counterpart"
 _RUN = "an option of train run: -o RUN"
 _WORDS: Mapping[str, str] = {
@@ -40,8 +40,8 @@ _WORDS: Mapping[str, str] = {
                      "save_last_n_steps"), _EPOCHS),
     **dict.fromkeys(("text_encoder_lr", "train_text_encoder", "network_train_text_encoder_only"), _TEXT),
     **dict.fromkeys(("output_dir", "output_name", "logging_dir"), _RUN),
-    "network_args": "lora.targets says which layers get an adapter; nothing else has a counterpart",
-    "network_weights": "no run begins with the weights of another: no counterpart",
+    "network_args": "lora.targets selects the layers that get an adapter; nothing else has a counterpart",
+    "network_weights": "a run cannot start from another run's weights: no counterpart",
     **dict.fromkeys(("full_bf16", "full_fp16"), "weights are kept in float32: no counterpart"),
     "clip_skip": "the text encoder's last layer is used: no counterpart",
     "save_model_as": "safetensors is the only format",
@@ -55,7 +55,7 @@ def is_training(document: Mapping[str, Any]) -> bool:
 
 
 def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> Converted:
-    """The recipe and the settings of a configuration that lies in `base`; `read` reads other files.
+    """The recipe and training settings for a configuration in the directory `base`; `read` reads other files.
 
     Raises `Unparsed`, and what `read` raises.
     """
@@ -81,7 +81,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
 
 
 def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without their sections, which mean nothing to sd-scripts."""
+    """The settings without their sections, which sd-scripts ignores."""
     flat: dict[str, Any] = {}
     for name, value in document.items():
         flat.update(value if isinstance(value, dict) else {name: value})
@@ -89,7 +89,7 @@ def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(asked: Asked, read: Callable[[Path], Any]) -> Mapping[str, Any]:
-    """The dataset file that is named, or one of the directories that are."""
+    """The dataset file that the configuration names, or a document built from its directories."""
     draft, named = asked.draft, asked.any("dataset_config")
     if isinstance(named, str) and named:
         document = read(draft.place(named, "dataset_config"))
@@ -102,12 +102,12 @@ def _dataset(asked: Asked, read: Callable[[Path], Any]) -> Mapping[str, Any]:
         if isinstance(place, str) and place:
             subsets += _subsets(draft.place(place, key), is_reg, asked.any("in_json"))
     if not subsets:
-        raise Unparsed("it names no dataset, expected dataset_config or train_data_dir")
+        raise Unparsed("it has no dataset, expected dataset_config or train_data_dir")
     return {"datasets": [{"subsets": subsets}]}
 
 
 def _subsets(root: Path, is_reg: bool, table: Any) -> list[dict[str, Any]]:
-    """Directories called N_class, as sd-scripts reads them; without any, the directory itself."""
+    """Subsets for directories named N_class, as sd-scripts reads them; if there are none, the directory itself."""
     shared = {"is_reg": is_reg} if is_reg else {"metadata_file": table} if isinstance(table, str) and table else {}
     inner = sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
     found = [(one, match) for one in inner if (match := REPEATED.fullmatch(one.name))]
@@ -153,7 +153,7 @@ def _optimizer(asked: Asked, training: Training) -> None:
 
 
 def _argument(word: str, training: Training) -> None:
-    """One of optimizer_args: `weight_decay=0.1`, `betas=0.9,0.99`."""
+    """Converts one of optimizer_args: `weight_decay=0.1`, `betas=0.9,0.99`."""
     name, _, text = word.partition("=")
     values = [number_of(one) for one in re.sub(r"[()\[\]\s]", "", text).split(",")]
     numbers = [one for one in values if one is not None]
@@ -170,14 +170,14 @@ def _schedule(asked: Asked, training: Training) -> None:
     warmup = number_of(asked.any("lr_warmup_steps")) or 0
     training.put("schedule.name", "constant" if kind.startswith("constant") else "cosine", "lr_scheduler")
     if kind not in ("constant", "constant_with_warmup", "cosine"):
-        training.note("lr_scheduler", kind, "constant and cosine are the schedules; cosine is written")
+        training.note("lr_scheduler", kind, "the schedules are constant and cosine; cosine is written")
     total = training.settings.get("steps")
     if kind == "constant" and warmup:
         training.note("lr_warmup_steps", warmup, "sd-scripts' constant schedule has no warm-up; not written")
     elif not 0 < warmup < 1:
         training.put("schedule.warmup", round(warmup), "lr_warmup_steps")
     elif total is None:
-        training.note("lr_warmup_steps", warmup, "a part of the run; schedule.warmup takes steps")
+        training.note("lr_warmup_steps", warmup, "a fraction of the run; schedule.warmup is in steps")
     else:
         training.put("schedule.warmup", round(warmup * total), "lr_warmup_steps")
 
@@ -207,7 +207,7 @@ def _rest(asked: Asked, training: Training) -> None:
     precision = str(asked.any("mixed_precision") or "no").lower()
     training.put("precision", {"no": "fp32", "bf16": "bf16"}.get(precision, "auto"), "mixed_precision")
     if precision not in ("no", "bf16"):
-        training.note("mixed_precision", precision, "no counterpart; auto takes bf16 where the device has it")
+        training.note("mixed_precision", precision, "no counterpart; auto uses bf16 if the device supports it")
     if asked.any("gradient_checkpointing"):
         training.put("gradient_checkpointing", True, "gradient_checkpointing")
     if asked.any("v_parameterization"):
@@ -228,7 +228,7 @@ def _model(asked: Asked, training: Training) -> ModelOptions:
         return ModelOptions(path=hub_id(named, "model"))
     except Unparsed:
         training.note("pretrained_model_name_or_path", named, "[model] path is a diffusers pipeline directory or a Hub "
-                      "id; convert a checkpoint of one file with diffusers first")
+                      "id; convert a single-file checkpoint with diffusers first")
         return ModelOptions()
 
 
@@ -239,12 +239,12 @@ def _prompts(asked: Asked, training: Training) -> Path | None:
     path = asked.draft.place(named, "sample_prompts")
     if path.suffix == ".txt" and path.is_file():
         return path
-    training.note("sample_prompts", named, "[prompts] file is a text file with a prompt on each line")
+    training.note("sample_prompts", named, "[prompts] file is a text file with one prompt per line")
     return None
 
 
 def _others(layer: Layer, training: Training) -> None:
-    """Notes on what was not asked for: with words for what is known, and all others by name in one."""
+    """Adds notes on settings that were not read: one for each known setting, and one that names all others."""
     left = [name for name, value in layer.table.items() if name not in layer.asked | _QUIET and value not in OFF]
     for name in left:
         if name in _WORDS:

@@ -1,6 +1,6 @@
-"""OneTrainer's concepts (a JSON list, `training_concepts/concepts.json`) → a recipe.
+"""Converts OneTrainer's concepts (a JSON list, `training_concepts/concepts.json`) to a recipe.
 
-The other half of its settings, resolution and masked training among them, is in its main configuration, which
+Other settings, such as resolution and masked training, are in its main configuration, which
 `prep.recipe.convert.onetrainer_training` reads. (OneTrainer: modules/util/config/ConceptConfig.py)
 """
 
@@ -21,40 +21,40 @@ from prep.recipe.schema import ImageOptions, Source
 
 _ROLES: Mapping[str, Role] = {"STANDARD": "train", "VALIDATION": "validation", "PRIOR_PREDICTION": "prior"}
 _COLORS = "colors are never changed: no counterpart"
-_TURNED = "pictures are not turned: no counterpart"
-_DRAWN = "captions are drawn once, as rows: [caption] variants says how many for each picture"
+_TURNED = "pictures are not rotated: no counterpart"
+_DRAWN = "captions are drawn once and encoded: [caption] variants sets how many per picture"
 _PLAIN: Mapping[str, str] = {
-    "seed": "draws are keyed by picture and caption, without a seed",
+    "seed": "random draws depend on picture and caption only, not on a seed",
 }
-MOST_VIEWS = 64  # cuts of a picture that a recipe takes
+MOST_VIEWS = 64  # the limit of crops per picture in a recipe
 _IMAGE: Mapping[str, str] = {
     "enable_random_rotate": _TURNED, "enable_fixed_rotate": _TURNED, "random_rotate_max_angle": _TURNED,
     **{f"{kind}_{name}": _COLORS for kind in ("enable_random", "enable_fixed")
        for name in ("brightness", "contrast", "saturation", "hue")},
     **{f"random_{name}_max_strength": _COLORS for name in ("brightness", "contrast", "saturation", "hue")},
     "enable_random_circular_mask_shrink": "masks are used as they are: no counterpart",
-    "enable_random_mask_rotate_crop": "pictures are not turned, and masks do not move the crop: no counterpart",
+    "enable_random_mask_rotate_crop": "pictures are not rotated, and masks do not move the crop: no counterpart",
 }
-_UPPER = "letters keep their case: no counterpart"
+_UPPER = "captions keep their case: no counterpart"
 _CASE = ("caps_randomize_enable", "caps_randomize_mode", "caps_randomize_probability", "caps_randomize_lowercase")
-_SPECIAL = "no tags are special: no counterpart; those before keep_tokens stay"
+_SPECIAL = "no tags are special: no counterpart; only the first keep_tokens tags are kept"
 _SPECIALS = ("tag_dropout_special_tags", "tag_dropout_special_tags_mode", "tag_dropout_special_tags_regex")
-MOST_PROMPTS = 1 << 20  # bytes of a file of prompts
+MOST_PROMPTS = 1 << 20  # bytes of a prompt file
 
 
 def convert(document: Sequence[Any], base: Path) -> Converted:
-    """The recipe of a list of concepts in a file that lies in `base`. Raises `Unparsed`."""
+    """The recipe for a list of concepts from a file in the directory `base`. Raises `Unparsed`."""
     draft = Draft(tool="onetrainer", base=base)
-    draft.note("resolution", None, "is in OneTrainer's main configuration; 512 is written unless a concept says other",
+    draft.note("resolution", None, "is in OneTrainer's main configuration; 512 is written unless a concept has its own",
                "image")
-    draft.note("masked_training", None, "is in OneTrainer's main configuration: prep init --from takes that, too",
+    draft.note("masked_training", None, "is in OneTrainer's main configuration: prep init --from converts that, too",
                "mask")
     fill(draft, document, ImageOptions(buckets="ratio", upscale="allow"))
     return draft.finish()
 
 
 def fill(draft: Draft, document: Sequence[Any], usual: ImageOptions) -> None:
-    """Adds the sources of a list of concepts; `usual` is what the main configuration says of pictures."""
+    """Adds the sources of a list of concepts; `usual` are the image options of the main configuration."""
     for number, value in enumerate(document):
         where = f"concepts[{number}]"
         _concept(draft, Layer(table=expect(value, dict, where), where=where), usual)
@@ -64,7 +64,7 @@ def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> None:
     asked = Asked(draft=draft, layers=[layer])
     name = asked.get("name", str, "")
     if not asked.get("enabled", bool, True):
-        draft.note(layer.key("enabled"), False, f"left out: concept {name!r}", "")
+        draft.note(layer.key("enabled"), False, f"skipped: concept {name!r}", "")
         return
     if not asked.has("path"):
         raise Unparsed(f"{layer.where} has no 'path', expected the directory of its pictures")
@@ -77,7 +77,7 @@ def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> None:
     source = Source(path=path, repeats=_repeats(asked), role=_role(asked), exclude=FLAT if flat else (),
                     weight=asked.get("loss_weight", float, 1.0),
                     caption=replace(caption, variants=variants) if variants > 1 else caption)
-    asked.get("concept_stats", dict, {})  # what OneTrainer counted when it last looked; no setting
+    asked.get("concept_stats", dict, {})  # OneTrainer's last counts of files, not a setting
     asked.all_told(_PLAIN)
     draft.images.append((layer.where, _views(asked, image, usual)))
     asked.left()
@@ -88,45 +88,45 @@ def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> None:
 
 def _role(asked: Asked) -> Role:
     named = asked.get("type", str, "STANDARD")
-    if asked.get("validation_concept", bool, False):  # its older files
+    if asked.get("validation_concept", bool, False):  # older files of OneTrainer
         return "validation"
     role = _ROLES[one_of(named, _ROLES, asked.key("type"))]
     if role == "prior":
-        asked.told("type", f'role = "prior": the loss compares with the pictures themselves, not with what the base '
-                   f"model predicts; {BALANCED}")
+        asked.told("type", f'role = "prior": the loss compares with the pictures themselves, not with predictions '
+                   f"of the base model; {BALANCED}")
     return role
 
 
 def _repeats(asked: Asked) -> int:
     strategy = asked.get("balancing_strategy", str, "REPEATS")
-    name = "balancing" if asked.has("balancing") else "repeats"  # its older files
+    name = "balancing" if asked.has("balancing") else "repeats"  # older files of OneTrainer
     wanted = asked.get(name, float, 1.0)
     if strategy != "REPEATS":
-        asked.told("balancing_strategy", f"{wanted:g} samples an epoch: no counterpart; all are shown once")
+        asked.told("balancing_strategy", f"{wanted:g} samples per epoch: no counterpart; each is shown once")
         return 1
     repeats = max(1, round(wanted)) if wanted < 1e6 else 1_000_000
     if repeats != wanted:
-        asked.told(name, f"a picture is shown a whole number of times; {repeats} is written")
+        asked.told(name, f"repeats must be a whole number; {repeats} is written")
     return repeats
 
 
 def _views(asked: Asked, image: Asked, usual: ImageOptions) -> ImageOptions:
-    """Its variations are cuts here, and mirror images of them; both are on where a concept does not say."""
+    """The image options: variations become crops and mirror images, both on by default as in OneTrainer."""
     count = asked.get("image_variations", int, 1)
     jitter, fixed = image.get("enable_crop_jitter", bool, True), image.get("enable_fixed_flip", bool, False)
     flip = "both" if image.get("enable_random_flip", bool, True) else "always" if fixed else "none"
     if fixed and flip == "both":
-        image.told("enable_fixed_flip", "pictures are shown both as they are and mirrored")
+        image.told("enable_fixed_flip", "pictures are shown both unmirrored and mirrored")
     if count > 1 and not jitter:
-        asked.told("image_variations", "without crop jitter, there is one cut of a picture")
+        asked.told("image_variations", "without crop jitter, a picture has one crop")
     if count > MOST_VIEWS:
-        asked.told("image_variations", f"{MOST_VIEWS} cuts of a picture are the most")
+        asked.told("image_variations", f"the limit is {MOST_VIEWS} crops per picture; {MOST_VIEWS} is written")
     return replace(_image(image, usual), crop="random" if jitter else "centre", flip=flip,
                    views=min(max(1, count), MOST_VIEWS) if jitter else 1)
 
 
 def _image(asked: Asked, usual: ImageOptions) -> ImageOptions:
-    """OneTrainer's list of aspect ratios; it enlarges whatever is small."""
+    """`usual`, at the concept's own resolution if it overrides it; notes on augmentations without a counterpart."""
     asked.all_told(_IMAGE)
     named = asked.get("resolution_override", str, "512")
     return with_resolution(asked, "resolution_override", named, usual) \
@@ -134,19 +134,19 @@ def _image(asked: Asked, usual: ImageOptions) -> ImageOptions:
 
 
 def with_resolution(asked: Asked, key: str, named: str, usual: ImageOptions) -> ImageOptions:
-    """`usual` at the resolutions that are `named`, like 512 or 512,768; as it is where those are of another kind."""
+    """`usual` at the resolutions in `named`, like 512 or 512,768; unchanged, with a note, if they are not numbers."""
     sides = tuple(int(one) for one in named.split(",") if one.strip().isdecimal())
     if len(sides) != named.count(",") + 1:
-        asked.told(key, f"resolutions are whole numbers, the sides of squares; {usual.resolution} is written",
+        asked.told(key, f"resolutions are whole numbers, the side of a square; {usual.resolution} is written",
                    at="image")
         return usual
     if len(sides) > 1:
-        asked.told(key, "each picture is a sample at every one of these", at="image")
+        asked.told(key, "each picture is a sample at each of these", at="image")
     return replace(usual, resolution=sides[0] if len(sides) == 1 else tuple(sorted({*sides})))
 
 
 def _caption(asked: Asked) -> CaptionOptions:
-    """Each line of a file is a caption, here as there; `|||` means nothing to OneTrainer."""
+    """The caption options. As here, each line of a file is a caption; `|||` has no meaning to OneTrainer."""
     shuffle = asked.get("enable_tag_shuffling", bool, False)
     if shuffle:
         asked.told("enable_tag_shuffling", _DRAWN)
@@ -159,7 +159,7 @@ def _caption(asked: Asked) -> CaptionOptions:
 
 
 def _told_if(asked: Asked, names: Sequence[str], said: str, *, on: bool) -> None:
-    """Notes on what comes to nothing unless something is `on`; OneTrainer writes all of it all the same."""
+    """Adds notes if the feature is `on`; OneTrainer writes these settings even if it is off."""
     for name in names:
         if on:
             asked.told(name, said)
@@ -174,29 +174,29 @@ def _dropout(asked: Asked) -> float:
         return 0.0
     if mode == "FULL":
         name = "tag_dropout_mode" if asked.has("tag_dropout_mode") else "tag_dropout_enable"  # its default is FULL
-        asked.told(name, "all tags at once: no counterpart; none are left out")
+        asked.told(name, "drops all tags at once: no counterpart; none are dropped")
         return 0.0
     if mode != "RANDOM":
-        asked.told("tag_dropout_mode", "each tag has the same chance here, wherever it stands")
+        asked.told("tag_dropout_mode", "every tag has the same dropout probability here, wherever it is")
     asked.told("tag_dropout_enable", _DRAWN)
     return chance
 
 
 def _origin(asked: Asked, choice: CaptionOptions) -> CaptionOptions:
-    """Where captions come from: a file beside each picture, its name, or one list for all."""
+    """Caption options for the prompt source: a file beside each picture, its name, or one list for all pictures."""
     source = one_of(asked.get("prompt_source", str, "sample"), ("sample", "concept", "filename"),
                     asked.key("prompt_source"))
     named = asked.get("prompt_path", str, "")
     if source == "sample":
         return choice
-    asked.told("prompt_source", "a NAME.txt beside a picture is used all the same, where there is one")
+    asked.told("prompt_source", "a NAME.txt beside a picture takes precedence")
     if source == "filename":
         return replace(choice, missing="filename")
     return _listed(asked, named, choice)
 
 
 def _listed(asked: Asked, named: str, choice: CaptionOptions) -> CaptionOptions:
-    """Every picture has all lines of a file; a wildcard says so, where there are no braces in them."""
+    """Caption options that give every picture all lines of a file, as one wildcard if no line has braces or bars."""
     path = asked.draft.place(named, asked.key("prompt_path"))
     try:
         lines = [line.strip() for line in read_text(path, most=MOST_PROMPTS, regular=True).splitlines()]
@@ -206,7 +206,7 @@ def _listed(asked: Asked, named: str, choice: CaptionOptions) -> CaptionOptions:
         raise Unparsed(f"{asked.key('prompt_path')} {path}: {error}") from None
     lines = [line for line in lines if line]
     if not lines:
-        raise Unparsed(f"{asked.key('prompt_path')} {path} has no text, expected captions, one a line")
+        raise Unparsed(f"{asked.key('prompt_path')} {path} has no text, expected captions, one per line")
     if len(lines) == 1:
         return replace(choice, missing="constant", constant=lines[0])
     if len(lines) > 1024 or any(set(line) & set("{|}") for line in lines):

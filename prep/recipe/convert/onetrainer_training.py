@@ -1,4 +1,4 @@
-"""OneTrainer's main configuration (JSON) with its concepts → a recipe and a `train.toml`.
+"""Converts OneTrainer's main configuration (JSON) and its concepts to a recipe and a `train.toml`.
 
 (OneTrainer: modules/util/config/TrainConfig.py)
 """
@@ -31,7 +31,7 @@ _SILENT = {"__version", "concept_file_name", "concepts", "model_type", "base_mod
 
 
 def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> Converted:
-    """The recipe and the settings of a configuration that lies in `base`; `read` reads the concepts' file.
+    """The recipe and training settings for a configuration in the directory `base`; `read` reads the concepts' file.
 
     Raises `Unparsed`, and what `read` raises.
     """
@@ -55,7 +55,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
 
 
 def _concepts(asked: Asked, read: Callable[[Path], Any]) -> list[Any]:
-    """The concepts that it holds, or those of the file that it names."""
+    """The concepts in the configuration, or those in the file that it names."""
     inside, named = asked.any("concepts"), asked.any("concept_file_name")
     if isinstance(inside, list) and inside:
         return inside
@@ -67,7 +67,7 @@ def _concepts(asked: Asked, read: Callable[[Path], Any]) -> list[Any]:
     except PathError:
         raise Unparsed(why) from None
     if not isinstance(found, list):
-        raise Unparsed(f"{named} is no list, expected OneTrainer's concepts")
+        raise Unparsed(f"{named} is not a list, expected OneTrainer's concepts")
     return found
 
 
@@ -82,7 +82,7 @@ def _method(asked: Asked, training: Training) -> None:
     method = str(asked.any("training_method") or "FINE_TUNE")
     training.put("method", _METHODS.get(method, "lora"), "training_method")
     if method not in _METHODS:
-        training.note("training_method", method, "LoRA and full fine-tuning are the methods; lora is written")
+        training.note("training_method", method, "the methods are LoRA and full fine-tuning; lora is written")
     kind = asked.any("peft_type")
     if kind not in (None, "LORA"):
         training.note("peft_type", kind, "LoRA is the only adapter")
@@ -93,7 +93,7 @@ def _method(asked: Asked, training: Training) -> None:
     dtype = str(asked.any("train_dtype") or "FLOAT_16")
     training.put("precision", _DTYPES.get(dtype, "auto"), "train_dtype")
     if dtype not in _DTYPES:
-        training.note("train_dtype", dtype, "no counterpart; auto takes bf16 where the device has it")
+        training.note("train_dtype", dtype, "no counterpart; auto uses bf16 if the device supports it")
     checkpointing = asked.any("gradient_checkpointing")
     training.put("gradient_checkpointing", checkpointing not in (None, False, "OFF"), "gradient_checkpointing")
     if asked.any("force_v_prediction"):
@@ -133,11 +133,11 @@ def _schedule(asked: Asked, training: Training) -> None:
     kind = str(asked.any("learning_rate_scheduler") or "CONSTANT")
     training.put("schedule.name", "constant" if kind == "CONSTANT" else "cosine", "learning_rate_scheduler")
     if kind not in ("CONSTANT", "COSINE"):
-        training.note("learning_rate_scheduler", kind, "constant and cosine are the schedules; cosine is written")
+        training.note("learning_rate_scheduler", kind, "the schedules are constant and cosine; cosine is written")
     warmup = number_of(asked.any("learning_rate_warmup_steps"))
     warmup = 200 if warmup is None else warmup
     if 0 < warmup <= 1:
-        training.note("learning_rate_warmup_steps", warmup, "a part of the run; schedule.warmup takes steps")
+        training.note("learning_rate_warmup_steps", warmup, "a fraction of the run; schedule.warmup is in steps")
     elif warmup:
         training.put("schedule.warmup", round(warmup), "learning_rate_warmup_steps")
 
@@ -155,7 +155,7 @@ def _loss(asked: Asked, training: Training) -> None:
     if kind == "MIN_SNR_GAMMA":
         training.put("loss.min_snr", 5.0 if strength is None else strength, "loss_weight_strength")
     elif kind != "CONSTANT":
-        training.note("loss_weight_fn", kind, "Min-SNR is the only weighting by timestep; none is written")
+        training.note("loss_weight_fn", kind, "Min-SNR is the only timestep weighting; none is written")
     decay = number_of(asked.any("ema_decay"))
     asked.any("ema_update_step_interval")
     if str(asked.any("ema") or "OFF") != "OFF":
@@ -163,7 +163,7 @@ def _loss(asked: Asked, training: Training) -> None:
 
 
 def _times(asked: Asked, training: Training) -> None:
-    """When it samples, saves and validates: in steps, or never."""
+    """Converts the intervals of sampling, checkpoints and validation: in steps, or never."""
     for name, setting in _EVERY.items():
         value, unit = number_of(asked.any(name)), str(asked.any(f"{name}_unit") or "")
         if unit == "NEVER" or (name == "validate_after" and not asked.any("validation")):
@@ -171,8 +171,8 @@ def _times(asked: Asked, training: Training) -> None:
         elif value is not None and unit == "STEP":
             training.put(setting, int(value), name)
         elif value is not None:
-            training.note(name, value, f"counted in {unit or 'epochs'}; {setting} is counted in steps, so that its "
-                          "default stays")
+            training.note(name, value, f"counted in {unit or 'epochs'}; {setting} is counted in steps and keeps "
+                          "its default")
 
 
 def _model(asked: Asked, training: Training) -> ModelOptions:

@@ -1,7 +1,7 @@
-"""SimpleTuner's `multidatabackend.json` (a list of backends) → a recipe.
+"""Converts SimpleTuner's `multidatabackend.json` (a list of backends) to a recipe.
 
-Only pictures on this machine become sources. What a backend says of its caches, and those that are caches alone, has no
-counterpart: rows are named by what decides them. (SimpleTuner: documentation/DATALOADER.md)
+Only pictures on this machine become sources. Cache settings, and backends that are only caches, have no counterpart:
+the key of a row holds all that decides it. (SimpleTuner: documentation/DATALOADER.md)
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
-_CACHE = "caches are looked after by prep: nothing to set"
+_CACHE = "prep manages caches: nothing to set"
 _KEPT = "nothing is ever deleted from a source"
 _WHEN = "all sources are trained on from the first step to the last: no counterpart"
-_SIZES = "no counterpart; the nearest is [image] min_side, the least shorter side"
+_SIZES = "no counterpart; the nearest is [image] min_side, a minimum for the shorter side"
 _SHRUNK = "a picture is always resized as a whole until it just covers its bucket"
 _SPLITS: Mapping[str, str] = {"comma": ",", "space": " ", "period": "."}
 _COLUMNS = {"filename_column": ("file_name", "image_path", "image", "file"),
-            "caption_column": ("captions", "texts", "caption", "text", "prompt", "tags")}  # what tables are read by
+            "caption_column": ("captions", "texts", "caption", "text", "prompt", "tags")}  # names in tables
 _LEFT: Mapping[str, str] = {
     **dict.fromkeys(("cache_dir", "cache_dir_vae", "cache_dir_conditioning_image_embeds", "text_embeds", "image_embeds",
                      "conditioning_image_embeds", "write_batch_size", "text_encoder_batch_size", "vae_cache_ondemand",
@@ -40,16 +40,16 @@ _LEFT: Mapping[str, str] = {
     "minimum_aspect_ratio": "no counterpart; prep scan names extreme shapes",
     "maximum_aspect_ratio": "no counterpart; prep scan names extreme shapes",
     "caption_filter_list": "captions are not filtered: no counterpart",
-    "probability": "every sample is shown in every epoch; repeats is what there is",
-    "max_num_samples": "all samples are used; include and exclude choose among them by name",
+    "probability": "every sample is shown in every epoch; the nearest is repeats",
+    "max_num_samples": "all samples are used; include and exclude select them by name",
     "slider_strength": "no counterpart", "timestep_sampling_offset": "no counterpart",
     "conditioning": "no conditioning pictures are made: no counterpart",
-    "source_dataset_id": "a mask belongs to the picture of its name",
+    "source_dataset_id": "a mask belongs to the picture with its name",
 }
 
 
 def convert(document: Sequence[Any], base: Path) -> Converted:
-    """The recipe of a list of backends in a file that lies in `base`. Raises `Unparsed`."""
+    """The recipe for a list of backends from a file in the directory `base`. Raises `Unparsed`."""
     draft = Draft(tool="simpletuner", base=base)
     layers = [Layer(table=expect(value, dict, f"backends[{number}]"), where=f"backends[{number}]")
               for number, value in enumerate(document)]
@@ -57,14 +57,14 @@ def convert(document: Sequence[Any], base: Path) -> Converted:
     for layer in layers:
         asked = Asked(draft=draft, layers=[layer])
         if why := _why_not(asked):
-            draft.note(layer.where, layer.table.get("id"), f"left out: {why}", "")
+            draft.note(layer.where, layer.table.get("id"), f"skipped: {why}", "")
         else:
             _backend(draft, asked, masks)
     return draft.finish()
 
 
 def _why_not(asked: Asked) -> str:
-    """Why a backend is no source; "" for one that is."""
+    """Why a backend does not become a source; "" if it does."""
     if asked.get("disabled", bool, False) or asked.get("disable", bool, False):
         return "it is disabled"
     kind, place = asked.get("dataset_type", str, "image"), asked.get("type", str, "local")
@@ -73,10 +73,10 @@ def _why_not(asked: Asked) -> str:
     if kind == "conditioning" and asked.get("conditioning_type", str, "") == "mask":
         return "its pictures are the masks of those that name it"
     if kind == "conditioning":
-        return "conditioning other than masks has no counterpart"
+        return "conditioning pictures other than masks have no counterpart"
     if kind not in ("image", "eval"):
         return f"its pictures are {kind}, expected image"
-    return "" if place == "local" else f"its type is {place}, expected local; fetch the pictures first"
+    return "" if place == "local" else f"its type is {place}, expected local; download the pictures first"
 
 
 def _backend(draft: Draft, asked: Asked, masks: Mapping[str, Layer]) -> None:
@@ -88,8 +88,8 @@ def _backend(draft: Draft, asked: Asked, masks: Mapping[str, Layer]) -> None:
     role: Role = "validation" if asked.get("dataset_type", str, "image") == "eval" else "train"
     for name in ("is_regularisation_data", "is_regularization_data"):
         if asked.get(name, bool, False):
-            asked.told(name, f'role = "prior": the loss compares with the pictures themselves, not with what the base '
-                       f"model predicts; {BALANCED}")
+            asked.told(name, f'role = "prior": the loss compares with the pictures themselves, not with predictions '
+                       f"of the base model; {BALANCED}")
             role = "prior"
     table = _table(asked)
     caption = _caption(asked)
@@ -105,13 +105,13 @@ def _mask(asked: Asked, masks: Mapping[str, Layer]) -> MaskFrom | None:
     names = [one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)]
     found = [masks[one] for one in names if one in masks]
     if not found or not isinstance(found[0].table.get("instance_data_dir"), str):
-        asked.told("conditioning_data", "only masks have a counterpart: no backend of this id has them")
+        asked.told("conditioning_data", "only masks have a counterpart: no backend with this id has them")
         return None
     path = asked.draft.place(found[0].table["instance_data_dir"], found[0].key("instance_data_dir"))
     if not path.is_dir():
-        asked.told("conditioning_data", "no masks are read: there is no such directory")
+        asked.told("conditioning_data", "no masks are read: the directory does not exist")
     elif isinstance(named, list) and len(named) > 1:
-        asked.told("conditioning_data", "of these, the first that has masks is used")
+        asked.told("conditioning_data", "the first of these that has masks is used")
     return path if path.is_dir() else None
 
 
@@ -125,10 +125,10 @@ def _caption(asked: Asked) -> CaptionOptions:
     words = asked.get("instance_prompt", str, "")
     if asked.get("only_instance_prompt", bool, False) or strategy == "instanceprompt":
         for name in ("only_instance_prompt", "caption_strategy"):
-            asked.told(name, "instance_prompt is for pictures without a caption; a NAME.txt is used all the same")
+            asked.told(name, "instance_prompt is for pictures without a caption; a NAME.txt takes precedence")
         return replace(choice, missing="constant", constant=words)
     if strategy == "filename":
-        asked.told("caption_strategy", "a NAME.txt beside a picture is used all the same, where there is one")
+        asked.told("caption_strategy", "a NAME.txt beside a picture takes precedence")
         choice = replace(choice, missing="filename")
     elif strategy not in ("textfile", "parquet"):
         asked.told("caption_strategy", "captions are files beside pictures, or in a table")
@@ -139,7 +139,7 @@ def _caption(asked: Asked) -> CaptionOptions:
 
 
 def _shuffled(asked: Asked) -> CaptionOptions:
-    """Its `caption_shuffle`; SimpleTuner knows neither kept separators nor triggers."""
+    """Caption options for `caption_shuffle`; SimpleTuner has neither kept separators nor triggers."""
     inner = Asked(draft=asked.draft, layers=[Layer(table=asked.get("caption_shuffle", dict, {}),
                                                    where=asked.key("caption_shuffle"))])
     plain = CaptionOptions(keep_separator="")
@@ -149,14 +149,14 @@ def _shuffled(asked: Asked) -> CaptionOptions:
     kept = inner.get("position_start", int, 0)
     count, original = inner.get("count", int, 1), inner.get("include_original", bool, True)
     if original:
-        inner.told("include_original", "the caption as it is comes only when chance makes it")
-    inner.left({"seed": "draws are keyed by the caption, without a seed"})
+        inner.told("include_original", "the unshuffled caption occurs only by chance")
+    inner.left({"seed": "random draws depend on the caption only, not on a seed"})
     return replace(plain, shuffle=True, variants=max(1, count + original), separator=_SPLITS[split],
                    keep_tokens=kept)
 
 
 def _table(asked: Asked) -> Path | None:
-    """The table of a parquet backend; sizes and the like come from the pictures themselves."""
+    """The table of a parquet backend; sizes are read from the pictures instead."""
     asked.any("metadata_backend")
     if not asked.has("parquet"):
         asked.any("parquet")
@@ -165,25 +165,25 @@ def _table(asked: Asked) -> Path | None:
     path = inner.get("path", str, "")
     for name, known in _COLUMNS.items():
         if inner.get(name, str, known[0]) not in known:
-            inner.told(name, f"the column is called one of: {', '.join(known)}")
+            inner.told(name, f"the column must have one of these names: {', '.join(known)}")
     inner.left({"width_column": "sizes are read from the pictures", "height_column": "sizes are read from the pictures",
                 "fallback_caption_column": "no counterpart",
-                "identifier_includes_extension": "a name without its extension fits, too"})
+                "identifier_includes_extension": "a name without its extension matches, too"})
     return asked.draft.place(path, inner.key("path")) if path else None
 
 
 def _image(asked: Asked) -> ImageOptions:
-    """Any shape that comes up there, one of a list here; enlarged unless something forbids it."""
+    """The image options: list, single or step buckets by the crop settings; enlarged up to the threshold, if any."""
     crop, aspect = asked.get("crop", bool, False), asked.get("crop_aspect", str, "square")
     resolution = _resolution(asked)
     if crop and aspect == "random":
-        asked.told("crop_aspect", "a picture goes to the bucket whose shape is nearest", at="image")
+        asked.told("crop_aspect", "a picture goes to the bucket with the nearest shape", at="image")
     ratios = _ratios(asked) if crop and aspect in ("closest", "random") else ()
     if not ratios:
-        asked.told("crop_aspect_buckets", "without crop_aspect closest or random it has no effect", at="image")
+        asked.told("crop_aspect_buckets", "no effect without crop_aspect closest or random", at="image")
     more = asked.get("max_upscale_threshold", float, -1.0)
-    asked.told("max_upscale_threshold", "a picture that would be enlarged more gets a smaller bucket, or is "
-               "left out where there is none", at="image")
+    asked.told("max_upscale_threshold", "a picture that needs more enlarging gets a smaller bucket, or is "
+               "skipped if there is none", at="image")
     least = asked.any("minimum_image_size")
     by_side = asked.any("resolution_type") == "pixel" and isinstance(least, int)
     if not by_side:
@@ -192,7 +192,7 @@ def _image(asked: Asked) -> ImageOptions:
     if style == "random":
         asked.told("crop_style", CUTS, at="image")
     elif style not in ("center", "centre"):
-        asked.told("crop_style", "pictures are cropped at the centre", at="image")
+        asked.told("crop_style", "pictures are cropped at the center", at="image")
     return ImageOptions(resolution=resolution, min_side=least if by_side else 0,
                         upscale=1 + more if more >= 0 else "allow",
                         buckets="list" if ratios else "single" if crop and aspect == "square" else "step",
@@ -202,16 +202,16 @@ def _image(asked: Asked) -> ImageOptions:
 
 
 def _ratios(asked: Asked) -> list[float]:
-    """Width by height of the buckets that a picture may be cropped to."""
+    """Aspect ratios, width / height, of the buckets that a picture may be cropped to. Raises `Unparsed`."""
     found = list_of(asked.get("crop_aspect_buckets", list, []), lambda one, at: expect(one, float, at),
                     asked.key("crop_aspect_buckets"))
     if bad := [one for one in found if not 1 / 64 <= one <= 64]:
-        raise Unparsed(f"{asked.key('crop_aspect_buckets')} has {bad[0]}, expected width by height, like 0.75")
+        raise Unparsed(f"{asked.key('crop_aspect_buckets')} has {bad[0]}, expected width / height, like 0.75")
     return found
 
 
 def _sized(ratio: float, resolution: int) -> str:
-    """A bucket of that shape, of about the area of the resolution's square, in steps of 64."""
+    """A bucket with that aspect ratio and about the area of the resolution's square, in steps of 64."""
     width, height = (max(64, round(resolution * sqrt(one) / 64) * 64) for one in (ratio, 1 / ratio))
     return f"{width}x{height}"
 
@@ -221,14 +221,14 @@ def _resolution(asked: Asked) -> int:
                   asked.key("resolution_type"))
     key = asked.key("resolution")
     if not asked.has("resolution"):
-        asked.draft.note(key, None, "not in the file: SimpleTuner takes it from --resolution; 1024 is written", "image")
+        asked.draft.note(key, None, "not in the file: SimpleTuner reads it from --resolution; 1024 is written", "image")
         return 1024
     value = asked.get("resolution", float, 0.0)
     if not 0 < value < 1 << 20:
         raise Unparsed(f"{key} is {brief(value)}, expected a side in pixels, or megapixels")
     if kind == "area":
         side = max(64, round(sqrt(value * 1e6) / 64) * 64)
-        asked.told("resolution", f"megapixels: the side of such a square, to 64, is {side}", at="image")
+        asked.told("resolution", f"megapixels: the side of such a square, rounded to 64, is {side}", at="image")
         return side
     if kind == "pixel":
         asked.told("resolution_type", "a bucket's area is about the square of the resolution, not its shorter side",

@@ -1,7 +1,7 @@
-"""Settings of training in other tools' files → a `train.toml`, with a note for each that has none.
+"""Converts training settings of other tools to a `train.toml`, with notes on those without a counterpart.
 
-Only settings that the trainer takes are written, and only values within its bounds: a test reads each through the
-trainer's own loader. The trainer itself is not imported: preparing needs none.
+It writes only settings that the trainer accepts, and only values within its bounds; a test reads each through the
+trainer's own loader. It does not import the trainer, which `prep` does not need.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prep.parse import brief
 from prep.recipe.convert.note import ConversionNote
 from prep.recipe.write import comment_lines, quoted
 
-# Bounds of the numbers that converters write: those of the trainer.
+# The trainer's bounds for numbers that converters write.
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "steps": (1, 1 << 40), "epochs": (1, 1 << 40), "batch_size": (1, 1 << 20), "micro_batch": (1, 1 << 20),
     "seed": (0, (1 << 63) - 1), "caption_dropout": (0, 1), "lora.rank": (1, 4096), "lora.alpha": (1e-6, 1e6),
@@ -33,18 +33,18 @@ SWITCHES = ("gradient_checkpointing", "loss.masked", "loss.normalize_area")
 
 @dataclass(kw_only=True, slots=True)
 class Training:
-    """A `train.toml` in the making."""
+    """A `train.toml` under construction."""
 
     settings: dict[str, Any] = field(default_factory=dict)  # by name with section: "lora.rank"
     notes: list[ConversionNote] = field(default_factory=list)
 
     def put(self, name: str, value: Any, key: str) -> None:
-        """Writes a setting; what the trainer does not take becomes a note on `key`, where the file has it."""
+        """Adds a setting; a value that the trainer does not accept becomes a note on `key`, its name in the file."""
         if self._fits(name, value):
             self.settings[name] = value
         else:
             low, high = BOUNDS.get(name, (0, 0))
-            self.note(key, value, f"{name} takes a number from {low:g} to {high:g}; not written")
+            self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; not written")
 
     def _fits(self, name: str, value: Any) -> bool:
         if name in SWITCHES:
@@ -61,7 +61,7 @@ class Training:
                                              at="train.toml"))
 
     def rendered(self, head: str) -> str:
-        """The text of the file: settings by section, then what has no counterpart."""
+        """The text of the file: settings by section, then the notes."""
         lines = [*comment_lines(head), ""]
         for section in dict.fromkeys(name.rpartition(".")[0] for name in ("", *self.settings)):
             inside = {name.rpartition(".")[2]: value for name, value in self.settings.items()
@@ -82,7 +82,7 @@ def _spelled(value: Any) -> str:
 
 
 def number_of(value: Any) -> float | None:
-    """The number that a file has, also as a string, as GUIs write them; `None` for anything else."""
+    """A number from a file, also as a string, as GUIs write them; `None` for anything else."""
     if isinstance(value, bool):
         return None
     try:

@@ -377,6 +377,8 @@ def test_a_file_is_as_large_as_commits_and_keys_account_for(filled: Cache, monke
     assert len(load_index(filled).columns) == 312 and same(load_ledger(filled), plain)
     (filled.shard(max(plain.shards, key=lambda shard: shard.rows).digest) / shard_format.KEY_PATH).unlink()
     assert load_index(filled) is EMPTY_INDEX
+    with pytest.raises(Unparsed, match=r"has \d+ bytes, more than commits and keys of its cache account for"):
+        index._read(filled)
     monkeypatch.setattr(index, "FREE_BYTES", 1 << 26)
     assert load_index(filled) != EMPTY_INDEX
 

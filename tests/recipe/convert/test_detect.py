@@ -34,7 +34,7 @@ def test_a_tool_is_known_by_what_its_file_says_not_by_its_name(convert_text, tex
      "it is OneTrainer's main configuration, expected the concepts that it names, 'c.json'"),
     ("[[source]]\npath = 'x'", "it is a recipe already, expected another tool's file"),
     ("{nothing", "it is neither JSON nor TOML"), ("resolution 512", "it is neither JSON nor TOML"),
-    ('[{"path": "a", "path": "b"}]', "the key 'path' comes twice in a table"),
+    ('[{"path": "a", "path": "b"}]', "the key 'path' occurs twice in a table"),
     ('[{"path": "photos", "loss_weight": NaN}]', "it has the number NaN, which is not JSON"),
     ("[" * 100_000, "it is neither JSON nor TOML"),
     (json.dumps([{"path": "p"}] * 10_001), "it lists 10001 sources, expected at most 10000")])

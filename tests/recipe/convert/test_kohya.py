@@ -100,7 +100,7 @@ def test_other_pictures_at_another_resolution_are_told(convert_text):
     dataset = "[[datasets]]\nresolution = {}\n[[datasets.subsets]]\nimage_dir = '{}'\n"
     found = convert_text(dataset.format(512, "photos") + dataset.format(768, "more"))
     assert found.recipe.image.resolution == 512
-    assert "a recipe of its own" in said(found)["datasets[1].subsets[0]: resolution"]
+    assert "make another recipe for this value" in said(found)["datasets[1].subsets[0]: resolution"]
 
 
 def test_cuts_and_mirror_images(convert_text):
@@ -108,9 +108,9 @@ def test_cuts_and_mirror_images(convert_text):
     found = convert_text(f"[[datasets]]\nresolution = 512\nflip_aug = true\nrandom_crop = true\n{subset}")
     image = found.recipe.image
     assert (image.crop, image.views, image.flip) == ("random", 4, "both")
-    assert "4 cuts of each picture" in said(found)["datasets[0].random_crop"]
+    assert "4 crops of each picture" in said(found)["datasets[0].random_crop"]
     found = convert_text(f"[[datasets]]\nresolution = 512\n{subset}flip_aug = true\n{subset}")
-    assert found.recipe.image.flip == "both" and "a recipe of its own" in said(found)["datasets[0].subsets[1]: flip"]
+    assert found.recipe.image.flip == "both" and "make another recipe" in said(found)["datasets[0].subsets[1]: flip"]
 
 
 def test_one_size_that_is_no_square(convert_text):
@@ -161,7 +161,7 @@ def test_every_key_changes_the_recipe_or_has_a_note(convert_json, key, layer):
     else:
         assert noted or found.recipe != without.recipe
     if key == "never_heard_of" or (key in OF_A_DATASET and layer == "subset"):
-        assert noted and "not known here" in said(found)[next(one.key for one in found.notes if key in one.key)]
+        assert noted and "unknown setting" in said(found)[next(one.key for one in found.notes if key in one.key)]
 
 
 @pytest.mark.parametrize("value", [False, 0, None, ""])
@@ -172,7 +172,7 @@ def test_what_is_off_needs_no_note(convert_json, value):
 
 def test_secrets_are_not_repeated(convert_json):
     found = convert_json({"datasets": [{"resolution": 512, "subsets": [{"image_dir": "photos"}]}], "hub_token": "hf_x"})
-    assert [one.text for one in found.notes] == ["hub_token: not known here; nothing was made of it"]
+    assert [one.text for one in found.notes] == ["hub_token: unknown setting; ignored"]
 
 
 def test_a_subset_shown_never_is_left_out(convert_text):
@@ -186,7 +186,7 @@ def test_windows_paths_and_missing_ones(convert_text, tmp_path):
     assert convert_text(dataset.format("photos\\sub")).recipe.sources[0].path == tmp_path / "photos/sub"
     found = convert_text(dataset.format("nowhere"))
     assert found.recipe.sources[0].path == tmp_path / "nowhere"
-    assert said(found)["datasets[0].subsets[0].image_dir"] == "nothing is there now"
+    assert said(found)["datasets[0].subsets[0].image_dir"] == "this path does not exist"
 
 
 def test_a_path_below_the_directory_above(convert_text, tmp_path):
@@ -215,5 +215,5 @@ def test_what_sd_scripts_would_refuse(convert_text, subset, says):
 
 
 def test_a_resolution_of_three_sides(convert_json):
-    with pytest.raises(ConfigError, match="expected a whole number or two"):
+    with pytest.raises(ConfigError, match="expected one or two whole numbers"):
         convert_json({"datasets": [{"resolution": [1, 2, 3], "subsets": [{"image_dir": "photos"}]}]})

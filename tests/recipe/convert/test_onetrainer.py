@@ -36,8 +36,8 @@ def test_a_whole_file(convert_json, tmp_path):
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",), caption=other))
     assert found.recipe.image == ImageOptions(buckets="ratio", upscale="allow", crop="random", flip="both"), (
         "both are on where a concept does not say")
-    assert said(found)["concepts[3].enabled"] == "left out: concept 'not now'"
-    assert "not with what the base model predicts" in said(found)["concepts[2].type"]
+    assert said(found)["concepts[3].enabled"] == "skipped: concept 'not now'"
+    assert "not with predictions of the base model" in said(found)["concepts[2].type"]
     assert {"resolution", "masked_training"} <= set(said(found)), "what the main configuration says is asked for"
 
 
@@ -104,7 +104,7 @@ def test_what_is_written_and_off_needs_no_note(convert_json):
 def test_names_as_captions(convert_json):
     found = convert_json([concept(text={"prompt_source": "filename"})])
     assert found.recipe.caption.missing == "filename"
-    assert "used all the same" in said(found)["concepts[0].text.prompt_source"]
+    assert "takes precedence" in said(found)["concepts[0].text.prompt_source"]
 
 
 @pytest.mark.parametrize(("text", "constant", "wildcards", "variants"), [
@@ -119,7 +119,7 @@ def test_a_list_of_captions_for_all(convert_json, tmp_path, text, constant, wild
 
 
 @pytest.mark.parametrize(("data", "says"), [
-    (b" \n", "has no text, expected captions, one a line"), (b"\xff", "byte 0 is not UTF-8, expected UTF-8 text")])
+    (b" \n", "has no text, expected captions, one per line"), (b"\xff", "byte 0 is not UTF-8, expected UTF-8 text")])
 def test_a_list_of_captions_that_is_none(convert_json, tmp_path, data, says):
     (tmp_path / "prompts.txt").write_bytes(data)
     with pytest.raises(ConfigError) as error:

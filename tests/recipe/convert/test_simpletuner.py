@@ -41,7 +41,7 @@ def test_a_whole_file(convert_json, tmp_path):
     assert found.recipe.image == ImageOptions(resolution=768, buckets="single", upscale="allow")
     assert set(said(found)) == {"backends[0].cache_dir_vae", *(f"backends[{number}]" for number in (1, 3, 4, 5, 6))}
     assert "do not tell" not in str(found)
-    assert said(found)["backends[5]"] == "left out: its type is aws, expected local; fetch the pictures first"
+    assert said(found)["backends[5]"] == "skipped: its type is aws, expected local; download the pictures first"
 
 
 VALUES = {
@@ -109,7 +109,7 @@ def test_cuts(convert_json):
         resolution=768, buckets="list", sizes=("1088x512", "640x896", "768x768"), upscale="allow", crop="random",
         views=4)
     assert set(said(found)) == {"backends[0].crop_style"}
-    with pytest.raises(ConfigError, match=r"expected width by height, like 0\.75"):
+    with pytest.raises(ConfigError, match=r"expected width / height, like 0\.75"):
         convert_json([backend(crop=True, crop_aspect="closest", crop_aspect_buckets=[0])])
 
 
@@ -121,7 +121,7 @@ def test_enlarging(convert_json, threshold, upscale):
 def test_captions(convert_json):
     only = convert_json([backend(caption_strategy="instanceprompt", instance_prompt="a dog")])
     assert only.recipe.caption == CaptionOptions(missing="constant", constant="a dog", keep_separator="")
-    assert "used all the same" in said(only)["backends[0].caption_strategy"]
+    assert "takes precedence" in said(only)["backends[0].caption_strategy"]
     joined = convert_json([backend(disable_multiline_split=True, caption_shuffle={"enable": True, "count": 2})])
     assert joined.recipe.caption == CaptionOptions(lines="join", shuffle=True, variants=3, keep_separator="")
 
@@ -135,9 +135,9 @@ def test_a_parquet_table(convert_json, tmp_path):
 
 
 @pytest.mark.parametrize(("named", "says"), [
-    ("none", "no backend of this id has them"), (["m", "n"], "the first that has masks is used"), ("m", ""),
-    ("n", "there is no such directory"), (["m"], ""), ({"id": 1}, "no backend of this id has them"),
-    ([["m"], 7], "no backend of this id has them")])
+    ("none", "no backend with this id has them"), (["m", "n"], "the first of these that has masks is used"), ("m", ""),
+    ("n", "the directory does not exist"), (["m"], ""), ({"id": 1}, "no backend with this id has them"),
+    ([["m"], 7], "no backend with this id has them")])
 def test_masks_that_cannot_all_be_used(convert_json, tmp_path, named, says):
     masks = [{"id": name, "dataset_type": "conditioning", "conditioning_type": "mask", "instance_data_dir": place}
              for name, place in (("m", "masks"), ("n", "nowhere"))]

@@ -169,14 +169,14 @@ def test_what_is_out_of_bounds_is_a_note():
     training.put("lora.rank", 5000, "network_dim")
     assert not training.settings
     assert [one.text for one in training.notes] == [
-        "network_dim = 5000: lora.rank takes a number from 1 to 4096; not written"]
+        "network_dim = 5000: lora.rank accepts numbers from 1 to 4096; not written"]
 
 
 @pytest.mark.parametrize(("document", "says"), [
-    ({"network_dim": 4}, "it names no dataset, expected dataset_config or train_data_dir"),
+    ({"network_dim": 4}, "it has no dataset, expected dataset_config or train_data_dir"),
     ({"dataset_config": "other.json"},
      "dataset_config other.json has no [[datasets]], expected sd-scripts' dataset TOML"),
-    ({"concept_file_name": "other.json"}, "other.json is no list, expected OneTrainer's concepts")])
+    ({"concept_file_name": "other.json"}, "other.json is not a list, expected OneTrainer's concepts")])
 def test_configurations_without_a_dataset(prep, folder, document, says):
     (folder / "other.json").write_text("{}")
     (folder / "config.json").write_text(json.dumps(document))
@@ -203,11 +203,11 @@ def test_settings_of_training_replace_nothing(prep, folder):
     (folder / "config.json").write_text(json.dumps(KOHYA))
     (folder / "train.toml").write_text("steps = 3\n")
     result = prep("init", "--from", "config.json")
-    assert result.code == 5 and "settings of training train.toml exist, and are not replaced" in result.err
+    assert result.code == 5 and "training settings train.toml already exist" in result.err
     assert not (folder / "dataset.toml").exists() and (folder / "train.toml").read_text() == "steps = 3\n"
     (folder / "new").mkdir()
     result = prep("init", "--from", "config.json", "-o", "new/train.toml")
-    assert result.code == 5 and ("recipe new/train.toml has the name of the settings of training, which are written "
+    assert result.code == 5 and ("recipe new/train.toml has the name of the training settings, which are written "
                                  "beside it") in result.err
     result = prep("init", "--from", "config.json", "-o", "train.toml", "--force")
     assert result.code == 5 and (folder / "train.toml").read_text() == "steps = 3\n"
