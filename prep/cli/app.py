@@ -1,4 +1,4 @@
-"""What the apps of `prep` and `train` have in common: --version, -h, --no-color, shell completion."""
+"""Builds the apps of `prep` and `train` with their shared options: --version, -h, --no-color, shell completion."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def make_app(text: str, commands: Iterable[Command]) -> typer.Typer:
 
 
 def _global_options(version: Version = False, no_color: NoColor = False) -> None:
-    """Both take effect elsewhere: the one in its callback, the other in `console.run`."""
+    """Does nothing: --version acts in its callback, --no-color in `console.run`."""
 
 
 def version_text(name: str) -> str:
-    """The versions of this program, Python and the libraries that compute, from their metadata: none is imported."""
+    """The versions of this program, Python and its main libraries, read from their metadata without importing them."""
     from importlib.metadata import PackageNotFoundError, version
 
     def found(library: str) -> str:

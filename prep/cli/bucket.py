@@ -24,11 +24,11 @@ def bucket(
                                        min=1)] = 1,
     seed: Annotated[int, typer.Option(help="seed of the epoch whose left-out names are listed")] = 0,
     suggest: Annotated[bool, typer.Option(
-        "--suggest", help="suggest the buckets and the batch size that lose least, out of many")] = False,
+        "--suggest", help="suggest the buckets and the batch size that lose the least, of many tried")] = False,
     html: Annotated[Path | None, typer.Option(help="write an HTML page with a plot of sizes against buckets")] = None,
     png: Annotated[Path | None, typer.Option(help="write that plot as a picture")] = None,
     max_crop: Annotated[float | None, typer.Option(
-        help="warn about pictures of which more than this percentage is cropped", min=0, max=100)] = None,
+        help="warn about pictures cropped by more than this percentage", min=0, max=100)] = None,
     max_upscale: Annotated[float | None, typer.Option(
         help="warn about pictures enlarged more than this many times", min=1)] = None,
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
@@ -51,7 +51,7 @@ def bucket(
     quiet_pillow()
     recipe = opt.without_caption_stop(opt.recipe_from_options(source, **given))
     check_bucket_files(recipe, html, png)
-    rules_of(recipe)  # what is wrong with them is said before all pictures are read
+    rules_of(recipe)  # reports wrong rules before reading all pictures
     with progress("reading", total := DeferredTotal(), unit="pictures", shown=not quiet) as tick:
         surveyed = ingest(recipe, Memo(None), jobs=jobs, tick=tick, total=total)
     recipe = settle_masks(recipe, surveyed.items)

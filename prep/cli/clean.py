@@ -11,10 +11,10 @@ from prep.cli.console import put, put_json
 
 
 def clean(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be removed, and its size")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed, and its size")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Forget what earlier runs read of your files, so that the next one reads them again; touch nothing else."""
+    """Forget what earlier runs read from your files; the next run reads them again. Nothing else is removed."""
     from prep.maintenance.clean import clean as remove_memories
 
     done = remove_memories(dry_run=dry_run)

@@ -1,7 +1,7 @@
-"""How both commands talk: data on stdout, everything else on stderr, an exit code for every ending.
+"""Output of both commands: data on stdout, everything else on stderr, and an exit code for every outcome.
 
-Names and captions come from strangers: control characters in them are spelled out wherever they are printed. Color is
-for terminals. With --json, stdout has exactly one JSON document, also when the command fails.
+Names and captions are untrusted: control characters in them are escaped wherever they are printed. Only terminals get
+color. With --json, stdout has exactly one JSON document, also if the command fails.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _HEAD = re.compile(rf"^({'|'.join(_STYLES)})(?=[:\s])", re.MULTILINE)
 
 @dataclass(slots=True)
 class _Call:
-    """What holds for one run of a command."""
+    """The state of one run of a command."""
 
     as_json: bool = False
     color: bool = True
-    documented: bool = False  # a JSON document is on stdout
+    documented: bool = False  # whether stdout has a JSON document already
 
 
 _call = _Call()
 
 
 def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoReturn:
-    """Runs `app` on `args` (default: the command line's) and exits, with the code that errors.py gives the ending."""
+    """Runs `app` on `args` (default: the command line's) and exits, with the exit code of `errors.py`."""
     global _call
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that this terminal cannot spell ends nothing
+            stream.reconfigure(errors="backslashreplace")  # any name can be printed
     words = list(sys.argv[1:] if args is None else args)
     options = words[:words.index("--")] if "--" in words else words
-    _call = _Call(as_json="--json" in options, color="--no-color" not in options)  # also for errors in the others
+    _call = _Call(as_json="--json" in options, color="--no-color" not in options)  # also for errors in options
     try:
         code = app(words, prog_name=name, standalone_mode=False)
     except BaseException as error:
@@ -58,10 +58,10 @@ def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoRet
 
 
 def _ended(error: BaseException, name: str) -> int:
-    """The exit code for what a command raised; reports an ending, and raises what is none."""
-    import typer  # here: for those who only want to print something
+    """Reports what a command raised and returns its exit code; re-raises what is not an `Exception`."""
+    import typer  # here: modules that only print need no typer
 
-    pipe = error.__context__ if isinstance(error, SystemExit) else error  # click makes SystemExit(1) of a closed pipe
+    pipe = error.__context__ if isinstance(error, SystemExit) else error  # click turns a closed pipe into SystemExit(1)
     if isinstance(pipe, BrokenPipeError):
         _close_stdout()
         return 0
@@ -73,7 +73,7 @@ def _ended(error: BaseException, name: str) -> int:
         say_problem(error)
         _put_errors([_described(error)])
         return error.exit_code
-    if hasattr(error, "format_message") and hasattr(error, "show"):  # click's, or that of typer's own copy of click
+    if hasattr(error, "format_message") and hasattr(error, "show"):  # from click, or typer's own copy of click
         usage = io.StringIO()
         error.show(usage)
         say(usage.getvalue().rstrip())
@@ -98,7 +98,7 @@ def _interrupted(name: str) -> int:
 
 
 def fail(problems: Sequence[Problem]) -> NoReturn:
-    """Ends a command that found several problems at once, with the exit code of the first."""
+    """Reports several problems and ends the command with the exit code of the first."""
     import typer
 
     for problem in problems:
@@ -116,7 +116,7 @@ def _entry(message: str, hint: str, exit_code: int, kind: str) -> dict[str, Any]
 
 
 def _put_errors(errors: Sequence[Mapping[str, Any]]) -> None:
-    """With --json, the first error as a document, and those that came with it, unless stdout has a document already."""
+    """With --json, prints a document of the first error and the others, unless stdout has a document already."""
     if not _call.as_json or _call.documented:
         return
     others = {"others": list(errors[1:])} if len(errors) > 1 else {}
@@ -127,60 +127,60 @@ def _put_errors(errors: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _close_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python flushes at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python flushes when it exits
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """Prints a line on stderr."""
     print(_painted(harmless(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def say_problem(problem: Problem) -> None:
-    """`error: …` and, when there is one, `hint: …` on stderr."""
-    say(f"error: {printable(problem.message)}")  # one line each, whatever names are in them
+    """Prints `error: …` on stderr and, if there is a hint, `hint: …`."""
+    say(f"error: {printable(problem.message)}")  # `printable` keeps each on one line, whatever names it has
     if problem.hint:
         say(f"hint: {printable(problem.hint)}")
 
 
 def put(text: str) -> None:
-    """A line of data on stdout, at once, so that a reader who went away is noticed here."""
+    """Prints a line of data on stdout and flushes it, so that a closed pipe raises here."""
     print(_painted(harmless(text), sys.stdout), flush=True)  # noqa: T201
 
 
 def harmless(text: str) -> str:
-    """`text` with control characters spelled out, but for newlines and tabs."""
+    """`text` with control characters escaped, except newlines and tabs."""
     return "\n".join("\t".join(printable(cell) for cell in line.split("\t")) for line in text.split("\n"))
 
 
 def put_json(document: Mapping[str, Any]) -> None:
-    """`document` on stdout, readable and parseable; characters that a terminal would obey are escaped."""
+    """Prints `document` on stdout as indented JSON; escapes characters that would control a terminal."""
     _call.documented = True
-    spelled = json.dumps(document, indent=1, ensure_ascii=True).replace("\x7f", "\\u007f")  # which json leaves as it is
+    spelled = json.dumps(document, indent=1, ensure_ascii=True).replace("\x7f", "\\u007f")  # `json` does not escape it
     print(spelled, flush=True)  # noqa: T201
 
 
 def screen_width() -> int | None:
-    """The columns of the terminal that stdout is; None for a file or a pipe, where nothing is folded or left out."""
+    """The columns of the terminal on stdout; None for a file or a pipe, where tables are not folded or shortened."""
     return shutil.get_terminal_size(fallback=(120, 24)).columns if sys.stdout.isatty() else None
 
 
 def color_allowed() -> bool:
-    """Whether there may be color where there is a terminal: not with --no-color."""
+    """Whether terminals may get color: not with --no-color."""
     return _call.color
 
 
 def _painted(text: str, stream: TextIO) -> str:
-    """`text` with the severities at the heads of its lines in color, where `stream` shows color."""
+    """`text` with the severities at the starts of its lines in color, if `stream` shows color."""
     if not _shows_color(stream):
         return text
     return _HEAD.sub(lambda head: f"\x1b[{_STYLES[head[1]]}m{head[1]}\x1b[0m", text)
 
 
 def _shows_color(stream: TextIO) -> bool:
-    """As rich decides: terminals do, unless NO_COLOR or TERM=dumb is set; with FORCE_COLOR, anything does."""
+    """As rich decides: terminals show color unless NO_COLOR or TERM=dumb is set; with FORCE_COLOR, any stream does."""
     if not _call.color or not (stream.isatty() or os.environ.get("FORCE_COLOR")):
         return False
-    from rich.console import Console  # here: neither a pipe nor --help waits for it
+    from rich.console import Console  # here: a pipe and --help do not need it
 
     console = Console(file=stream)
     return console.color_system is not None and not console.no_color and not console.legacy_windows

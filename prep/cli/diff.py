@@ -14,7 +14,7 @@ from prep.errors import EXIT_FINDINGS, CacheError
 
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="a manifest.json", show_default=False)],
-    b: Annotated[Path, typer.Argument(metavar="B", help="another one, or a later version", show_default=False)],
+    b: Annotated[Path, typer.Argument(metavar="B", help="another manifest, or a later version", show_default=False)],
     exit_code: Annotated[bool, typer.Option("--exit-code", help="exit with 1 if they differ")] = False,
     as_json: opt.AsJson = False,
 ) -> None:

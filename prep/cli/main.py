@@ -1,4 +1,4 @@
-"""The `prep` commands, registered in the order of `prep --help`; each is a module of its own beside this one."""
+"""Registers the `prep` commands in the order of `prep --help`; each has a module beside this one."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ app = make_app("Turns pictures, captions and masks into a verified cache and one
 
 
 def main() -> NoReturn:
-    """The console script `prep`."""
+    """Entry point of the console script `prep`."""
     run(app, "prep")

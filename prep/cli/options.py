@@ -1,4 +1,4 @@
-"""The command options that several `prep` commands share, and how they become a recipe."""
+"""Options that several `prep` commands share, and their conversion to a recipe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JOBS = max(2, os.cpu_count() or 1)
 
 
 def with_recipe_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Gives a command all recipe options but those named, in place of its parameter `given`."""
+    """A decorator that replaces a command's parameter `given` by all recipe options except those in `without`."""
     shown = [one for one in RECIPE_OPTIONS if one.name not in without]
     parameters = [parameter(one.name, Annotated[one.kind | None, _option(one)], None) for one in shown]
     return lambda command: expand(command, "given", parameters)
@@ -71,7 +71,7 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def without_caption_stop(recipe: Recipe) -> Recipe:
-    """The recipe for a preview: a missing caption stops nothing, and no picture is left out for it."""
+    """The recipe for a preview: instead of stopping at missing captions, it takes them as empty."""
     sources = tuple(source if source.caption is None else replace(source, caption=_unstopped(source.caption))
                     for source in recipe.sources)
     return replace(recipe, caption=_unstopped(recipe.caption), sources=sources)
@@ -82,7 +82,7 @@ def _unstopped(caption: CaptionOptions) -> CaptionOptions:
 
 
 def recipe_from_options(source: Path, **given: Any) -> Recipe:
-    """The recipe of SOURCE with the command's options, by parameter name, above it. Raises `ConfigError`, `PathError`.
+    """The recipe of SOURCE, overridden by the command's options (by parameter name). Raises `ConfigError`, `PathError`.
     """
     from prep.recipe.load import load_recipe  # here: --help needs no TOML and no sources
 

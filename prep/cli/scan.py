@@ -20,7 +20,7 @@ from prep.errors import EXIT_FINDINGS
 def scan(
     source: opt.SourceArg,
     mask: Annotated[str | None, choice(
-        help="where masks are (default: auto, or what the recipe says)", words=("auto", "none", "sidecar", "alpha"),
+        help="where masks are (default: the recipe's setting, else auto)", words=("auto", "none", "sidecar", "alpha"),
         other="DIR")] = None,
     model: Annotated[str | None, typer.Option(help="count the tokens of captions for this pipeline directory or Hub id"
                                               )] = None,

@@ -1,6 +1,6 @@
-"""Commands get options that are not written in their own signatures, and choices that help shows and shells complete.
+"""Adds options to commands from tables, and options whose choices help lists and shells complete.
 
-Typer reads options from a function's signature: here one is made from tables.
+Typer reads options from a function's signature, so this module builds signatures.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import typer
 
 Command = Callable[..., None]
-Complete = Callable[[str], list[str] | list[tuple[str, str]]]  # what is typed so far to words, or words with a meaning
+Complete = Callable[[str], list[str] | list[tuple[str, str]]]  # text typed so far → words, or words with their meanings
 
 
 def expand(command: Command, name: str, parameters: Sequence[inspect.Parameter]) -> Command:
-    """`command` with `parameters` in place of its parameter `name`, which is given their values by name."""
+    """`command` with `parameters` in place of its parameter `name`, which receives a dict of their values by name."""
     signature = inspect.signature(command, eval_str=True)
     shown = [one for own in signature.parameters.values() for one in (parameters if own.name == name else [own])]
 
@@ -30,7 +30,7 @@ def expand(command: Command, name: str, parameters: Sequence[inspect.Parameter])
 
 
 def append(command: Command, parameters: Sequence[inspect.Parameter]) -> Command:
-    """`command` with `parameters` at the end, of which it is told nothing."""
+    """`command` with `parameters` added at the end; it does not receive their values unless it has such parameters."""
     signature = inspect.signature(command, eval_str=True)
 
     @wraps(command)
@@ -47,14 +47,14 @@ def _with_parameters(command: Command, signature: inspect.Signature, shown: list
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter for a signature."""
+    """A positional-or-keyword parameter for a signature."""
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def choice(*flags: str, help: str, words: Iterable[str], other: str = "") -> Any:  # noqa: A002
-    """An option of which help shows the `words` (and `other`, what else it may be), and shells complete them.
+    """An option whose `words` (and `other`, a placeholder for further values) help lists and shells complete.
 
-    Values are checked where they are used, so that each wrong one gets the same message in a recipe and here.
+    The code that uses a value checks it, so that a wrong value gets the same message here as in a recipe.
     """
     known = tuple(words)
     shown = "|".join((*known, other) if other else known)
@@ -62,7 +62,7 @@ def choice(*flags: str, help: str, words: Iterable[str], other: str = "") -> Any
 
 
 def complete(words: Iterable[str] | Mapping[str, str]) -> Complete:
-    """Completes to those of `words` that begin like what is typed; of a mapping, with their meanings."""
+    """A completion of the text typed so far to matching `words`; a mapping also gives their meanings."""
     def completed(incomplete: str) -> Any:
         fit = [word for word in words if word.startswith(incomplete)]
         return [(word, words[word]) for word in fit] if isinstance(words, Mapping) else fit

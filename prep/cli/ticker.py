@@ -1,8 +1,7 @@
-"""How a command shows progress on stderr: a bar on a terminal, a line a minute anywhere else.
+"""Shows progress on stderr: a bar on a terminal, a line per minute elsewhere.
 
-A bar appears once the work has lasted a second. A phase (a title without a unit) counts nothing: a terminal shows it
-with a spinner, and a pipe gets one line when it lasts longer than a few seconds. Of nested stages, the innermost is
-shown.
+A bar appears after one second of work. A phase (a title without a unit) counts nothing: a terminal shows it with a
+spinner, and a pipe gets one line if it lasts longer than a few seconds. Only the innermost of nested stages is shown.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from prep.formatting import clock, counted, format_bytes, grouped
 from prep.progress import Total
 
 SLOW = 1.0  # seconds of work after which a bar is shown
-PHASE = 5.0  # seconds after which a phase is named where there is no terminal
-PACE = 60.0  # seconds between lines where there is no terminal
+PHASE = 5.0  # seconds after which a phase is named without a terminal
+PACE = 60.0  # seconds between lines without a terminal
 _open: list[Ticker] = []  # the innermost last
 
 
@@ -32,7 +31,7 @@ class Ticker:
         self._total = total
         self._terminal = shown and sys.stderr.isatty()
         self._begun = self._marked = time.monotonic()
-        self._done = self._done_then = 0  # now, and when the last line was said
+        self._done = self._done_then = 0  # now, and at the last line
         self._bar: Any = None
         self._task: Any = None
         self._lock = threading.Lock()
@@ -48,7 +47,7 @@ class Ticker:
 
     @property
     def total(self) -> int | None:
-        """How many units there will be, as far as that is known now."""
+        """The total number of units, if it is known by now."""
         return self._total() if callable(self._total) else self._total
 
     def line(self) -> str:
@@ -66,19 +65,19 @@ class Ticker:
         return f"{self.title}: {first} of {self._amount(total)}{share}, {self._rate(rate)}{left}"
 
     def hide(self) -> None:
-        """Takes the bar away; the next tick shows it again."""
+        """Removes the bar; the next tick shows it again."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
                 self._bar = None
 
     def close(self) -> None:
-        """Takes the bar away for good."""
+        """Removes the bar for good."""
         self._closed.set()
         self.hide()
 
     def _watch(self) -> None:
-        """Shows what nobody ticks for: a bar after a second, or a line a minute."""
+        """Shows progress without waiting for a tick: a bar after a second, or a line per minute."""
         if self._terminal:
             if not self._closed.wait(SLOW):
                 self._draw()
@@ -128,7 +127,7 @@ class Ticker:
 
 @contextmanager
 def progress(title: str, total: Total, *, unit: str = "", shown: bool = True) -> Iterator[Ticker]:
-    """A `Ticker` that is cleared away at the end, whatever happens."""
+    """A `Ticker` that is closed at the end, also after an exception."""
     ticker = Ticker(title, total, unit=unit, shown=shown)
     if _open:
         _open[-1].hide()

@@ -11,11 +11,11 @@ from prep.parse import Unparsed, brief
 
 
 def chosen_by(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a name is among those that `include` takes (none: all are), and not among those of `exclude`.
+    """A test of names: matched by `include` (or `include` is empty), and not matched by `exclude`.
 
-    Names are POSIX paths below the source. A glob without a slash fits names in any directory, others count from the
-    top; `*` and `?` stay within a directory, `**` does not; a directory that fits brings all that is in it; `!` takes
-    back what an earlier glob took. Raises `Unparsed` for an invalid glob.
+    Names are POSIX paths below the source. A glob without a slash matches in any directory, other globs from the top;
+    `*` and `?` match within a directory, `**` across; a matching directory includes all its contents; `!` reverses an
+    earlier match. Raises `Unparsed` for an invalid glob.
     """
     taken, left = _matcher(include), _matcher(exclude)
     return lambda name: (not include or taken(name)) and not left(name)
@@ -24,7 +24,7 @@ def chosen_by(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str],
 def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:
     if not globs:
         return lambda _: False
-    from pathspec import GitIgnoreSpec  # here: few recipes need it, and --help none
+    from pathspec import GitIgnoreSpec  # here: few recipes need it, and --help does not
 
     patterns: list[Any] = []
     for glob in globs:
