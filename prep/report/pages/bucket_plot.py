@@ -1,7 +1,7 @@
 """Lays out the bucket plot: picture sizes against buckets on logarithmic axes, as shapes for a page or a PNG.
 
-On logarithmic axes an aspect ratio is a diagonal, and distance is the difference in log aspect ratio. The plot draws
-each bucket's diagonal: a picture goes to the nearest diagonal and is scaled along it.
+On logarithmic axes an aspect ratio is a diagonal, and the distance between two diagonals grows with the difference in
+log aspect ratio. The plot draws each bucket's diagonal: a picture goes to the nearest diagonal and is scaled along it.
 """
 
 from __future__ import annotations
