@@ -1,1 +1,1 @@
-"""What a model family is, and the encoders that make its rows."""
+"""Model families, and the encoders that make their rows."""

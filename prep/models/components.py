@@ -1,4 +1,4 @@
-"""The classes that components of a pipeline are loaded as. No other class is: a model directory may name any Python."""
+"""The classes that pipeline components may be loaded as. No others: a model directory can name any Python class."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NUMBERED = re.compile(r"(text_encoder|tokenizer)(?:_[2-9])?")  # text_encoder, 
 
 
 def class_of(index: Mapping[str, Any], name: str, model: Path) -> Class:
-    """The class of the component `name`, as `index`, the model_index.json of `model`, has it.
+    """The class of the component `name`, from `index`, the model_index.json of `model`.
 
-    Raises `ModelError` for one that is not in `CLASSES`.
+    Raises `ModelError` if it is not in `CLASSES`.
     """
     named, numbered = index.get(name), _NUMBERED.fullmatch(name)
     known = CLASSES[numbered[1] if numbered else name]
@@ -37,11 +37,11 @@ def class_of(index: Mapping[str, Any], name: str, model: Path) -> Class:
             return library, kind
     raise ModelError(f"{name} in {model / 'model_index.json'} is {brief(named)}, expected "
                      f"{' or '.join(sorted(f'{kind} of {library}' for library, kind in known))}",
-                     hint="only these classes are loaded; code of a model directory is never run")
+                     hint="only these classes are loaded; code in a model directory is never run")
 
 
 def numbered(index: Mapping[str, Any], stem: str) -> list[str]:
-    """The pipeline's components called `stem`, `stem`_2 and so on, in this order; `stem` itself always."""
+    """The pipeline's components named `stem`, `stem`_2 and so on, in this order; always includes `stem`."""
     return [stem, *sorted(name for name, named in index.items()
                           if name != stem and (found := _NUMBERED.fullmatch(name)) and found[1] == stem
                           and named not in (None, [None, None]))]

@@ -1,7 +1,7 @@
-"""Facts about model families: what their latents and text rows look like. A row of a dict each, no code.
+"""Facts about model families: the layout of their latents and text rows. Each family is a dict entry, no code.
 
-Scale and shift are taken from the VAE's own config when a cache is made; the values here are what the family's
-published models have, for a config that does not say.
+Scale and shift come from the VAE's config when a dataset is encoded; the values here, those of the family's published
+models, apply if the config has none.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """What is true of every model of a family."""
+    """Facts that hold for every model of a family."""
 
     pipeline: str  # the diffusers class named in model_index.json
     latent_channels: int
     factor: int  # pixels per latent cell and side
-    patch: int  # latent cells that the denoiser needs a side to be a multiple of
+    patch: int  # the denoiser needs sides that are multiples of this, in latent cells
     step: int  # default bucket step in pixels
-    resolution: int  # the side it was trained at
+    resolution: int  # side of its training pictures, in pixels
     scaling_factor: str  # decimal strings: canonical JSON has no floats
     shift_factor: str
     text_arrays: tuple[str, ...]
-    text_layout: Literal["full", "trimmed"]  # full: every padded position is attended to, nothing may be cut off
+    text_layout: Literal["full", "trimmed"]  # full: attention covers padding, so none may be trimmed
     max_length: int  # tokens
 
 
@@ -39,7 +39,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of_pipeline(class_name: str) -> str | None:
-    """The family whose pipelines are of this diffusers class, or `None`."""
+    """The family whose pipelines have this diffusers class, or `None`."""
     for name, family in FAMILIES.items():
         if family.pipeline == class_name:
             return name

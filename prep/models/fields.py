@@ -1,4 +1,4 @@
-"""The arrays of each field's rows: which dtypes and shapes a cache will hold, known before anything is encoded."""
+"""Dtypes and shapes of each field's rows, known before anything is encoded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prep.arrays import ArraySpec, DType
 from prep.geometry import Size
 from prep.models.family import Family
 
-# Dims of each array, in the order of its shape; c h w are latent cells, as everywhere.
+# Names of each array's dimensions, in the order of its shape; h w count latent cells.
 DIMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "latent": {"latent": ("c", "h", "w")},
     "mask": {"mask": ("1", "h", "w")},
@@ -20,7 +20,7 @@ DIMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldSpecs:
-    """Everything that shapes depend on, beside the bucket."""
+    """Everything that row shapes depend on, besides the bucket."""
 
     family: Family
     dtype: DType
@@ -41,6 +41,6 @@ class FieldSpecs:
         return sum(spec.row_bytes for spec in self.arrays_of(field, bucket))
 
     def as_manifest(self, field: str) -> dict[str, Any]:
-        """The field's arrays as the manifest says them: dtype and dims."""
+        """The field's arrays as the manifest records them: dtype and dims."""
         dtype = "uint8" if field == "mask" else self.dtype
         return {name: {"dtype": dtype, "dims": list(dims)} for name, dims in DIMS[field].items()}

@@ -1,7 +1,7 @@
-"""The files of a pipeline's component, read once: what its fingerprint covers is all that a library gets to load.
+"""Reads the files of a pipeline component, once: libraries load only files that the fingerprint covers.
 
-Model directories come from strangers. Files are opened without waiting, because a pipe never answers; configs have a
-size and a depth that real ones stay far below; keys that make a library load other files than these are refused.
+Model directories are untrusted. Files are opened without blocking, because a pipe may never answer; size and depth of
+configs are limited, far above real ones; keys that make a library load other files are refused.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, BinaryIO
 from prep.errors import ModelError, first_line
 from prep.parse import brief
 
-CONFIG_BYTES = 1 << 22  # of a config or an index of weights; the largest index we know has half a megabyte
-TOKENIZER_BYTES = 1 << 28  # of one of a tokenizer's files; Gemma's has 33 MB
-DEPTH = 32  # of objects and lists in each other; configs have 5
-FETCH_AGAIN = "fetch the model again, or save it again with diffusers: pipeline.save_pretrained(DIR)"
+CONFIG_BYTES = 1 << 22  # limit for a config or a weight index; the largest known index has half a megabyte
+TOKENIZER_BYTES = 1 << 28  # limit for a tokenizer file; Gemma's has 33 MB
+DEPTH = 32  # limit for nested objects and lists; real configs have 5
+FETCH_AGAIN = "download the model again, or save it again with diffusers: pipeline.save_pretrained(DIR)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComponentFiles:
-    """Everything that a component is loaded from."""
+    """The files that a component is loaded from."""
 
     folder: Path
     config: Mapping[str, Any]  # of config.json, or of tokenizer_config.json
@@ -71,7 +71,7 @@ def read_small(path: Path, most: int) -> bytes:
         raise unreadable(path, error) from None
     if size > most:
         raise ModelError(f"{path} has {size} bytes, expected at most {most}", hint=FETCH_AGAIN)
-    if data is None or len(data) != size:  # None: a file of /proc or FUSE that has nothing to give now
+    if data is None or len(data) != size:  # None: a file of /proc or FUSE without data at the moment
         raise ModelError(f"{path} changed while it was read", hint=WAIT)
     return data
 
@@ -80,7 +80,7 @@ WAIT = "wait until nothing writes to the model, and run the same command again; 
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, opened for reading without waiting for a writer. Raises `OSError`, `ModelError` for a pipe."""
+    """Opens a regular file for reading, without waiting for a writer. Raises `OSError`, `ModelError` for a pipe."""
     flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
     file = os.fdopen(os.open(path, flags), "rb")
     if not S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -90,24 +90,24 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def unreadable(path: Path, error: OSError) -> ModelError:
-    """What to raise for a file of a model that the system cannot read."""
+    """The error to raise for a model file that the system cannot read."""
     return ModelError(f"cannot read {path}: {error.strerror or error}",
                       hint="a model is a diffusers pipeline directory with model_index.json")
 
 
-# ---- what would lead a library to other files ------------------------------------------------------------------------
+# ---- adapters and config keys that lead a library to other files -----------------------------------------------------
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-# Keys of configs by which transformers loads code, other weights or another tokenizer than those of the fingerprint.
+# Config keys that make transformers load code, or weights and tokenizers that the fingerprint does not cover.
 LEADS_ELSEWHERE = {
-    "auto_map": "asks for code of its own, which is never run",
-    "transformers_weights": "names other weights than those of the fingerprint",
-    "fast_tokenizer_files": "names other tokenizers than those of the fingerprint",
+    "auto_map": "asks for custom code, which is never run",
+    "transformers_weights": "names weights that the fingerprint does not cover",
+    "fast_tokenizer_files": "names tokenizers that the fingerprint does not cover",
 }
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raises `ModelError` where a PEFT adapter lies beside weights: transformers would load it and its base model."""
+    """Raises `ModelError` if a PEFT adapter lies beside the weights: transformers would load it and its base model."""
     for name in ADAPTERS:
         if os.path.lexists(folder / name):
             raise ModelError(f"{folder} has {name}: an adapter beside the weights is not in the fingerprint",
@@ -115,12 +115,12 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def refuse_redirection(config: Mapping[str, Any], path: Path) -> None:
-    """Raises `ModelError` where a config makes a library load code or files that no fingerprint covers."""
+    """Raises `ModelError` if a config makes a library load code or files that no fingerprint covers."""
     for key, what in LEADS_ELSEWHERE.items():
         if config.get(key):
             raise ModelError(f"{path} {what}: {key} is {brief(config[key])}",
-                             hint=f"name a model that needs none of it; remove {key} if the other files are complete")
+                             hint=f"name another model, or remove {key} if the other files are complete")
     for key, value in config.items():
         if "attn_implementation" in key and "/" in str(value):
-            raise ModelError(f"{path} asks for an attention kernel of the Hub: {key} is {brief(value)}",
-                             hint=f"remove {key}; the library's own attention is used")
+            raise ModelError(f"{path} asks for an attention kernel from the Hub: {key} is {brief(value)}",
+                             hint=f"remove {key} to use the library's own attention")

@@ -1,10 +1,10 @@
-"""Fingerprints: which weights and configs made a row, by their bytes and not by a name or revision.
+"""Fingerprints: identify the weights and configs that made a row by their bytes, not by a name or revision.
 
     vae    SHA-256 over vae/config.json (without `_*` keys) and the safetensors file(s) of its weights
     text   the same over each text encoder, and over the files of each tokenizer
 
-Every byte is read: a file in the Hub's cache is a link to a blob that is named by its SHA-256, but whoever writes
-through the link changes the bytes and not the name. Callers may remember digests by the stamps of files.
+Every byte is read: a file in the Hub's cache links to a blob named by its SHA-256, but a write through the link changes
+the bytes and not the name. Callers may remember digests by file stamps.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _BLOCK = 1 << 22
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of the bytes of the file at `path`. Raises `OSError`, `ModelError` for what is no regular file."""
+    """SHA-256 of the bytes of the file at `path`. Raises `OSError`, `ModelError` if it is not a regular file."""
     with open_regular(path) as file:
         return digest_parts(iter(lambda: file.read(_BLOCK), b""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextFiles:
-    """The files of a pipeline's text encoders and tokenizers, by component name, the first ones first."""
+    """The files of a pipeline's text encoders and tokenizers, by component name, in order of their numbers."""
 
     encoders: Mapping[str, ComponentFiles]
     tokenizers: Mapping[str, ComponentFiles]
@@ -41,13 +41,13 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """The fingerprint that keys were made with; what is loaded is compared with it."""
+    """The fingerprint that keys were made with; loaded files must match it."""
 
     digest: str
     file_digest: FileDigest
 
     def require(self, found: str, what: str) -> None:
-        """Raises `ModelError` unless `found`, the fingerprint of the files that `what` was loaded from, is this."""
+        """Raises `ModelError` unless `found`, the fingerprint of the files that `what` was loaded from, matches."""
         if found != self.digest:
             raise ModelError(f"{what} changed while this command ran: its fingerprint is {found[:12]}, expected "
                              f"{self.digest[:12]}", hint=WAIT)
@@ -83,7 +83,7 @@ def digest_vae(files: ComponentFiles, file_digest: FileDigest) -> str:
 def digest_text(files: TextFiles, file_digest: FileDigest) -> str:
     """The fingerprint of text encoders and tokenizers with these files. Raises `ModelError` when one cannot be read.
 
-    A pipeline with one of each has no `more`: its digest is what it was when only these were known.
+    A pipeline with one of each has no `more`, so its digest is the same as before several were supported.
     """
     encoders = {name: _weighted(found, file_digest) for name, found in files.encoders.items()}
     tokenizers = {name: _tokenizer(found) for name, found in files.tokenizers.items()}
@@ -112,10 +112,10 @@ def digest_existing(path: Path, file_digest: FileDigest) -> str:
 
 
 def digest_public(config: Mapping[str, Any]) -> str:
-    """Digest of a config without its `_*` keys (versions and origins), numbers spelled as Python spells them."""
+    """Digest of a config without its `_*` keys (versions and origins), with numbers as Python writes them."""
     public = {key: value for key, value in config.items() if not key.startswith("_") and key not in _LIBRARY_KEYS}
     return digest_json({"config": json.dumps(public, sort_keys=True)})
 
 
-_LIBRARY_KEYS = ("transformers_version", "torch_dtype", "dtype")  # written by the saving library; decide no value
+_LIBRARY_KEYS = ("transformers_version", "torch_dtype", "dtype")  # written by the saving library; they affect no value
 _TOKENIZER_NOISE: Iterable[str] = ("name_or_path", "special_tokens_map_file", "is_local", "backend", "local_files_only")

@@ -1,4 +1,4 @@
-"""Where a model lies: a local pipeline directory, or a snapshot in the Hub's cache; the network only when asked."""
+"""Finds a model: a local directory, or a snapshot in the Hub's cache; uses the network only on request."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 from prep.errors import ModelError
 from prep.parse import Unparsed, hub_id
 
-# What a pipeline, or a single model, is made of, for us: configs, tokenizers and safetensors; never pickles or code.
+# The files we use of a pipeline, or of a single model: configs, tokenizers and safetensors; never pickles or code.
 PIPELINE = ("model_index.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors")
 SINGLE = ("*.json", "*.txt", "*.model", "*.safetensors")
 
 
 def locate(model: str | Path, *, download: bool = False, parts: tuple[str, ...] = PIPELINE) -> Path:
-    """The directory of `model`; a Hub id is looked up in the local cache, and `parts` fetched when `download` says so.
+    """The directory of `model`. A Hub id is looked up in the local cache; with `download`, its `parts` are downloaded.
 
-    Raises `ModelError` (exit 6) when there is none.
+    Raises `ModelError` (exit 6) if there is none.
     """
     if Path(model).is_dir():
         return Path(model)
     try:
         named = hub_id(str(model), "model")
     except Unparsed:
-        raise ModelError(f"model {model} is not a directory, and not a Hub id either",
+        raise ModelError(f"model {model} is neither a directory nor a Hub id",
                          hint="name a diffusers pipeline directory, or a Hub id like owner/name" if parts == PIPELINE
                          else "name a directory with config.json and weights, or a Hub id like owner/name") from None
     return _snapshot(named, download, parts)
@@ -36,6 +36,6 @@ def _snapshot(named: str, download: bool, parts: tuple[str, ...]) -> Path:
         return Path(snapshot_download(named, allow_patterns=list(parts), local_files_only=not download))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         if download:
-            raise ModelError(f"model '{named}' could not be fetched: {error}") from None
+            raise ModelError(f"model '{named}' could not be downloaded: {error}") from None
         raise ModelError(f"model '{named}' is neither a directory nor in the local Hub cache",
-                         hint="name a directory, or add --download to fetch it from the Hub") from None
+                         hint="name a directory, or add --download to download it from the Hub") from None

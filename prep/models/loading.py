@@ -1,4 +1,4 @@
-"""Loads components of pipelines: all of their weights from the files of the fingerprint, no code but the libraries'."""
+"""Loads pipeline components: all weights from fingerprinted files, no code but the libraries' own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prep.models.staging import staged
 
 
 def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "", **options: Any) -> Any:
-    """The model of class `kind`, of diffusers or transformers, with all its weights from `files`, in CPU memory.
+    """Loads a model of class `kind`, of diffusers or transformers, into CPU memory, all its weights from `files`.
 
-    `what` names it in messages, `packages` says in a hint where missing ones come from, and `options` are those of
+    `what` names it in messages, `packages` completes the hint on a missing package, and `options` go to
     `from_pretrained`. Raises `ModelError`.
     """
     try:
@@ -29,19 +29,19 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
         raise
     except ImportError as error:
         raise ModelError(f"the {what} in {files.folder} needs a package that is not installed: {_said(error, files)}",
-                         hint=f"install the package that it names{packages}") from None
-    except Exception as error:  # broken files make the libraries raise nearly everything, SafetensorError for one
+                         hint=f"install that package{packages}") from None
+    except Exception as error:  # broken files make the libraries raise almost anything, even SafetensorError
         raise ModelError(f"cannot load the {what} in {files.folder}: {_said(error, files)}",
-                         hint="fetch the model again; a model is a diffusers pipeline with safetensors") from None
+                         hint="download the model again; a model is a diffusers pipeline with safetensors") from None
     return model
 
 
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
-    """The tokenizer of `files` as the class of transformers with this name, which is in `components.CLASSES`.
+    """Loads the tokenizer of `files` as the transformers class `class_name`, which is in `components.CLASSES`.
 
     Raises `ModelError`.
     """
-    import transformers  # here: train loads models of diffusers alone, and this import takes a second
+    import transformers  # here: train loads only diffusers models, and this import takes a second
 
     try:
         with staged(files) as folder:
@@ -49,16 +49,16 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
                                                                           trust_remote_code=False)
         if not tokenizer.model_max_length >= 2:
             raise ValueError(f"model_max_length is {tokenizer.model_max_length}")
-        tokenizer(["a"], truncation=True)  # what is wrong with some configs shows only now
+        tokenizer(["a"], truncation=True)  # some faulty configs fail only here
         return tokenizer
     except Exception as error:  # as above
         raise ModelError(f"cannot load the tokenizer in {files.folder}: {_said(error, files)}",
-                         hint="fetch the model again, or save its tokenizer with transformers: "
+                         hint="download the model again, or save its tokenizer with transformers: "
                          "tokenizer.save_pretrained(DIR)") from None
 
 
 def load_part(kind: Any, files: ComponentFiles, what: str) -> Any:
-    """A config, tokenizer or image processor of transformers from `files`. Raises `ModelError`."""
+    """Loads a transformers config, tokenizer or image processor from `files`. Raises `ModelError`."""
     try:
         with staged(files) as folder:
             return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -67,30 +67,30 @@ def load_part(kind: Any, files: ComponentFiles, what: str) -> Any:
 
 
 def _said(error: Exception, files: ComponentFiles) -> str:
-    """The first line of what a library says, without the path of the directory that it was given."""
+    """The first line of a library's error message, without the path of the staged directory."""
     words = first_line(error).split(" ")
     return " ".join(Path(word).name if "latentry-model-" in word else word for word in words)[:300]
 
 
 def unmap(model: Any) -> None:
-    """Copies weights and buffers to memory of their own: a mapped file could still change, or be cut off."""
+    """Copies weights and buffers out of their mapped file, which could still change or be truncated."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
 
 
 def refuse_holes(loaded: Mapping[str, Any], folder: Path) -> None:
-    """Raises `ModelError` when tensors of the model below `folder` did not come from its files.
+    """Raises `ModelError` if tensors of the model in `folder` did not come from its files.
 
-    `loaded` is what `from_pretrained(output_loading_info=True)` says; a library fills what a file lacks with random
-    numbers. Tensors that the model has no place for decide no value and are ignored: position_ids of old checkpoints,
-    layers beyond those that the config asks for.
+    `loaded` is the report of `from_pretrained(output_loading_info=True)`; a library fills missing tensors with random
+    numbers. Surplus tensors affect no value and are ignored: position_ids of old checkpoints, layers beyond those in
+    the config.
     """
-    hint = "its config.json and weights are of different models or library versions; fetch both again"
+    hint = "its config.json and weights are from different models or library versions; download both again"
     missing, other = sorted(loaded["missing_keys"]), sorted(str(key) for key, *_ in loaded["mismatched_keys"])
     if missing:
         raise ModelError(f"the weights in {folder} lack {_named(missing)}", hint=hint)
     if other:
-        raise ModelError(f"the weights in {folder} have other shapes than its config.json says: {_named(other)}",
+        raise ModelError(f"the weights in {folder} do not have the shapes in its config.json: {_named(other)}",
                          hint=hint)
 
 
@@ -100,13 +100,13 @@ def _named(keys: list[str]) -> str:
 
 
 def dtype_keyword(transformers: str) -> str:
-    """What `from_pretrained` of this version of transformers calls the dtype; the other spelling warns or fails."""
+    """The name of the dtype argument of `from_pretrained` in this transformers version; the other warns or fails."""
     major, minor = transformers.split(".")[:2]
     return "dtype" if (int(major), int(minor)) >= (4, 56) else "torch_dtype"
 
 
 def quiet_libraries() -> None:
-    """Only errors from now on, and no progress bars of theirs beside ours."""
+    """Limits diffusers and transformers to error messages, and turns off their progress bars."""
     from diffusers.utils import logging as diffusers_logging
 
     diffusers_logging.set_verbosity_error()
@@ -115,7 +115,7 @@ def quiet_libraries() -> None:
 
 
 def quiet_transformers() -> None:
-    """The same for transformers alone, where diffusers is not needed: it takes seconds to import."""
+    """The same for transformers alone: diffusers takes seconds to import."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]

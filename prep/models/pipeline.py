@@ -26,11 +26,11 @@ from prep.parse import brief
 
 MOST_WIDTH = 1 << 16  # channels of a text encoder's hidden states; T5-XXL has 4,096
 
-# What a tokenizer is made of, in transformers: vocabularies, merges, and the configs that change its output.
+# The files of a transformers tokenizer: vocabularies, merges, and the configs that change its output.
 _TOKENIZER_FILES = ("added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model", "tokenizer.json",
                     "tokenizer_config.json", "vocab.json")
 _VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"})
-_SAVE_TOKENIZER = "fetch the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
+_SAVE_TOKENIZER = "download the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
 
 
 def prediction_of(model: Path) -> str:
@@ -53,7 +53,7 @@ def text_width(model: Path) -> int:
 def latent_factors(model: Path, family: Family) -> dict[str, str]:
     """`scaling_factor` and `shift_factor` of the VAE's config as the shortest decimals that read back the same.
 
-    Those of `family` where the config has none. Raises `ModelError`, also for a VAE whose latents are not the family's.
+    If the config has none, those of `family`. Raises `ModelError`, also if the VAE's latents do not fit the family.
     """
     path = model / "vae" / "config.json"
     config = read_config(path)
@@ -63,12 +63,12 @@ def latent_factors(model: Path, family: Family) -> dict[str, str]:
                                ("pixels a side", factor, family.factor)):
         if seen != wanted:
             raise ModelError(f"latents of the VAE in {path.parent} have {brief(seen)} {name}, expected {wanted}",
-                             hint="name another model, or its own family in [model]")
+                             hint="name another model, or set its family in [model]")
     return {"scaling_factor": _decimal(config, path, "scaling_factor") or family.scaling_factor,
             "shift_factor": _decimal(config, path, "shift_factor") or family.shift_factor}
 
 
-SMALLEST = 1e-4  # of a factor of latents, and the inverse of the largest; published models have 0.1 to 2
+SMALLEST = 1e-4  # smallest latent factor, and the inverse of the largest; published models have 0.1 to 2
 
 
 def _decimal(config: Mapping[str, Any], path: Path, key: str) -> str | None:
@@ -97,14 +97,14 @@ def infer_family(model: Path) -> str:
     family = family_of_pipeline(name) if isinstance(name, str) else None
     if family is None:
         raise ModelError(f"{model} is a {name if isinstance(name, str) and len(name) < 80 else brief(name)}, which "
-                         "belongs to no family known here", hint="set family in [model]")
+                         "belongs to no known family", hint="set family in [model]")
     return family
 
 
 def weighted_files(model: Path, name: str) -> ComponentFiles:
-    """The files of the component `name`, one with weights, of the pipeline directory `model`.
+    """The files of the component `name`, which has weights, in the pipeline directory `model`.
 
-    Raises `ModelError` when they are not all there, or cannot be what they say.
+    Raises `ModelError` if files are missing, damaged, inconsistent, or lead to other files.
     """
     library, _ = class_of(pipeline_index(model), name, model)
     stem, folder = ("model" if library == "transformers" else "diffusion_pytorch_model"), model / name
@@ -123,8 +123,8 @@ def weighted_files(model: Path, name: str) -> ComponentFiles:
 def tokenizer_files(model: Path, name: str) -> ComponentFiles:
     """The files of the tokenizer `name` of the pipeline directory `model`. Raises `ModelError`.
 
-    Without its config a tokenizer has no length, without words it has no ids: transformers loads it nevertheless, and
-    what is wrong shows late or never.
+    Without a config a tokenizer has no length, without a vocabulary no ids: transformers loads it all the same, and the
+    fault shows late or never.
     """
     class_of(pipeline_index(model), name, model)
     folder = model / name
@@ -141,9 +141,9 @@ def tokenizer_files(model: Path, name: str) -> ComponentFiles:
 
 
 def single_model_files(folder: Path) -> ComponentFiles:
-    """The files of a model of transformers that has `folder` to itself, as on the Hub. Raises `ModelError`."""
+    """The files of a transformers model that lies alone in `folder`, as on the Hub. Raises `ModelError`."""
     if not os.path.lexists(folder / "config.json"):
-        raise ModelError(f"{folder} has no config.json", hint="name the directory of a model of transformers")
+        raise ModelError(f"{folder} has no config.json", hint="name the directory of a transformers model")
     refuse_adapter(folder)
     weights = weight_files(folder, "model")
     read_shapes(weights)

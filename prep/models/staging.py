@@ -1,7 +1,7 @@
-"""A directory with a component's files and nothing else, for libraries that load whatever lies in a directory.
+"""Stages a component's files, and nothing else, for libraries that load whatever lies in a directory.
 
-transformers and diffusers look for adapters, other weights, other tokenizers, checkpoints of torch.distributed and code
-beside what they are asked for, and each release for more. Here they find what the fingerprint covers.
+transformers and diffusers also look for adapters, other weights, other tokenizers, torch.distributed checkpoints and
+code, and each release looks for more. In a staged directory they find only files that the fingerprint covers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from prep.models.files import ComponentFiles
 
 @contextmanager
 def staged(files: ComponentFiles) -> Iterator[Path]:
-    """A directory with the component's small files as they were read, and links to its weights; it goes afterwards.
+    """Yields a temporary directory with the component's small files, as they were read, and links to its weights.
 
-    Weights must be copied out of their mapping before it ends: see `loading.unmap`. Raises `OSError`.
+    Weights must be copied out of their mapping before it is removed: see `loading.unmap`. Raises `OSError`.
     """
     with tempfile.TemporaryDirectory(prefix="latentry-model-", ignore_cleanup_errors=True) as name:
         folder = Path(name) / files.folder.name
@@ -35,14 +35,14 @@ def staged(files: ComponentFiles) -> Iterator[Path]:
 
 
 def link_or_copy(target: Path, path: Path) -> None:
-    """Makes `path` lead to the file `target`: a link where this user may make one, else a copy. Raises `OSError`."""
+    """Makes `path` a link to the file `target` if this user may create links, else a copy. Raises `OSError`."""
     try:
         os.symlink(target, path)  # noqa: PTH211  (a test replaces it)
-    except (OSError, NotImplementedError):  # Windows allows it to developers and administrators alone
+    except (OSError, NotImplementedError):  # Windows allows links only to developers and administrators
         shutil.copyfile(target, path)
 
 
 def _without_paths(data: bytes) -> bytes:
-    """A tokenizer's config without paths of files: transformers prefers them to the files beside the config."""
+    """A tokenizer's config without file paths: transformers prefers these to the files beside the config."""
     return json.dumps({key: value for key, value in json.loads(data).items()
                        if not (key.endswith("_file") and value is not None) and key != "init_inputs"}).encode()

@@ -1,4 +1,4 @@
-"""Tensors to rows: the stored dtypes, and whether a row survives them."""
+"""Converts tensors to stored rows, checks that they stay finite, and picks the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def finite_rows(rows: torch.Tensor, dtype: str) -> list[bool]:
-    """For each row of a float32 [B, ...] tensor: whether all of it is finite once stored as `dtype`."""
+    """For each row of a float32 [B, ...] tensor: whether all of it is finite when stored as `dtype`."""
     kept: list[bool] = torch.isfinite(rows.to(DTYPES[dtype])).flatten(1).all(1).tolist()
     return kept
 
@@ -28,7 +28,7 @@ def stored(rows: torch.Tensor, dtype: str) -> list[np.ndarray[Any, Any]]:
 def pick_device(name: str | None) -> torch.device:
     """The device called `name`; `auto` or `None` is the first accelerator, or the CPU. Raises `UsageError`.
 
-    A CUDA device with a number becomes the current one, for what libraries do without naming a device.
+    A numbered CUDA device also becomes the current device, for library calls that name none.
     """
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()),
              "xpu": torch.xpu.device_count()}
@@ -42,9 +42,9 @@ def pick_device(name: str | None) -> torch.device:
         had = ", ".join(f"{kind}:{number}" if kind != "cpu" else kind for kind, count in there.items()
                         for number in range(count))
         built = device.type != "cuda" or torch.version.cuda or torch.version.hip
-        raise UsageError(f"--device is '{name}', and this machine has no such device: torch finds {had}",
-                         hint="leave --device away to take the best one there is" if built else
-                         "this build of torch has no CUDA; install the one for your GPU as pytorch.org says")
+        raise UsageError(f"--device is '{name}', but this machine has no such device: torch finds {had}",
+                         hint="omit --device to use the best device available" if built else
+                         "this build of torch has no CUDA; install the build for your GPU: see pytorch.org")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device

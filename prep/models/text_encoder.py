@@ -1,5 +1,6 @@
-"""Text rows through the pipeline's own `encode_prompt`, loaded without denoiser and VAE: training sees what inference
-sees.
+"""Encodes captions with the pipeline's own `encode_prompt`, so that training sees what inference sees.
+
+Denoiser and VAE are not loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TextEncoder:
     """A pipeline's tokenizer and text encoder on their device."""
 
     def __init__(self, model: Path, *, device: str, compute: str, dtype: str, expected: Expected | None = None) -> None:
-        """Raises `ModelError`, also where the files that were loaded are not those of the `expected` fingerprint."""
+        """Raises `ModelError`, also if the loaded files do not match the `expected` fingerprint."""
         self._device, self._dtype = pick_device(device), dtype
         files = text_files(model)
         self._pipeline = _load(model, files, DTYPES[compute]).to(self._device)
@@ -39,13 +40,13 @@ class TextEncoder:
         try:
             with torch.inference_mode():
                 self.shape = tuple(self._negative().shape[1:])  # (tokens, channels) of a row
-        except Exception as error:  # what is wrong with some configs shows only here
+        except Exception as error:  # some faulty configs fail only here
             raise ModelError(f"the text encoder in {model / 'text_encoder'} cannot encode a caption: "
                              f"{first_line(error)}", hint=FETCH_AGAIN) from None
 
     @torch.inference_mode()
     def encode(self, captions: Sequence[str]) -> list[Arrays | None]:
-        """One row of `hidden` [token, channel] per caption; `None` where it is not finite even in float32."""
+        """One row of `hidden` [token, channel] per caption; `None` if it is not finite even in float32."""
         rows = self._forward(list(captions))
         result: list[Arrays | None] = [{"hidden": row} for row in stored(rows, self._dtype)]
         for number, fine in enumerate(finite_rows(rows, self._dtype)):
@@ -55,7 +56,7 @@ class TextEncoder:
 
     @torch.inference_mode()
     def unconditional(self) -> Arrays | None:
-        """The row that the pipeline itself takes when it is given no negative prompt; `None` as for captions."""
+        """The row that the pipeline itself uses without a negative prompt; `None` as for captions."""
         return self._kept(self._negative()) or self._again(self._negative)
 
     def _again(self, forward: Callable[[], torch.Tensor]) -> Arrays | None:
@@ -80,7 +81,7 @@ class TextEncoder:
 
 
 def _load(model: Path, files: TextFiles, dtype: torch.dtype) -> Any:
-    """A pipeline with text encoder and tokenizer alone; the encoder in `dtype`, whatever its config.json says."""
+    """A pipeline with only text encoder and tokenizer; the encoder in `dtype`, whatever its config.json says."""
     index = pipeline_index(model)
     named = class_of(index, "text_encoder", model)
     if named != ("transformers", "CLIPTextModel"):
@@ -91,7 +92,7 @@ def _load(model: Path, files: TextFiles, dtype: torch.dtype) -> Any:
     tokenizer = load_tokenizer(class_of(index, "tokenizer", model)[1], files.tokenizers["tokenizer"])
     most, length = encoder.config.max_position_embeddings, tokenizer.model_max_length
     if length > most:
-        raise ModelError(f"the tokenizer of {model} takes {length} tokens, and its text encoder {most}",
+        raise ModelError(f"the tokenizer of {model} takes {length} tokens, its text encoder only {most}",
                          hint="set model_max_length in its tokenizer_config.json")
     return StableDiffusionPipeline(  # type: ignore[no-untyped-call]
         text_encoder=encoder, tokenizer=tokenizer, vae=None, unet=None, scheduler=None, safety_checker=None,

@@ -1,4 +1,4 @@
-"""How many tokens a caption has for a pipeline's tokenizers; no weights are read."""
+"""Counts the tokens of captions with a pipeline's tokenizers, without reading weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from prep.models.components import class_of, numbered
 from prep.models.loading import load_tokenizer
 from prep.models.pipeline import pipeline_index, tokenizer_files
 
-ABSURD = 1 << 20  # tokens; what transformers says where a tokenizer has no limit is 10^30
+ABSURD = 1 << 20  # tokens; transformers reports 10^30 for a tokenizer without a limit
 
 
 class TokenCounter:
-    """The tokenizer of a pipeline whose encoder takes most tokens: what is beyond that, no encoder sees."""
+    """Counts with the pipeline's tokenizer that has the largest limit: no encoder sees tokens beyond it."""
 
     def __init__(self, model: Path) -> None:
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # of long captions; saying so is our business
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # long captions: we report them
         index = pipeline_index(model)
         loaded = [load_tokenizer(class_of(index, name, model)[1], tokenizer_files(model, name))
                   for name in numbered(index, "tokenizer")]
@@ -30,7 +30,7 @@ class TokenCounter:
         self.limit = int(self._tokenizer.model_max_length)
 
     def longest(self, captions: Sequence[str]) -> int:
-        """Tokens of the longest of `captions`, those at its start and end included; 0 for none."""
+        """Token count of the longest of `captions`, with start and end tokens; 0 without captions."""
         if not captions:
             return 0
         return max(map(len, self._tokenizer(list(captions), truncation=False)["input_ids"]))

@@ -1,4 +1,4 @@
-"""Latents from pictures, through a pipeline's own `AutoencoderKL`: unscaled means of the posterior."""
+"""Encodes pictures to latents with the pipeline's own `AutoencoderKL`: unscaled means of the posterior."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from prep.models.fingerprint import Expected, digest_vae, vae_files
 from prep.models.loading import load_model
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 
-PROBE = 64  # pixels; the side of the picture that a VAE is tried with
+PROBE = 64  # pixels; side of the picture that a VAE is tested with
 
 # Legend: B pictures, H W pixels, h w latent cells, C latent channels.
 
 
 class VaeEncoder:
-    """A VAE on its device; `encode` gives rows ready to be stored."""
+    """A VAE on its device; `encode` returns rows ready to store."""
 
     def __init__(self, model: Path, *, device: str, compute: str, dtype: str, expected: Expected | None = None) -> None:
-        """Raises `ModelError`, also where the files that were loaded are not those of the `expected` fingerprint."""
+        """Raises `ModelError`, also if the loaded files do not match the `expected` fingerprint."""
         self._device, self._dtype = pick_device(device), dtype
         self._vae = load_vae(model, DTYPES[compute], expected).to(self._device).eval()
         self._vae.requires_grad_(False)
         try:
             self.encode(np.zeros((1, PROBE, PROBE, 3), np.uint8))
-        except Exception as error:  # what is wrong with some configs shows only here
+        except Exception as error:  # some faulty configs fail only here
             raise ModelError(f"the VAE in {model / 'vae'} cannot encode a picture: {first_line(error)}",
                              hint=FETCH_AGAIN) from None
 
     @torch.inference_mode()
     def encode(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]]) -> list[np.ndarray[Any, Any] | None]:
-        """One [C, h, w] row per picture, as stored; `None` where it is not finite even in float32.
+        """One [C, h, w] row per picture, as stored; `None` if it is not finite even in float32.
 
         A picture that is not finite in the compute dtype is encoded again, alone, in float32.
         """
@@ -62,7 +62,7 @@ class VaeEncoder:
 
 
 def load_vae(model: Path, dtype: torch.dtype, expected: Expected | None = None) -> Any:
-    """The `AutoencoderKL` of the pipeline directory `model`, in CPU memory. Raises `ModelError`."""
+    """Loads the `AutoencoderKL` of the pipeline directory `model` into CPU memory. Raises `ModelError`."""
     files = vae_files(model)
     vae = load_model(AutoencoderKL, files, "VAE", low_cpu_mem_usage=False, torch_dtype=dtype)
     if expected is not None:

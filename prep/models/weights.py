@@ -1,4 +1,4 @@
-"""The safetensors files of a component: which they are, and whether their headers fit their sizes and the config.
+"""Finds the safetensors files of a component, and checks their headers against file sizes and the config.
 
 Format: 8 bytes with the header's length (little-endian), the header as JSON, then the tensors without gaps.
 """
@@ -22,18 +22,18 @@ Shape = tuple[int, ...]
 def weight_files(folder: Path, stem: str) -> tuple[Path, ...]:
     """The safetensors files that diffusers and transformers would load from `folder`. Raises `ModelError`.
 
-    Where a single file lies beside an index, transformers takes the file and diffusers the index: refused.
+    A single file beside an index is refused: transformers takes the file, diffusers the index.
     """
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if os.path.lexists(single) and os.path.lexists(index):
         raise ModelError(f"{folder} has two sets of weights, {single.name} and {index.name}",
-                         hint="libraries differ in which they load; remove one")
+                         hint="libraries disagree on which to load; remove one")
     if os.path.lexists(single):
         return (single,)
     if os.path.lexists(index):
         return tuple(folder / name for name in _parts(index))
-    raise ModelError(f"{folder} has no {single.name}", hint="only safetensors are read; load .bin weights with "
-                     "the library they are for and save them: save_pretrained(DIR, safe_serialization=True)")
+    raise ModelError(f"{folder} has no {single.name}", hint="only safetensors are read; to convert .bin weights, "
+                     "load them with their library and call save_pretrained(DIR, safe_serialization=True)")
 
 
 def _parts(index: Path) -> list[str]:
@@ -49,12 +49,12 @@ def _parts(index: Path) -> list[str]:
 
 
 def read_shapes(paths: Iterable[Path]) -> dict[str, Shape]:
-    """The shape of each tensor in `paths`. Raises `ModelError` for a file that is cut off, and for a name in two."""
+    """The shape of each tensor in `paths`. Raises `ModelError` for a truncated file, and for a tensor in two."""
     found: dict[str, Shape] = {}
     for path in paths:
         shapes = _shapes_in(path)
         if both := sorted(found.keys() & shapes.keys()):
-            raise ModelError(f"{path} has the tensor {brief(both[0])}, and so has another file of these weights",
+            raise ModelError(f"{path} has the tensor {brief(both[0])}, which another file of these weights has too",
                              hint=FETCH_AGAIN)
         found |= shapes
     return found
@@ -71,7 +71,7 @@ def _shapes_in(path: Path) -> dict[str, Shape]:
     try:
         tensors = {name: _tensor(value) for name, value in json.loads(header).items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ModelError(f"{path} has no header of safetensors; it is damaged, or of another format",
+        raise ModelError(f"{path} has no safetensors header; it is damaged or has another format",
                          hint=FETCH_AGAIN) from None
     wanted = 8 + length + max((end for _, end in tensors.values()), default=0)
     if size != wanted:
@@ -80,14 +80,14 @@ def _shapes_in(path: Path) -> dict[str, Shape]:
 
 
 def _tensor(value: Any) -> tuple[Shape, int]:
-    """Shape and end of a tensor, of its part of the header."""
+    """Shape and end offset of a tensor, from its header entry."""
     shape, (_, end) = tuple(value["shape"]), value["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, end)):
         raise ValueError
     return shape, end
 
 
-# Configs' keys that are a side of some tensor, or a number of layers with a tensor each.
+# Config keys that are a side of some tensor, or a number of layers with a tensor each.
 SIZES = ("block_out_channels", "cross_attention_dim", "hidden_size", "in_channels", "intermediate_size",
          "latent_channels", "layers_per_block", "max_position_embeddings", "num_hidden_layers", "num_layers",
          "out_channels", "transformer_layers_per_block", "vocab_size", "d_ff", "d_model")
@@ -95,9 +95,9 @@ SLACK = 16
 
 
 def check_sizes(config: Mapping[str, Any], path: Path, shapes: Mapping[str, Shape]) -> None:
-    """Raises `ModelError` where a config asks for far more than its weights have: a library would allocate it first.
+    """Raises `ModelError` if a config asks for far more than its weights have: a library would allocate it first.
 
-    What lacks one tensor, or has others of another shape, is for `loading.refuse_holes` to name.
+    `loading.refuse_holes` names single tensors that are missing or have another shape.
     """
     most = SLACK * max([len(shapes), *(side for shape in shapes.values() for side in shape)])
     for key in SIZES:
@@ -106,4 +106,4 @@ def check_sizes(config: Mapping[str, Any], path: Path, shapes: Mapping[str, Shap
         numbers = [size for size in listed if isinstance(size, int | float)]
         if len(listed) > most or not all(0 <= size <= most for size in numbers):
             raise ModelError(f"{path} has {key} {brief(sizes)}, far more than its {len(shapes)} tensors have",
-                             hint="config and weights are of different models; fetch both again")
+                             hint="config and weights are from different models; download both again")

@@ -56,7 +56,7 @@ def test_indexes_of_weights(refused, placed):
 
 def test_weights_that_are_cut_off(refused):
     message = refused(lambda model: os.truncate(model / "vae" / VAE, 100_000))
-    assert f"{VAE} has 100000 bytes, expected " in message and "hint: fetch the model again" in message
+    assert f"{VAE} has 100000 bytes, expected " in message and "hint: download the model again" in message
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), [
@@ -73,7 +73,7 @@ def test_weights_that_are_cut_off(refused):
     ("text_encoder/config.json", {"num_attention_heads": 10**9}, "cannot "),
     ("tokenizer/tokenizer_config.json", {"model_max_length": [1]}, "cannot load the tokenizer in "),
     ("tokenizer/tokenizer_config.json", {"model_max_length": 0}, "model_max_length is 0"),
-    ("tokenizer/tokenizer_config.json", {"model_max_length": 10**30}, " tokens, and its text encoder 77"),
+    ("tokenizer/tokenizer_config.json", {"model_max_length": 10**30}, " tokens, its text encoder only 77"),
     ("tokenizer/tokenizer_config.json", {"model_max_length": 50},
      "makes rows of (50, 32) tokens and channels, expected (77, 32)"),
     ("scheduler/scheduler_config.json", {"prediction_type": ["x"]}, "predicts ['x'], expected epsilon or v_prediction"),

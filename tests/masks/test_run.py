@@ -215,7 +215,7 @@ def test_sources_of_the_same_names_do_not(prep, two, tmp_path):
     (("--with", "alpha", "--mask", "alpha"), 2, "--mask is 'alpha', expected auto, none, sidecar or a directory"),
     (("--with", "clipseg"), 2, "--with clipseg has no --prompt, expected at least one: what a prompt names trains"),
     (("--with", "clipseg", "--prompt", "a"), 6, "model 'CIDAS/clipseg-rd64-refined' is neither a directory nor in the"),
-    (("--with", "clipseg", "--prompt", "a", "--model", "a b"), 6, "model a b is not a directory, and not a Hub id"),
+    (("--with", "clipseg", "--prompt", "a", "--model", "a b"), 6, "model a b is neither a directory nor a Hub id"),
 ])
 def test_options_that_make_no_sense(prep, photos, tmp_path, options, code, said):
     result = prep("mask", photos, "-o", tmp_path / "out", *options)

@@ -186,7 +186,7 @@ def test_models_that_do_not_load(segformer, mask2former, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.models.mask2former.modeling_mask2former.requires_backends", missing)
     with pytest.raises(ModelError, match="needs a package that is not installed: Mask2FormerLoss requires") as caught:
         segment(mask2former, labels=["dog"], device="cpu")
-    assert caught.value.hint == "install the package that it names; pip install 'latentry[masks]' brings SciPy"
+    assert caught.value.hint == "install that package; pip install 'latentry[masks]' brings SciPy"
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [

@@ -19,7 +19,7 @@ def test_another_class_is_refused(named):
         class_of({**INDEX, "text_encoder": named}, "text_encoder", Path("m"))
     assert error.value.message.startswith(f"text_encoder in {Path('m/model_index.json')} is ")
     assert "expected CLIPTextModel of transformers or " in error.value.message
-    assert error.value.hint == "only these classes are loaded; code of a model directory is never run"
+    assert error.value.hint == "only these classes are loaded; code in a model directory is never run"
 
 
 def test_every_listed_class_is_one_of_its_library():

@@ -57,8 +57,8 @@ def test_a_weight_that_is_missing_is_named_and_not_made_up(model, part, lost):
         KINDS[part](model, device="cpu", compute="float32", dtype="float32")
     assert error.value.message.startswith(f"the weights in {(model / part).parent} lack ")
     assert lost in error.value.message and error.value.exit_code == 6
-    assert error.value.hint == ("its config.json and weights are of different models or library versions; "
-                                "fetch both again")
+    assert error.value.hint == ("its config.json and weights are from different models or library versions; "
+                                "download both again")
 
 
 def test_of_many_missing_weights_three_are_named(model):
@@ -74,7 +74,7 @@ def test_a_weight_of_another_shape_is_named(model, part, name):
                                         for key, tensor in tensors.items()})
     with pytest.raises(ModelError) as error:
         KINDS[part](model, device="cpu", compute="float32", dtype="float32")
-    assert "have other shapes than its config.json says: " in error.value.message and name in error.value.message
+    assert "do not have the shapes in its config.json: " in error.value.message and name in error.value.message
 
 
 def test_names_of_old_checkpoints_are_understood(model, tiny_model):

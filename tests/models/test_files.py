@@ -44,7 +44,7 @@ def test_a_config_that_is_no_object(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ModelError, match=message) as error:
         read_config(path)
-    assert error.value.hint.startswith("fetch the model again")
+    assert error.value.hint.startswith("download the model again")
 
 
 def test_a_config_as_deep_as_allowed(tmp_path):
@@ -78,11 +78,11 @@ def test_a_config_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
 
 
 @pytest.mark.parametrize(("part", "changes", "message"), [
-    ("text_encoder/config.json", {"auto_map": {"AutoModel": "mod.Evil"}}, "asks for code of its own"),
-    ("tokenizer/tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["mod.Evil", None]}}, "asks for code of its"),
-    ("text_encoder/config.json", {"transformers_weights": "other.safetensors"}, "names other weights"),
-    ("tokenizer/tokenizer_config.json", {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}, "names other tokenizers"),
-    ("text_encoder/config.json", {"attn_implementation": "someone/kernel"}, "asks for an attention kernel of the Hub"),
+    ("text_encoder/config.json", {"auto_map": {"AutoModel": "mod.Evil"}}, "asks for custom code"),
+    ("tokenizer/tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["mod.Evil", None]}}, "asks for custom code"),
+    ("text_encoder/config.json", {"transformers_weights": "other.safetensors"}, "names weights that"),
+    ("tokenizer/tokenizer_config.json", {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}, "names tokenizers that"),
+    ("text_encoder/config.json", {"attn_implementation": "someone/kernel"}, "an attention kernel from the Hub"),
     ("text_encoder/config.json", {"_attn_implementation": {"": "someone/kernel"}}, "asks for an attention kernel"),
 ])
 def test_a_config_that_leads_elsewhere(tmp_path, part, changes, message):

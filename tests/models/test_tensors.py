@@ -8,8 +8,8 @@ import torch
 from prep.errors import UsageError
 from prep.models.tensors import pick_device
 
-CPU_BUILD = "this build of torch has no CUDA; install the one for your GPU as pytorch.org says"
-LEAVE = "leave --device away to take the best one there is"
+CPU_BUILD = "this build of torch has no CUDA; install the build for your GPU: see pytorch.org"
+LEAVE = "omit --device to use the best device available"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_device_that_is_not_there(machine, has, name, found, hint):
     machine(**has)
     with pytest.raises(UsageError) as error:
         pick_device(name)
-    assert error.value.message == (f"--device is '{name}', and this machine has no such device: torch finds {found}")
+    assert error.value.message == (f"--device is '{name}', but this machine has no such device: torch finds {found}")
     assert error.value.hint == hint
 
 

@@ -47,7 +47,7 @@ def test_a_file_of_weights_beside_an_index_is_refused(tmp_path):
         weighted_files(model, "vae")
     assert error.value.message.endswith(f"vae has two sets of weights, {STEM}.safetensors and "
                                         f"{STEM}.safetensors.index.json")
-    assert error.value.hint == "libraries differ in which they load; remove one"
+    assert error.value.hint == "libraries disagree on which to load; remove one"
 
 
 def test_pickled_weights_are_not_read(tmp_path):
@@ -62,7 +62,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
     """Libraries differ in which of the two they take."""
     model = write_model(tmp_path, parts=True)
     write_safetensors(model / "vae" / f"{STEM}-00002-of-00002.safetensors", {"a": [4, 2]})
-    with pytest.raises(ModelError, match="has the tensor 'a', and so has another file of these weights"):
+    with pytest.raises(ModelError, match="has the tensor 'a', which another file of these weights has too"):
         weighted_files(model, "vae")
 
 
@@ -89,8 +89,8 @@ def test_what_is_no_safetensors_file(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(ModelError) as error:
         read_shapes([path])
-    assert error.value.message == f"{path} has no header of safetensors; it is damaged, or of another format"
-    assert error.value.hint.startswith("fetch the model again")
+    assert error.value.message == f"{path} has no safetensors header; it is damaged or has another format"
+    assert error.value.hint.startswith("download the model again")
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**9}, {"hidden_size": 10**7}, {"vocab_size": float("nan")},
@@ -101,4 +101,4 @@ def test_a_config_that_would_allocate_far_more_than_its_weights_have(tmp_path, c
     change_json(model / "text_encoder" / "config.json", **changes)
     with pytest.raises(ModelError, match=r"has \w+ .*, far more than its 1 tensors have") as error:
         weighted_files(model, "text_encoder")
-    assert error.value.hint == "config and weights are of different models; fetch both again"
+    assert error.value.hint == "config and weights are from different models; download both again"

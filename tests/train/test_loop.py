@@ -144,7 +144,7 @@ def test_pictures_that_cannot_be_made_are_a_warning(make, setup_of, tmp_path, ti
     go(setup, tmp_path / "run")
     texts = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
     assert len(texts) == 3 and all(text.startswith("no sample pictures: ") for text in texts)
-    assert all("has no header of safetensors" in text for text in texts)
+    assert all("has no safetensors header" in text for text in texts)
 
 
 def test_a_denoiser_that_cannot_be_read_is_said(make, setup_of, tmp_path, tiny_model):
@@ -152,7 +152,7 @@ def test_a_denoiser_that_cannot_be_read_is_said(make, setup_of, tmp_path, tiny_m
     made = make(model=model)
     setup = setup_of(made, **QUICK)
     (model / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"torn")
-    with pytest.raises(ModelError, match="has no header of safetensors") as caught:
+    with pytest.raises(ModelError, match="has no safetensors header") as caught:
         go(setup, tmp_path / "run")
     assert caught.value.exit_code == 6
 

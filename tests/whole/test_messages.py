@@ -114,13 +114,13 @@ def test_encoding_needs_a_model(prep, photos, tmp_path):
 @pytest.mark.parametrize("model", ["not a model", "/nowhere/at/all"])
 def test_a_model_that_is_none(prep, photos, tmp_path, model):
     result = prep("encode", photos, "--cache", tmp_path / "cache", "--model", model)
-    assert result.code == 6 and f"error: model {model} is not a directory, and not a Hub id either" in result.err
+    assert result.code == 6 and f"error: model {model} is neither a directory nor a Hub id" in result.err
 
 
-def test_a_model_that_cannot_be_fetched(prep, photos, tmp_path):
+def test_a_model_that_cannot_be_downloaded(prep, photos, tmp_path):
     """Tests are offline, so --download fails as it does without a network."""
     result = prep("encode", photos, "--cache", tmp_path / "cache", "--model", "latentry/nowhere", "--download")
-    assert result.code == 6 and "error: model 'latentry/nowhere' could not be fetched: " in result.err
+    assert result.code == 6 and "error: model 'latentry/nowhere' could not be downloaded: " in result.err
 
 
 def test_masks_of_no_known_method_or_into_a_file(prep, photos, tmp_path):

@@ -87,7 +87,7 @@ def test_faults_end_a_run_before_it_makes_a_directory(train, make, options, code
 def test_a_device_that_is_not_there_is_said(train, make):
     made = make()
     result = train("run", made.path, "-o", made.root / "run", "--device", "cuda:7")
-    assert result.code == 2 and "--device is 'cuda:7', and this machine has no such device" in result.err
+    assert result.code == 2 and "--device is 'cuda:7', but this machine has no such device" in result.err
     result = train("run", made.path, "-o", made.root / "run", "--device", "toaster")
     assert result.code == 2 and "--device is 'toaster', expected auto, cpu, cuda, cuda:N or mps" in result.err
     assert not (made.root / "run").exists()

@@ -26,11 +26,11 @@ def test_weights_that_lack_tensors_are_refused(tiny_model, tmp_path):
     with pytest.raises(ModelError) as caught:
         load(model, parse({"precision": "fp32"}, "test"), "epsilon", torch.device("cpu"))
     assert caught.value.message == f"the weights in {model / 'unet'} lack conv_in.bias, conv_out.bias"
-    assert "fetch both again" in caught.value.hint
+    assert "download both again" in caught.value.hint
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("unet/diffusion_pytorch_model.safetensors", "{}", "has no header of safetensors"),
+    ("unet/diffusion_pytorch_model.safetensors", "{}", "has no safetensors header"),
     ("unet/config.json", "[" * 100_000, "is nested too deeply"),
 ])
 def test_a_denoiser_that_is_damaged(tiny_model, tmp_path, name, text, message):
@@ -60,4 +60,4 @@ def test_schedules_that_are_none(tiny_model, tmp_path, changes, message):
     change_json(model / "scheduler" / "scheduler_config.json", **changes)
     with pytest.raises(ModelError, match=message) as error:
         noise_schedule(model)
-    assert error.value.hint.startswith("fetch the model again")
+    assert error.value.hint.startswith("download the model again")
