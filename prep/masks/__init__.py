@@ -1,1 +1,1 @@
-"""What `prep mask` does."""
+"""Makes mask pictures: the work of `prep mask`."""

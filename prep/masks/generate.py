@@ -1,7 +1,7 @@
-"""Makes mask pictures: threads read, decode and write, and a model, where there is one, gets batches in between.
+"""Makes mask pictures: threads read, decode and write; if the method needs a model, it gets batches in between.
 
-Below a directory of their own, in the pictures' own subdirectories; white trains. Each file is whole or absent; one
-that exists is left alone, since somebody may have edited it. So a run goes on where it stopped.
+Masks go to a directory of their own, with the same subdirectories as the pictures; white trains. Each file is complete
+or absent. An existing file is kept, since somebody may have edited it, so a repeated run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def make_masks(items: Iterable[Item], choice: MaskOptions, *, out: Path, load: C
                jobs: int = 2, batch_size: int = 4, tick: Tick = lambda _: None) -> Made:
     """Writes the masks of `items` below `out`, the only place it writes to.
 
-    Without `combine`, an item's own mask is taken over and a file that is there is kept, unless `force`; with it, the
-    new mask is combined with the file that is there, or else with the item's own. `load` is called once, when a mask
-    needs the model. Raises `UsageError` for a choice that makes no mask, `PathError` where `out` cannot be written, or
-    where a link in it leads elsewhere.
+    Without `combine`, an item's own mask is used as it is, and an existing file is kept unless `force`. With `combine`,
+    the new mask is combined with the existing file, or else with the item's own mask. `load` is called once, when a
+    mask first needs the model. Raises `UsageError` for options that make no mask, `PathError` if `out` cannot be
+    written or a link in it leads elsewhere.
     """
     check_options(choice)
     model: Model | None = None
@@ -37,7 +37,7 @@ def make_masks(items: Iterable[Item], choice: MaskOptions, *, out: Path, load: C
     _check_below({target.parent for _, target in left}, out)
     outcomes: list[tuple[Item, Outcome]] = []
     written: set[Path] = set()
-    while left:  # two pictures of one stem share the first one's mask
+    while left:  # pictures of the same stem share the mask of the first
         now, left = _first_of_each(left)
         todo = []
         for item, target in now:
@@ -56,8 +56,9 @@ def make_masks(items: Iterable[Item], choice: MaskOptions, *, out: Path, load: C
 
 
 def _told_apart(item: Item, outcome: Outcome, out: Path, choice: MaskOptions) -> Outcome:
-    """A picture in a subdirectory that needs no mask gets one all the same, where one of its name lies directly in
-    `out`: `prep encode` would take that for its own, since masks may lie flat.
+    """Writes a white mask for a skipped picture in a subdirectory if a mask of its name lies directly in `out`.
+
+    `prep encode` also accepts masks directly in `out`, and would use that mask for this picture.
     """
     target = out / mask_path(item.name, choice.naming)
     if outcome != "skipped" or target.parent == out or not (out / target.name).exists():
@@ -85,7 +86,7 @@ def _first_of_each(left: Sequence[tuple[Item, Path]]) -> tuple[list[tuple[Item, 
 
 
 def _check_below(folders: Iterable[Path], out: Path) -> None:
-    """Raises `PathError` when a link in `out` makes a folder lie elsewhere, beside the pictures perhaps."""
+    """Raises `PathError` if a link in `out` puts a folder elsewhere, perhaps beside the pictures."""
     top = resolve(out)
     for folder in sorted(folders):
         at = resolve(folder)
@@ -95,7 +96,7 @@ def _check_below(folders: Iterable[Path], out: Path) -> None:
 
 
 def _known(item: Item, target: Path, choice: MaskOptions) -> Outcome | None:
-    """What is known without reading anything: the file is there, or can never be."""
+    """The outcome if it is known without reading the picture: the file exists, or its name is too long."""
     try:
         return "kept" if target.exists() and not choice.force and choice.combine is None else None
     except OSError as error:
@@ -111,7 +112,7 @@ def _needs_model(item: Item, choice: MaskOptions) -> bool:
 
 def _run(todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | None, jobs: int, batch_size: int,
          tick: Tick) -> list[tuple[Item, Path, Outcome]]:
-    """The outcomes in order. After Ctrl-C, or an error, what the model has done is still written; nothing begins."""
+    """The outcomes in order. After Ctrl-C or an error, finished maps are still written as masks; nothing new starts."""
     outcomes: dict[int, Outcome] = {}
     batch: list[tuple[int, Ready]] = []
     ending: deque[tuple[int, Future[Outcome]]] = deque()
@@ -148,7 +149,7 @@ def _run(todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | 
 
 def _ahead(pool: ThreadPoolExecutor, todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | None,
            window: int) -> Generator[tuple[int, Outcome | Ready], None, None]:
-    """Each item's beginning in order, at most `window` of them ahead; those not yet begun never are, once closed."""
+    """Starts the items in order, at most `window` ahead, and yields the results; closing it cancels the rest."""
     waiting: deque[Future[Outcome | Ready]] = deque()
     try:
         for number, (item, target) in enumerate(todo):

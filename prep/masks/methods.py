@@ -1,6 +1,6 @@
-"""Mask pictures for people to look at and edit: which methods there are, what they take, and how files are named.
+"""Methods that make mask pictures, their options, and the names of the files.
 
-`prep.masks.generate` makes them, from what `prep.masks.pixels` computes.
+`prep.masks.generate` makes the masks, from maps that `prep.masks.pixels` or a model computes.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ Naming = Literal["onetrainer", "kohya"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodFacts:
-    """What is true of a method."""
+    """Facts about a method."""
 
     says: str  # what trains
-    threshold: float | None  # where its map is cut into black and white, unless asked otherwise; None: it stays gray
-    needs: str = ""  # the option that it cannot do without
+    threshold: float | None  # default threshold of its map; None: the mask stays gray
+    needs: str = ""  # the option that it requires
     model: bool = False  # a model makes its map
 
 
-# 0.3: what OneTrainer takes for CLIPSeg by default, whose maps are far from 1 even where the prompt is right.
+# 0.3: OneTrainer's default for CLIPSeg, whose maps stay far below 1 even where the prompt matches.
 METHODS: Mapping[Method, MethodFacts] = {
     "alpha": MethodFacts(says="opaque parts train", threshold=None),
-    "color": MethodFacts(says="what differs from the background color trains", threshold=None),
+    "color": MethodFacts(says="parts that differ from the background color train", threshold=None),
     "threshold": MethodFacts(says="bright parts train", threshold=0.5),
-    "clipseg": MethodFacts(says="what a prompt names trains", threshold=0.3, needs="--prompt", model=True),
-    "segment": MethodFacts(says="what has a label trains", threshold=0.5, needs="--label", model=True),
+    "clipseg": MethodFacts(says="parts that a prompt names train", threshold=0.3, needs="--prompt", model=True),
+    "segment": MethodFacts(says="parts with a label train", threshold=0.5, needs="--label", model=True),
     "rembg": MethodFacts(says="the foreground trains", threshold=None, model=True),
 }
 COMBINE: Mapping[Combine, str] = {
-    "replace": "the new mask", "add": "the lighter of both", "subtract": "the old mask less the new one",
+    "replace": "the new mask", "add": "the lighter of both", "subtract": "the old mask minus the new one",
     "intersect": "the darker of both"}
 NAMING: Mapping[Naming, str] = {"onetrainer": f"{MASK}.png", "kohya": ".png"}  # what follows the picture's stem
-MOST_SMOOTH, MOST_EXPAND = 256, 1024  # pixels; more than any outline is off
+MOST_SMOOTH, MOST_EXPAND = 256, 1024  # pixels; more than any outline needs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskOptions:
-    """How masks are made. The order: map, smooth, cut at the threshold, invert, expand, combine."""
+    """How masks are made. The order: map, smooth, threshold, invert, expand, combine."""
 
     method: Method
     color: str = "white"  # of `color`: the background
-    tolerance: int = 16  # of `color`: how far a channel may be from it, 0 to 255
-    threshold: float | None = None  # part of white from which a pixel trains; None: the method's own
+    tolerance: int = 16  # of `color`: largest difference of a channel from it, 0 to 254
+    threshold: float | None = None  # fraction of white from which a pixel trains; None: the method's own
     invert: bool = False
-    smooth: float = 0.0  # radius of a gaussian blur before the cut, in pixels
-    expand: int = 0  # pixels by which what trains grows on each side; negative: shrinks
+    smooth: float = 0.0  # radius of a Gaussian blur before the threshold, in pixels
+    expand: int = 0  # pixels by which the white area grows on each side; negative: shrinks
     prompts: tuple[str, ...] = ()  # of `clipseg`
     labels: tuple[str, ...] = ()  # of `segment`
-    combine: Combine | None = None  # None: a picture's own mask is taken over, a file that is there is kept
+    combine: Combine | None = None  # None: a picture's own mask is used as it is, an existing file is kept
     naming: Naming = "onetrainer"
-    force: bool = False  # files that are there are made anew
+    force: bool = False  # existing files are replaced
 
     @property
     def cut(self) -> float | None:
-        """Where the map is cut; `None`: it stays gray."""
+        """The threshold of the map; `None`: it stays gray."""
         return METHODS[self.method].threshold if self.threshold is None else self.threshold
 
 
@@ -74,21 +74,21 @@ class Made:
     """What `make_masks` did."""
 
     written: int
-    kept: int  # were there already
-    skipped: int  # would be white everywhere: no transparency, nothing of the color
+    kept: int  # existed already
+    skipped: int  # would be entirely white: no transparency, nothing of the color
     findings: tuple[Finding, ...]  # pictures that cannot be used
-    black: tuple[str, ...] = ()  # names of those written that are black everywhere: nothing of the picture trains
+    black: tuple[str, ...] = ()  # names of those written that are entirely black: nothing of the picture trains
 
 
 def mask_path(name: str, naming: Naming = "onetrainer") -> PurePosixPath:
-    """Where the mask of the picture `name` goes below the masks' directory: the same place, `NAME-masklabel.png`."""
+    """Path of the mask of the picture `name` in the mask directory: the same folder, with the name of `naming`."""
     path = PurePosixPath(name)
     assert not path.is_absolute() and ".." not in path.parts, f"item name {name!r} leads out of its source"
     return path.with_name(f"{path.stem}{NAMING[naming]}")
 
 
 def check_options(choice: MaskOptions) -> None:
-    """Raises `UsageError` for what makes no mask."""
+    """Raises `UsageError` for options that make no mask."""
     _check_words(choice)
     try:
         within(choice.tolerance, 0, 254, "--tolerance")
@@ -97,12 +97,12 @@ def check_options(choice: MaskOptions) -> None:
         within(choice.expand, -MOST_EXPAND, MOST_EXPAND, "--expand")
         color_of(choice.color, "--color")
     except Unparsed as error:
-        hint = "prep mask SOURCE --with color --color '#00ff00' -o DIR, for one" if "--color" in str(error) else ""
+        hint = "for example: prep mask SOURCE --with color --color '#00ff00' -o DIR" if "--color" in str(error) else ""
         raise UsageError(str(error), hint=hint) from None
 
 
 def _check_words(choice: MaskOptions) -> None:
-    """Raises `UsageError` for a word that is none of those known, and for words for another method."""
+    """Raises `UsageError` for an unknown word, and for prompts or labels that are missing or for another method."""
     method: str = choice.method
     for option, value, known in (("--with", method, METHODS), ("--combine", choice.combine or "add", COMBINE),
                                  ("--naming", choice.naming, NAMING)):
@@ -110,6 +110,6 @@ def _check_words(choice: MaskOptions) -> None:
             raise UsageError(f"{option} is '{value}', expected one of: {', '.join(known)}{suggest(value, known)}")
     for option, given, owner in (("--prompt", choice.prompts, "clipseg"), ("--label", choice.labels, "segment")):
         if given and owner != method:
-            raise UsageError(f"{option} is for --with {owner}, and masks are made with {method}")
+            raise UsageError(f"{option} is for --with {owner}, not for --with {method}")
         if owner == method and not [one for one in given if one.strip()]:
             raise UsageError(f"--with {method} has no {option}, expected at least one: {METHODS[choice.method].says}")

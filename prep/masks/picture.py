@@ -1,6 +1,4 @@
-"""One picture's mask: what is read and decoded for it, on a thread, and how it is written. `prep.masks.generate` does
-many.
-"""
+"""Makes the mask of one picture: reads, decodes and writes it on a thread. `prep.masks.generate` makes many."""
 
 from __future__ import annotations
 
@@ -28,13 +26,13 @@ Outcome = Literal["written", "black", "kept", "skipped"] | Finding
 
 
 class Model(Protocol):
-    """What makes maps of pictures."""
+    """Makes maps of pictures."""
 
     def prepare(self, picture: Pixels) -> Any:
-        """What `maps` takes of a picture, uint8 [H, W, 3]; called by many threads at once."""
+        """The input of `maps` for a picture, uint8 [H, W, 3]; many threads call this at once."""
 
     def maps(self, inputs: Sequence[Any]) -> Sequence[Pixels]:
-        """For each input, uint8 [h, w] over the whole picture, of any size; called by one thread."""
+        """A map for each input: uint8 [h, w] of any size, over the whole picture; one thread calls this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,15 +43,15 @@ class Ready:
     target: Path
     size: Size
     base: Pixels | None  # the mask to combine with, of the picture's size
-    input: Any  # the model's
+    input: Any  # what `Model.prepare` returned
 
 
 def start_picture(item: Item, target: Path, choice: MaskOptions, model: Model | None) -> Outcome | Ready:
-    """The whole mask, or what the model needs for it."""
+    """Makes the mask, or only prepares the picture if the method needs the model."""
     try:
         if item.mask is not None and choice.combine is None:
             size = read_header(read_blob(item.picture)).size if choice.naming == "kohya" else None
-            return _write(item, target, _own_mask(item.mask, size))  # kohya wants the picture's size
+            return _write(item, target, _own_mask(item.mask, size))  # kohya requires the picture's size
         data = read_blob(item.picture)
         if not METHODS[choice.method].model:
             made = plain_map(data, choice)
@@ -72,7 +70,7 @@ def start_picture(item: Item, target: Path, choice: MaskOptions, model: Model | 
 
 
 def _base(item: Item, target: Path, size: Size, choice: MaskOptions) -> Pixels | None:
-    """The mask to combine with: the file that is there, else the item's own. Raises `OSError`, `BadPicture`."""
+    """The mask to combine with: the existing file, else the item's own. Raises `OSError`, `BadPicture`."""
     if choice.combine in (None, "replace"):
         return None
     if target.exists():
@@ -81,7 +79,7 @@ def _base(item: Item, target: Path, size: Size, choice: MaskOptions) -> Pixels |
 
 
 def _own_mask(blob: Blob, size: Size | None) -> Pixels:
-    """The mask file of a picture, named where it is at fault. Raises `OSError`, `BadPicture`."""
+    """Reads the mask file of a picture; `BadPicture` names the file. Raises `OSError`, `BadPicture`."""
     try:
         return read_mask(read_blob(blob), size)
     except BadPicture as error:
@@ -89,7 +87,7 @@ def _own_mask(blob: Blob, size: Size | None) -> Pixels:
 
 
 def finish_picture(ready: Ready, gray: Pixels, choice: MaskOptions) -> Outcome:
-    """Writes the mask of the model's map."""
+    """Writes the mask made from the model's map."""
     return _finish(ready.item, ready.target, scaled(gray, ready.size), ready.base, choice)
 
 
@@ -99,7 +97,7 @@ def _finish(item: Item, target: Path, gray: Pixels, base: Pixels | None, choice:
 
 
 def _write(item: Item, target: Path, mask: Pixels, *, white: bool = False) -> Outcome:
-    """Writes a mask; one that is white everywhere only for `white`, or in place of another: it means having none."""
+    """Writes a mask. An entirely white mask, which equals none, is written only with `white` or over another file."""
     try:
         if mask.min() == 255 and not white and not target.exists():
             return "skipped"
@@ -111,16 +109,16 @@ def _write(item: Item, target: Path, mask: Pixels, *, white: bool = False) -> Ou
 
 
 def write_white(item: Item, target: Path) -> Outcome:
-    """Writes a mask that trains everywhere. Raises `PathError`."""
+    """Writes an entirely white mask. Raises `PathError`."""
     try:
         width, height = read_header(read_blob(item.picture)).size
-    except (OSError, BadPicture):  # changed since; the next run says so
+    except (OSError, BadPicture):  # changed since; the next run reports it
         return "skipped"
     return _write(item, target, np.full((height, width), 255, np.uint8), white=True)
 
 
 def no_room(item: Item, target: Path, error: OSError) -> Finding:
-    """The finding for a name that the file system of `target` does not take. Raises `PathError` for another error."""
+    """The finding for a name too long for the file system of `target`. Raises `PathError` for another error."""
     if error.errno != errno.ENAMETOOLONG:
         raise PathError(f"cannot write mask {printable(str(target))}: {error.strerror or error}",
                         hint="choose another directory: -o DIR") from None

@@ -1,5 +1,6 @@
-"""What masks are made of: maps from pictures, cut and combined. All are uint8 [H, W], 255 trains. With images.py and
-color.py the rooms of Pillow in prep, since blurring and scaling are its own.
+"""Computes masks: maps of pictures, thresholded and combined. All are uint8 [H, W]; 255 trains.
+
+Pillow blurs and scales.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def color_map(data: bytes, *, color: str, tolerance: int) -> Pixels:
 
 
 def luma_map(data: bytes) -> Pixels:
-    """Brightness: ITU-R 601-2 luma, as Pillow rounds it; what is transparent is seen on white. Raises `BadPicture`."""
+    """Brightness: ITU-R 601-2 luma, as Pillow rounds it; transparency is flattened onto white. Raises `BadPicture`."""
     return np.asarray(decode_picture(data, alpha="white").convert("L"))
 
 
@@ -46,14 +47,14 @@ def plain_map(data: bytes, choice: MaskOptions) -> Pixels:
 
 
 def scaled(gray: Pixels, size: Size) -> Pixels:
-    """`gray` at `size` (width, height), by the triangle filter."""
+    """`gray` scaled to `size` (width, height) with the triangle filter."""
     if gray.shape == size[::-1]:
         return gray
     return np.asarray(Image.fromarray(gray).resize(size, Image.Resampling.BILINEAR))
 
 
 def finish_map(gray: Pixels, choice: MaskOptions) -> Pixels:
-    """The mask of a map: smoothed, cut, inverted and expanded as `choice` says."""
+    """The mask of a map: smoothed, thresholded, inverted and expanded as `choice` says."""
     if choice.smooth:
         gray = np.asarray(Image.fromarray(gray).filter(ImageFilter.GaussianBlur(choice.smooth)))
     if choice.cut is not None:
@@ -64,9 +65,9 @@ def finish_map(gray: Pixels, choice: MaskOptions) -> Pixels:
 
 
 def dilate(gray: Pixels, pixels: int) -> Pixels:
-    """The greatest value of the square of 2·`pixels`+1 around each pixel; of a negative number, the least.
+    """The maximum over the square of side 2·|`pixels`|+1 around each pixel; for negative `pixels`, the minimum.
 
-    One axis after the other, in steps that double what they have seen: 16 passes of numpy for 100 pixels.
+    One axis after the other, and each step doubles the window: 16 passes of numpy for 100 pixels.
     """
     pick = np.maximum if pixels > 0 else np.minimum
     for axis in (0, 1) if pixels else ():
@@ -83,14 +84,16 @@ def dilate(gray: Pixels, pixels: int) -> Pixels:
 
 
 def _paired(wide: Pixels, shift: int, axis: int, pick: Callable[[Pixels, Pixels], Pixels]) -> Pixels:
-    """Each pixel with the one `shift` further along `axis`; shorter by that."""
+    """`pick` of each pixel and the pixel `shift` further along `axis`; the result is shorter by `shift`."""
     length = wide.shape[axis] - shift
     return pick(wide[:length], wide[shift:]) if axis == 0 else pick(wide[:, :length], wide[:, shift:])
 
 
 def combined(mask: Pixels, base: Pixels | None, how: Combine) -> Pixels:
-    """`mask` and the one that was there before, of one size. A picture without a mask trains everywhere: subtracting
-    takes from white then, and the others take `mask` as it is, since white would leave nothing to add to.
+    """`mask` combined with `base`, the previous mask, of the same size.
+
+    A picture without a mask trains everywhere, so subtracting starts from white. The other ways return `mask` as it is:
+    adding to white would leave it white.
     """
     if how == "subtract":
         from_what = np.full_like(mask, 255) if base is None else base
@@ -101,11 +104,11 @@ def combined(mask: Pixels, base: Pixels | None, how: Combine) -> Pixels:
 
 
 def read_mask(data: bytes, size: Size | None) -> Pixels:
-    """The mask in a file, scaled to `size` where that is given. Raises `BadPicture`, also for another shape."""
+    """The mask in a file, scaled to `size` if given. Raises `BadPicture`, also for a mask of another shape."""
     mask = decode_mask(data)
     if size is None:
         return np.asarray(mask)
     if not fits(mask.size, size):
-        raise BadPicture("mask-size-mismatch", f"the mask that it has is {mask.size[0]}x{mask.size[1]} pixels, "
+        raise BadPicture("mask-size-mismatch", f"mask has {mask.size[0]}x{mask.size[1]} pixels, "
                                 "not its picture's shape")
     return scaled(np.asarray(mask), size)

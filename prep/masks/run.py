@@ -1,4 +1,4 @@
-"""What `prep mask` does: checks where it writes, finds the model, makes the masks and the pages that show them."""
+"""Runs `prep mask`: checks where it writes, finds the model, makes the masks and the pages that show them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from prep.runtime import defer_interrupts
 from prep.sources.item import Item
 
 CLIPSEG = "CIDAS/clipseg-rd64-refined"  # the published weights of the paper, by its authors
-REMBG = "u2net"  # what rembg takes itself when nothing is said
+REMBG = "u2net"  # rembg's own default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A picture and where its mask would be."""
+    """A picture and the path of its mask."""
 
     item: Item
     name: str  # for people
@@ -46,7 +46,7 @@ class MaskCall:
     choice: MaskOptions
     output: Path
     show: Show | None  # makes pages that show the masks
-    model: str  # a directory, or a Hub id; of rembg, one of its names; "": the method's own
+    model: str  # a directory, or a Hub id; for rembg, a model name; "": the method's default
     device: str
     batch_size: int
     jobs: int
@@ -56,7 +56,7 @@ class MaskCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskReport:
-    """What came of it."""
+    """The result of `prep mask`."""
 
     made: Made
     output: Path
@@ -70,7 +70,7 @@ class MaskReport:
                 "findings": [one.as_json() for one in self.made.findings]}
 
     def as_text(self, *, every: bool = False) -> str:
-        """A few lines for people; with `every`, one for each rejected picture, however many."""
+        """A short summary for people; with `every`, it lists every rejected picture."""
         made = self.made
         kept = f"{grouped(made.kept)} existing kept{' (--force replaces them)' if made.kept else ''}"
         need = "picture needs" if made.skipped == 1 else "pictures need"
@@ -78,24 +78,22 @@ class MaskReport:
                  f"{grouped(made.skipped)} {need} none (all white)"]
         if made.black:
             lines.append(f"entirely black, so they would not train: {join_names(made.black, None if every else 8)}")
-        lines += [f"to look at: {printable(str(one))}" for one in self.pages]
+        lines += [f"page: {printable(str(one))}" for one in self.pages]
         return "\n".join([*lines, *rejected_lines(made.findings, every=every)])
 
 
 def run_mask(call: MaskCall) -> MaskReport:
-    """Masks of every picture of the recipe, below its output. Raises `UsageError`, `ConfigError`, `PathError`,
-    `ModelError`.
-    """
+    """Makes the masks of all pictures of the recipe. Raises `UsageError`, `ConfigError`, `PathError`, `ModelError`."""
     choice = call.choice
     check_options(choice)
     if call.model and not METHODS[choice.method].model:
-        raise UsageError(f"--model is for methods with a model, and masks are made with {choice.method}")
+        raise UsageError(f"--model is for methods with a model, not for --with {choice.method}")
     if choice.method == "segment" and not call.model:
         raise UsageError("--with segment has no --model, expected a segmentation model",
                          hint="name a directory, or a Hub id like nvidia/segformer-b0-finetuned-ade-512-512")
     if call.recipe.mask == "alpha":
         raise UsageError("--mask is 'alpha', expected auto, none, sidecar or a directory",
-                         hint="--with alpha makes masks of the pictures' transparency")
+                         hint="--with alpha makes masks from transparency")
     _check_places(call)
     found = list(walk_recipe(call.recipe))
     items = [one for one in found if isinstance(one, Item)]
@@ -109,7 +107,7 @@ def run_mask(call: MaskCall) -> MaskReport:
 
 
 def _check_places(call: MaskCall) -> None:
-    """Raises `PathError` unless pictures, masks and pages are apart; before anything is written."""
+    """Raises `PathError` if the output overlaps the pictures, is a cache or is a file; before anything is written."""
     places = picture_places(call.recipe)
     for pictures in places:
         check_disjoint([pictures, NamedPath(role="output", path=call.output)])
@@ -119,7 +117,7 @@ def _check_places(call: MaskCall) -> None:
 
 
 def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskOptions) -> None:
-    """Raises `ConfigError` where pictures of two sources would have one mask: `prep encode` looks it up by name."""
+    """Raises `ConfigError` if pictures of two sources would share a mask: `prep encode` finds masks by name."""
     if len(recipe.sources) == 1:
         return
     owners: dict[str, Item] = {}
@@ -127,8 +125,8 @@ def _check_names(recipe: Recipe, items: Sequence[Item], choice: MaskOptions) -> 
         place = str(mask_path(item.name, choice.naming))
         other = owners.setdefault(place, item)
         if other.source != item.source:
-            raise ConfigError(f"{other.label} and {item.label} would have one mask, {place}",
-                              hint="run prep mask for each source, and name its directory as mask of that [[source]]")
+            raise ConfigError(f"{other.label} and {item.label} would share the mask {place}",
+                              hint="run prep mask for each source, and set its directory as mask in that [[source]]")
 
 
 def _load(call: MaskCall) -> Model:

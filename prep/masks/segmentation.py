@@ -1,14 +1,14 @@
-"""Masks from segmentation models of transformers: local files, safetensors, no code but the library's own.
+"""Makes masks with segmentation models of transformers: local safetensors files, no code but the library's own.
 
-A map says of each cell how sure the model is that what is asked for is there, from 0 to 255. Models differ in what they
-give:
+A map holds, for each cell, the model's confidence from 0 to 255 that a prompt or label applies. Outputs differ:
 
-    clipseg       one map per prompt; where several are asked for, the surest counts
-    semantic      each pixel's classes (softmax); those of the labels are added up (Segformer, BEiT, UperNet, DPT, …)
-    by queries    things, each with its classes and where it is; the surest of the labels' counts. So instance,
-                  panoptic and semantic checkpoints of MaskFormer, Mask2Former and DETR are read alike
+    clipseg       one map per prompt; the maximum over the prompts
+    semantic      class probabilities per pixel (softmax), summed over the labels (Segformer, BEiT, UperNet, DPT, …)
+    by queries    objects, each with class probabilities and a map; the maximum over objects of the map times the
+                  labels' probability. Instance, panoptic and semantic checkpoints of MaskFormer, Mask2Former and
+                  DETR are read alike
 
-Pictures are scaled as the model's own preprocessor_config.json says, but never cut: every pixel gets its mask.
+Pictures are scaled as the model's own preprocessor_config.json says, but never cropped: the mask covers every pixel.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from prep.parse import suggest
 
 # Legend: B pictures, Q queries, C classes, H W pixels, h w cells of a map.
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-BY_QUERIES = ("maskformer", "mask2former", "detr")  # model types, as config.json has them
+BY_QUERIES = ("maskformer", "mask2former", "detr")  # model types in config.json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A picture as the model takes it."""
+    """A picture as the model's input."""
 
     pixels_3HW: torch.Tensor
-    valid: tuple[int, int]  # rows and columns that are the picture; the rest fills up
-    padded: bool  # the processor says which part is the picture
+    valid: tuple[int, int]  # rows and columns of the picture; the rest is padding
+    padded: bool  # the processor marks which part is the picture
 
 
 class Segmenter:
-    """A segmentation model on its device, and what it is asked for; see `clipseg` and `segment`."""
+    """A segmentation model on its device, with its prompts or labels; see `clipseg` and `segment`."""
 
     def __init__(self, model: Any, processor: Any, device: torch.device,
                  sure: Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]) -> None:
@@ -61,7 +61,7 @@ class Segmenter:
                         valid=(int(inside_HW.any(1).sum()), int(inside_HW.any(0).sum())))
 
     def maps(self, inputs: Sequence[Prepared]) -> list[Pixels]:
-        """uint8 [h, w] for each picture, over all of it; those of one shape go through the model together."""
+        """A map for each picture: uint8 [h, w], over all of it; pictures of one shape share a forward pass."""
         found: dict[int, Pixels] = {}
         for numbers in _of_one_shape(inputs):
             chosen = [inputs[number] for number in numbers]
@@ -78,7 +78,7 @@ class Segmenter:
                 inside_BHW[number, :one.valid[0], :one.valid[1]] = 1
             batch["pixel_mask"] = inside_BHW.to(self._device)
         sure_Bhw = self._sure(self._model, batch).float()
-        if any(one.valid != one.pixels_3HW.shape[1:] for one in inputs):  # then cells are not whole pixels of it
+        if any(one.valid != one.pixels_3HW.shape[1:] for one in inputs):  # padding may end inside a cell
             sure_Bhw = torch.nn.functional.interpolate(sure_Bhw[:, None], pixels_B3HW.shape[2:], mode="bilinear")[:, 0]
         gray_Bhw = sure_Bhw.nan_to_num(0).clamp(0, 1).mul(255).round().to(torch.uint8).cpu().numpy()
         for gray_hw, one in zip(gray_Bhw, inputs, strict=True):
@@ -87,13 +87,13 @@ class Segmenter:
 
 
 def clipseg(folder: Path, *, prompts: Sequence[str], device: str) -> Segmenter:
-    """CLIPSeg (Lüddecke and Ecker, 2022) below `folder`, asked for `prompts`. Raises `ModelError`, `UsageError`."""
+    """Loads CLIPSeg (Lüddecke and Ecker, 2022) from `folder`, for `prompts`. Raises `ModelError`, `UsageError`."""
     quiet_transformers()
     where = pick_device(device)
     files = single_model_files(folder)
     config = load_part(transformers.AutoConfig, files, "config")
     if config.model_type != "clipseg":
-        raise ModelError(f"the model in {folder} is a {config.model_type}, expected a clipseg",
+        raise ModelError(f"the model in {folder} has type {config.model_type}, expected clipseg",
                          hint="--with segment takes other segmentation models")
     model = _load(transformers.CLIPSegForImageSegmentation, files).to(where).eval()
     tokens = load_part(transformers.AutoTokenizer, files, "tokenizer")
@@ -109,7 +109,7 @@ def clipseg(folder: Path, *, prompts: Sequence[str], device: str) -> Segmenter:
 
 @torch.inference_mode()
 def _embedded(model: Any, tokens: Any, prompt: str, device: torch.device) -> torch.Tensor:
-    """[1, channel]: what CLIPSeg makes of a prompt."""
+    """CLIPSeg's embedding of a prompt, [1, channel]."""
     words = tokens(prompt, return_tensors="pt").to(device)
     count, most = words["input_ids"].shape[1], model.config.text_config.max_position_embeddings
     if count > most:
@@ -120,7 +120,7 @@ def _embedded(model: Any, tokens: Any, prompt: str, device: torch.device) -> tor
 
 
 def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
-    """The segmentation model below `folder`, asked for `labels` of its own. Raises `ModelError`, `UsageError`."""
+    """Loads the segmentation model in `folder`, for `labels` that it knows. Raises `ModelError`, `UsageError`."""
     quiet_transformers()
     where = pick_device(device)
     files = single_model_files(folder)
@@ -130,13 +130,13 @@ def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
     kinds = transformers.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING if queries else (
         transformers.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING)
     if type(config) not in kinds:
-        raise ModelError(f"the model in {folder} is a {config.model_type}, expected one that gives each pixel a class, "
+        raise ModelError(f"the model in {folder} has type {config.model_type}, expected a semantic segmentation model "
                          f"or one of: {', '.join(BY_QUERIES)}", hint="clipseg models are for --with clipseg")
     model = _load(kinds[type(config)], files).to(where).eval()
 
     def semantic(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits_BChw = model(pixel_values=batch["pixel_values"]).logits
-        alone = logits_BChw.shape[1] == 1  # a single class has nothing to be compared with
+        alone = logits_BChw.shape[1] == 1  # softmax over a single class is always 1
         sure: torch.Tensor = (logits_BChw.sigmoid() if alone else logits_BChw.softmax(1))[:, wanted].sum(1)
         return sure
 
@@ -153,7 +153,7 @@ def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
 
 
 def _numbers(names: Mapping[int, str], labels: Sequence[str]) -> list[int]:
-    """The classes that `labels` name: letter case does not count, and "person" is one of "person, individual"."""
+    """The class numbers of `labels`: case is ignored, and "person" matches "person, individual"."""
     known: dict[str, set[int]] = {}
     for number, name in names.items():
         for word in (name, *name.split(",")):
@@ -161,8 +161,8 @@ def _numbers(names: Mapping[int, str], labels: Sequence[str]) -> list[int]:
     found: set[int] = set()
     for label in labels:
         if label.strip().casefold() not in known:
-            raise UsageError(f"label '{label[:60]}' is none of this model's {len(names)}"
-                             f"{suggest(label.strip().casefold(), known)}", hint=f"it has: {_some(names)}")
+            raise UsageError(f"label '{label[:60]}' is not among this model's {len(names)}"
+                             f"{suggest(label.strip().casefold(), known)}", hint=f"the model has: {_some(names)}")
         found |= known[label.strip().casefold()]
     return sorted(found)
 
@@ -180,7 +180,7 @@ def _of_one_shape(inputs: Sequence[Prepared]) -> list[list[int]]:
 
 
 def _processor(files: ComponentFiles) -> Any:
-    """The model's own image processor, which leaves nothing of a picture out."""
+    """The model's own image processor, without its center crop."""
     processor = load_part(transformers.AutoImageProcessor, files, "image processor")
     if getattr(processor, "do_center_crop", False):
         processor.do_center_crop = False
@@ -188,7 +188,7 @@ def _processor(files: ComponentFiles) -> Any:
 
 
 def _load(kind: Any, files: ComponentFiles) -> Any:
-    """SciPy may be missing: the training loss of MaskFormer wants it as soon as the model is made."""
+    """Loads the model. The hint names SciPy, which MaskFormer's training loss needs as soon as the model is made."""
     options: dict[str, Any] = {dtype_keyword(transformers.__version__): torch.float32}
-    return load_model(kind, files, "segmentation model", packages="; pip install 'latentry[masks]' brings SciPy",
+    return load_model(kind, files, "segmentation model", packages="; pip install 'latentry[masks]' installs SciPy",
                       trust_remote_code=False, **options)

@@ -191,10 +191,10 @@ def test_the_originals_are_not_touched(pictures, tmp_path):
      ({"method": "alpha", "expand": -2000}, "--expand is -2000, expected a number from -1024 to 1024"),
      ({"method": "alpha", "combine": "ad"}, "--combine is 'ad', expected one of: .*; did you mean 'add'?"),
      ({"method": "alpha", "naming": "khoya"}, "--naming is 'khoya', expected one of: onetrainer, kohya; did you mean"),
-     ({"method": "alpha", "prompts": ("a",)}, "--prompt is for --with clipseg, and masks are made with alpha"),
+     ({"method": "alpha", "prompts": ("a",)}, "--prompt is for --with clipseg, not for --with alpha"),
      ({"method": "clipseg", "prompts": ("a",), "labels": ("b",)},
-      "--label is for --with segment, and masks are made with clipseg"),
-     ({"method": "clipseg", "prompts": (" ",)}, "--with clipseg has no --prompt, expected at least one: what a p")],
+      "--label is for --with segment, not for --with clipseg"),
+     ({"method": "clipseg", "prompts": (" ",)}, "--with clipseg has no --prompt, expected at least one: parts")],
 )  # fmt: skip
 def test_bad_options(tmp_path, options, says):
     with pytest.raises(UsageError, match=says) as caught:

@@ -203,17 +203,17 @@ def test_sources_of_the_same_names_do_not(prep, two, tmp_path):
     result = prep("mask", two, "--with", "threshold", "-o", tmp_path / "out")
     assert (result.code, result.out) == (3, "") and not (tmp_path / "out").exists()
     assert result.err == (
-        "error: source[0]/a.png and source[1]/a.webp would have one mask, a-masklabel.png\n"
-        "hint: run prep mask for each source, and name its directory as mask of that [[source]]\n")
+        "error: source[0]/a.png and source[1]/a.webp would share the mask a-masklabel.png\n"
+        "hint: run prep mask for each source, and set its directory as mask in that [[source]]\n")
 
 
 # What makes no sense, told before anything is written.
 
 @pytest.mark.parametrize(("options", "code", "said"), [
-    (("--with", "alpha", "--model", "m"), 2, "--model is for methods with a model, and masks are made with alpha"),
+    (("--with", "alpha", "--model", "m"), 2, "--model is for methods with a model, not for --with alpha"),
     (("--with", "segment", "--label", "dog"), 2, "--with segment has no --model, expected a segmentation model"),
     (("--with", "alpha", "--mask", "alpha"), 2, "--mask is 'alpha', expected auto, none, sidecar or a directory"),
-    (("--with", "clipseg"), 2, "--with clipseg has no --prompt, expected at least one: what a prompt names trains"),
+    (("--with", "clipseg"), 2, "--with clipseg has no --prompt, expected at least one: parts that a prompt names"),
     (("--with", "clipseg", "--prompt", "a"), 6, "model 'CIDAS/clipseg-rd64-refined' is neither a directory nor in the"),
     (("--with", "clipseg", "--prompt", "a", "--model", "a b"), 6, "model a b is neither a directory nor a Hub id"),
 ])
@@ -240,7 +240,7 @@ def test_pages_show_pictures_with_their_masks_over_them(prep, photos, tmp_path):
     import io
 
     result = prep("mask", photos, "--with", "threshold", "-o", tmp_path / "out", "--html", tmp_path / "look.html")
-    assert result.out.endswith(f"to look at: {tmp_path}/look.html\n")
+    assert result.out.endswith(f"page: {tmp_path}/look.html\n")
     page = (tmp_path / "look.html").read_text()
     shown = re.findall(r'<img alt="([^"]*)" src="data:image/jpeg;base64,([^"]*)">.*?'
                        r'<img class="shade" alt="" src="data:image/png;base64,([^"]*)">', page)

@@ -150,19 +150,19 @@ def test_pictures_are_scaled_and_not_cut(segformer, tmp_path):
 def test_labels_that_a_model_has_not(segformer):
     from prep.masks.segmentation import segment
 
-    with pytest.raises(UsageError, match="label 'dgo' is none of this model's 3; did you mean 'dog'") as caught:
+    with pytest.raises(UsageError, match="label 'dgo' is not among this model's 3; did you mean 'dog'") as caught:
         segment(segformer, labels=["dgo"], device="cpu")
-    assert caught.value.hint == "it has: wall, person, dog"
+    assert caught.value.hint == "the model has: wall, person, dog"
 
 
 def test_models_of_another_kind(clipseg_model, segformer, tiny_model):
     from prep.masks.segmentation import clipseg, segment
 
-    with pytest.raises(ModelError, match=r"the model in .*segformer is a segformer, expected a clipseg"):
+    with pytest.raises(ModelError, match=r"the model in .*segformer has type segformer, expected clipseg"):
         clipseg(segformer, prompts=["a"], device="cpu")
-    with pytest.raises(UsageError, match="label 'dog' is none of"):
+    with pytest.raises(UsageError, match="label 'dog' is not among"):
         segment(clipseg_model, labels=["dog"], device="cpu")
-    with pytest.raises(ModelError, match="is a clipseg, expected one that gives each pixel a class, or one of: maskf"):
+    with pytest.raises(ModelError, match="has type clipseg, expected a semantic segmentation model or one of: maskf"):
         segment(clipseg_model, labels=["LABEL_0"], device="cpu")
     with pytest.raises(ModelError, match=r"tiny has no config\.json$"):
         segment(tiny_model, labels=["dog"], device="cpu")
@@ -186,7 +186,7 @@ def test_models_that_do_not_load(segformer, mask2former, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.models.mask2former.modeling_mask2former.requires_backends", missing)
     with pytest.raises(ModelError, match="needs a package that is not installed: Mask2FormerLoss requires") as caught:
         segment(mask2former, labels=["dog"], device="cpu")
-    assert caught.value.hint == "install that package; pip install 'latentry[masks]' brings SciPy"
+    assert caught.value.hint == "install that package; pip install 'latentry[masks]' installs SciPy"
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
@@ -259,17 +259,17 @@ def test_rembg(prep, photos, rembg, tmp_path):
         assert (np.asarray(mask) == np.where(np.asarray(picture)[..., 0] >= 128, 255, 0)).all()
 
 
-def test_rembg_fetches_nothing_unasked(prep, photos, rembg, tmp_path):
+def test_rembg_downloads_nothing_unasked(prep, photos, rembg, tmp_path):
     call = ("mask", photos, "--with", "rembg", "-o", tmp_path / "out", "--quiet")
     result = prep(*call)
     assert (result.code, result.err) == (6, f"error: rembg model 'u2net' is not in {rembg}\n"
-                                            "hint: add --download to let rembg fetch it\n")
+                                            "hint: add --download to let rembg download it\n")
     assert prep(*call, "--download").code == 0
     result = prep(*call, "--model", "u3net", "--download", "--force")
     assert (result.code, result.err) == (6, "error: rembg cannot load 'u3net': No session class found for model 'u3net'"
                                             "\n")
     result = prep(*call, "--model", "../u2net", "--force")
-    assert (result.code, result.err) == (6, "error: model '../u2net' is no name of a rembg model, expected one like "
+    assert (result.code, result.err) == (6, "error: model '../u2net' is not a rembg model name, expected one like "
                                             "u2net\n")
 
 
