@@ -13,7 +13,7 @@ DEMO ?= demo
 
 venv: $(STAMP)
 
-# torch first and by its exact version: a plain "torch" fetches gigabytes of CUDA libraries on Linux.
+# torch first and by its exact version: a plain "torch" downloads gigabytes of CUDA libraries on Linux.
 $(STAMP): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
