@@ -1,1 +1,1 @@
-"""What `prep encode` does."""
+"""Encodes datasets: the work of `prep encode`."""

@@ -1,4 +1,4 @@
-"""From the ledger to a manifest: every wanted row's place, tables, counts; the same inputs give the same bytes."""
+"""Assembles a manifest from the ledger: each row's place, tables, counts. The same inputs give the same bytes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from prep.parse import color_of
 def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame: Mapping[str, Any],
                       prompt_bytes: bytes | None,
                       facts: Memo, transient: Sequence[Finding] = (), found: EncodePlan | None = None) -> Manifest:
-    """Writes the manifest at `path` from its `frame` and what the cache holds now. Raises `CacheError`.
+    """Writes the manifest at `path` from its `frame` and the rows in the cache. Raises `CacheError`.
 
-    A sample with a rejected row is left out, with a finding; `transient` are findings of this run alone. `found` is the
-    plan, where it had no task: then the cache holds what it did when the plan was made, and is not looked at again.
+    A sample with a rejected row is dropped, with a finding; `transient` are findings of this run only. `found` is the
+    plan if it had no task: the cache has not changed since, so the ledger is not read again.
     """
     ledger = load_ledger(cache) if found is None else found.ledger
     refs = ledger.resolve(wanted.wants.keys()) if found is None else found.refs
     if wanted.wants.unconditional not in refs:
-        raise CacheError("the unconditional text row could not be made", hint="run the same command again")
+        raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     samples, rejected = _split(wanted, ledger, refs, transient)
     prompts, lost = _prompts(wanted, refs)
     used = _used(wanted, samples, prompts, refs)
@@ -68,7 +68,7 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
 
 def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
            transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
-    """Samples all of whose rows are there, and why the others are not."""
+    """Samples with all their rows in the cache, and a finding for each other sample."""
     if len(refs) == wanted.wants.rows:
         return list(wanted.wants.samples), []
     said = {finding.path: finding for finding in transient}
@@ -89,7 +89,7 @@ def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
 
 
 def _mask_of(wanted: ResolvedRecipe, key: str) -> str:
-    """Which mask file a finding is about, as the start of its detail; empty where it is the picture itself."""
+    """Names the mask file that a finding is about, as the start of its detail; empty for the picture itself."""
     target = wanted.wants.masks.get(key)
     own = target is None or wanted.recipe.mask_origin == "alpha"
     return "" if target is None or own else f"its mask {printable_name(target.blob.name)}: "
@@ -97,7 +97,7 @@ def _mask_of(wanted: ResolvedRecipe, key: str) -> str:
 
 def _unmade(path: str) -> Finding:
     return Finding(path=path, code="not-encoded", severity="error",
-                   detail="its rows could not be made in this run; run the command again")
+                   detail="its rows could not be encoded in this run; run the command again")
 
 
 def keys_of(sample: Sample) -> list[str]:
@@ -116,7 +116,7 @@ def _prompts(wanted: ResolvedRecipe, refs: Mapping[str, RowRef]) -> tuple[list[P
 
 def _used(wanted: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],
           refs: Mapping[str, RowRef]) -> Mapping[str, RowRef]:
-    """The rows that samples and prompts have; where no wanted one is lacking, those are all of them."""
+    """The rows that samples and prompts use: all rows, if no wanted row is missing."""
     if len(refs) == wanted.wants.rows:
         return refs
     keys = {key for sample in samples for key in keys_of(sample)}
@@ -140,7 +140,7 @@ def _shard_row(shard: Shard, field: str, wanted: ResolvedRecipe, reader: Reader)
 
 
 def fixed_fields(wanted: ResolvedRecipe, cache: Path, path: Path) -> dict[str, Any]:
-    """The parts of the document that do not depend on rows, so that what is wrong with them shows before any is made.
+    """The parts of the document that do not depend on rows, so that their errors show before anything is encoded.
 
     Raises `PathError`, `ModelError`.
     """
@@ -169,8 +169,8 @@ def _model(wanted: ResolvedRecipe, path: Path) -> dict[str, str]:
 def _place(what: str, target: Path, path: Path) -> str:
     place = relative_to_manifest(target, path)
     if place is None:
-        raise PathError(f"no relative path that every system reads leads from manifest {path} to {what} {target}",
-                        hint="keep them on one drive, and backslashes out of names")
+        raise PathError(f"no portable relative path leads from manifest {path} to {what} {target}",
+                        hint="keep them on one drive, without backslashes in names")
     return place
 
 

@@ -1,7 +1,7 @@
-"""What a manifest will be at most, known before anything is encoded: too large must not show after a night's work.
+"""Bounds the size of a manifest before anything is encoded, so that no long run fails at its end.
 
-Samples, shards and findings are in tables, so only what a recipe names can make it large: prompts, sources, options,
-paths, and the number of buckets.
+Samples, shards and findings are in tables, so only the contents of the recipe can make it large: prompts, sources,
+options, paths, and the number of buckets.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _ROW = {"shard": (1 << 31) - 1, "row": MAX_ROWS - 1}  # the tables have int32
 _DIGEST = "0" * 64
 _ROLES: tuple[Role, ...] = ("train", "validation", "prior")
 _HINTS = {
-    "prompts": "take prompts out of the prompt file: it is for the few prompts of sample pictures",
-    "sources": "name fewer sources: a source may be a directory with others in it",
+    "prompts": "remove prompts from the prompt file: it is for the few prompts of sample pictures",
+    "sources": "name fewer sources: a source may be a directory that contains others",
     "buckets": "a larger image.step, or a smaller image.resolution, makes fewer buckets",
 }
 
 
 def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> None:
-    """Raises `ConfigError` when the manifest at `path` may become too large, or not one that a reader accepts.
+    """Raises `ConfigError` if the manifest at `path` may become too large, or invalid for readers.
 
-    `frame` is what `prep.encode.assemble.frame_of` knows of it.
+    `frame` comes from `prep.encode.assemble.fixed_fields`.
     """
     document = _largest(wanted, frame, path)
     size = len(canonical(document))
@@ -43,7 +43,7 @@ def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: 
         try:
             check_document(document, str(path))
         except Unparsed as error:
-            raise ConfigError(f"no manifest can hold what is asked for: {error}", hint=_HINTS["buckets"]) from None
+            raise ConfigError(f"no manifest can hold this recipe: {error}", hint=_HINTS["buckets"]) from None
         return
     sizes = {name: len(canonical({name: value})) for name, value in document.items()}
     worst = max(sizes, key=sizes.__getitem__)
@@ -53,7 +53,7 @@ def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: 
 
 
 def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A document no shorter than that of `prep.encode.assemble`: nothing rejected, unknown numbers at their largest."""
+    """A document at least as long as that of `prep.encode.assemble`: nothing rejected, unknown numbers at maximum."""
     counts = Counter((one.bucket, one.role) for one in wanted.wants.samples)
     sizes = sorted({bucket for bucket, _ in counts})
     buckets = [{"size": list(size), **{role: counts[size, role] for role in _ROLES}} for size in sizes]

@@ -1,4 +1,4 @@
-"""How much of a picture its mask covers: read once a row, and remembered by the digest of its shard."""
+"""Computes how much of a picture its mask covers: each row is read once, and remembered by its shard's digest."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Means = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def coverage(reader: Reader, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
-    """Mean of each sample's mask, 0 to 1, by its id; samples without one are not in it. Raises `CacheError`.
+    """Mean of each sample's mask, 0 to 1, by sample id; samples without a mask are omitted. Raises `CacheError`.
 
-    A shard's digest says what its bytes are, so what was read of them once need not be read again.
+    A shard's digest identifies its bytes, so no row is read twice.
     """
     places = {sample.id: refs[sample.views[0].mask] for sample in samples if sample.views[0].mask is not None}
     wanted: dict[str, set[int]] = {}

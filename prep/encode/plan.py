@@ -1,9 +1,9 @@
-"""From a recipe to a manifest: want, plan, run, seal. Running it again is the recovery from anything.
+"""From a recipe to a manifest in four steps: want, plan, run, seal. To recover from any failure, run it again.
 
     want    sources → surveyed items → buckets → samples with the keys of all their rows
-    plan    the rows that the ledger lacks, cut into tasks of one shard; stored, and followed by whoever comes later
+    plan    the rows that the ledger lacks, split into tasks of one shard; stored, and followed by later runs
     run     an executor makes the tasks' shards and commits (prep.encode.engines)
-    seal    commits → tables → manifest (prep.encode.assemble); the plan goes
+    seal    commits → tables → manifest (prep.encode.assemble); the plan is removed
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.fs import atomic
 
 SHARD_BYTES = 256 << 20
-TASK_ROWS = 256  # at most: what an interruption costs, some seconds on a GPU
+TASK_ROWS = 256  # at most: an interruption loses one task, some seconds on a GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodePlan:
-    """What is there and what is to be done."""
+    """The wanted rows in the cache, and the tasks that make the missing rows."""
 
     ledger: Ledger
-    refs: Mapping[str, RowRef]  # places of the wanted rows that are there
+    refs: Mapping[str, RowRef]  # places of the wanted rows in the cache
     tasks: tuple[Task, ...]  # not finished yet
-    missing: dict[str, int]  # rows to be made, by field
-    reused: dict[str, int]  # rows that are there, by field
-    bytes: int  # that the missing rows will take
+    missing: dict[str, int]  # rows to encode, by field
+    reused: dict[str, int]  # wanted rows in the cache, by field
+    bytes: int  # of the missing rows
     digest: str  # of all wanted keys: the plan's name
 
 
 def plan(wanted: ResolvedRecipe, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
          retry: bool = False) -> EncodePlan:
-    """The tasks to be run; with `store`, those of the stored plan where there is one; without a cache, all.
+    """The tasks to run: with `store`, those of the stored plan if there is one; without a cache, all.
 
-    With `retry` also those of rows that were rejected before; with `store` too, that is forgotten.
+    With `retry`, also those of rows rejected before; with `store` too, their rejections are removed.
     """
     if cache is None or not store:
         return _compare_with_ledger(wanted, cache, shard_bytes, remember=False, retry=retry)
@@ -50,10 +50,10 @@ def plan(wanted: ResolvedRecipe, cache: Cache | None, *, shard_bytes: int = SHAR
     planned = _compare_with_ledger(wanted, cache, shard_bytes)
     stored = read_plan(cache, planned.digest)
     if stored is not None:
-        sync_recent_directories(cache)  # whoever was at it may be dead
+        sync_recent_directories(cache)  # the process that followed it may have died
     elif planned.tasks:
         stored = write_plan(cache, planned.digest, planned.tasks)
-        # Whoever was at the same may have ended, and taken the plan away, after the first look.
+        # Another process may have finished the same plan, and removed it, after the first comparison.
         planned = _compare_with_ledger(wanted, cache, shard_bytes)
     tasks = _follow_stored(tuple(_valid_tasks(wanted, stored or ())), planned.tasks)
     remove_foreign_commits(cache, tasks)
@@ -62,7 +62,7 @@ def plan(wanted: ResolvedRecipe, cache: Cache | None, *, shard_bytes: int = SHAR
 
 def _compare_with_ledger(wanted: ResolvedRecipe, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
                          retry: bool = False) -> EncodePlan:
-    """What is there now, and tasks of what is not; with `retry`, of what was rejected, too."""
+    """The wanted rows in the cache, and tasks for the missing rows; with `retry`, for rejected rows too."""
     ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
     keys = wanted.wants.keys()
     digest = digest_strings(keys)
@@ -80,8 +80,8 @@ def _compare_with_ledger(wanted: ResolvedRecipe, cache: Cache | None, shard_byte
 
 
 def drop_plan(cache: Cache, planned: EncodePlan, manifest: Path) -> None:
-    """The manifest is sealed, and on the disk also where a run that was killed had put it there: the plan goes."""
-    if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be one that only can be read
+    """Removes the plan of a sealed manifest, once the manifest is on the disk: a killed run may not have synced it."""
+    if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be read-only
         atomic.sync_dir(manifest.parent)
         remove_plan(cache, planned.digest)
 
@@ -100,9 +100,9 @@ def _tasks(wanted: ResolvedRecipe, missing: dict[str, list[str]], shard_bytes: i
 
 
 def _valid_tasks(wanted: ResolvedRecipe, stored: Iterable[Task]) -> Iterator[Task]:
-    """The tasks of a stored plan that a plan of these wants can have: rows of one field and shape, none of them twice.
+    """The tasks of a stored plan that are valid for these wants: rows of one field and shape, none of them twice.
 
-    Whoever else has written to the cache, no row is made as another's.
+    The cache is untrusted: no plan in it may get a row encoded as another field or shape.
     """
     fields = {key: field for field, keys in wanted.wants.by_field().items() for key in keys}
     seen: set[str] = set()
@@ -114,16 +114,16 @@ def _valid_tasks(wanted: ResolvedRecipe, stored: Iterable[Task]) -> Iterator[Tas
 
 
 def _follow_stored(stored: Sequence[Task], tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """`tasks`, cut as in the stored plan; rows that it has not were there when it was made, and are lost since."""
+    """`tasks`, split as in the stored plan; rows that it lacks were in the cache when it was made, and lost since."""
     missing = {key for task in tasks for key in task.rows}
     planned = {key for task in stored for key in task.rows}
     return (*_remaining(stored, missing), *_remaining(tasks, missing - planned))
 
 
 def _remaining(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:
-    """What of `tasks` is still to be made: whole tasks as they were cut, and the rest of others.
+    """The missing part of `tasks`: unfinished tasks unchanged, and new tasks for the rest of partly finished ones.
 
-    A task is begun only where some of its rows could not be made at the time, a file that could not be read, say.
+    A task is partly finished only if some of its rows failed at the time, for example because of an unreadable file.
     """
     for task in tasks:
         rows = [key for key in task.rows if key in missing]

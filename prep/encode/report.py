@@ -1,4 +1,4 @@
-"""What `prep encode` says when it is done, as text and as JSON."""
+"""The final report of `prep encode`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prep.formatting import counted, grouped, printable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodeReport:
-    """What came of it; `encoded` is what would be when `dry_run`."""
+    """The result of a run; with `dry_run`, `encoded` counts the rows that would be encoded."""
 
     manifest: Path
     encoded: Mapping[str, int]
@@ -23,7 +23,7 @@ class EncodeReport:
     bytes: int  # of the new rows
     samples: Mapping[str, int]
     dry_run: bool
-    masks: Mapping[str, int] | None = None  # how many were found and used; None: none were asked for
+    masks: Mapping[str, int] | None = None  # how many were found and used; None: no masks requested
 
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
@@ -35,7 +35,7 @@ class EncodeReport:
                 "bytes": self.bytes, "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float, *, every: bool = False) -> str:
-        """A few lines for people; with `every`, one for each rejected picture, however many."""
+        """A short summary for people; with `every`, it lists every rejected picture."""
         verb, size = ("would encode" if self.dry_run else "encoded"), f"{self.bytes / 2**20:.1f} MiB"
         done = ", ".join(f"{grouped(count)} {field}" for field, count in self.encoded.items())
         kept = ", ".join(f"{grouped(count)} {field}" for field, count in self.reused.items())

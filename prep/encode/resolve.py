@@ -1,4 +1,4 @@
-"""A recipe and a model resolved to what every key is made of, and to the rows that are wanted."""
+"""Resolves a recipe and a model to the inputs of every key, and to the wanted rows."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from prep.recipe.schema import Recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRecipe:
-    """A recipe, understood down to the keys."""
+    """A recipe, resolved down to the keys of its rows."""
 
-    recipe: Recipe  # with its family, and with sidecars or none for masks "auto"
+    recipe: Recipe  # with its family, and masks "auto" resolved to sidecar or none
     model: Path
     family: str
     specs: FieldSpecs
@@ -36,16 +36,16 @@ class ResolvedRecipe:
     survey: Ingested
     bucketing: Assignments
     wants: Targets
-    file_digest: FileDigest  # of the model's files, from memory where they did not change
+    file_digest: FileDigest  # of the model's files, remembered for unchanged files
 
     def expected(self, field: str, name: str) -> Expected:
-        """The fingerprint called `name` in the context of `field`, for whoever loads that encoder."""
+        """The fingerprint `name` in the context of `field`; the loader of that encoder checks it."""
         return Expected(digest=str(self.contexts.by_field()[field][name]), file_digest=self.file_digest)
 
 
 def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
                    progress: Progress = silent) -> ResolvedRecipe:
-    """Everything that `recipe` wants. Raises `PathError`, `ConfigError`, `ModelError`."""
+    """Resolves `recipe` and `prompts` to keys and rows. Raises `PathError`, `ConfigError`, `ModelError`."""
     family = recipe.model.family or infer_family(model)
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
                        text_width=text_width(model))
@@ -53,8 +53,8 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     with phase(progress, "hashing the model"):
         prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, file_digest)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
-    latent_factors(model, specs.family)  # what is wrong with the model is said before all pictures are read
-    rules_of(recipe)  # what is wrong with them is said before all pictures are read
+    latent_factors(model, specs.family)  # errors in the model show before all pictures are read
+    rules_of(recipe)  # errors in the rules show before all pictures are read
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
@@ -69,7 +69,7 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
 
 
 def remembered_digest(facts: Memo) -> FileDigest:
-    """`digest_file`, from `facts` for a file that did not change."""
+    """`digest_file`, remembered in `facts` for unchanged files."""
     return lambda path: str(facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
 
 

@@ -1,4 +1,4 @@
-"""What `prep encode` does, from recipe to report: checks before writing, then want, plan, run, seal."""
+"""Runs `prep encode`, from recipe to report: checks before writing, then want, plan, run, seal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from prep.recipe.prompts import Prompt, read_prompts
 from prep.recipe.schema import Recipe
 from prep.runtime import gc_disabled, gc_enabled
 
-PROMPT_BYTES = 1 << 18  # they stand in the manifest, which stays below 1 MiB
+PROMPT_BYTES = 1 << 18  # the manifest contains them, and stays below 1 MiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,18 +88,18 @@ def _encode(call: EncodeCall) -> EncodeReport:
         sealed = assemble_manifest(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
                                    transient=outcome.transient, found=None if planned.tasks else planned)
         drop_plan(cache, planned, output)
-        report = _report(call, wanted, planned, outcome, sealed, asked)  # while gc can take no table
+        report = _report(call, wanted, planned, outcome, sealed, asked)  # while gc can remove no table
     facts.save()
     return report
 
 
 def open_facts(cache: Path, *, trust: bool) -> Memo:
-    """What this user's earlier runs with the cache at this path read of files. Raises `PathError`."""
+    """The memo of files that this user's earlier runs read for the cache at this path. Raises `PathError`."""
     return Memo(memo_path("files", str(VERSION), scope=str(resolve(cache))), trust=trust, preload=True)
 
 
 def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
-    """Raises `PathError` when sources, masks, cache and manifest are not apart; before anything is written."""
+    """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written."""
     places = picture_places(recipe)
     places += [NamedPath(role="masks", path=folder) for folder in recipe.mask_folders]
     written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
@@ -119,14 +119,14 @@ def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
         first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
         unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
         raise EmptyPlanError(f"no pictures to encode in {named}{unusable}",
-                             hint="prep scan SOURCE says why of each" if errors else
-                             "name a directory with pictures, or tars")
+                             hint="prep scan SOURCE gives the reason for each" if errors else
+                             "name a directory with pictures, or tar files")
     if call.recipe.mask_origin != "none" and not wanted.wants.masks:
         count, asked = len(wanted.wants.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
         named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
-        raise ConfigError(f"masks are asked for ({named}), and none of {counted(count, 'picture')} has one",
+        raise ConfigError(f"masks are requested ({named}), but none of {counted(count, 'picture')} has one",
                           hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
-                          "--mask none encodes without")
+                          "--mask none encodes without masks")
 
 
 def _clean_up(cache: Cache) -> None:
@@ -142,10 +142,10 @@ def _clean_up(cache: Cache) -> None:
 
 @contextmanager
 def _planned(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> Iterator[EncodePlan]:
-    """The plan, and the cache's lock while it is carried out: shared with other encoders; gc holds it alone.
+    """Yields the plan and holds the cache's lock meanwhile, shared with other encoders; gc locks exclusively.
 
-    Commits that do not count are looked into first, which takes the lock alone for a moment; where others use the
-    cache, that is left for later, and their rows are made again.
+    Incomplete commits are repaired first, under a short exclusive lock. If others use the cache, the repair is left
+    for later, and the rows are encoded again.
     """
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         planned = _plan(call, wanted, cache)
@@ -160,7 +160,7 @@ def _planned(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> Iterator
 
 
 def _plan(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> EncodePlan:
-    """What is to be made, when sound shards that only lack a commit have got one."""
+    """The plan, after intact shards that only lack a commit have received one."""
     planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
     missing = {key for task in planned.tasks for key in task.rows}
     if missing and adopt_orphans(cache, planned.ledger, missing):
@@ -170,8 +170,8 @@ def _plan(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> EncodePlan:
 
 def _model(call: EncodeCall) -> Path:
     if not call.recipe.model.path:
-        raise ModelError("no model is named, so nothing says which encoders make the rows",
-                         hint="--model MODEL, or path in [model] of the recipe")
+        raise ModelError("no model is named, so the encoders are unknown",
+                         hint="add --model MODEL, or set path in [model] of the recipe")
     return locate(call.recipe.model.path, download=call.download and not call.dry_run)
 
 
@@ -226,7 +226,7 @@ def _masks_found(wanted: ResolvedRecipe) -> int:
 
 
 def _masked(call: EncodeCall, sealed: Manifest) -> tuple[int, list[str]]:
-    """How many pictures of the manifest have a mask, and a notice where masks are entirely black."""
+    """How many pictures of the manifest have a mask, and a notice if masks are entirely black."""
     if call.recipe.mask_origin == "none":
         return 0, []
     samples = open_manifest(sealed).samples

@@ -1,6 +1,6 @@
-"""What a recipe wants: samples with the keys of their rows, and for each key the work that would make its row.
+"""Computes the targets of a recipe: samples with the keys of their rows, and for each key the work that makes its row.
 
-Pure: from surveyed items, buckets and contexts; no file is touched.
+Pure: computed from surveyed items, buckets and contexts, without touching files.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from prep.recipe.schema import Recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureTarget:
-    """A latent or mask row to be made from a file."""
+    """A latent or mask row to encode from a file."""
 
     key: str
-    name: str  # the label of one item that wants it, for findings
-    file: str  # what messages call the blob
+    name: str  # label of an item that uses it, for findings
+    file: str  # the blob's name in messages
     blob: Blob
-    digest: str  # that the blob's bytes must still have
+    digest: str  # the blob's bytes must still match it
     placement: Placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextTarget:
-    """A text row to be made; `None` is the unconditional one."""
+    """A text row to encode; caption `None` is the unconditional row."""
 
     key: str
     caption: str | None
@@ -51,34 +51,34 @@ class PromptTarget:
     negative: str | None  # None: the unconditional row
     positive_key: str
     negative_key: str
-    settings: PromptSettings  # of its pictures; no part of the keys
+    settings: PromptSettings  # of its pictures; not part of the keys
 
     def as_document(self) -> dict[str, Any]:
-        """What a manifest says of it beside the places of its rows; one without settings has no such key."""
+        """Its entry in a manifest, without the places of its rows; a prompt without settings has no such key."""
         settings = self.settings.as_document()
         return {"prompt": self.prompt, "negative": self.negative, **({"settings": settings} if settings else {})}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contexts:
-    """The key contexts of the fields; `mask` is `None` where the recipe has no masks."""
+    """The key contexts of the fields; `mask` is `None` if the recipe has no masks."""
 
     latent: Mapping[str, Any]
     mask: Mapping[str, Any] | None
     text: Mapping[str, Any]
 
     def by_field(self) -> dict[str, Mapping[str, Any]]:
-        """Context by field name, without fields that are not there."""
+        """Context by field name, without fields that have none."""
         named = {"latent": self.latent, "mask": self.mask, "text": self.text}
         return {name: context for name, context in named.items() if context is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Targets:
-    """Everything the manifest will need."""
+    """The samples, prompts and rows that the manifest will need."""
 
     samples: tuple[Sample, ...]
-    labels: tuple[str, ...]  # of the samples, in their order: their names in findings
+    labels: tuple[str, ...]  # names of the samples in findings, in the same order
     prompts: tuple[PromptTarget, ...]
     unconditional: str  # key
     latents: Mapping[str, PictureTarget]
@@ -93,7 +93,7 @@ class Targets:
         return works[key].placement.bucket if key in works else None
 
     def works(self) -> dict[str, Mapping[str, PictureTarget] | Mapping[str, TextTarget]]:
-        """What makes each field's rows, by key."""
+        """The targets of each field, by key."""
         return {"latent": self.latents, "mask": self.masks, "text": self.texts}
 
     def by_field(self) -> dict[str, list[str]]:
@@ -112,7 +112,7 @@ class Targets:
 
 def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, contexts: Contexts,
                prompts: Sequence[Prompt]) -> Targets:
-    """The wants of a recipe whose items went into `bucketing` in the survey's order."""
+    """The targets of a recipe; `bucketing` numbers its items in the survey's order."""
     roles = roles_of(recipe, survey.items)[0]
     keys = _Keys.of(recipe, contexts)
     samples: list[Sample] = []
@@ -142,13 +142,13 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Keys:
-    """What makes the keys of each field, and what decides them beside the item."""
+    """Makes the keys of each field, from the item and the settings here."""
 
     latent: LatentKeys
     mask: MaskKeys | None
     text: TextKeys
     origin: str | None  # of masks: "file" or "alpha"
-    alpha: RGB | None  # that transparency is flattened onto; None: pictures with any are refused
+    alpha: RGB | None  # color that transparency is flattened onto; None: transparency is refused
 
     @classmethod
     def of(cls, recipe: Recipe, contexts: Contexts) -> _Keys:
@@ -165,7 +165,7 @@ def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) 
 
 
 def _mask_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget | None:
-    """The mask's work; `None` for a picture without one, which reads as all ones."""
+    """The mask's target; `None` for a picture without a mask, which is read as all ones."""
     if keys.mask is None:
         return None
     if keys.origin == "alpha":

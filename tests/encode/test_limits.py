@@ -38,7 +38,7 @@ def test_many_short_prompts_are_refused_before_anything_is_made(encode, tmp_path
     result = encode("--prompts", tmp_path / "prompts.txt")
     assert result.code == 3 and not (tmp_path / "cache").exists() and not (tmp_path / "m.json").exists()
     assert "the manifest would have up to 11" in result.err and "expected at most 1048576" in result.err
-    assert "of them are its prompts" in result.err and "take prompts out of the prompt file" in result.err
+    assert "of them are its prompts" in result.err and "remove prompts from the prompt file" in result.err
 
 
 def test_a_dry_run_says_it_too(encode, tmp_path):
@@ -69,7 +69,7 @@ def test_what_a_reader_would_refuse_is_refused_first(encode, tmp_path, monkeypat
     """More buckets than a manifest may have; the limit is lowered, since four thousand take as many pictures."""
     monkeypatch.setattr(document, "MOST_BUCKETS", 2)
     result = encode()
-    assert result.code == 3 and "no manifest can hold what is asked for: buckets has" in result.err
+    assert result.code == 3 and "no manifest can hold this recipe: buckets has" in result.err
     assert "makes fewer buckets" in result.err and not (tmp_path / "cache").exists()
 
 

@@ -378,7 +378,7 @@ def test_names_that_other_systems_read_otherwise(prep, tiny_model, tmp_path):
     assert read_manifest(tmp_path / "m.json").document["cache"] == "./c:c"
     assert prep("verify", tmp_path / "m.json").code == 0
     result = prep(*go[:5], tmp_path / "back\\slash", *go[6:])
-    assert result.code == 5 and "no relative path that every system reads leads from manifest" in result.err
+    assert result.code == 5 and "no portable relative path leads from manifest" in result.err
 
 
 def test_a_prompt_file_that_is_no_prompt_file(encode, tmp_path):
@@ -555,7 +555,7 @@ def test_masks_that_match_no_picture_are_no_masks(prep, train, encode, photos, t
     (tmp_path / "masks").mkdir()
     for source in ("sidecar", tmp_path / "masks"):
         result = encode("--mask", source, "--missing-caption", "reject", code=3)
-        assert f"masks are asked for ({source}), and none of 8 pictures has one" in result.err
+        assert f"masks are requested ({source}), but none of 8 pictures has one" in result.err
         assert "NAME-masklabel.png" in result.err and not (tmp_path / "cache").exists()
 
 

@@ -157,5 +157,5 @@ def test_no_unconditional_row_is_an_error_and_not_a_row_of_nan(prep, photos, tin
     monkeypatch.setattr(TextEncoder, "_negative", lambda self: torch.full((1, 77, 32), float("nan")))
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
                   "--resolution", 96, "--step", 16, "--device", "cpu")
-    assert result.code == 7 and "the unconditional text row could not be made" in result.err
+    assert result.code == 7 and "the unconditional text row could not be encoded" in result.err
     assert not (tmp_path / "m.json").exists()

@@ -106,8 +106,8 @@ def test_a_recipe_that_cannot_be_read(prep, tmp_path):
 
 def test_encoding_needs_a_model(prep, photos, tmp_path):
     result = prep("encode", photos, "--cache", tmp_path / "cache")
-    assert (result.code, result.err) == (6, "error: no model is named, so nothing says which encoders make the rows\n"
-                                            "hint: --model MODEL, or path in [model] of the recipe\n")
+    assert (result.code, result.err) == (6, "error: no model is named, so the encoders are unknown\n"
+                                            "hint: add --model MODEL, or set path in [model] of the recipe\n")
     assert not (tmp_path / "cache").exists()
 
 
@@ -156,8 +156,8 @@ def test_prompt_files_that_cannot_be_read(prep, photos, tiny_model, tmp_path, wo
 
 
 @pytest.mark.parametrize(("lost", "said"), [
-    ("cache", "no relative path that every system reads leads from manifest {0}/m.json to cache {0}/cache"),
-    ("tiny", "no relative path that every system reads leads from manifest {0}/m.json to model {1}"),
+    ("cache", "no portable relative path leads from manifest {0}/m.json to cache {0}/cache"),
+    ("tiny", "no portable relative path leads from manifest {0}/m.json to model {1}"),
 ])
 def test_nothing_relative_leads_to_another_drive(prep, photos, tiny_model, tmp_path, monkeypatch, lost, said):
     """As on Windows, where a cache on D: has no path relative to C:."""
@@ -171,7 +171,7 @@ def test_nothing_relative_leads_to_another_drive(prep, photos, tiny_model, tmp_p
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
                   *SMALL)
     assert result.code == 5 and said.format(tmp_path, tiny_model) in result.err
-    assert "hint: keep them on one drive, and " in result.err and not (tmp_path / "cache").exists()
+    assert "hint: keep them on one drive, without " in result.err and not (tmp_path / "cache").exists()
 
 
 # Documents.
@@ -267,7 +267,7 @@ def test_no_manifest_without_the_unconditional_row(cache):
     from prep.fs.memo import Memo
 
     wanted = SimpleNamespace(wants=SimpleNamespace(keys=list, samples=(), unconditional="ab" * 32))
-    with pytest.raises(CacheError, match="the unconditional text row could not be made"):
+    with pytest.raises(CacheError, match="the unconditional text row could not be encoded"):
         seal_manifest(wanted, cache, cache.root.parent / "m.json", frame={}, prompt_bytes=None,
                       facts=Memo(None))
 

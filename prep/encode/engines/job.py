@@ -1,4 +1,4 @@
-"""What an executor is given, what it hands back, and what its commits say of their making."""
+"""Input and output of an executor, and the provenance in its commits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Tasks to be run; everything in it decides how fast, except what the keys already hold."""
+    """Tasks to run, and their settings; settings that the keys do not cover change no row."""
 
     cache: Cache
     model: Path
-    vae: Expected  # what the keys say of the model's encoders
+    vae: Expected  # fingerprints of the model's encoders in the keys
     text: Expected
     specs: FieldSpecs
     wants: Targets
@@ -46,18 +46,18 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What was done: rows made by field, and rows that failed for now only (a file that changed under us)."""
+    """Rows encoded, by field, and rows that failed only in this run (such as a file that changed meanwhile)."""
 
     encoded: dict[str, int]
     transient: tuple[Finding, ...]
 
 
 def provenance(device: str, seconds: float) -> dict[str, Any]:
-    """What a commit says of its making; never part of a key."""
+    """Host, device, library versions and duration, for a commit; never part of a key."""
     return {"host": platform.node(), "device": device, "versions": _versions(), "milliseconds": round(1000 * seconds)}
 
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of the libraries that make rows; looking them up takes 6 ms."""
+    """Versions of the libraries that make rows; the lookup takes 6 ms."""
     return {name: version(name) for name in LIBRARIES}

@@ -1,7 +1,7 @@
-"""Runs tasks in this process: threads decode pictures while the device encodes the ones before.
+"""Runs tasks in this process: threads decode pictures while the device encodes earlier ones.
 
-A task becomes one shard and one commit, or, when it is interrupted, nothing. Batches never span tasks. Masks come first
-(no model), then text, then latents, so that text encoder and VAE are never in memory together.
+A task becomes one shard and one commit, or nothing if interrupted. Batches never span tasks. Masks come first (no
+model), then text, then latents, so that text encoder and VAE are never in memory together.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from prep.formatting import counted
 from prep.progress import Progress, Tick, phase, silent
 from prep.runtime import defer_interrupts
 
-FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in the order of their encoding, and in words
+FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in encoding order, with their names for people
 
 
 def run(job: Job, progress: Progress = silent) -> Outcome:
     """Runs every task of `job`. Raises `ModelError`, and `CacheError` past max_rejects.
 
-    Each field has a bar of its own: a latent takes a hundred times as long as a text row, so one rate would not tell
-    how much time is left.
+    Each field has its own progress bar: a latent takes a hundred times as long as a text row, so a common rate could
+    not predict the remaining time.
     """
     tally = _Tally(job)
     by_field: dict[str, list[Task]] = {"mask": [], "text": [], "latent": []}
@@ -53,7 +53,7 @@ def run(job: Job, progress: Progress = silent) -> Outcome:
 
 
 class _Tally:
-    """What was made and refused so far."""
+    """Counts encoded rows and failed rows."""
 
     def __init__(self, job: Job) -> None:
         self.encoded: Counter[str] = Counter()
@@ -62,9 +62,9 @@ class _Tally:
         self.refused = 0
 
     def refuse(self, what: Reject | Finding) -> None:
-        """Counts a row that failed, but not one whose picture is bad: that is the picture's fault, and not the run's.
+        """Counts a failed row, unless its picture is bad: bad pictures do not count as failures of the run.
 
-        Raises `CacheError` when there are too many.
+        Raises `CacheError` if there are too many.
         """
         self.refused += isinstance(what, Finding) or what.code == NOT_FINITE
         if isinstance(what, Finding):
@@ -72,11 +72,11 @@ class _Tally:
         if self.refused > self.limit:
             raise CacheError(f"{counted(self.refused, 'row')} failed (a latent that is not finite, or a file that "
                              f"changed meanwhile), more than --max-rejects {self.limit}; the last: {what.detail}",
-                             hint="--compute float32 helps where latents are not finite; bad pictures do not count")
+                             hint="--compute float32 helps if latents are not finite; bad pictures do not count")
 
 
 def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tick]:
-    """The bar of a field's rows; its title says which of how many fields it is."""
+    """The progress bar of a field's rows; its title numbers the field."""
     fields = [name for name in FIELDS if any(task.field == name for task in job.tasks)]
     rows = sum(len(task.rows) for task in job.tasks if task.field == field)
     which = f" ({fields.index(field) + 1} of {len(fields)})" if len(fields) > 1 else ""
@@ -107,7 +107,7 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Prog
     (spec,) = job.specs.arrays_of("text", None)
     if encoder.shape != spec.shape:
         raise ModelError(f"the text encoder of {job.model} makes rows of {encoder.shape} tokens and channels, expected "
-                         f"{spec.shape}", hint="look at model_max_length in its tokenizer_config.json")
+                         f"{spec.shape}", hint="check model_max_length in its tokenizer_config.json")
     with _bar(job, "text", progress) as tick:
         for task in _unfinished(job, tasks):
             _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
@@ -152,10 +152,10 @@ def _in_order(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: C
 
 
 def _unfinished(job: Job, tasks: Sequence[Task]) -> Iterator[Task]:
-    """Those that no other process has finished by the time they are reached.
+    """The tasks that no other process has finished by the time they are reached.
 
-    Whoever follows the same plan begins somewhere else, and goes somewhere else when it meets what another has done:
-    what comes after that is what the other is at.
+    Processes that follow the same plan start at random places. A process that reaches a finished task jumps to another
+    random place, since another process is probably working on the tasks that follow.
     """
     left = deque(tasks)
     left.rotate(-start_at(left))
@@ -168,12 +168,12 @@ def _unfinished(job: Job, tasks: Sequence[Task]) -> Iterator[Task]:
 
 
 def start_at(tasks: Sequence[Task]) -> int:
-    """Where to begin among `tasks`: anywhere, and it decides no byte of the result."""
+    """A random index of `tasks` to start at; it affects no byte of the result."""
     return secrets.randbelow(len(tasks)) if tasks else 0
 
 
 def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tally, tick: Tick, device: str) -> None:
-    """Writes a task's shard and then its commit; nothing of it remains when this is interrupted."""
+    """Writes a task's shard and then its commit; an interruption while rows are made leaves nothing."""
     begun, failed = time.monotonic(), len(tally.transient)
     rejects: list[Reject] = []
     made_keys: list[str] = []
@@ -188,7 +188,7 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
             tick(1)
         shard: Shard | None = writer.finish() if writer.rows else None
     tally.encoded[task.field] += 0 if shard is None else shard.rows
-    if len(tally.transient) > failed:  # the task is not finished; what is known of it is committed as a task of its own
+    if len(tally.transient) > failed:  # the task is not finished; its known rows are committed as a separate task
         known = sorted([*made_keys, *(reject.key for reject in rejects)])
         if not known:
             return

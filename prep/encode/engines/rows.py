@@ -1,4 +1,4 @@
-"""One task's rows: texts, latents and masks as arrays, or why a row cannot be made."""
+"""Makes one task's rows: texts, latents and masks as arrays, or the reason why a row cannot be made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prep.images.mask import alpha_of, decode_mask, place_mask
 
 A = TypeVar("A")
 EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
-Made = EncodedRow | Reject | Finding  # a row; one that can never be made; one that cannot be made now
+Made = EncodedRow | Reject | Finding  # a row; a permanent failure; a failure of this run
 NOT_FINITE = "not-finite"
 TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
@@ -37,7 +37,7 @@ def text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
 
 
 def latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int) -> Iterator[tuple[str, Made]]:
-    """Rows in key order; the batches' cut depends on the task and the batch size alone."""
+    """Rows in key order; only the task and the batch size decide the batches."""
     for chunk in chunks(pixels, batch_size):
         good = [(key, image) for key, image in chunk if isinstance(image, np.ndarray)]
         latents = encoder.encode(np.stack([image for _, image in good])) if good else []
@@ -68,7 +68,7 @@ def mask_row(job: Job, work: PictureTarget) -> Made:
 
 
 def from_file(work: PictureTarget, make: Callable[[bytes], Any]) -> np.ndarray[Any, Any] | Reject | Finding:
-    """What `make` makes of the file's bytes, which must still be those that the key names."""
+    """`make` of the file's bytes, if they still have the digest in the key; else the reason for failure."""
     try:
         data = read_blob(work.blob)
         if digest_bytes(data) != work.digest:
@@ -78,17 +78,17 @@ def from_file(work: PictureTarget, make: Callable[[bytes], Any]) -> np.ndarray[A
     except OSError as error:
         return Finding(path=work.name, code=error_code(error), severity="error",
                        detail=f"{work.file} cannot be read: {error.strerror or error}")
-    except MemoryError:  # no fault of the picture's own: another machine, or the next run, may have enough
+    except MemoryError:  # not the picture's fault: another machine, or the next run, may have enough
         return Finding(path=work.name, code="too-large", severity="error",
                        detail=f"{work.file} takes more memory than there is")
-    except NoDecoder as error:  # nor is this
+    except NoDecoder as error:  # not the picture's fault either
         return Finding(path=work.name, code=error.code, severity="error", detail=f"{work.file} {error.detail}")
     except BadPicture as error:
         return Reject(key=work.key, code=error.code, detail=error.detail)
 
 
 def non_finite(key: str, what: str) -> Reject:
-    return Reject(key=key, code=NOT_FINITE, detail=f"the {what} has NaN or infinity, also when computed in float32")
+    return Reject(key=key, code=NOT_FINITE, detail=f"the {what} has NaN or infinity, even when computed in float32")
 
 
 def chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:
