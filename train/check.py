@@ -1,4 +1,4 @@
-"""Finds what is wrong before a model is loaded. No torch, so `train check` takes a second."""
+"""Checks manifest, cache, settings and model files before a model is loaded. No torch: `train check` takes a second."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from train.models.base import base_fingerprints, remembered_digests
 from train.models.targets import read_weights, trained_numbers
 from train.setup import CheckReport, RunRequest, Setup
 
-FAMILIES = ("sd15",)  # that this trainer knows how to feed
+FAMILIES = ("sd15",)  # that this trainer supports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
-    """What is known of the model before it is loaded."""
+    """Facts about the model before it is loaded."""
 
     path: Path
     base: Mapping[str, str]
@@ -37,9 +37,9 @@ class _Model:
 
 
 def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
-    """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault that it finds.
+    """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault.
 
-    `planned` is the micro-batch that the steps of a resumed run are planned with.
+    `planned`: the micro-batch with which the steps of a resumed run were planned.
     """
     faults: list[Problem] = []
     manifest: Manifest | None = None
@@ -75,7 +75,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
 
 
 class _Noting:
-    """Problems raised within it end the block and become faults, each once."""
+    """Ends its block at a raised `Problem` and appends it to the faults, each message once."""
 
     def __init__(self, faults: list[Problem]) -> None:
         self._faults = faults
@@ -90,7 +90,7 @@ class _Noting:
 
 def _check_fields(manifest: Manifest, config: Config) -> None:
     if config.loss.masked is True and "mask" not in manifest.fields:
-        raise CacheError("manifest has no field 'mask', and the settings ask for masked loss",
+        raise CacheError("manifest has no field 'mask', but the settings ask for masked loss",
                          hint=encode_command(manifest, " --mask sidecar"))
     if manifest.family not in FAMILIES:
         raise ModelError(f"the manifest is of family '{manifest.family}', expected one of: {', '.join(FAMILIES)}")
@@ -98,19 +98,19 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
 
 def _check_masks(index: Index, config: Config) -> None:
     if config.loss.masked is True and "mask" in index.manifest.fields and not index.masked:
-        raise CacheError(f"the settings ask for masked loss, and none of the {len(index.samples)} samples has a mask",
-                         hint="--no-masked, or add masks where the recipe looks for them and run prep encode again")
+        raise CacheError(f"the settings ask for masked loss, but none of the {len(index.samples)} samples has a mask",
+                         hint="--no-masked, or add masks at the paths in the recipe and run prep encode again")
 
 
 def _masked(index: Index, config: Config) -> bool:
-    """Whether masks are used: as the settings say, or else where some sample has one."""
+    """Whether the loss uses masks: as the settings say; with "auto", if any sample has a mask."""
     if config.loss.masked == "auto":
         return "mask" in index.manifest.fields and index.masked > 0
     return bool(config.loss.masked)
 
 
 def check_shards(index: Index) -> None:
-    """Raises for the first shard that is missing, of another size, or has a damaged header or index."""
+    """Raises `CacheError` for the first shard that is missing, has the wrong size, or has a damaged header or index."""
     for shard in index.shards:
         try:
             size = shard_bytes(index.cache.shard(shard.digest))
@@ -119,7 +119,7 @@ def check_shards(index: Index) -> None:
                              hint=encode_command(index.manifest)) from None
         except OSError as error:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) cannot be read: "
-                             f"{error.strerror}", hint="check the rights to it, and the disk") from None
+                             f"{error.strerror}", hint="check permissions and the disk") from None
         if size != shard.bytes:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) has {size} bytes, expected "
                              f"{shard.bytes}", hint=encode_command(index.manifest))
@@ -146,13 +146,13 @@ def _steps(config: Config, plan: StepPlan) -> int:
 def _check_warmup(config: Config, plan: StepPlan | None) -> None:
     steps = 0 if plan is None else _steps(config, plan)
     if plan is not None and config.schedule.warmup > steps:
-        raise ConfigError(f"schedule.warmup is {config.schedule.warmup}, and the run has {steps} steps, so that the "
-                          "learning rate would never reach optimizer.lr", hint=f"--set schedule.warmup={steps // 10}")
+        raise ConfigError(f"schedule.warmup is {config.schedule.warmup}, but the run has {steps} steps: the learning "
+                          "rate would never reach optimizer.lr", hint=f"--set schedule.warmup={steps // 10}")
 
 
 def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
            faults: list[Problem]) -> _Model | None:
-    """What is known of the model; its faults are noted one by one."""
+    """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     path = locate(asked.model or manifest.model, download=asked.download)
     numbers: int | None = None
     base: Mapping[str, str] | None = None
@@ -174,19 +174,22 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
 def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
     family = infer_family(model)
     if family != manifest.family:
-        raise ModelError(f"model {model} is of family '{family}', and the manifest of '{manifest.family}'")
+        raise ModelError(f"model {model} is of family '{family}', but the manifest is of family '{manifest.family}'")
     config = weighted_files(model, "unet").config
     wanted = {"in_channels": manifest.document["latents"]["channels"]}
     if index is not None and index.text_shapes:
         wanted["cross_attention_dim"] = index.text_shapes["hidden"][-1]
     for name, value in wanted.items():
         if config.get(name) != value:
-            raise ModelError(f"{model / 'unet'} has {name} {config.get(name)!r}, and the cache's rows have {value}",
+            raise ModelError(f"{model / 'unet'} has {name} {config.get(name)!r}, but the cache's rows have {value}",
                              hint="train the model that the cache was made for, or run prep encode with this one")
 
 
 def _check_encoders(model: Path, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:
-    """The model's encoders that did not make the cache, by name. Raises `ModelError` unless they are allowed."""
+    """Fingerprints of the model's encoders that did not make the cache, by name.
+
+    Raises `ModelError` if there are any, unless `allowed`.
+    """
     mine = {"vae": vae_fingerprint(model, digest), "text": text_fingerprint(model, digest)}
     made = manifest.document["models"]
     others = {name: digest for name, digest in mine.items() if digest != made.get(name)}
@@ -196,7 +199,7 @@ def _check_encoders(model: Path, manifest: Manifest, allowed: bool, digest: File
         raise ModelError(
             f"the {' and the '.join(spelled[other] for other in others)} of {model} did not make this cache: "
             f"{spelled[name]} is {found[:12]}, expected {str(made.get(name))[:12]}",
-            hint="run prep encode with this model, or add --allow-other-encoders if the difference is meant")
+            hint="run prep encode with this model, or add --allow-other-encoders if the difference is intended")
     return others
 
 

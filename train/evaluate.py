@@ -1,4 +1,4 @@
-"""What is due between steps: validation, and sample pictures, with the moving average where there is one."""
+"""Validates and samples between steps, with the moving average if there is one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from train.validate import validate
 
 
 def is_due(every: int, step: int) -> bool:
-    """Whether something that comes every `every` steps (0: never) comes after step `step`."""
+    """Whether an action with interval `every` in steps (0: never) is due after step `step`."""
     return every > 0 and step > 0 and step % every == 0
 
 
 def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int,
              there: frozenset[str] = frozenset()) -> None:
-    """Validates and samples when it is time, and at the first and the last step.
+    """Validates and samples if either is due, and at step 0 and the last step.
 
-    `there` are the events of this step that the log has already. The weights are the same afterwards.
+    `there`: the events of this step that the log already has; they are skipped. The weights do not change.
     """
     config, ends = setup.config, step in (0, setup.steps)
     with ema.swapped_in(trainee.shadow, trainee.denoiser.parameters):
@@ -45,7 +45,7 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
 
 
 def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
-    """Pictures of the prompts as they are now; whatever is wrong with them is a warning, and training goes on."""
+    """Writes a grid of sample pictures; on an error, logs a warning and returns, so that training continues."""
     try:
         found = current(rows.index)
         for warning in found.warnings:

@@ -1,4 +1,4 @@
-"""What ended a run, in words: too little memory, numbers that are not finite, a disk that refused to write."""
+"""Turns failures of a run into errors with hints: out of memory, non-finite numbers, disk errors."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from prep.loader.rows import Rows
 from train.config.schema import Config
 from train.setup import Setup
 
-NAMES = 5  # of rows that are not finite; more are counted
-# What PyTorch's allocators say: its CPU allocator and that of MPS raise a plain RuntimeError.
+NAMES = 5  # non-finite rows listed by name; further rows are only counted
+# Messages of PyTorch's allocators: those for CPU and MPS raise a plain RuntimeError.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 @dataclass(kw_only=True, slots=True)
 class Progress:
-    """How far a run is. Not frozen: the loop keeps it up to date."""
+    """Progress of a run. Not frozen: the loop updates it."""
 
     device: torch.device
     done: int  # finished steps
     kept: int  # the step of the newest checkpoint
-    whole: bool = True  # False while an update is under way: the weights are then of no step
+    whole: bool = True  # False during an update: the weights then belong to no step
     shots: tuple[Draw, ...] = ()  # of the newest forward pass
 
 
 class NotFinite(Exception):
-    """The loss or the gradient of a step is not finite; the weights are still those of the step before."""
+    """The loss or the gradient of a step is not finite; the weights are still those of the previous step."""
 
     def __init__(self, loss: float, norm: float, shots: Iterable[Draw]) -> None:
         super().__init__()
         self.loss, self.norm, self.shots = loss, norm, tuple(shots)
 
     def explained(self, rows: Rows, progress: Progress) -> Problem:
-        """Why: rows of the cache that hold such values, or else the settings."""
+        """The error to raise: names the cache rows with non-finite values, or else suggests other settings."""
         step = progress.done + 1
         if found := rows.not_finite(self.shots):
             names = [f"the {field} row of {rows.index.samples.name(shot.sample)} (shard {ref.shard[:12]}, row "
                      f"{ref.row})" for field, shot, ref in found[:NAMES]]
             more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
             return CacheError(f"step {step} cannot be trained: NaN or infinite values in {', '.join(names)}{more}",
-                              hint="leave these samples out, or encode into a new cache: prep encode --cache NEW")
-        again = ", with --resume, and --from if the newest checkpoint diverges already" if progress.kept else ""
-        return ConfigError(f"loss is {self.loss} and the gradient's norm {self.norm} in step {step}, expected finite "
+                              hint="drop these samples, or encode into a new cache: prep encode --cache NEW")
+        again = ", with --resume, and --from if the newest checkpoint already diverges" if progress.kept else ""
+        return ConfigError(f"loss is {self.loss} and the gradient norm {self.norm} in step {step}, expected finite "
                            "numbers", hint=f"try a smaller learning rate (--lr){again}")
 
 
 def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]]) -> None:
-    """Raises `NotFinite` unless both are finite. `parts`: the shots of each forward pass, and the sum of its errors."""
+    """Raises `NotFinite` unless both are finite. `parts`: the shots of each forward pass and the sum of its errors."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
     passes = list(parts)
@@ -63,16 +63,16 @@ def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a device or in the computer's memory."""
+    """Whether an allocation failed, in device or host memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
-    """Where the memory ended, and what would take less."""
+    """The error for a failed allocation: says where it happened, and which options use less memory."""
     config = setup.config
-    kept = f"--resume goes on from step {progress.kept}: " if progress.kept else ""
+    kept = f"--resume continues from step {progress.kept}: " if progress.kept else ""
     if not progress.shots:
         return OutOfMemoryError(f"{progress.device} has too little memory for the model",
                                 hint=kept + " or ".join(_smaller_model(config)))
@@ -83,17 +83,17 @@ def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
 
 
 def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
-    """What the system refused, with the step that the run goes on from."""
+    """`error` as a `Problem` that names the run and the step to resume from."""
     problem = from_system(error)
     hint = problem.hint
     if progress.kept:
         hint = hint.replace("run the same command again; what is finished is kept",
-                            f"add --resume: it goes on from step {progress.kept}")
+                            f"add --resume to continue from step {progress.kept}")
     return type(problem)(f"{problem.message} (run {run}, after step {progress.done})", hint=hint)
 
 
 def _less_memory(config: Config) -> list[str]:
-    """Options that take less memory, the gentlest first."""
+    """Options that use less memory, the mildest first."""
     found = []
     smaller = [size for size in range(1, config.micro_batch) if config.batch_size % size == 0]
     if smaller:

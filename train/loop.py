@@ -1,7 +1,7 @@
-"""The training loop: one straight line, no trainer class.
+"""The training loop, in plain functions without a trainer class.
 
-A step is one or more micro-batches whose gradients are summed and divided once. State is one integer beside the
-tensors: every draw is keyed, so step k of a resumed run is step k of one that never stopped.
+A step sums the gradients of one or more micro-batches and divides once. Besides the tensors, the state is one integer:
+every random draw is keyed by its step, so step k of a resumed run equals step k of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from train.state import (
 def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start | None = None) -> None:
     """Trains to the last step, from `start` or from the beginning, and writes the result.
 
-    On Ctrl-C (or SIGTERM) the step is finished, a checkpoint saved, and `KeyboardInterrupt` raised. Whatever fails
-    before a step's update costs no finished step: a checkpoint of the last one is saved. Raises `Problem`.
+    On Ctrl-C (or SIGTERM), finishes the step, saves a checkpoint and raises `KeyboardInterrupt`. After a failure
+    outside of a step's update, saves a checkpoint of the last finished step. Raises `Problem`.
     """
     first = 0 if start is None else start.state.step
     progress = Progress(done=first, kept=first, device=device)
@@ -59,7 +59,7 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
         moved = claim_run(run, setup, step=None if start is None else first)
         there = log.rewind(first)
         _train(trainee, setup, run, log, progress, there, moved)
-    except BrokenPipeError:  # nobody reads what we print: no matter of the run's disk
+    except BrokenPipeError:  # our output was closed: not an error of the run's disk
         raise
     except OSError as error:
         raise of_disk(error, run, progress) from error
@@ -71,7 +71,10 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
 
 def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, there: frozenset[str],
            moved: list[str]) -> None:
-    """The run from its first step on. `there`: what a resumed run's log has of that step already."""
+    """Runs all remaining steps and writes the result.
+
+    `there`: events of the first step that a resumed run's log already has. `moved`: checkpoints that were set aside.
+    """
     first, rows = progress.done, Rows(setup.index)
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(progress.device),
         parameters=sum(value.numel() for value in trainee.denoiser.parameters.values()))
@@ -86,7 +89,7 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
 
 
 def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
-    """The steps, with what is due after each: the checkpoint before anything that may fail."""
+    """Runs the steps. After each, saves a checkpoint if due, then validates and samples, which may fail."""
     with _stopping() as stop, closing(_steps(trainee, rows, setup, log, progress)) as steps:
         try:
             for done in steps:
@@ -96,9 +99,9 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                     log("stopped", done)
                     raise KeyboardInterrupt
                 evaluate(trainee, rows, setup, run, log, done)
-        except Exception as error:  # whatever it is, it must not cost the steps since the last checkpoint
+        except Exception as error:  # no failure may lose the steps since the last checkpoint
             if progress.whole and progress.done > progress.kept:
-                with suppress(OSError, RuntimeError):  # the first failure is the one to tell
+                with suppress(OSError, RuntimeError):  # report the first failure
                     _save(trainee, setup, run, log, progress)
             if isinstance(error, NotFinite):
                 raise error.explained(rows, progress) from None
@@ -107,17 +110,17 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gathered:
-    """What the micro-batches of a step summed up to; their gradients are in the parameters."""
+    """Sums over the micro-batches of a step; the gradients are in the parameters."""
 
     error: Tensor
     weight: Tensor
     samples: int
     waited: float  # seconds for data
-    parts: tuple[tuple[tuple[draws.Draw, ...], Tensor], ...]  # what each forward pass was of, and its error
+    parts: tuple[tuple[tuple[draws.Draw, ...], Tensor], ...]  # draws and error of each forward pass
 
 
 def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Progress) -> Generator[int]:
-    """Makes one optimizer step after another; yields how many are done."""
+    """Runs the optimizer steps; yields the number of finished steps after each."""
     config, timesteps, first = setup.config, trainee.denoiser.timesteps, progress.done
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
                               timesteps=timesteps, most=config.micro_batch)
@@ -140,7 +143,7 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
 
 
 def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: Progress) -> _Gathered:
-    """Forward and backward of every micro-batch of one step."""
+    """Runs forward and backward over every micro-batch of one step."""
     denoiser, settings, latents = trainee.denoiser, setup.config.loss, latents_of(setup.manifest)
     error = to_device(torch.zeros(()), denoiser.device)
     weight, samples, waited, last = torch.zeros_like(error), 0, 0.0, False
@@ -159,12 +162,12 @@ def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: 
 
 
 def _seed(seed: int, step: int) -> None:
-    """LoRA's dropout draws from torch's own generator: it too is a function of the step alone."""
+    """Seeds torch's generator by the step, since LoRA dropout draws from it."""
     torch.manual_seed(draw_key(seed, step, b"", 0, "dropout-mask")[0])
 
 
 def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
-    """Saves a checkpoint of the last finished step; the log's lines up to it are on the disk before."""
+    """Saves a checkpoint of the last finished step, after syncing the log to disk."""
     step = progress.done
     log.sync()
     folder = files.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step),
@@ -174,7 +177,7 @@ def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Prog
 
 
 def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int) -> None:
-    """Writes what the run is for: RUN/lora.safetensors, or RUN/unet/ as diffusers has it."""
+    """Writes the trained weights: RUN/lora.safetensors, or RUN/unet/ in diffusers' layout."""
     result = RESULTS[setup.config.method]
     if setup.config.method == "lora":
         for part in result_files(trainee, setup, step, result):
@@ -185,9 +188,9 @@ def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int) -> No
 
 @contextmanager
 def _stopping() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second one ends the program at once."""
+    """Yields an event that the first Ctrl-C or SIGTERM sets; the second one raises `KeyboardInterrupt` at once."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only it may handle signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield stop
         return
 

@@ -1,4 +1,4 @@
-"""Pictures of a finished or unfinished run, before and after training: what `train sample` does."""
+"""`train sample`: pictures from a run, finished or not, before and after training."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Encode = Callable[[Index, Path, Sequence[Prompt], torch.device], tuple[PromptRow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRequest:
-    """What to show; `None` takes the run's own."""
+    """What to sample; `None` uses the run's own value."""
 
     folder: Path
     which: tuple[Which, ...]
     prompts: Path | None = None
-    texts: tuple[Prompt, ...] = ()  # prompts given as such; with them no prompt file is read
+    texts: tuple[Prompt, ...] = ()  # prompts given as text; if any, no prompt file is read
     checkpoint: str | None = None
     manifest: Path | None = None
     model: str | None = None
@@ -51,16 +51,16 @@ class SampleRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """What became of it."""
+    """The pictures, and warnings about them."""
 
     warnings: tuple[str, ...]
     pictures: tuple[np.ndarray, ...]  # in the order of the grid
 
 
 def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode | None = None) -> Shown:
-    """Writes the grid to `out`: a row a prompt, before and after in columns. `encode` makes the rows of `texts`.
+    """Writes the grid to `out`: one row per prompt, before and after in columns. `encode` encodes `texts`.
 
-    Nothing but the grid is written. Raises what `train check` would find.
+    Writes only the grid. Raises the first fault that `train check` would report.
     """
     run = read_run(wanted.folder)
     start = _start(wanted) if "after" in wanted.which else None
@@ -82,7 +82,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 
 def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, found: Found,
             wanted: SampleRequest) -> list[np.ndarray]:
-    """Pictures of the model before or after training; the model is freed afterwards."""
+    """Samples the model before or after training, then frees the model."""
     settings = replace(setup.config.sample, **{name: value for name in ("steps", "guidance", "seed")
                                                if (value := getattr(wanted, name)) is not None})
     denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after")
@@ -93,7 +93,7 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
 
 
 def _check_output(out: Path, setup: Setup) -> None:
-    """Raises `PathError` before any work is done, unless the grid can be written there and replaces at most a PNG."""
+    """Raises `PathError` early, unless the grid can be written to `out` and replaces at most a PNG."""
     others = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
     for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *others):
         if other.path.exists():
@@ -103,7 +103,7 @@ def _check_output(out: Path, setup: Setup) -> None:
 
 
 def _setup(run: Run, wanted: SampleRequest, start: Start | None) -> Setup:
-    """What the checkpoint, or else the run, was trained with."""
+    """The setup of the checkpoint, or else of the run. Raises the first fault."""
     asked = replace(run.asked, download=wanted.download, model=wanted.model or run.asked.model,
                     manifest=wanted.manifest or run.asked.manifest)
     if wanted.manifest is None:
@@ -115,9 +115,9 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None) -> Setup:
 
 
 def _other_base(setup: Setup, start: Start | None) -> list[str]:
-    """A warning for each part of the model that is not the one that the checkpoint was trained on."""
+    """A warning for each part of the model that differs from the checkpoint's."""
     return [] if start is None else [
-        f"the {part} of {setup.model} is not the one that {start.folder.name} was trained on: it is "
+        f"the {part} of {setup.model} differs from that of {start.folder.name}: it is "
         f"{setup.base.get(part, 'none')[:12]}, expected {digest[:12]}"
         for part, digest in start.state.base.items() if setup.base.get(part) != digest]
 
@@ -126,7 +126,7 @@ def _start(wanted: SampleRequest) -> Start:
     try:
         return find_start(wanted.folder, wanted.checkpoint)
     except Problem as error:
-        error.hint = "--checkpoint names another checkpoint, --base shows the model as it was before training"
+        error.hint = "name another checkpoint with --checkpoint, or show the model before training with --base"
         raise
 
 
@@ -140,6 +140,6 @@ def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
         named = wanted.prompts or Path("prompts.txt")
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
                          "the manifest has no sample prompts and no captions",
-                         hint="--prompt TEXT encodes a prompt itself; this keeps the rows of a file: "
+                         hint="encode a prompt with --prompt TEXT, or store the rows of a prompt file: "
                          + encode_command(setup.manifest, f" --prompts {shlex.quote(str(named))}"))
     return found

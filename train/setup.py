@@ -1,4 +1,4 @@
-"""What a run is asked for, and what was made of it: the request, the set-up, and the report of its checks."""
+"""Records of a run before it starts: the request, the setup, and the report of the checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train.config.schema import Config
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """What the command line asks for, beside the settings."""
+    """What the command line requests, besides the settings."""
 
     manifest: Path
     model: str | None = None  # None: the manifest's
@@ -26,35 +26,35 @@ class RunRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """A run that may begin."""
+    """A run that passed all checks and may start."""
 
     asked: RunRequest
     config: Config
     manifest: Manifest
     index: Index
-    plan: StepPlan  # its micro-batches are those of the run's first start; config.micro_batch may cut them further
+    plan: StepPlan  # uses the micro-batch of the run's first start; config.micro_batch may split it further
     steps: int  # in total
     masked: bool  # whether masks are used
     model: Path
     base: Mapping[str, str]  # fingerprints of denoiser and scheduler
-    numbers: int  # how many are trained
+    numbers: int  # how many numbers are trained
     prediction: str
     others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
     adopted: tuple[Mapping[str, object], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 
     @property
     def identity(self) -> Identity:
-        """What decides the steps, as far as the data does. Raises `CacheError`."""
+        """The part of the data that decides the steps. Raises `CacheError`."""
         return identify(self.index, masked=self.masked, prediction=self.prediction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckReport:
-    """All that was found; a setup when there is no fault."""
+    """The result of all checks; has a setup if there are no faults."""
 
     faults: tuple[Problem, ...]
     setup: Setup | None
     plan: StepPlan | None
     left_out: tuple[str, ...]  # names of samples that the first epoch does not show
-    repeated: tuple[str, ...]  # names of samples that it shows again to fill up
-    notes: tuple[str, ...] = ()  # what is worth knowing and stops nothing
+    repeated: tuple[str, ...]  # names of samples that it repeats to fill micro-batches
+    notes: tuple[str, ...] = ()  # worth knowing, but no fault

@@ -1,4 +1,4 @@
-"""What a step changes: the trained parameters, the optimizer's moments, the moving average; and how they are kept."""
+"""The training state: trained parameters, optimizer moments, moving average; and its files in checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEIGHTS = {"lora": "lora.safetensors", "full": "unet/diffusion_pytorch_model.saf
 OPTIMIZER, AVERAGE = "optimizer.safetensors", "ema.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
-EMA_METADATA = {"latentry.weights": "moving average"}  # of a file that has it instead of the last weights
+EMA_METADATA = {"latentry.weights": "moving average"}  # of a file that holds the average instead of the last weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +43,14 @@ class TrainState:
 
 
 def create_state(setup: Setup, device: torch.device) -> TrainState:
-    """A run's state at step 0. Raises `ModelError`, also when the model's files changed since they were checked."""
+    """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
     denoiser = load(setup.model, config, setup.prediction, device)
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model, digest)
     if found != setup.base:
         raise ModelError(f"{setup.model} changed while it was loaded: it is {describe_base(found)}, and was "
-                         f"{describe_base(setup.base)}", hint="try again when nobody writes to it")
+                         f"{describe_base(setup.base)}", hint="try again when no other process writes to it")
     optimizer = torch.optim.AdamW(denoiser.parameters.values(), lr=chosen.lr, betas=chosen.betas, eps=chosen.eps,
                                   weight_decay=chosen.weight_decay)
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
@@ -58,17 +58,17 @@ def create_state(setup: Setup, device: torch.device) -> TrainState:
 
 
 def scale_gradients(trainee: TrainState, setup: Setup, weight: Tensor) -> float:
-    """Divides the gradients, sums so far, by `weight` and clips them; returns their norm before that."""
+    """Divides the summed gradients by `weight` and clips them; returns their norm before clipping."""
     held = [value for value in trainee.denoiser.parameters.values() if value.grad is not None]
     with torch.no_grad():
         for value in held:
             assert value.grad is not None
-            value.grad.div_(weight.clamp(min=1e-12))  # all masks empty and no weight outside: the error is 0 too
+            value.grad.div_(weight.clamp(min=1e-12))  # if all masks are 0 and so is unmasked_weight, the error is 0 too
     return float(torch.nn.utils.clip_grad_norm_(held, setup.config.optimizer.clip or float("inf")))
 
 
 def apply_gradients(trainee: TrainState, setup: Setup, step: int) -> float:
-    """The update of step `step` (from 0): optimizer and moving average follow the gradients. Returns the rate."""
+    """Updates parameters and moving average in step `step` (from 0). Returns the learning rate."""
     rate = setup.config.optimizer.lr * schedule.factor(setup.config.schedule, step, setup.steps)
     for group in trainee.optimizer.param_groups:
         group["lr"] = rate
@@ -83,7 +83,7 @@ def apply_gradients(trainee: TrainState, setup: Setup, step: int) -> float:
 
 
 def state_of(setup: Setup, step: int) -> State:
-    """What state.json says beside the files."""
+    """The content of state.json, except for the list of files."""
     identity = setup.identity
     return State(step=step, manifest=setup.manifest.digest, config=as_table(setup.config), base=setup.base,
                  data=DataFacts(digest=identity.digest, facts=identity.facts), micro_batch=setup.plan.micro_batch,
@@ -91,7 +91,7 @@ def state_of(setup: Setup, step: int) -> State:
 
 
 def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
-    """The files of a checkpoint."""
+    """The files of a checkpoint, except state.json."""
     parameters = trainee.denoiser.parameters
     facts = metadata(setup, step, parameters)
     yield from weight_parts(trainee.denoiser, parameters, setup, facts, WEIGHTS[setup.config.method])
@@ -104,7 +104,7 @@ def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[P
 
 def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup, facts: Mapping[str, str],
                  name: str) -> Iterator[Part]:
-    """What is trained, as others load it: a LoRA file, or a diffusers directory's weights and config."""
+    """The trained weights in a format that other programs load: a LoRA file, or diffusers' weights and config."""
     yield Part(name=name, tensors=_packed(values, setup.config), metadata=facts)
     if setup.config.method == "full":
         config = json.loads(denoiser.unet.to_json_string())
@@ -114,7 +114,7 @@ def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup,
 
 
 def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str]:
-    """What a file of weights says of itself: data, model, settings, and what was accepted on the way."""
+    """Metadata of a weights file: data, model, settings, and the changes that --adopt accepted."""
     facts = {"latentry.manifest": setup.manifest.digest, "latentry.data": setup.identity.digest,
              "latentry.step": str(step), "latentry.config": json.dumps(as_table(setup.config), sort_keys=True),
              "latentry.models": json.dumps(setup.manifest.document["models"], sort_keys=True),
@@ -129,7 +129,7 @@ def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str
 
 
 def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Iterator[Part]:
-    """The result of the run: the moving average when there is one (its metadata say so), else the weights."""
+    """The result of the run: the moving average if there is one (the metadata say so), else the weights."""
     parameters = trainee.denoiser.parameters
     facts = {**metadata(setup, step, parameters), **({} if trainee.shadow is None else EMA_METADATA)}
     source: Mapping[str, Tensor] = parameters if trainee.shadow is None else trainee.shadow
@@ -137,7 +137,7 @@ def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Ite
 
 
 def checkpoint_bytes(setup: Setup) -> int:
-    """About how large a checkpoint is: weights, two moments, and the moving average, in float32."""
+    """Approximate size of a checkpoint: weights, two moments, and the moving average, in float32."""
     return 4 * setup.numbers * (4 if setup.config.ema.decay else 3)
 
 
@@ -145,7 +145,7 @@ def checkpoint_bytes(setup: Setup) -> int:
 
 
 def restore(trainee: TrainState, start: Start) -> None:
-    """Puts a checkpoint's values back, bit by bit, after names, dtypes, shapes and digests were compared.
+    """Restores a checkpoint's values bit by bit, after comparing names, dtypes, shapes and digests.
 
     Raises `CacheError`.
     """
@@ -171,12 +171,12 @@ def put_weights(targets: Mapping[str, Tensor], start: Start, name: str) -> None:
 
 
 def averaged(start: Start) -> str:
-    """The file of a checkpoint to make pictures with: the moving average where there is one, else the weights."""
+    """The checkpoint's file to sample with: the moving average if there is one, else the weights."""
     return AVERAGE if AVERAGE in start.state.files else WEIGHTS[start.config.method]
 
 
 def _moments_of(parameters: Mapping[str, Tensor], start: Start) -> Wanted:
-    """The tensors that the optimizer's file should have: all moments of a parameter, or none of one without a gradient.
+    """The tensors that the optimizer's file should have: for each parameter, all moments or none.
 
     A parameter that never had a gradient has none. Raises `CacheError`.
     """
@@ -187,11 +187,11 @@ def _moments_of(parameters: Mapping[str, Tensor], start: Start) -> Wanted:
             wanted |= {f"{kind}/{name}": (torch.float32, () if kind == "step" else tuple(parameter.shape))
                        for kind in MOMENTS}
     if not wanted:
-        raise CacheError(f"{start.folder / OPTIMIZER} has no moments of any parameter that is trained",
-                         hint="the checkpoint is not of this run; train again into another RUN with -o")
+        raise CacheError(f"{start.folder / OPTIMIZER} has no moments for any trained parameter",
+                         hint="the checkpoint is from another run; train again into another RUN with -o")
     return wanted
 
 
 def _packed(values: Mapping[str, Tensor], config: Config) -> Mapping[str, Tensor]:
-    """Parameters as a file holds them."""
+    """Parameters under the names that they have in a file."""
     return lora.pack(values, config.lora) if config.method == "lora" else values

@@ -46,7 +46,7 @@ def test_masked_loss_without_masks_names_the_field_and_the_command(make, faults,
     made = make(masks=False)
     monkeypatch.chdir(made.root)
     (fault,) = faults(made, {"loss": {"masked": True}})
-    assert fault.message == "manifest has no field 'mask', and the settings ask for masked loss"
+    assert fault.message == "manifest has no field 'mask', but the settings ask for masked loss"
     assert fault.hint.startswith("prep encode photos --model ") and fault.exit_code == 7
     assert fault.hint.endswith(" --mask sidecar --cache cache -o m.json")
     assert faults(made) == ()
@@ -67,7 +67,8 @@ def test_a_family_that_is_not_known_is_told(make, faults, monkeypatch):
 def test_a_model_of_another_family_is_told(make, faults, monkeypatch, tiny_model):
     monkeypatch.setattr("train.check.infer_family", lambda model: "sd99")
     (fault,) = faults(make())
-    assert fault.message.endswith("tiny is of family 'sd99', and the manifest of 'sd15'") and fault.exit_code == 6
+    assert fault.message.endswith("tiny is of family 'sd99', but the manifest is of family 'sd15'")
+    assert fault.exit_code == 6
 
 
 def test_a_missing_manifest_is_the_only_fault(tmp_path):
@@ -149,7 +150,7 @@ def test_another_text_encoder_and_tokenizer_are_refused(make, faults, other_mode
 def test_a_denoiser_of_other_shapes_is_refused(make, faults, other_model, name, value):
     edit(other_model / "unet" / "config.json", **{name: value})
     (fault,) = faults(make(), model=str(other_model))
-    assert f"has {name} {value}, and the cache's rows have" in fault.message and fault.exit_code == 6
+    assert f"has {name} {value}, but the cache's rows have" in fault.message and fault.exit_code == 6
 
 
 def test_a_denoiser_without_safetensors_is_refused(make, faults, other_model):
@@ -195,7 +196,7 @@ def test_masked_loss_where_no_sample_has_a_mask(make, faults, monkeypatch):
     assert faults(made) == ()
     monkeypatch.setattr("prep.loader.index.Index.masked", 0)
     (fault,) = faults(made, {"loss": {"masked": True}})
-    assert fault.message == f"the settings ask for masked loss, and none of the {len(made.samples)} samples has a mask"
+    assert fault.message == f"the settings ask for masked loss, but none of the {len(made.samples)} samples has a mask"
     assert fault.exit_code == 7 and "--no-masked" in fault.hint
 
 
@@ -214,8 +215,8 @@ def test_masks_that_no_sample_has_are_not_used(make, monkeypatch):
 
 def test_a_warmup_longer_than_the_run_is_refused(make, faults):
     (fault,) = faults(make(), {"steps": 20, "schedule": {"warmup": 21}})
-    assert fault.message == ("schedule.warmup is 21, and the run has 20 steps, so that the learning rate would never "
-                             "reach optimizer.lr")
+    assert fault.message == ("schedule.warmup is 21, but the run has 20 steps: the learning rate would never reach "
+                             "optimizer.lr")
     assert fault.exit_code == 3 and fault.hint == "--set schedule.warmup=2"
     assert faults(make(), {"steps": 20, "schedule": {"warmup": 20}}) == ()
 
@@ -241,6 +242,6 @@ def test_a_damaged_denoiser_is_one_fault(make, faults, other_model, spoil):
 
 def test_targets_that_are_nowhere_are_found_before_loading(make, faults):
     (fault,) = faults(make(), {"lora": {"targets": ["to_qq"]}})
-    assert fault.message.endswith("which no linear or convolution layer of the model ends in; did you mean 'to_q'?")
+    assert fault.message.endswith("but no linear or convolution layer's name ends in it; did you mean 'to_q'?")
     (fault,) = faults(make(), {"lora": {"targets": ["to_q", "nowhere"]}})
     assert "lora.targets names 'nowhere'" in fault.message

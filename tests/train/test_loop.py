@@ -174,7 +174,7 @@ def test_a_loss_that_is_no_number_ends_the_run(make, setup_of, tmp_path):
     with pytest.raises(ConfigError, match=r"loss is .* in step \d+, expected finite numbers") as caught:
         go(setup, tmp_path / "run")
     assert caught.value.hint == ("try a smaller learning rate (--lr), with --resume, and --from if the newest "
-                                 "checkpoint diverges already")
+                                 "checkpoint already diverges")
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(make, setup_of, tmp_path):
@@ -306,7 +306,7 @@ def test_values_that_are_not_finite_are_found_before_the_update(make, setup_of, 
         return found
 
     monkeypatch.setattr(loop, "_gather", infinite)
-    with pytest.raises(ConfigError, match=r"loss is .* and the gradient's norm (inf|nan) in step 3, "
+    with pytest.raises(ConfigError, match=r"loss is .* and the gradient norm (inf|nan) in step 3, "
                                           "expected finite numbers"):
         go(setup, tmp_path / "run")
     assert kept(tmp_path / "run") == ["step-000002"]
@@ -328,17 +328,17 @@ def test_a_row_that_is_not_finite_is_named(make, setup_of, tmp_path, monkeypatch
     with pytest.raises(CacheError) as caught:
         go(setup, tmp_path / "run")
     assert caught.value.message.startswith("step 1 cannot be trained: NaN or infinite values in the text row of ")
-    assert "(shard " in caught.value.message and caught.value.hint.startswith("leave these samples out, or encode into")
+    assert "(shard " in caught.value.message and caught.value.hint.startswith("drop these samples, or encode into")
 
 
 @pytest.mark.parametrize(("error", "settings", "hint"), [
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), {},
-     "--resume goes on from step 2: --micro-batch 1 or --set gradient_checkpointing=true"),
+     "--resume continues from step 2: --micro-batch 1 or --set gradient_checkpointing=true"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
      {"micro_batch": 1, "gradient_checkpointing": True},
-     "--resume goes on from step 2: --precision bf16 (in another RUN)"),
+     "--resume continues from step 2: --precision bf16 (in another RUN)"),
     (MemoryError(), {"micro_batch": 1, "method": "full"},
-     "--resume goes on from step 2: --set gradient_checkpointing=true or --method lora (in another RUN)"),
+     "--resume continues from step 2: --set gradient_checkpointing=true or --method lora (in another RUN)"),
 ], ids=["cuda", "cpu", "python"])
 def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monkeypatch, error, settings, hint):
     setup = setup_of(make(), **{**QUICK, "steps": 4, **settings}, lora={"rank": 2})
@@ -388,7 +388,7 @@ def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkey
     monkeypatch.setattr(loop.files, "save", full)
     with pytest.raises(CacheError, match=r"x: No space left on device \(run .*run, after step 4\)") as caught:
         go(setup, tmp_path / "run")
-    assert caught.value.hint == "free some space and add --resume: it goes on from step 2"
+    assert caught.value.hint == "free some space and add --resume to continue from step 2"
 
 
 def test_a_smaller_micro_batch_goes_on_with_the_same_steps(make, setup_of, tmp_path):

@@ -95,7 +95,7 @@ def test_every_tampering_is_one_clear_error(pristine, setup_of, tmp_path):
         with pytest.raises(CacheError) as caught:
             go(setup, tmp_path / "run", resume=True)
         assert "step-000004" in caught.value.message and "\n" not in caught.value.message, case
-        assert caught.value.hint == "--resume --from step-000002 goes on from another checkpoint", case
+        assert caught.value.hint == "--resume --from step-000002 continues from another checkpoint", case
 
 
 def test_an_untouched_checkpoint_and_an_older_one_end_with_the_same_weights(pristine, setup_of, tmp_path):
@@ -115,8 +115,8 @@ def test_moments_are_compared_with_the_parameters_although_every_digest_is_right
     at = tmp_path / "run" / "checkpoints" / "step-000004"
     for change, said in (
         (lambda held: dict(list(held.items())[1:]), "is missing, expected shape"),
-        (lambda _: {"x": torch.zeros(1)}, "optimizer.safetensors has no moments of any parameter that is trained"),
-        (lambda held: {**held, "more": torch.zeros(1)}, "'more' is no tensor of this run"),
+        (lambda _: {"x": torch.zeros(1)}, "optimizer.safetensors has no moments for any trained parameter"),
+        (lambda held: {**held, "more": torch.zeros(1)}, "'more' is not a tensor of this run"),
         (lambda held: {name: torch.zeros(9) for name, value in held.items()}, "has shape ["),
     ):
         shutil.rmtree(tmp_path / "run")

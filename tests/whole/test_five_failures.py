@@ -56,7 +56,7 @@ def test_masked_training_over_a_cache_without_masks(encode, prep, train, place):
     refused = train("run", "m.json", "-o", "run", "--masked", "--steps", 2, *QUICK)
     assert refused.code == 7 and refused.out == "" and not (place / "run").exists()
     error, hint = refused.err.splitlines()
-    assert error == "error: manifest has no field 'mask', and the settings ask for masked loss"
+    assert error == "error: manifest has no field 'mask', but the settings ask for masked loss"
     command = shlex.split(hint.removeprefix("hint: "))
     assert command[:2] == ["prep", "encode"] and "--mask" in command
     made = prep(*command[1:], "--json")  # as it stands: it has the options of the first one

@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_read_is_no_damage_that_encode_mends(ended):
         assert "no rows will be re-encoded" in results[QUICK][1]
         assert "Permission denied" in results[CHECK][2]
     assert " latent rows) cannot be read: Permission denied" in ended["closed"][CHECK][2]
-    assert "hint: check the rights to it, and the disk" in ended["closed"][CHECK][2]
+    assert "hint: check permissions and the disk" in ended["closed"][CHECK][2]
 
 
 def test_a_table_that_is_missing_where_it_cannot_be_written(ended):

@@ -13,7 +13,7 @@ from prep.cli.console import put
 def init(
     output: Annotated[Path, typer.Option("-o", "--output", help="the file to write")] = Path("train.toml"),
 ) -> None:
-    """Write a commented train.toml with every setting and its default; a file that exists is never replaced."""
+    """Write a commented train.toml with every setting and its default. Never replaces an existing file."""
     from prep.errors import PathError
     from prep.fs.atomic import create_exclusive, make_dirs
     from train.config.table import as_toml

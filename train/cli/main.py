@@ -1,4 +1,4 @@
-"""The `train` commands, each a module of its own beside this one."""
+"""The `train` commands; each has its own module in this package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from train.cli.init import init
 from train.cli.run import run
 from train.cli.sample import sample
 
-app = make_app("Trains from a manifest; never loads a VAE or a text encoder while it does.",
+app = make_app("Trains from a manifest and its cache. Never encodes a picture or a caption while training.",
                (init, check, run, sample))
 
 

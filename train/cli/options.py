@@ -1,4 +1,4 @@
-"""Options that the commands of `train` share, and how they become settings."""
+"""Options shared by the `train` commands, and their conversion to settings."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ Seed = Annotated[int | None, typer.Option(help="random seed")]
 Precision = Annotated[str | None, choice(help="dtype of the computation", words=("auto", "bf16", "fp32"))]
 Lr = Annotated[float | None, typer.Option(help="learning rate (optimizer.lr)")]
 Rank = Annotated[int | None, typer.Option(help="rank of the adapters (lora.rank)")]
-Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weight the loss by masks (default: where "
-                                                                  "the manifest has some)")]
+Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weight the loss by masks (default: if "
+                                                                  "the manifest has any)")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like lora.alpha=8; repeatable",
                                                metavar="NAME=VALUE")]
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "
-                                      "make the cache; the output says so")]
+                                      "make the cache; the output records it")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="only warnings and errors on stderr")]
 
 
 def read_settings(path: Path | None, settings: list[str] | None, options: dict[str, Any],
                   before: Mapping[str, Any] | None = None) -> Config:
-    """The settings of file and options; `before`, of the run that is resumed, where no file is named."""
+    """Settings from file and options; without a file, starts from `before`, the settings of the run to resume."""
     from train.config.load import load_config, option
 
     overrides = {name: value for name, value in options.items() if value is not None}

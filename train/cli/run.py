@@ -27,14 +27,14 @@ def run(
     start_from: Annotated[str | None, typer.Option("--from", metavar="STEP", help="with --resume: continue from this "
                                                    "checkpoint, like step-000500; newer ones are set aside")] = None,
     adopt: Annotated[bool, typer.Option("--adopt", help="with --resume: accept changed data, model or settings; the "
-                                        "result says so")] = False,
+                                        "result records it")] = False,
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
     settings: opt.Set = None, allow_other_encoders: opt.Others = False, download: opt.Download = False,
     device: opt.Device = "auto", as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Train from a manifest. It names the model and its cache; Ctrl-C keeps a checkpoint."""
+    """Train from a manifest, which names the model and the cache. Ctrl-C saves a checkpoint and stops."""
     folder = output or Path("runs") / manifest.stem
     start = None
     if resume:
@@ -61,7 +61,7 @@ def run(
     place = pick_device(device)
     index = setup.index
     with lock_run(folder, setup), lock_directory(index.cache.root, exclusive=False, patience=PATIENCE):
-        check_shards(index)  # it may have been here since
+        check_shards(index)  # another process may have changed the cache before the lock
         _unchanged(folder, start_from, start)
         with watching(quiet) as watch, Log(folder / "log.jsonl", watch, watch.progress) as log:
             train(setup, folder, place, log, start)
@@ -72,7 +72,7 @@ def run(
 
 
 def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None, adopt: bool, quiet: bool) -> Setup:
-    """The run that may begin, or go on from `start`; prints what it will do. Ends the program where it may not."""
+    """The checked setup of a new run, or of one that resumes from `start`; prints the plan. Exits on faults."""
     from train.check import check
     from train.runs.directory import check_place, check_unused, check_writable
 
@@ -109,12 +109,12 @@ def _start(folder: Path, named: str | None) -> Start:
     try:
         return find_start(folder, named)
     except PathError as error:
-        error.hint = "leave out --from to take the newest" if named else "leave out --resume to begin this run"
+        error.hint = "omit --from to use the newest" if named else "omit --resume to start this run"
         raise
 
 
 def _of_run(asked: RunRequest, folder: Path) -> RunRequest:
-    """`asked` with the model that the run was begun with, unless another is named."""
+    """`asked` with the model that the run was started with, unless `asked` names another."""
     from train.runs.directory import read_run
 
     if not (folder / "run.json").is_file():
@@ -125,7 +125,7 @@ def _of_run(asked: RunRequest, folder: Path) -> RunRequest:
 
 
 def _compared(start: Start, setup: Setup, adopt: bool) -> tuple[Setup, tuple[str, ...]]:
-    """The setup with what was accepted so far, and notes on what changes. Ends the program where it may not go on."""
+    """The setup with all accepted changes so far, and notes on changes. Exits if the run may not resume."""
     from train.runs.resume import compare
 
     found = compare(start, setup, adopt=adopt)
@@ -137,7 +137,7 @@ def _compared(start: Start, setup: Setup, adopt: bool) -> tuple[Setup, tuple[str
 
 
 def _unchanged(folder: Path, named: str | None, start: Start | None) -> None:
-    """Raises `PathError` when the run went on before it was locked."""
+    """Raises `PathError` if another process continued the run before it was locked."""
     from prep.errors import PathError
     from train.runs.directory import check_unused
     from train.runs.resume import find_start

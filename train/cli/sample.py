@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
-    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="a prompt, encoded here if need be; "
-                                                     "--n, --w, --h, --d, --s and --l in it as in a file")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="a prompt, encoded if the cache lacks it; "
+                                                     "may contain --n, --w, --h, --d, --s, --l as in a file")] = None,
     prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="the PNG to write")] = Path("grid.png"),
-    checkpoint: Annotated[str | None, typer.Option(help="its name, like step-000500 (default: the newest)")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="name, like step-000500 (default: the newest)")] = None,
     base: Annotated[bool, typer.Option("--base", help="use the model as it was before training")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="show before and after training side by side")] = False,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,

@@ -1,4 +1,4 @@
-"""What `train check` prints, and `train run` before its first step: the model, the samples, the steps."""
+"""Formats the summary of `train check` and `train run`: the model, the samples, the steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def plan_lines(report: CheckReport) -> list[str]:
-    """What would be trained, on what, and for how long; what there is of it when something is wrong."""
+    """Model, data and number of steps; with faults, the part that is known."""
     lines = [] if report.setup is None else _what(report.setup)
     if report.plan is not None:
         lines.append(f"{counted(sum(report.plan.counts), 'sample')} per epoch, in "
@@ -28,7 +28,7 @@ def plan_lines(report: CheckReport) -> list[str]:
 
 
 def sample_lines(setup: Setup) -> list[str]:
-    """A line where captions stand in for prompts."""
+    """A line if sample pictures use captions for lack of prompts."""
     prompts = setup.manifest.document["prompts"]
     if not setup.config.sample.every or prompts["samples"] or prompts["file"] is not None:
         return []
@@ -38,7 +38,7 @@ def sample_lines(setup: Setup) -> list[str]:
 
 
 def uneven_lines(report: CheckReport) -> list[str]:
-    """A line for samples that an epoch leaves out, and one for those it repeats."""
+    """A line for samples that the first epoch leaves out, and a line for those that it repeats."""
     lines = []
     for names, what in ((report.left_out, "left out of the first epoch"), (report.repeated, "repeated to fill up")):
         if names:
@@ -47,14 +47,14 @@ def uneven_lines(report: CheckReport) -> list[str]:
 
 
 def place_lines(folder: Path, setup: Setup, size: str) -> list[str]:
-    """Where a run writes, and how much."""
+    """A line on where a run writes, and the size of its checkpoints."""
     keep = setup.config.checkpoint.keep
     kept = f"the newest {keep} are kept" if keep else "all are kept"
     return [f"writes to {printable(str(folder))}; a checkpoint takes about {size}, {kept}"]
 
 
 def _what(setup: Setup) -> list[str]:
-    """What would be trained, and on what."""
+    """Lines on what is trained, and on which samples."""
     config, manifest = setup.config, setup.manifest
     dtypes = {name: "/".join(str(array["dtype"]) for array in each.arrays.values())
               for name, each in manifest.fields.items()}

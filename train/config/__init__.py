@@ -1,1 +1,1 @@
-"""train.toml."""
+"""Settings of a run: train.toml and command options."""

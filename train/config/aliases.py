@@ -1,10 +1,10 @@
-"""What others call a setting: kohya's sd-scripts, OneTrainer, SimpleTuner, diffusers' scripts, diffusion-pipe."""
+"""Names of settings in other trainers: kohya's sd-scripts, OneTrainer, SimpleTuner, diffusers, diffusion-pipe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-# Setting here → what others call it.
+# Setting here → its names in other trainers.
 _NAMES: Mapping[str, str] = {
     "method": "training_method model_type train_method",
     "steps": "max_train_steps max_steps train_steps num_steps",
@@ -42,10 +42,10 @@ _NAMES: Mapping[str, str] = {
     "checkpoint.keep": "checkpoints_total_limit rolling_backup_count save_last_n_steps",
 }
 
-_OF_PREP = "prep encode decides it, with a recipe or its options"
+_OF_PREP = "prep encode decides it, by the recipe or an option"
 _OF_EPOCHS = "counted in steps here; train check says how many steps an epoch has"
 
-# What has no counterpart among the settings: where it is decided instead.
+# Names without a counterpart among the settings → what to use instead.
 _ELSEWHERE: Mapping[str, str] = {
     "gradient_accumulation_steps": "no counterpart: an optimizer step takes batch_size samples, micro_batch of them a "
                                    "forward pass",
@@ -60,14 +60,14 @@ _ELSEWHERE: Mapping[str, str] = {
     "output_name": "it is an option: train run -o RUN",
     "output_model_destination": "it is an option: train run -o RUN",
     "workspace_dir": "it is an option: train run -o RUN",
-    "pretrained_model_name_or_path": "it is an option: train run --model MODEL; without it the manifest says which",
-    "base_model_name": "it is an option: train run --model MODEL; without it the manifest says which",
+    "pretrained_model_name_or_path": "it is an option: train run --model MODEL; the default is the manifest's",
+    "base_model_name": "it is an option: train run --model MODEL; the default is the manifest's",
     "resume": "it is an option: train run --resume",
     "resume_from_checkpoint": "it is an option: train run --resume --from step-N",
     "device": "it is an option: train run --device",
     "save_state": "no counterpart: every checkpoint holds the whole state",
-    "save_precision": "no counterpart: what is trained is saved in float32",
-    "output_dtype": "no counterpart: what is trained is saved in float32",
+    "save_precision": "no counterpart: trained weights are saved in float32",
+    "output_dtype": "no counterpart: trained weights are saved in float32",
     "network_module": "method = \"lora\" trains a LoRA; there is no other adapter",
     "network_args": "lora.targets says which layers get an adapter",
     "text_encoder_lr": "no counterpart: text encoders are never trained",
@@ -87,9 +87,9 @@ _HERE = {name: setting for setting, names in _NAMES.items() for name in names.sp
 
 
 def advice(word: str, settings: Iterable[str]) -> str:
-    """What to write instead of the unknown key `word`, as the end of a message; empty when nothing is known of it.
+    """What to write instead of the unknown key `word`, as the end of a message; empty if it is unknown everywhere.
 
-    A setting of ours in another section counts, too: `rank` is lora.rank.
+    Also finds our own settings in another section: `rank` is lora.rank.
     """
     name = word.strip().lower().replace("-", "_").rpartition(".")[2]
     if name in _HERE:

@@ -1,6 +1,6 @@
-"""Settings of a training run: `train.toml` and command options → one frozen record with every value filled in.
+"""Loads the settings of a run: `train.toml` and command options to a frozen record with every value filled in.
 
-Unknown keys are errors with a suggestion; a value out of range names its key, the value and the expected range.
+Unknown keys are errors with a suggestion; the error for a value out of range has key, value and expected range.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None, s
     for name, value in (overrides or {}).items():
         _put(table, name, value)
         if name in _INSTEAD and _INSTEAD[name] not in (overrides or {}):
-            table.pop(_INSTEAD[name], None)  # an option that counts the other way replaces the file's
+            table.pop(_INSTEAD[name], None)  # an option in steps replaces the file's epochs, and the reverse
     return parse(table, "the options" if path is None else str(path))
 
 
 def parse(table: Mapping[str, Any], where: str) -> Config:
-    """`table` (as TOML gives it) as settings. Raises `ConfigError` with `where` in its message."""
+    """The settings in `table`, which was read from TOML. Raises `ConfigError` with `where` in its message."""
     try:
         return _together(_build(Config, table, where, ""))
     except Unparsed as error:
@@ -46,7 +46,7 @@ def parse(table: Mapping[str, Any], where: str) -> Config:
 
 
 def as_table(config: Config) -> dict[str, Any]:
-    """`config` as nested plain values; `parse` of it gives `config` again."""
+    """`config` as a nested dict of plain values; `parse` turns it back into `config`."""
     return {name: value for name, value in _plain(asdict(config)).items() if value is not None}
 
 
@@ -57,7 +57,7 @@ def option(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set is {text!r}, expected NAME=VALUE", hint="for example: --set lora.rank=8")
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):  # of numbers with more digits than Python reads, too
+    except (ValueError, RecursionError):  # also for numbers with more digits than Python parses
         return name.strip(), value.strip()
 
 
@@ -82,7 +82,7 @@ def _put(table: dict[str, Any], name: str, value: Any) -> None:
         table[name] = value
         return
     inner = table.setdefault(section, {})
-    if isinstance(inner, dict):  # anything else is told by `parse`
+    if isinstance(inner, dict):  # `parse` reports anything else
         inner[key] = value
 
 
@@ -103,7 +103,7 @@ def _build(record: Any, table: Mapping[str, Any], where: str, prefix: str) -> An
 
 
 def _known(record: Any, table: Mapping[str, Any], where: str) -> None:
-    """Raises for the first unknown key, with the name it has here where another trainer calls a setting so."""
+    """Raises `Unparsed` for the first unknown key; if it is a setting of another trainer, names ours."""
     names = [each.name for each in fields(record)]
     for key in table:
         if key not in names and (told := advice(key, SETTINGS)):
@@ -112,7 +112,7 @@ def _known(record: Any, table: Mapping[str, Any], where: str) -> None:
 
 
 def _together(config: Config) -> Config:
-    """`config`, when its values fit each other."""
+    """`config` with `steps` filled in. Raises `Unparsed` if its values contradict each other."""
     if config.steps is not None and config.epochs is not None:
         raise Unparsed(f"steps is {config.steps} and epochs is {config.epochs}, expected one of them")
     if config.batch_size % config.micro_batch:

@@ -28,7 +28,7 @@ class Lora:
                            help="an adapter's output is scaled by alpha / rank")
     dropout: float = setting(0.0, low=0, high=0.99, help="dropout before each adapter")
     targets: str | tuple[str, ...] = setting(
-        "attention", check=targets_check, choices=("attention", "all-linear", "a list of ends of module names"),
+        "attention", check=targets_check, choices=("attention", "all-linear", "a list of suffixes of module names"),
         help="layers that get an adapter")
     format: Format = setting("kohya", choices=get_args(Format), resume=True,
                              help="tensor names in the file; diffusers reads both, ComfyUI reads kohya")
@@ -60,7 +60,7 @@ class Loss:
     """Squared error of the prediction, weighted by mask, sample and timestep."""
 
     masked: Masked = setting("auto", check=switch_or_auto, choices=("auto", "true", "false"),
-                             help="use masks; auto: where the manifest has them")
+                             help="use masks; auto: if the manifest has any")
     unmasked_weight: float = setting(0.1, low=0, high=1, help="weight of a cell whose mask is 0")
     normalize_area: bool = setting(False, help="divide by the sum of the masks instead of the number of cells")
     min_snr: float = setting(0.0, low=0, high=1e6,
@@ -118,7 +118,7 @@ class Config:
                                    help="what to do with a bucket's last, incomplete micro-batch")
     seed: int = setting(0, low=0, high=(1 << 63) - 1, help="random seed")
     precision: Precision = setting("auto", choices=get_args(Precision),
-                                   help="precision of the forward pass; auto: bf16 where the GPU supports it")
+                                   help="precision of the forward pass; auto: bf16 if the GPU supports it")
     prediction: Kind = setting("manifest", choices=get_args(Kind),
                                help="what the denoiser predicts; manifest: as the manifest says")
     caption_dropout: float = setting(0.0, low=0, high=1,

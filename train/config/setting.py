@@ -1,7 +1,7 @@
 """Declares a setting: its default, bounds, one line of help, and whether a resumed run may change it.
 
 `setting(16, low=1, high=4096, help="…")` is the default of a record's field. Checks, `train init`, the reference page
-and the rules of `--resume` all read what it keeps in the field's metadata.
+and the rules of `--resume` all read its `Spec` from the field's metadata.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Any
 from prep.parse import Unparsed, brief, expect, list_of, one_of, within
 
 Check = Callable[[Any, str], Any]  # (value, name) → the value to use; raises Unparsed
-LARGEST = 1 << 40  # of a whole number without another bound
+LARGEST = 1 << 40  # upper bound of whole numbers without another bound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """All that is known of a setting beside its name and default."""
+    """Everything about a setting except its name and default."""
 
     help: str
     check: Check
-    values: str  # what it may be, in words
-    choices: tuple[str, ...]  # the words themselves, where it is one of some
-    derived: str  # what the default follows, where it is no fixed value: the file has the setting commented out
-    example: Any  # the value to show where the default is None
+    values: str  # allowed values, in words
+    choices: tuple[str, ...]  # the allowed words, if the value is one of a fixed set
+    derived: str  # what the default derives from, if it is not fixed: train.toml then has the setting commented out
+    example: Any  # the value to show if the default is None
     resume: bool  # whether a resumed run may change it
 
 
 def setting(default: Any, *, help: str, low: float | None = None, high: float | None = None,  # noqa: A002
             choices: Iterable[str] = (), check: Check | None = None, values: str = "", derived: str = "",
             example: Any = None, resume: bool = False) -> Any:
-    """A field of a settings record. Without `check`, the type of the default (or `example`) and the bounds make one.
+    """A field of a settings record. Without `check`, derives one from the bounds and the default's (or example's) type.
 
-    Beside a `check`, `choices` are only words for readers.
+    With a `check`, `choices` only document the allowed values.
     """
     sample = default if default is not None else example
     known = tuple(choices)
@@ -45,7 +45,7 @@ def setting(default: Any, *, help: str, low: float | None = None, high: float | 
 
 
 def _check_of(sample: Any, low: float | None, high: float | None, choices: tuple[str, ...]) -> tuple[Check, str]:
-    """The check that fits a value like `sample`, and what it accepts in words."""
+    """A check for values like `sample`, and a description of the values that it accepts."""
     if choices:
         return (lambda value, where: one_of(value, choices, where)), ", ".join(choices)
     if isinstance(sample, bool):
@@ -81,7 +81,7 @@ def _spell(bound: float) -> str:
 
 
 def size_check(value: Any, where: str) -> tuple[Any, ...]:
-    """(width, height) in pixels; 8 of them make a latent cell."""
+    """Checks (width, height) in pixels: a latent cell has 8 pixels per side."""
     whole, _ = _check_of(8, 8, 8192, ())
     size: tuple[Any, ...] = _pair(whole)(value, where)
     if any(side % 8 for side in size):
@@ -90,7 +90,7 @@ def size_check(value: Any, where: str) -> tuple[Any, ...]:
 
 
 def targets_check(value: Any, where: str) -> str | tuple[str, ...]:
-    """A preset, or ends of module names."""
+    """Checks a preset, or a list of suffixes of module names."""
     if isinstance(value, str):
         return one_of(value, ("attention", "all-linear"), where)
     names = list_of(list(value) if isinstance(value, tuple) else value, lambda each, at: expect(each, str, at), where)
@@ -100,7 +100,7 @@ def targets_check(value: Any, where: str) -> str | tuple[str, ...]:
 
 
 def switch_or_auto(value: Any, where: str) -> bool | str:
-    """True, false or "auto"."""
+    """Checks for true, false or "auto"."""
     if value == "auto" or isinstance(value, bool):
         return "auto" if value == "auto" else bool(value)
     raise Unparsed(f"{where} is {brief(value)}, expected true, false or \"auto\"")

@@ -1,4 +1,4 @@
-"""All settings in one table, and what is made of it: checks, the commented train.toml, the reference page's table."""
+"""The table of all settings; writes the commented train.toml and the table of the reference page from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from train.config.setting import Spec
 _COLUMN = 32  # where comments begin
 _HEAD = """\
 # Settings of a training run: train run MANIFEST -c train.toml. Every setting is here with its default;
-# commented lines follow another setting or the data. A resumed run may change those marked (r).
+# defaults of commented lines depend on another setting or the data. A resumed run may change settings marked (r).
 """
 
 
@@ -21,18 +21,18 @@ _HEAD = """\
 class Row:
     """One setting."""
 
-    name: str  # with its section: lora.rank
+    name: str  # including its section: lora.rank
     default: Any
     spec: Spec
 
     @property
     def value(self) -> Any:
-        """The default, or what to show where there is none."""
+        """The default, or the example if the default is None."""
         return self.spec.example if self.default is None else self.default
 
     @property
     def told(self) -> str:
-        """The comment beside it in the file."""
+        """The setting's comment in train.toml."""
         choices, derived = " | ".join(self.spec.choices), self.spec.derived
         return (f"{choices}: " if choices else "") + self.spec.help + (f" (default: {derived})" if derived else "")
 
@@ -75,7 +75,7 @@ def as_toml() -> str:
 
 
 def as_markdown() -> str:
-    """the reference page's table of settings."""
+    """The reference page's table of settings."""
     lines = ["| setting | default | values | meaning | resume |", "|---|---|---|---|---|"]
     for row in rows():
         default = row.spec.derived or f"`{spell(row.value)}`"
@@ -85,7 +85,7 @@ def as_markdown() -> str:
 
 
 def spell(value: Any) -> str:
-    """A value as TOML."""
+    """`value` in TOML syntax."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(spell, value))}]"
     if isinstance(value, float):

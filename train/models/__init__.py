@@ -1,1 +1,1 @@
-"""The denoiser and its adapters."""
+"""The denoiser and its LoRA adapters."""

@@ -1,4 +1,4 @@
-"""Fingerprints what a run trains on top of: the denoiser's weights and config, and the noise schedule's config."""
+"""Fingerprints of a run's base model: the denoiser's weights and config, and the noise schedule's config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prep.models.pipeline import weighted_files
 
 
 def base_fingerprints(model: Path, file_digest: FileDigest = digest_file) -> dict[str, str]:
-    """`denoiser` and `scheduler`: fingerprints of the pipeline directory `model`. Raises `ModelError`."""
+    """Fingerprints of `denoiser` and `scheduler` in the pipeline directory `model`. Raises `ModelError`."""
     files = weighted_files(model, "unet")
     parts = [["config.json", digest_public(files.config)],
              *([path.name, digest_existing(path, file_digest)] for path in files.weights)]
@@ -25,7 +25,7 @@ def base_fingerprints(model: Path, file_digest: FileDigest = digest_file) -> dic
 
 @contextmanager
 def remembered_digests() -> Iterator[FileDigest]:
-    """`digest_file`, which reads a file that did not change only once: digests are kept in the user's memory."""
+    """Yields a `digest_file` that skips unchanged files: it keeps digests in the user's cache directory."""
     memo = Memo(memo_path("models", "1"))
 
     def digest(path: Path) -> str:
@@ -39,5 +39,5 @@ def remembered_digests() -> Iterator[FileDigest]:
 
 
 def describe_base(base: Mapping[str, str]) -> str:
-    """For messages: the fingerprints, shortened."""
+    """The fingerprints in short, for messages."""
     return ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(base.items()))

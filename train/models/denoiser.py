@@ -30,20 +30,20 @@ class Denoiser:
     unet: Any
     alphas: Tensor  # [timesteps] cumulative products of the noise schedule, on the device
     prediction: str  # epsilon | v_prediction
-    parameters: Mapping[str, nn.Parameter]  # what is trained, float32; empty when only sampling
+    parameters: Mapping[str, nn.Parameter]  # the trained parameters, float32; empty if `adapt` is false
     device: torch.device
     dtype: torch.dtype  # of the forward pass
 
     @property
     def timesteps(self) -> int:
-        """How many steps the noise schedule has."""
+        """Number of timesteps of the noise schedule."""
         return len(self.alphas)
 
 
 def load(model: Path, config: Config, prediction: str, device: torch.device, *, adapt: bool = True) -> Denoiser:
-    """The denoiser below `model` on `device`, with what `config` trains; `adapt=False` leaves the model as it is.
+    """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
 
-    With a frozen base (LoRA), bfloat16 precision halves its memory: only what is trained is kept in float32.
+    With a frozen base (LoRA), bfloat16 precision halves its memory: only the trained parameters are float32.
     Raises `ModelError`.
     """
     quiet()
@@ -67,7 +67,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
 
 
 def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, text_BLD: Tensor) -> Tensor:
-    """The denoiser's answer, `[B, C, h, w]`."""
+    """The denoiser's prediction, `[B, C, h, w]`."""
     with autocast(denoiser.device, denoiser.dtype):
         answer: Tensor = denoiser.unet(noised_BChw.to(denoiser.dtype), timestep_B, text_BLD.to(denoiser.dtype)).sample
     return answer
@@ -75,7 +75,7 @@ def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, text_BL
 
 @contextmanager
 def evaluating(denoiser: Denoiser) -> Iterator[None]:
-    """Within it dropout is off; afterwards the model is as it was."""
+    """Puts the denoiser in evaluation mode (no dropout) inside the `with` block, then restores its mode."""
     before = denoiser.unet.training
     denoiser.unet.eval()
     try:
@@ -87,7 +87,7 @@ def evaluating(denoiser: Denoiser) -> Iterator[None]:
 def noise_schedule(model: Path) -> Tensor:
     """Cumulative products of alphas, float32 `[timesteps]`, as diffusers computes them from the scheduler's config.
 
-    Raises `ModelError`, also for alphas that are no noise schedule.
+    Raises `ModelError`, also for alphas outside of (0, 1].
     """
     alphas: Tensor = load_scheduler(diffusers.DDPMScheduler, model).alphas_cumprod.float()
     if not bool(((alphas > 0) & (alphas <= 1)).all()):
@@ -97,7 +97,7 @@ def noise_schedule(model: Path) -> Tensor:
 
 
 def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
-    """The scheduler of class `kind` with the config of the pipeline directory `model`, but for `changes`.
+    """The scheduler of class `kind` with the config of the pipeline directory `model`, overridden by `changes`.
 
     Raises `ModelError`.
     """
@@ -108,7 +108,7 @@ def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
                          f"expected a whole number from 1 to {MOST_TIMESTEPS}", hint=FETCH_AGAIN)
     try:
         return kind.from_config({**config, **changes})
-    except Exception as error:  # bad values make it raise nearly everything
+    except Exception as error:  # bad values can raise nearly any exception
         raise ModelError(f"cannot use the scheduler's config in {model / 'scheduler'}: {first_line(error)}",
                          hint=FETCH_AGAIN) from None
 
@@ -117,12 +117,12 @@ MOST_TIMESTEPS = 100_000  # published models have 1,000
 
 
 def scheduler_config(model: Path) -> dict[str, Any]:
-    """The scheduler's config as the model directory has it. Raises `ModelError`."""
+    """The scheduler's config in the model directory. Raises `ModelError`."""
     return read_config(model / "scheduler" / "scheduler_config.json")
 
 
 def quiet() -> None:
-    """diffusers says nothing below an error, and shows no bars."""
+    """Silences diffusers' messages below errors, and its progress bars."""
     diffusers_logging.set_verbosity_error()
     diffusers_logging.disable_progress_bar()
 

@@ -1,7 +1,7 @@
-"""Low-rank adapters through PEFT (its only room), and the two ways of naming them in a file.
+"""Low-rank adapters through PEFT (imported only here), and the two naming schemes of LoRA files.
 
 kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight, .alpha: ComfyUI and diffusers read it
-diffusers   unet.down_blocks.0.….to_q.lora_A.weight, .lora_B.weight; alpha stands in the file's metadata
+diffusers   unet.down_blocks.0.….to_q.lora_A.weight, .lora_B.weight; alpha is in the file's metadata
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from prep.loader.device import to_device
 from train.config.schema import Lora
 from train.models.targets import targeted
 
-_ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up"}  # PEFT's names within a module
+_ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up"}  # suffixes of PEFT's parameter names
 _KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight"}
 _DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight"}
 
 
 def attach(denoiser: nn.Module, lora: Lora, seed: int) -> dict[str, nn.Parameter]:
-    """Adds adapters (zero at first: lora_B is 0) to `denoiser` and returns their parameters by name, float32.
+    """Adds adapters (initially without effect: lora_B is 0) to `denoiser`; returns their float32 parameters by name.
 
-    Only they require a gradient afterwards. The same seed gives the same weights on any device and for any dtype of the
-    base. Raises `ConfigError` when no module is targeted.
+    Freezes all other parameters. The same seed gives the same weights on any device and for any dtype of the base.
+    Raises `ConfigError` if no module is targeted.
     """
     denoiser.requires_grad_(False)
     layers = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
@@ -44,8 +44,8 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int) -> dict[str, nn.Parameter
 
 
 def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
-    """The first value of a parameter, float32: zeros for lora_B; for lora_A as PEFT draws it (He et al. 2015, with the
-    slope sqrt(5) of PyTorch's linear layers), from the seed and its name."""
+    """The initial value of a parameter, float32: zeros for lora_B; for lora_A PEFT's initialization (He et al. 2015,
+    with the slope sqrt(5) of PyTorch's linear layers), drawn by seed and parameter name."""
     value = torch.zeros(like.shape, dtype=torch.float32)
     if _split(name)[1] == "up":
         return value
@@ -54,7 +54,7 @@ def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
 
 
 def pack(parameters: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
-    """The adapter as a file holds it, in `lora.format`."""
+    """The adapter's tensors with the names and alphas of `lora.format`."""
     tensors: dict[str, Tensor] = {}
     for name, value in parameters.items():
         module, end = _split(name)
@@ -65,7 +65,7 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
 
 
 def unpack(tensors: Mapping[str, Tensor], names: Iterable[str], lora: Lora) -> dict[str, Tensor]:
-    """Those of the parameters called `names` that are among a file's tensors, in either format."""
+    """The parameters among `names` that a file's tensors contain, in either format."""
     found = {}
     for name in names:
         for layout in ("kohya", "diffusers"):
@@ -76,7 +76,7 @@ def unpack(tensors: Mapping[str, Tensor], names: Iterable[str], lora: Lora) -> d
 
 
 def describe(parameters: Iterable[str], lora: Lora) -> dict[str, str]:
-    """The metadata that readers of the format look for: rank and alpha."""
+    """The metadata that the format's readers expect: rank and alpha."""
     if lora.format == "kohya":
         return {"ss_network_module": "networks.lora", "ss_network_dim": str(lora.rank),
                 "ss_network_alpha": str(lora.alpha)}

@@ -1,4 +1,4 @@
-"""Which layers of the denoiser get an adapter, known from the headers of its weights: no weight is read, no torch."""
+"""Selects the denoiser's layers that get an adapter, from the headers of its weights: reads no weights, no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from train.config.schema import Config, Lora
 Shapes = Mapping[str, tuple[int, ...]]
 _PRESETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("to_q", "to_k", "to_v", "to_out.0"),
-    # The linear layers of the transformer blocks; resnets and embeddings are left alone, as in kohya's trainer.
+    # The linear layers of the transformer blocks; resnets and embeddings get no adapter, as in kohya's trainer.
     "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
 }
 
@@ -32,23 +32,23 @@ def layers_of(weights: Shapes) -> Shapes:
 
 
 def targeted(layers: Iterable[str], lora: Lora) -> list[str]:
-    """The full names of the layers that `lora.targets` names, in their order. Raises `ConfigError` for none."""
+    """Full names of the layers that match `lora.targets`, in order. Raises `ConfigError` if there are none."""
     names = list(layers)
     ends = _PRESETS[lora.targets] if isinstance(lora.targets, str) else lora.targets
     known = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
     for end in ends if lora.targets not in _PRESETS else ():
         if not any(_ends(name, end) for name in names):
-            raise ConfigError(f"lora.targets names '{end}', which no linear or convolution layer of the model ends in"
+            raise ConfigError(f"lora.targets names '{end}', but no linear or convolution layer's name ends in it"
                               f"{suggest(end, known)}", hint=f"layers end in: {', '.join(known)}")
     found = [name for name in names if any(_ends(name, end) for end in ends)]
     if not found:
-        raise ConfigError(f"lora.targets is '{lora.targets}', and no layer of the model is one of: {', '.join(ends)}",
-                          hint=f"name ends of layers in a list; they end in: {', '.join(known)}")
+        raise ConfigError(f"lora.targets is '{lora.targets}', but no layer of the model matches: {', '.join(ends)}",
+                          hint=f"list suffixes of layer names; layers end in: {', '.join(known)}")
     return found
 
 
 def trained_numbers(weights: Shapes, config: Config) -> int:
-    """How many numbers are trained. Raises `ConfigError` as `targeted` does."""
+    """Number of trained parameters. Raises `ConfigError` like `targeted`."""
     if config.method == "full":
         return sum(prod(shape) for shape in weights.values())
     layers, rank = layers_of(weights), config.lora.rank

@@ -1,1 +1,1 @@
-"""Predictions and the loss."""
+"""The forward pass and the loss."""

@@ -1,4 +1,4 @@
-"""One forward pass from a batch on its device to the loss, for training and validation alike."""
+"""The forward pass from a batch on its device to the loss, for both training and validation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train.objectives import loss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latents:
-    """How stored latents become the model's latents: (stored - shift) · scale."""
+    """Converts stored latents to the model's latents: (stored - shift) · scale."""
 
     scale: float
     shift: float
@@ -28,7 +28,7 @@ class Prediction:
 
     predicted_BChw: Tensor
     target_BChw: Tensor
-    weight_B1hw: Tensor | None  # None: every cell counts alike
+    weight_B1hw: Tensor | None  # None: every cell has weight 1
     weight_B: Tensor  # weight of each sample's error
 
 
@@ -55,6 +55,6 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
 
 
 def loss_sums(given: Prediction, settings: Loss) -> loss.Sums:
-    """The batch's share of its step's loss."""
+    """The batch's contribution to its step's loss."""
     return loss.sums(given.predicted_BChw, given.target_BChw, weight_B1hw=given.weight_B1hw, weight_B=given.weight_B,
                      normalize_area=settings.normalize_area)

@@ -1,7 +1,7 @@
 """The training loss: squared error of a denoiser's prediction, weighted by cell, sample and timestep.
 
 B samples, C latent channels, h and w latent cells. Everything is float32. Functions return sums, not means: a step adds
-them over its micro-batches and divides once, so that gradients do not depend on how the step is split.
+them over its micro-batches and divides once, so gradients do not depend on how the step is split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
-    """One micro-batch's share of its step: loss = Σ error / Σ weight."""
+    """A micro-batch's contribution to its step: loss = Σ error / Σ weight."""
 
     error: Tensor  # scalar with a gradient: Σ of weighted squared errors
     weight: Tensor  # scalar: number of elements, or Σ of their mask weights
@@ -50,7 +50,7 @@ def cell_weight(mask_B1hw: Tensor, unmasked_weight: float) -> Tensor:
 
 def sums(predicted_BChw: Tensor, target_BChw: Tensor, *, weight_B1hw: Tensor | None, weight_B: Tensor,
          normalize_area: bool) -> Sums:
-    """The micro-batch's share. `weight_B` scales each sample's error and is not part of the denominator."""
+    """The sums of a micro-batch. `weight_B` scales each sample's error and is not part of the denominator."""
     squared_BChw = (predicted_BChw.float() - target_BChw).square()
     if weight_B1hw is None:
         weight_B1hw = torch.ones_like(squared_BChw[:, :1])

@@ -1,4 +1,4 @@
-"""An exponential moving average of named parameters, in float32 beside them."""
+"""An exponential moving average of named parameters, in float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shadow = dict[str, Tensor]
 
 
 def decay_at(step: int, decay: float) -> float:
-    """The decay of update `step` (from 0): min(decay, (1 + step) / (10 + step)), so that early weights fade quickly.
+    """The decay of update `step` (from 0): min(decay, (1 + step) / (10 + step)), so early weights fade quickly.
 
     The same as TensorFlow's `ExponentialMovingAverage(num_updates=…)`; 0.9999 is reached after 90,000 steps.
     """
@@ -26,7 +26,7 @@ def start(parameters: Mapping[str, Tensor]) -> Shadow:
 
 @torch.no_grad()
 def update(shadow: Shadow, parameters: Mapping[str, Tensor], decay: float) -> None:
-    """Moves the shadow towards `parameters`: shadow ← decay·shadow + (1 - decay)·parameter."""
+    """Moves the shadow toward `parameters`: shadow ← decay·shadow + (1 - decay)·parameter."""
     for name, average in shadow.items():
         average.lerp_(parameters[name].detach(), 1 - decay)
 
@@ -42,6 +42,6 @@ def swapped_in(shadow: Shadow | None, parameters: Mapping[str, Tensor]) -> Itera
 
 
 def _swap(shadow: Shadow, parameters: Mapping[str, Tensor]) -> None:
-    """Exchanges where the values lie, without copying: nothing can fail half-way, as for lack of memory."""
+    """Swaps references to the values without copying, so it needs no memory and cannot fail halfway."""
     for name, average in shadow.items():
         shadow[name], parameters[name].data = parameters[name].data, average

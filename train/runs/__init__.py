@@ -1,1 +1,1 @@
-"""What a run keeps on disk and shows."""
+"""A run's files on disk, and its display."""

@@ -1,15 +1,15 @@
-"""The state of a run on disk, whole or not at all, safetensors and JSON only.
+"""Checkpoints of a run, written atomically, in safetensors and JSON only.
 
     RUN/checkpoints/step-000500/
-      lora.safetensors | unet/      what is trained; for LoRA a file that ComfyUI and diffusers load
+      lora.safetensors | unet/      the trained weights; for LoRA a file that ComfyUI and diffusers load
       optimizer.safetensors         `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
-      ema.safetensors               the moving average, when it is on
+      ema.safetensors               the moving average, if enabled
       state.json                    the step, what decides the steps, the settings, and the SHA-256 of each file
 
-A checkpoint is staged beside its place, synced and renamed; what a crash leaves begins with a dot and is never read. It
-is read with suspicion: its step is its directory's, it has exactly the files that state.json lists, and their bytes,
-names, dtypes and shapes are the expected ones. Checkpoints of version 1 had no digests; the rest is checked. Tensors
-are written and read by `train.runs.checkpoint_files`; this module needs no torch.
+A checkpoint is staged beside its final path, synced and renamed; leftovers of a crash begin with a dot and are never
+read. Reading trusts nothing: the step must match the directory's name, the files must be exactly those that state.json
+lists, and their bytes, names, dtypes and shapes must be the expected ones. Checkpoints of version 1 have no digests;
+everything else is checked. `train.runs.checkpoint_files` writes and reads the tensors; this module needs no torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAME = re.compile(r"step-[0-9]{6,13}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileFacts:
-    """What state.json says of a file."""
+    """Size and digest of a file, as state.json records them."""
 
     bytes: int
     sha256: str | None  # None: a checkpoint of version 1
@@ -46,7 +46,7 @@ class FileFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFacts:
-    """What decides the steps, as far as the data does (`prep.loader.identity`)."""
+    """The part of the data that decides the steps (`prep.loader.identity`)."""
 
     digest: str
     facts: Mapping[str, Any]
@@ -54,27 +54,27 @@ class DataFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """What a run goes on from."""
+    """The state that a run resumes from: the content of state.json."""
 
     step: int  # optimizer steps done
     manifest: str  # digest
     config: Mapping[str, Any]  # as config.as_table gives it
     data: DataFacts | None = None  # None: version 1
-    base: Mapping[str, str] = field(default_factory=dict)  # fingerprints of the model below; empty: version 1
-    micro_batch: int | None = None  # that the steps are planned with; None: version 1
-    adopted: tuple[Mapping[str, Any], ...] = ()  # changes that were accepted on the way: {"step", "changes"}
+    base: Mapping[str, str] = field(default_factory=dict)  # fingerprints of denoiser and scheduler; empty: version 1
+    micro_batch: int | None = None  # with which the steps are planned; None: version 1
+    adopted: tuple[Mapping[str, Any], ...] = ()  # changes that --adopt accepted: {"step", "changes"}
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     version: int = VERSION
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run by their names, oldest first; what is in them is not looked at."""
+    """The checkpoint directories of a run by name, oldest first; their content is not checked."""
     return sorted((path for path in (run / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)),
                   key=lambda folder: int(folder.name[5:]))
 
 
 def find_checkpoint(run: Path, named: str | None) -> Path:
-    """The newest checkpoint of a run, or that called `step-N`. Raises `PathError` when there is none."""
+    """The newest checkpoint of a run, or the checkpoint `named` step-N. Raises `PathError` if there is none."""
     folders = list_checkpoints(run)
     if named is None and folders:
         return folders[-1]
@@ -82,13 +82,13 @@ def find_checkpoint(run: Path, named: str | None) -> Path:
     for folder in folders:
         if number.isdecimal() and number.isascii() and int(number) == int(folder.name[5:]):
             return folder
-    names = ", ".join(folder.name for folder in folders) or "none is there yet"
+    names = ", ".join(folder.name for folder in folders) or "none yet"
     seen = "no checkpoint" if named is None else f"no checkpoint '{named[:80]}'"
     raise PathError(f"{run} has {seen}, expected one of: {names}")
 
 
 def set_aside(run: Path, step: int) -> list[str]:
-    """Renames the checkpoints after `step` to `aside-…`, so that they are never taken for the newest; their names."""
+    """Renames checkpoints after `step` to `aside-…`, so that none is taken for the newest; returns the new names."""
     moved = []
     for folder in list_checkpoints(run):
         if int(folder.name[5:]) > step:
@@ -100,7 +100,7 @@ def set_aside(run: Path, step: int) -> list[str]:
 
 
 def remove_partial(run: Path) -> None:
-    """Removes what a crash left half written in a run: checkpoints, pictures, the result."""
+    """Removes partial files that a crash left in a run: checkpoints, pictures, the result."""
     for folder in (run, run / "checkpoints", run / "samples"):
         for left in folder.glob(".*.partial"):
             if left.is_dir() and not left.is_symlink():
@@ -113,7 +113,7 @@ def remove_partial(run: Path) -> None:
 
 
 def read_state(folder: Path) -> State:
-    """The state of a checkpoint whose files are there, each of the size that state.json says; none is read.
+    """The state of a checkpoint, after checking that it has the listed files in the listed sizes; reads none of them.
 
     Raises `CacheError`.
     """
@@ -187,7 +187,7 @@ def _file(name: str, value: Any) -> FileFacts:
 
 
 def _files_there(folder: Path) -> dict[str, FileFacts]:
-    """The files of a checkpoint, without state.json. Raises `Unparsed` for anything else in it, `OSError`."""
+    """The files of a checkpoint, without state.json. Raises `OSError`, as `NotRegularFile` for links and others."""
     found: dict[str, FileFacts] = {}
     for path in _walk(folder):
         name = path.relative_to(folder).as_posix()
@@ -206,7 +206,7 @@ def _walk(folder: Path) -> Iterable[Path]:
 
 
 def _check_files(folder: Path, state: State) -> None:
-    """Raises `Unparsed` unless the directory has exactly the files of its state, of their sizes."""
+    """Raises `Unparsed` unless the directory has exactly the listed files, in the listed sizes."""
     there = _files_there(folder)
     for name, facts in state.files.items():
         if name not in there:
@@ -215,12 +215,12 @@ def _check_files(folder: Path, state: State) -> None:
             raise Unparsed(f"{name} has {there[name].bytes} bytes, expected {facts.bytes}")
     for name in there:
         if name not in state.files:
-            raise Unparsed(f"{name[:80]} does not belong there")
+            raise Unparsed(f"{name[:80]} is not listed in {STATE}")
 
 
 def way_out(folder: Path) -> str:
-    """What to do about a damaged checkpoint."""
+    """The hint for a damaged checkpoint."""
     others = [other.name for other in list_checkpoints(folder.parent.parent) if other.name != folder.name]
     if not others:
         return f"it is the only checkpoint of {folder.parent.parent}; train again into another RUN with -o"
-    return f"--resume --from {others[-1]} goes on from another checkpoint"
+    return f"--resume --from {others[-1]} continues from another checkpoint"

@@ -1,4 +1,4 @@
-"""Writes the files of checkpoints and results, each whole or not at all, and reads tensors back with their digests."""
+"""Writes the files of checkpoints and results atomically; reads tensors back and checks their digests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Part:
 
 
 def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
-    """Writes the checkpoint of `state.step` and removes the oldest beyond `keep` (0: none). Returns its directory."""
+    """Writes the checkpoint of `state.step`, removes all but the newest `keep` (0: none); returns its directory."""
     folder = run / "checkpoints" / f"step-{state.step:06d}"
     assert state.data is not None and state.micro_batch is not None, "a state that is saved is complete"
     body = {"format": FORMAT, "version": VERSION, "step": state.step, "manifest": state.manifest,
@@ -46,9 +46,9 @@ def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
 
 def write_folder(folder: Path, parts: Iterable[Part],
                  last: Callable[[Mapping[str, Any]], Part] | None = None) -> None:
-    """`folder` holds exactly `parts` when this returns, and is on the disk; an older one gives way.
+    """Writes a directory of exactly `parts` and syncs it; replaces an older directory.
 
-    `last` makes one more part of what is known of the others: {name: {"bytes", "sha256"}}.
+    `last` makes a final part from the sizes and digests of the others: {name: {"bytes", "sha256"}}.
     """
     atomic.make_dirs(folder.parent)
     staged = atomic.temporary_name(folder)
@@ -70,7 +70,7 @@ def write_folder(folder: Path, parts: Iterable[Part],
 
 
 def write_file(path: Path, part: Part) -> None:
-    """`path` has the part's content and is on the disk; an older file gives way in one step."""
+    """Writes a part to `path` and syncs it; replaces an older file atomically."""
     staged = atomic.temporary_name(path)
     try:
         write_part(staged, part)
@@ -93,7 +93,7 @@ def write_part(path: Path, part: Part) -> str:
 
 
 def read_tensors(folder: Path, state: State, name: str, wanted: Wanted) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint: exactly the wanted ones, digest compared. Raises `CacheError`."""
+    """The tensors of one file of a checkpoint: exactly `wanted`, with the digest checked. Raises `CacheError`."""
     path = folder / PurePosixPath(name)
     try:
         if name not in state.files:
@@ -115,7 +115,7 @@ def tensor_names(folder: Path, state: State, name: str) -> set[str]:
 
 
 def copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copies `values`, which were compared with them, into the tensors of those names."""
+    """Copies `values` into the tensors of the same names; shapes were checked before."""
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(to_device(values[name], target.device))

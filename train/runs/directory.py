@@ -1,13 +1,13 @@
-"""A run's directory: what it is called, what is in run.json, and when a path may become one.
+"""A run's directory: its layout, run.json, and which paths may become one.
 
-    RUN/run.json              which manifest and model, with which settings
+    RUN/run.json              manifest, model and settings
     RUN/manifest.json         a copy of the manifest, to see what the run was trained on
-    RUN/samples.bin           a record per sample, to count what changed when the run is resumed
-    RUN/log.jsonl             what happened
+    RUN/samples.bin           a record per sample, to count changes when the run is resumed
+    RUN/log.jsonl             the events
     RUN/checkpoints/ samples/
     RUN/lora.safetensors | unet/    the result
 
-run.json is written when the model is loaded; a directory without a checkpoint and without a result may begin again.
+run.json is written after the model is loaded. A run may start again in a directory without a checkpoint or a result.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ MOST_RECORDS = 1 << 33  # bytes of samples.bin: a quarter of a billion samples
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What run.json says."""
+    """The content of run.json."""
 
     folder: Path
     asked: RunRequest
     config: Config
-    table: Mapping[str, Any]  # the settings as they are written there
+    table: Mapping[str, Any]  # the settings as run.json has them
 
 
 @contextmanager
 def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
-    """Within it no other program trains in `folder`, which is made when it is not there. A kernel lock, gone with us.
+    """Locks `folder` for training, and creates it if needed. A kernel lock, released when the process ends.
 
-    Raises `PathError` when another has it, or `folder` may not become a run. Where the system has no such lock, or not
-    on this disk, nobody is kept out.
+    Raises `PathError` if another process holds the lock, or if `folder` may not become a run. If the system or the file
+    system has no such lock, other processes are not kept out.
     """
     check_place(folder, setup)
     make_dirs(folder)
@@ -82,10 +82,10 @@ def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
 
 
 def claim_run(folder: Path, setup: Setup, *, step: int | None = None) -> list[str]:
-    """Makes `folder` the run's directory: writes run.json, the manifest's copy and the samples' records.
+    """Makes `folder` the run's directory: writes run.json, a copy of the manifest and the records of samples.
 
-    `step` is that of the checkpoint that the run goes on from; newer ones are set aside, and their new names returned.
-    Raises `PathError` for a run that is there and not resumed.
+    `step` is the step of the checkpoint to resume from: renames newer checkpoints and returns their new names.
+    Raises `PathError` if `folder` already holds a run that is not resumed.
     """
     check_place(folder, setup)
     if step is None:
@@ -100,10 +100,10 @@ def claim_run(folder: Path, setup: Setup, *, step: int | None = None) -> list[st
 
 
 def check_unused(folder: Path) -> None:
-    """Raises `PathError` when `folder` holds a run with a checkpoint or a result: only --resume goes on with that."""
+    """Raises `PathError` if `folder` holds a run with a checkpoint or a result: only --resume may continue it."""
     there = [*checkpoint.list_checkpoints(folder), *(folder / name for name in RESULTS.values())]
     if any(path.exists() for path in there):
-        raise PathError(f"{folder} holds a run already", hint=f"--resume goes on with it; or name another with "
+        raise PathError(f"{folder} already holds a run", hint=f"add --resume to continue it; or name another with "
                         f"-o, like {folder.name}-2")
 
 
@@ -124,7 +124,7 @@ def check_place(folder: Path, setup: Setup) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises `PathError` unless files can be made in `folder`, or in the directory that it would be made in."""
+    """Raises `PathError` unless `folder`, or its nearest existing parent, is writable."""
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise PathError(f"run {folder} cannot be written: no permission to write in {there}",
@@ -132,7 +132,7 @@ def check_writable(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in `folder`. Raises `PathError` when there is none, `CacheError` when run.json is damaged."""
+    """The run in `folder`. Raises `PathError` if there is none, `CacheError` if run.json is damaged."""
     path = folder / "run.json"
     try:
         body = read_sealed(path, FORMAT, _KEYS)
@@ -146,14 +146,14 @@ def read_run(folder: Path) -> Run:
                         hint="name the directory that train run wrote (-o)") from None
     except (OSError, Unparsed, ConfigError) as error:
         if not folder.is_dir():
-            raise PathError(f"{folder} is not a training run: it is no directory",
+            raise PathError(f"{folder} is not a training run: it is not a directory",
                             hint="name the directory that train run wrote (-o)") from None
         raise refused(path, error, "remove it; --resume then takes the settings from the checkpoint, and the model "
                       "from --model or the manifest") from None
 
 
 def read_records(folder: Path) -> bytes | None:
-    """What samples.bin holds; `None` where it cannot be read: it only counts what changed."""
+    """The content of samples.bin; `None` if it cannot be read, since it only serves to count changes."""
     try:
         with open_plain(folder / "samples.bin") as handle:
             data = handle.read(MOST_RECORDS + 1)
@@ -163,7 +163,7 @@ def read_records(folder: Path) -> bytes | None:
 
 
 def _document(folder: Path, setup: Setup) -> dict[str, Any]:
-    """Paths are relative to the run, so that both can move together."""
+    """The content of run.json. Paths are relative to the run, so that both can move together."""
     named = setup.asked.model if setup.asked.model is not None else setup.manifest.model
     local = Path(named).is_dir()
     return {"format": FORMAT, "version": VERSION, "manifest": _relative(setup.asked.manifest, folder),
@@ -174,7 +174,7 @@ def _document(folder: Path, setup: Setup) -> dict[str, Any]:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """`path` as seen from `folder`; absolute where nothing relative leads there, as to another drive."""
+    """`path` relative to `folder`; absolute if there is no relative path, as on another drive."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:
@@ -189,7 +189,7 @@ def _path(value: Any, where: str) -> str:
 
 
 def _model(folder: Path, named: Any) -> str | None:
-    """The model that was trained; `None` in runs of version 1: the manifest's."""
+    """The model that was trained; `None` in runs of version 1, which used the manifest's."""
     if named is None:
         return None
     table = expect(named, dict, "model")

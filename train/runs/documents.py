@@ -1,8 +1,8 @@
-"""The documents of a run, run.json and state.json: each holds the SHA-256 of its own bytes, and is read with suspicion.
+"""Writes and checks the documents of a run, run.json and state.json: each holds the SHA-256 of its own content.
 
-A document is JSON with sorted keys and an indent of one, and has one spelling; `self` is the digest of that spelling
-without it. Nothing else may differ by a byte. Unlike those of a cache, documents of a run hold floats, in Python's
-shortest spelling. That finds accidents; whoever means to can seal a document again, so values are checked as well.
+A document is JSON with sorted keys and an indent of one, so it has exactly one spelling; `self` is the digest of that
+spelling without the key `self`. Unlike documents of a cache, those of a run hold floats, in Python's shortest spelling.
+The digest detects accidents, not intent (anyone can seal a document again), so callers check the values as well.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_sealed(path: Path, kind: str, keys: Mapping[int, Iterable[str]]) -> dic
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A regular file of a run, opened to be read. Raises `OSError`; of that, `NotRegularFile` for links and others."""
+    """Opens a regular file of a run for reading. Raises `OSError`, as `NotRegularFile` for links and special files."""
     return os.fdopen(open_regular(path), "rb")
 
 
@@ -64,9 +64,9 @@ def digest_plain(path: Path) -> str:
 
 
 def refused(path: Path, error: Exception, hint: str) -> CacheError:
-    """What is wrong with a file of a run, as one message."""
+    """The `CacheError` for `error` in a file of a run."""
     if isinstance(error, NotRegularFile):
-        said = str(error.strerror).partition(":")[0]  # what follows is about caches
+        said = str(error.strerror).partition(":")[0]  # the rest of the message is about caches
     elif isinstance(error, OSError):
         said = str(error.strerror or error)
     else:
@@ -78,7 +78,7 @@ def _is_sealed(body: Mapping[str, Any], data: bytes) -> bool:
     try:
         plain = _spell({key: value for key, value in body.items() if key != "self"})
         return body.get("self") == digest_bytes(plain) and data == _spell(body)
-    except (ValueError, RecursionError):  # numbers that JSON does not have
+    except (ValueError, RecursionError):  # NaN or infinity, which JSON lacks
         return False
 
 

@@ -1,8 +1,8 @@
-"""What happened, one JSON object a line, in RUN/log.jsonl; and on stderr for whoever watches.
+"""The events of a run: one JSON object per line in RUN/log.jsonl, and to a watcher that shows them.
 
 Events: `start`, `step` (loss, lr, grad_norm, samples, samples_per_second, wait, seconds), `validation` (loss,
 timesteps, losses), `sample` (picture), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result). Each has
-the step that it came after.
+the number of steps done before it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Watch = Callable[[Event], None]
 
 
 class Log:
-    """Appends events to the file and hands them to `watch`. A context manager: it closes the file.
+    """Appends events to the file and passes them to `watch`. A context manager that closes the file.
 
-    `rewind` opens it, and comes before the first event.
+    `rewind` opens the file; call it before the first event.
     """
 
     def __init__(self, path: Path, watch: Watch, progress: Progress = silent) -> None:
@@ -37,7 +37,7 @@ class Log:
         self.last: Event = {}
 
     def __call__(self, event: str, step: int, **values: Any) -> None:
-        """Writes one event; numbers that JSON cannot spell become null."""
+        """Writes one event; non-finite numbers become null."""
         assert self._file is not None, "rewind comes first"
         body = {"event": event, "step": step, **{name: _spellable(value) for name, value in values.items()}}
         atomic.write(self._file, json.dumps(body).encode() + b"\n")
@@ -45,14 +45,14 @@ class Log:
         self.last = body
 
     def phase(self, title: str) -> AbstractContextManager[object]:
-        """Shows whoever watches what takes so long; leaves no trace in the file."""
+        """Shows a long phase to the watcher; writes nothing to the file."""
         return phase(self._progress, title)
 
     def rewind(self, step: int) -> frozenset[str]:
-        """Forgets what came after step `step`, and everything for 0; returns which events of step `step` stay.
+        """Removes the events after step `step` (0: all events); returns the events of step `step` that remain.
 
-        A run that goes on from there makes the rest again. A line that a crash tore goes, too, and so do `stopped`
-        and `end`. Raises `CacheError` when the log is no regular file.
+        A run that resumes there writes the others again. Also removes lines that a crash cut off, `stopped` and `end`.
+        Raises `CacheError` if the log is not a regular file.
         """
         self.close()
         try:
@@ -66,7 +66,7 @@ class Log:
         return frozenset(event["event"] for event, _ in kept if event["step"] == step)
 
     def sync(self) -> None:
-        """What was written is on the disk when this returns: before a checkpoint that resumes after it."""
+        """Syncs the file to disk. Call it before writing a checkpoint that resumes after these events."""
         assert self._file is not None
         atomic.sync(self._file)
 
@@ -84,11 +84,11 @@ class Log:
 
 
 def _read(path: Path, step: int) -> Iterator[tuple[Event, bytes]]:
-    """The events up to step `step`, each with its line; lines that are none of ours are left out."""
+    """The events up to step `step`, each with its line; skips lines that are not events."""
     with open_plain(path) as file:
         while line := file.readline(MOST_LINE + 1):
             if not line.endswith(b"\n"):
-                continue  # torn, or a part of a line that is too long
+                continue  # cut off, or part of a line that is too long
             event = _parse(line)
             if event is not None and event["step"] <= step and event["event"] not in ("stopped", "end"):
                 yield event, line.rstrip(b"\n")

@@ -1,4 +1,4 @@
-"""Going on with a run: which checkpoint, and whether data, model and settings are still those it was trained with."""
+"""Resumes a run: finds the checkpoint, and compares data, model and settings with those that it was trained with."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from train.runs.checkpoint import State, find_checkpoint, read_state, way_out
 from train.runs.directory import read_records
 from train.setup import Setup
 
-# Another value of these would need other tensors than a checkpoint has: not even --adopt accepts it.
+# A change of these would need tensors that the checkpoint lacks: even --adopt refuses it.
 STRUCTURE = ("method", "lora.rank", "lora.targets", "ema.decay")
-_ADOPT = "add --adopt to go on with what is there now"
+_ADOPT = "add --adopt to accept the change and continue"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The checkpoint that a resumed run starts from; its files are of the right sizes, and not read yet."""
+    """The checkpoint that a resumed run starts from; the sizes of its files are checked, their content is not yet."""
 
     run: Path
     folder: Path
     state: State
-    config: Config  # that it was trained with
+    config: Config  # the settings that it was trained with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """What differs between a checkpoint and the run that is to go on from it."""
+    """Differences between a checkpoint and the run that is to resume from it."""
 
     faults: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()  # changes that are allowed
@@ -41,9 +41,9 @@ class Compared:
 
 
 def find_start(run: Path, named: str | None = None) -> Start:
-    """The newest checkpoint of `run`, or the one called `named`.
+    """The newest checkpoint of `run`, or the checkpoint `named`.
 
-    Raises `PathError` when there is none, `CacheError` when it is damaged.
+    Raises `PathError` if there is none, `CacheError` if it is damaged.
     """
     folder = find_checkpoint(run, named)
     state = read_state(folder)
@@ -56,7 +56,7 @@ def find_start(run: Path, named: str | None = None) -> Start:
 
 
 def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
-    """Whether `setup` may go on from `start`: what refuses it, what changes, and what `adopt` accepted."""
+    """Compares `setup` with `start`: faults that prevent resuming, allowed changes, changes that `adopt` accepts."""
     old, new = _flat(as_table(start.config)), _flat(as_table(setup.config))
     differing = [name for name in SETTINGS if old.get(name) != new.get(name) and name != "loss.masked"]
     free = [name for name in differing if SETTINGS[name].spec.resume]
@@ -69,30 +69,30 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
     if others := [name for name in kept if name not in STRUCTURE]:
         adoptable += [(_told(name, old, new), _other_settings([name], old, new, _ADOPT)) for name in others]
     if start.state.step > setup.steps:
-        faults.append(ConfigError(f"{start.run} is at step {start.state.step} already, and the settings end at step "
+        faults.append(ConfigError(f"{start.run} is already at step {start.state.step}, but the settings end at step "
                                   f"{setup.steps}", hint=f"--steps {start.state.step} or more, or another RUN with -o"))
     if not adopt:
         faults += [fault for _, fault in adoptable]
     notes = [f"{_told(name, old, new)}{_consequence(name, start, setup)}" for name in free]
     if start.state.version == 1:
-        notes.append(f"{start.folder.name} is of version 1, which has no digests: damage in it cannot be found")
+        notes.append(f"{start.folder.name} is of version 1, which has no digests: damage in it cannot be detected")
     return Compared(faults=tuple(faults), notes=tuple(notes),
                     adopted=tuple(what for what, _ in adoptable) if adopt else ())
 
 
 def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
-    """Changes of data and model, each in words and as the error that refuses it."""
+    """Changes of data and model: for each, a description and the error that refuses it."""
     state, name = start.state, start.folder.name
     changed = _data_changes(start, setup)
     if changed:
         yield "; ".join(changed), CacheError(
-            f"the data are not those that {name} was trained on: {'; '.join(changed)}",
+            f"the data differ from those that {name} was trained on: {'; '.join(changed)}",
             hint=f"resume with the manifest of the run, train the new one into another RUN with -o, or {_ADOPT}")
     for part, digest in state.base.items():
         if setup.base.get(part) != digest:
             what = f"{part} {setup.base.get(part, 'none')[:12]}, was {digest[:12]}"
             yield what, ModelError(
-                f"the {part} of {setup.model} is not the one that {name} was trained with: it is "
+                f"the {part} of {setup.model} differs from that of {name}: it is "
                 f"{setup.base.get(part, 'none')[:12]}, expected {digest[:12]}",
                 hint=f"name the model of the run with --model, or {_ADOPT}")
 
@@ -110,21 +110,21 @@ def _data_changes(start: Start, setup: Setup) -> list[str]:
 
 
 def _consequence(name: str, start: Start, setup: Setup) -> str:
-    """What a change of a setting means for the steps to come, where that is not plain."""
+    """The effect of a changed setting on the remaining steps, if it is not obvious; begins with a semicolon."""
     config = setup.config
     if name == "micro_batch":
-        size = f"; the steps stay as they were planned, with {setup.plan.micro_batch}"
-        most = ", which is as many as a forward pass can take" if config.micro_batch > setup.plan.micro_batch else ""
-        return size + most + ("; LoRA dropout is drawn otherwise" if config.lora.dropout else "")
+        size = f"; the steps keep their planned micro-batch of {setup.plan.micro_batch}"
+        most = ", the most that a forward pass can take" if config.micro_batch > setup.plan.micro_batch else ""
+        return size + most + ("; LoRA dropout draws differ" if config.lora.dropout else "")
     if name in ("steps", "epochs") and config.schedule.name != "constant":
         return f"; the {config.schedule.name} schedule is stretched from step {start.state.step} on"
     return ""
 
 
 def _other_settings(names: list[str], old: Mapping[str, Any], new: Mapping[str, Any], way_out: str) -> ConfigError:
-    told = "; ".join(f"{name} is {new.get(name)!r}, and the checkpoint was trained with {old.get(name)!r}"
+    told = "; ".join(f"{name} is {new.get(name)!r}, but the checkpoint was trained with {old.get(name)!r}"
                      for name in names)
-    return ConfigError(told, hint=f"resume with the settings of the run (leave out -c), or {way_out}")
+    return ConfigError(told, hint=f"resume with the run's settings (omit -c), or {way_out}")
 
 
 def _told(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The header of a safetensors file: names, dtypes and shapes without the tensors. No torch.
 
-The header is believed only after it was checked against the file's size: it is bounded, names each tensor once, and its
-tensors fill the file without a gap, as the format asks for (github.com/huggingface/safetensors, "Format").
+Checks the header against the file's size before anything uses it: it is bounded, names each tensor once, and its
+tensors fill the file without a gap, as the format requires (github.com/huggingface/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from prep.parse import Unparsed, brief, count, expect, list_of
 
-MOST = 100_000_000  # bytes of a header; the library accepts as many
+MOST = 100_000_000  # bytes of a header; the safetensors library has the same limit
 ITEM_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
                                  "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 MOST_ITEMS = 1 << 48
@@ -24,16 +24,16 @@ MOST_ITEMS = 1 << 48
 class TensorInfo:
     """One tensor of a file."""
 
-    dtype: str  # as the format spells it: F32
+    dtype: str  # in the format's spelling: F32
     shape: tuple[int, ...]
     start: int  # bytes after the header
     end: int
 
 
 def read_header(handle: BinaryIO, size: int) -> dict[str, TensorInfo]:
-    """The tensors of the file of `size` bytes, in the order of their bytes; `handle` is then at the first of them.
+    """The tensors of a file of `size` bytes, in the order of their bytes; leaves `handle` at the first tensor's bytes.
 
-    Raises `Unparsed` for anything that the format does not allow, `OSError`.
+    Raises `Unparsed` for anything that the format does not allow, or `OSError`.
     """
     length = int.from_bytes(_exactly(handle, 8), "little")
     if length > min(MOST, size - 8):
@@ -62,17 +62,17 @@ def _info(value: Any, where: str) -> TensorInfo:
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise Unparsed(f"{where} has dtype {brief(dtype)}, expected one of: {', '.join(ITEM_BYTES)}")
     sides = tuple(list_of(shape, count, f"the shape of {where}"))
-    places = list_of(offsets, count, f"the place of {where}")
+    places = list_of(offsets, count, f"the offsets of {where}")
     items = prod(sides)
     if len(places) != 2 or items > MOST_ITEMS or places[1] - places[0] != items * ITEM_BYTES[dtype]:
-        raise Unparsed(f"{where} lies at {brief(offsets)}, expected a place for {brief(list(sides))} {dtype}")
+        raise Unparsed(f"{where} has data_offsets {brief(offsets)}, expected a range for {brief(list(sides))} {dtype}")
     return TensorInfo(dtype=dtype, shape=sides, start=places[0], end=places[1])
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return table
 
 

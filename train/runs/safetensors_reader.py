@@ -1,8 +1,7 @@
-"""Reading safetensors files of a checkpoint: checked against what is expected before anything is allocated, digested
-while they are read.
+"""Reads safetensors files of a checkpoint: checks the header before allocating, computes the digest while reading.
 
-Not by the library's own reader, which maps the file, so that one that is cut meanwhile ends the process by a signal,
-and which would read it a second time after its digest was computed.
+The safetensors library's own reader is not used. It maps the file, so a file that is truncated meanwhile would kill the
+process with a signal; and it would read the file a second time after its digest was computed.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ Wanted = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def read_safetensors(path: Path, wanted: Wanted, digest: str | None) -> dict[str, Tensor]:
-    """The tensors of the file at `path`, on the CPU, which are exactly those of `wanted`.
+    """The tensors of the file at `path`, on the CPU; they must be exactly those in `wanted`.
 
-    With a `digest`, the file's bytes have that SHA-256. Raises `Unparsed`, `OSError`.
+    `digest`: the expected SHA-256 of the file, if any. Raises `Unparsed`, `OSError`.
     """
     with open_plain(path) as handle:
         hashed = _Hashed(handle)
-        header = read_header(hashed, os.fstat(handle.fileno()).st_size)  # type: ignore[arg-type]  # reads, and no more
+        header = read_header(hashed, os.fstat(handle.fileno()).st_size)  # type: ignore[arg-type]  # only `read` is used
         _compare(header, wanted)
         found = {name: _read(hashed, info) for name, info in header.items()}
     if digest is not None and hashed.hexdigest() != digest:
@@ -46,7 +45,7 @@ def names_of(path: Path) -> set[str]:
 
 
 class _Hashed:
-    """A file that digests what is read from it."""
+    """A file that hashes the bytes read from it."""
 
     def __init__(self, handle: BinaryIO) -> None:
         self._handle, self._running = handle, hashlib.sha256()
@@ -64,7 +63,7 @@ class _Hashed:
 
 
 def _compare(header: Mapping[str, TensorInfo], wanted: Wanted) -> None:
-    """Raises `Unparsed` unless names, dtypes and shapes are the wanted ones."""
+    """Raises `Unparsed` unless names, dtypes and shapes are as in `wanted`."""
     for name, (dtype, shape) in wanted.items():
         if name not in header:
             raise Unparsed(f"'{name}' is missing, expected shape {list(shape)}")
@@ -74,7 +73,7 @@ def _compare(header: Mapping[str, TensorInfo], wanted: Wanted) -> None:
             raise Unparsed(f"'{name}' has shape {list(info.shape)} {info.dtype}, expected {list(shape)} {spelled}")
     for name in header:
         if name not in wanted:
-            raise Unparsed(f"'{name[:80]}' is no tensor of this run")
+            raise Unparsed(f"'{name[:80]}' is not a tensor of this run")
 
 
 def _read(hashed: _Hashed, info: TensorInfo) -> Tensor:

@@ -1,7 +1,7 @@
-"""Writing safetensors files: a length in 8 bytes, a header of JSON, then the tensors' bytes one after another.
+"""Writes safetensors files: a length in 8 bytes, a JSON header, then the bytes of each tensor in turn.
 
-Not by the library's own writer, which wants every tensor in host memory at once, keeps metadata in an order that
-changes from run to run, makes files that only their owner may read, and hides a full disk in an error of its own.
+The safetensors library's own writer is not used. It needs every tensor in host memory at once, orders metadata
+differently from run to run, creates files that only their owner may read, and hides a full disk in its own error type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prep.fs import atomic
 from prep.loader.device import to_host
 
 _NAMES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_ALIGNED = 8  # the header is filled up with spaces to a multiple of this, so that tensors begin on one
+_ALIGNED = 8  # the header is padded with spaces to a multiple of this, which aligns the tensors
 
 
 def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

@@ -18,13 +18,13 @@ from prep.formatting import clock, counted, grouped, printable
 from prep.progress import Tick, Total, silent
 from train.runs.log import Event
 
-PACE = 10.0  # seconds between lines where there is no terminal, in the first minute
-LATER = 60.0  # and after that
-_SMOOTH = 0.9  # of the loss that is shown: a moving average over about ten steps
+PACE = 10.0  # seconds between lines without a terminal, in the first minute
+LATER = 60.0  # and later
+_SMOOTH = 0.9  # for the displayed loss: a moving average over about ten steps
 
 
 class RunDisplay:
-    """The numbers that are shown, from the events so far."""
+    """The displayed numbers, computed from the events so far."""
 
     def __init__(self) -> None:
         self.steps = self.step = 0
@@ -34,7 +34,7 @@ class RunDisplay:
         self._first: tuple[float, int] | None = None
 
     def take(self, event: Event) -> None:
-        """Notes what an event says."""
+        """Updates the numbers with an event."""
         if event["event"] == "start":
             self.steps, self.step = event["steps"], event["step"]
         elif event["event"] == "validation":
@@ -47,14 +47,14 @@ class RunDisplay:
                 self.loss = event["loss"] if self.loss is None else _SMOOTH * self.loss + (1 - _SMOOTH) * event["loss"]
 
     def left(self) -> str:
-        """Time to the end at the pace since the first step, which is slower than others, as 1:02:03."""
+        """Remaining time, as 1:02:03, at the pace after the first step, which is slower than the others."""
         if self._first is None or self.step <= self._first[1]:
             return "?"
         pace = (time.monotonic() - self._first[0]) / (self.step - self._first[1])
         return clock(pace * (self.steps - self.step))
 
     def cells(self) -> dict[str, str]:
-        """What is shown, by title."""
+        """The displayed values by title."""
         return {"step": f"{self.step}/{self.steps}", "loss": _number(self.loss), "validation": _number(self.validation),
                 "samples/s": f"{self.rate:.1f}", "waiting for data": f"{self.wait:.0%}", "left": self.left()}
 
@@ -79,7 +79,7 @@ _TEXTS = {"validation": "step {step}: validation loss {loss}", "sample": "step {
 
 
 class Watcher(Protocol):
-    """What shows a run: call it with events; `progress` shows phases."""
+    """Shows a run: call it with each event; `progress` shows phases."""
 
     def __call__(self, event: Event) -> None: ...
 
@@ -88,7 +88,7 @@ class Watcher(Protocol):
 
 @contextmanager
 def watching(quiet: bool) -> Iterator[Watcher]:
-    """What to hand events to, which shows them."""
+    """Yields the watcher for this stderr: warnings only if `quiet`, a live table on a terminal, lines elsewhere."""
     console = Console(stderr=True, highlight=False, no_color=not color_allowed())
     if quiet:
         yield _Warnings()
@@ -100,7 +100,7 @@ def watching(quiet: bool) -> Iterator[Watcher]:
 
 
 class _Warnings:
-    """Warnings alone."""
+    """Prints warnings only."""
 
     def __call__(self, event: Event) -> None:
         if event["event"] == "warning":
@@ -108,7 +108,7 @@ class _Warnings:
 
     @staticmethod
     def progress(title: str, total: Total, unit: str) -> AbstractContextManager[Tick]:
-        """Nothing."""
+        """Shows nothing."""
         return silent(title, total, unit)
 
 
@@ -129,12 +129,12 @@ class _Lines:
 
     @staticmethod
     def progress(title: str, total: Total, unit: str) -> AbstractContextManager[Tick]:
-        """A line when it takes long."""
+        """Prints a line if the phase takes long."""
         return progress(title, total, unit=unit)
 
 
 class _Table:
-    """A live table on a terminal, under the lines of events; a phase is its caption."""
+    """A live table on a terminal below the lines of events; the current phase is its caption."""
 
     def __init__(self, live: Live) -> None:
         self._live, self._display, self._phase = live, RunDisplay(), ""
@@ -148,7 +148,7 @@ class _Table:
 
     @contextmanager
     def progress(self, title: str, _total: Total, _unit: str) -> Iterator[Tick]:
-        """Names a phase below the table."""
+        """Shows a phase below the table."""
         before, self._phase = self._phase, title
         self._show()
         try:

@@ -61,7 +61,7 @@ def test_check_ends_with_the_first_fault_s_code(train, make, tmp_path):
     path = make(masks=False).path
     result = train("check", path, "--masked", "--batch-size", 64, "--underfill", "drop")
     assert result.code == 7
-    assert result.err.startswith("error: manifest has no field 'mask', and the settings ask for masked loss\nhint: ")
+    assert result.err.startswith("error: manifest has no field 'mask', but the settings ask for masked loss\nhint: ")
     assert "leaves out all 7 samples" in result.err
     result = train("check", path, "--masked", "--json")
     assert result.code == 7 and result.err == "" and not result.json["ok"]
@@ -119,13 +119,13 @@ def test_a_second_run_needs_resume_and_keeps_its_settings(train, make):
     made = make()
     assert run(train, made, "--lr", "0.01").code == 0
     again = run(train, made)
-    assert again.code == 5 and "hint: --resume goes on with it" in again.err
+    assert again.code == 5 and "hint: add --resume to continue it" in again.err
     resumed = train("run", made.path, "-o", made.root / "run", "--resume", "--steps", 4)
     assert resumed.code == 0, resumed.err
     facts = json.loads((made.root / "run" / "run.json").read_text())["config"]
     assert facts["optimizer"]["lr"] == 0.01 and facts["lora"]["rank"] == 2 and facts["steps"] == 4
     other = run(train, made, "--resume", "--set", "caption_dropout=0.5", steps=5)
-    assert other.code == 3 and "caption_dropout is 0.5, and the checkpoint was trained with 0.0" in other.err
+    assert other.code == 3 and "caption_dropout is 0.5, but the checkpoint was trained with 0.0" in other.err
     other = run(train, made, "--resume", "--lr", "0.02", steps=5)
     assert other.code == 0 and "note: optimizer.lr is 0.02, was 0.01\n" in other.err
 
@@ -227,7 +227,7 @@ def test_a_manifest_without_prompts_and_captions_says_so(train, make, tmp_path, 
     monkeypatch.setattr("train.sampling.prompts.of_captions", lambda index: ((), "validation"))
     result = train("sample", made.root / "run", "-o", tmp_path / "g.png", "--device", "cpu")
     assert result.code == 7 and "the manifest has no sample prompts and no captions" in result.err
-    assert "hint: --prompt TEXT encodes a prompt itself" in result.err
+    assert "hint: encode a prompt with --prompt TEXT, or" in result.err
 
 
 def test_sample_encodes_a_prompt_itself_and_writes_nothing_but_the_grid(prep, train, tiny_model, photos, tmp_path):
@@ -382,7 +382,7 @@ def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
     torn = last / "unet" / "diffusion_pytorch_model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])
     result = run(train, made, "--method", "full", "--resume", "--set", "checkpoint.every=2", steps=4)
-    assert result.code == 7 and "hint: --resume --from step-000002 goes on from another checkpoint" in result.err
+    assert result.code == 7 and "hint: --resume --from step-000002 continues from another checkpoint" in result.err
     result = run(train, made, "--method", "full", "--resume", "--from", "step-000002", "--set", "checkpoint.every=2",
                  steps=4)
     assert result.code == 0 and not last.exists(), result.err

@@ -93,8 +93,8 @@ def test_the_seed_decides_the_first_weights(tiny_model):
 def test_targets_that_are_nowhere_are_said(unet):
     with pytest.raises(ConfigError) as caught:
         lora.attach(unet, Lora(targets=("to_qq",)), seed=0)
-    assert caught.value.message == ("lora.targets names 'to_qq', which no linear or convolution layer of the model "
-                                    "ends in; did you mean 'to_q'?")
+    assert caught.value.message == ("lora.targets names 'to_qq', but no linear or convolution layer's name ends in "
+                                    "it; did you mean 'to_q'?")
     assert "to_k" in caught.value.hint
 
 

@@ -145,7 +145,7 @@ def test_values_are_checked_although_the_seal_is_right(tmp_path, changes, said):
 def test_files_are_those_of_the_state_and_of_its_sizes(tmp_path):
     folder = save(tmp_path, 3)
     (folder / "more.txt").write_text("x")
-    with pytest.raises(CacheError, match=r"step-000003: more.txt does not belong there"):
+    with pytest.raises(CacheError, match=r"step-000003: more.txt is not listed in state.json"):
         read_state(folder)
     (folder / "more.txt").unlink()
     with (folder / "a.safetensors").open("ab") as file:
@@ -194,7 +194,7 @@ def test_the_way_out_names_the_checkpoint_before(tmp_path):
     (folder / "state.json").unlink()
     with pytest.raises(CacheError) as caught:
         read_state(folder)
-    assert caught.value.hint == "--resume --from step-000002 goes on from another checkpoint"
+    assert caught.value.hint == "--resume --from step-000002 continues from another checkpoint"
 
 
 def test_a_checkpoint_of_version_1_is_read(tmp_path):

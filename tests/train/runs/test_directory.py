@@ -76,9 +76,9 @@ def test_a_run_is_not_begun_twice(claim, tmp_path, what):
         keep(tmp_path / "run", setup, 1)
     else:
         (tmp_path / "run" / "lora.safetensors").touch()
-    with pytest.raises(PathError, match="holds a run already") as caught:
+    with pytest.raises(PathError, match="already holds a run") as caught:
         go(tmp_path / "run")
-    assert caught.value.hint.startswith("--resume goes on with it") and caught.value.exit_code == 5
+    assert caught.value.hint.startswith("add --resume to continue it") and caught.value.exit_code == 5
     go(tmp_path / "run", step=1)
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         read_run(tmp_path)
     assert caught.value.hint == "name the directory that train run wrote (-o)"
     (tmp_path / "file").touch()
-    with pytest.raises(PathError, match=r"file is not a training run: it is no directory"):
+    with pytest.raises(PathError, match=r"file is not a training run: it is not a directory"):
         read_run(tmp_path / "file")
 
 

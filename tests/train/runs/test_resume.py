@@ -59,7 +59,7 @@ def test_other_data_are_refused_in_numbers_and_adopted_on_request(begun, setup_o
     _, _, again = begun
     other = build(tmp_path_factory.mktemp("other"), tiny_model, counts=(4, 2))
     (fault,) = again(setup=setup_of(other, steps=8)).faults
-    assert fault.message.startswith("the data are not those that step-000004 was trained on: ")
+    assert fault.message.startswith("the data differ from those that step-000004 was trained on: ")
     assert fault.message.endswith("1 sample removed")
     assert fault.exit_code == 7 and "--adopt" in fault.hint
     found = again(setup=setup_of(other, steps=8), adopt=True)
@@ -85,8 +85,8 @@ def test_masks_switched_on_are_other_data(begun, setup_of):
 def test_another_base_is_refused(begun):
     _, setup, again = begun
     (fault,) = again(setup=replace(setup, base={**setup.base, "denoiser": "f" * 64})).faults
-    assert "the denoiser of " in fault.message and "is not the one that step-000004 was trained with: it is " \
-        "ffffffffffff, expected " in fault.message and fault.exit_code == 6
+    assert "the denoiser of " in fault.message and "differs from that of step-000004: it is ffffffffffff, " \
+        "expected " in fault.message and fault.exit_code == 6
     found = again(setup=replace(setup, base={**setup.base, "denoiser": "f" * 64}), adopt=True)
     assert found.faults == () and found.adopted[0].startswith("denoiser ffffffffffff, was ")
 
@@ -94,8 +94,8 @@ def test_another_base_is_refused(begun):
 def test_settings_that_decide_weights_may_not_change_unless_adopted(begun):
     _, _, again = begun
     (fault,) = again(caption_dropout=0.5).faults
-    assert fault.message == "caption_dropout is 0.5, and the checkpoint was trained with 0.0"
-    assert fault.exit_code == 3 and fault.hint.endswith("add --adopt to go on with what is there now")
+    assert fault.message == "caption_dropout is 0.5, but the checkpoint was trained with 0.0"
+    assert fault.exit_code == 3 and fault.hint.endswith("add --adopt to accept the change and continue")
     assert again(caption_dropout=0.5, adopt=True).adopted == ("caption_dropout is 0.5, was 0.0",)
 
 
@@ -103,8 +103,8 @@ def test_settings_that_decide_shapes_are_never_adopted(begun):
     _, _, again = begun
     for adopt in (False, True):
         (fault,) = again(lora={"rank": 4, "alpha": 16}, adopt=adopt).faults
-        assert fault.message == "lora.rank is 4, and the checkpoint was trained with 16"
-        assert fault.hint == "resume with the settings of the run (leave out -c), or choose another RUN with -o"
+        assert fault.message == "lora.rank is 4, but the checkpoint was trained with 16"
+        assert fault.hint == "resume with the run's settings (omit -c), or choose another RUN with -o"
 
 
 def test_settings_that_may_change_are_noted(begun):
@@ -116,10 +116,10 @@ def test_settings_that_may_change_are_noted(begun):
 def test_a_smaller_micro_batch_cuts_forward_passes_and_no_steps(begun, setup_of):
     _, setup, again = begun
     found = again(setup=replace(setup, config=replace(setup.config, micro_batch=2)))
-    assert found.notes == ("micro_batch is 2, was 4; the steps stay as they were planned, with 4",)
+    assert found.notes == ("micro_batch is 2, was 4; the steps keep their planned micro-batch of 4",)
     found = again(setup=replace(setup, plan=replace(setup.plan, micro_batch=2),
                                 config=replace(setup.config, micro_batch=1)))
-    assert found.notes[0].startswith("micro_batch is 1, was 4; the steps stay as they were planned, with 2")
+    assert found.notes[0].startswith("micro_batch is 1, was 4; the steps keep their planned micro-batch of 2")
 
 
 def test_a_cosine_schedule_is_stretched_and_says_so(make, setup_of, tmp_path):
@@ -135,7 +135,7 @@ def test_a_cosine_schedule_is_stretched_and_says_so(make, setup_of, tmp_path):
 def test_a_run_that_is_further_than_the_settings_end(begun, setup_of, tmp_path):
     made, _, again = begun
     (fault,) = again(setup=setup_of(made, steps=3)).faults
-    assert fault.message == f"{tmp_path / 'run'} is at step 4 already, and the settings end at step 3"
+    assert fault.message == f"{tmp_path / 'run'} is already at step 4, but the settings end at step 3"
     assert fault.hint == "--steps 4 or more, or another RUN with -o"
 
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_version_1_goes_on_with_its_manifest_alone(begun, setup_
                                 **{name: body[name] for name in ("step", "manifest", "config")}}))
     found = again()
     assert found.faults == ()
-    assert found.notes == ("step-000004 is of version 1, which has no digests: damage in it cannot be found",)
+    assert found.notes == ("step-000004 is of version 1, which has no digests: damage in it cannot be detected",)
     (fault,) = again(loss={"masked": False}).faults
     assert fault.message.endswith("was trained on: use of masks: off")
     changed = write_manifest(made.path, {**made.manifest.document, "rejected": 1})

@@ -35,14 +35,14 @@ def test_a_header_of_the_library_is_read():
 
 @pytest.mark.parametrize(("data", "said"), [
     (file_of({"a": {**GOOD, "dtype": "X9"}}), "tensor 'a' has dtype 'X9', expected one of: "),
-    (file_of({"a": {**GOOD, "shape": [3]}}), "tensor 'a' lies at [0, 8], expected a place for [3] F32"),
+    (file_of({"a": {**GOOD, "shape": [3]}}), "tensor 'a' has data_offsets [0, 8], expected a range for [3] F32"),
     (file_of({"a": {**GOOD, "shape": [-1]}}), "the shape of tensor 'a'"),
-    (file_of({"a": {**GOOD, "shape": [1 << 40, 1 << 40]}}), "expected a place for"),
+    (file_of({"a": {**GOOD, "shape": [1 << 40, 1 << 40]}}), "expected a range for"),
     (file_of({"a": {**GOOD, "data_offsets": [4, 12]}}, 12), "tensor 'a' begins at byte 4, expected 0"),
     (file_of({"a": GOOD, "b": GOOD}), "begins at byte 0, expected 8"),
     (file_of({"a": GOOD}, 9),
      f"it has {len(file_of({'a': GOOD}, 9))} bytes, expected {len(file_of({'a': GOOD}))} for its tensors"),
-    (file_of(b'{"a": {}, "a": {}}'), "its header is not JSON: a name is there twice"),
+    (file_of(b'{"a": {}, "a": {}}'), "its header is not JSON: a name occurs twice"),
     (file_of({"a": 3}), "tensor 'a' is 3, expected a table"),
     (b"\x10\0\0", "it ends within its header, expected 8 more bytes"),
     (b"\xff\xff\0\0\0\0\0\0{}", "its header claims 65535 bytes, expected at most 2"),

@@ -35,7 +35,7 @@ def test_the_library_s_files_are_read(path):
     ({"more": (torch.float32, (2,))}, "'more' is missing, expected shape [2]"),
     ({"x": (torch.float32, (3, 2))}, "'x' has shape [2, 3] F32, expected [3, 2] float32"),
     ({"x": (torch.bfloat16, (2, 3))}, "'x' has shape [2, 3] F32, expected [2, 3] bfloat16"),
-    ({"one": None}, "'one' is no tensor of this run"),
+    ({"one": None}, "'one' is not a tensor of this run"),
 ])
 def test_tensors_are_those_that_are_wanted(path, change, said):
     wanted = {name: value for name, value in {**WANTED, **change}.items() if value is not None}
