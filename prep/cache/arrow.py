@@ -1,12 +1,12 @@
-"""The frame of an Arrow IPC file, looked over before Arrow is given it: what a table of ours has, and nothing else.
+"""Checks the framing of an Arrow IPC file before Arrow parses it: only what Latentry's tables contain is accepted.
 
     b"ARROW1" 0 0 · schema · record batches · end of stream · footer · its length, int32 · b"ARROW1"
     a message: 0xFFFFFFFF, bytes of metadata as int32, metadata (a flatbuffer, Message.fbs), body; each a multiple of 8
 
 Arrow would expand compressed bodies, read dictionaries, and follow a footer that names one batch ten thousand times:
-each makes a small file large in memory. So there is no compression and no dictionary here, every batch and every buffer
-has bytes of its own, and batches are read in their order; the footer is for other programs. What is in the buffers is
-then checked by `Table.validate`.
+each makes a small file large in memory. So compression and dictionaries are refused, batches and buffers must not share
+bytes, and batches are read in their order; the footer is for other programs. `Table.validate` then checks the contents
+of the buffers.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from prep.errors import first_line
 from prep.parse import Unparsed, brief
 
 MAGIC = b"ARROW1"
-BEGIN = 8  # of the stream in a file: the magic, padded
+BEGIN = 8  # offset of the stream in a file: after the padded magic
 CONTINUED = 0xFFFFFFFF
 SCHEMA, BATCH = 1, 3  # of Arrow's MessageHeader
-V5 = 4  # of its MetadataVersion; since Arrow 1.0
+V5 = 4  # of Arrow's MetadataVersion; since Arrow 1.0
 MOST_BATCHES = 1 << 14  # of 65,536 rows
-MOST_METADATA = 1 << 20  # bytes of one message's; ours have some hundred to some thousand
+MOST_METADATA = 1 << 20  # bytes per message; Latentry writes hundreds to thousands
 
 
 def stream_of(data: memoryview) -> memoryview:
-    """The stream inside a file. Raises `Unparsed` for any file that holds more or less than a table of ours."""
+    """The stream inside a file. Raises `Unparsed` unless the file holds exactly one table as Latentry writes it."""
     if len(data) < BEGIN + len(MAGIC) + 4 or data[:BEGIN] != MAGIC + b"\0\0" or data[-len(MAGIC):] != MAGIC:
         raise Unparsed("it is not an Arrow IPC file")
     end = check_stream(data, BEGIN)
     (footer,) = struct.unpack_from("<i", data, len(data) - len(MAGIC) - 4)
     if end + footer != len(data) - len(MAGIC) - 4:
-        raise Unparsed(f"its footer has {footer} bytes, expected all that follow its batches")
+        raise Unparsed(f"its footer has {footer} bytes, expected all bytes after its batches")
     return data[BEGIN:end]
 
 
 def check_stream(data: memoryview, start: int = 0) -> int:
-    """Where the stream that begins at `start` ends. Raises `Unparsed` unless it is a schema, batches, and its end."""
+    """The end of the stream that starts at `start`. Raises `Unparsed` unless it has a schema, batches and an end."""
     at, number = start, 0
     while (message := _message(data, at)) is not None:
         if message.kind != (BATCH if number else SCHEMA):
@@ -59,13 +59,13 @@ def check_stream(data: memoryview, start: int = 0) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Message:
-    """One message of a stream, within its bytes."""
+    """One message of a stream; its body lies within the data."""
 
     kind: int
     header: _Flat
-    table: int  # of the header
+    table: int  # offset of the header's table
     body: int  # bytes
-    end: int  # where the next message begins
+    end: int  # offset of the next message
 
 
 def _message(data: memoryview, at: int) -> _Message | None:
@@ -80,23 +80,23 @@ def _message(data: memoryview, at: int) -> _Message | None:
     flat = _Flat(data[at + 8:at + 8 + size])
     message = flat.offset(0)
     version = flat.number("<h", flat.member(message, 0))
-    if version != V5 or flat.member(message, 4):  # in which older ones say that they are compressed
+    if version != V5 or flat.member(message, 4):  # member 4: metadata, which marks compression in older files
         raise Unparsed(f"a message at byte {at} is of version {version + 1} or has metadata, expected version 5, none")
     body = flat.number("<q", flat.member(message, 3))
     if not 0 <= body <= len(data) - at - 8 - size or body % 8:
-        raise Unparsed(f"a message at byte {at} has a body of {body} bytes, and the file ends before")
+        raise Unparsed(f"a message at byte {at} has a body of {body} bytes, but the file ends before that")
     kind, header = flat.number("<B", flat.member(message, 1)), flat.member(message, 2)
     return _Message(kind=kind, header=flat, table=flat.offset(header) if header else 0, body=body,
                     end=at + 8 + size + body)
 
 
 def _check_batch(message: _Message) -> None:
-    """Raises `Unparsed` where a batch is compressed, or its buffers overlap or are not in its body."""
+    """Raises `Unparsed` if a batch is compressed, or its buffers overlap or exceed its body."""
     flat, table = message.header, message.table
     if flat.member(table, 3):
         raise Unparsed("a batch is compressed, expected plain buffers")
     if flat.member(table, 4):
-        raise Unparsed("a batch has buffers of a kind that no table has")
+        raise Unparsed("a batch has variadic buffers, expected none")
     buffers = flat.pairs(flat.member(table, 2))
     offsets, lengths = buffers[:, 0], buffers[:, 1]
     inside = (offsets >= 0) & (lengths >= 0) & (offsets <= message.body) & (lengths <= message.body)
@@ -107,13 +107,13 @@ def _check_batch(message: _Message) -> None:
 
 
 class _Flat:
-    """A flatbuffer; every place is checked to be inside. Raises `Unparsed`."""
+    """A flatbuffer; every offset is checked to be inside it. Raises `Unparsed`."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
 
     def number(self, form: str, at: int) -> int:
-        """The number at a place; 0, the default of Arrow's, for what is not there (`at` 0)."""
+        """The number at an offset; 0, Arrow's default, for an absent member (`at` 0)."""
         if not at:
             return 0
         if not 0 < at <= len(self._data) - struct.calcsize(form):
@@ -121,14 +121,14 @@ class _Flat:
         return int(struct.unpack_from(form, self._data, at)[0])
 
     def offset(self, at: int) -> int:
-        """Where the offset at a place leads."""
+        """The target of the relative offset at `at`."""
         found = at + (self.number("<I", at) if at else int.from_bytes(self._data[:4], "little"))
         if not at < found <= len(self._data) - 4:
             raise Unparsed("its metadata leads out of itself")
         return found
 
     def member(self, table: int, number: int) -> int:
-        """The place of a table's member; 0: it has none."""
+        """The offset of a table's member; 0 if it is absent."""
         listing = table - self.number("<i", table)
         if listing <= 0 or 4 + 2 * number + 2 > self.number("<H", listing):
             return 0
@@ -136,7 +136,7 @@ class _Flat:
         return table + inside if inside else 0
 
     def pairs(self, at: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """A vector of pairs of int64, [n, 2]; empty where it is not there."""
+        """A vector of pairs of int64, [n, 2]; empty if it is absent."""
         start = self.offset(at) if at else 0
         count = self.number("<I", start)
         if count * 16 > len(self._data) - start - 4:
@@ -145,10 +145,10 @@ class _Flat:
 
 
 def parse_table(stream: memoryview, schema: pa.Schema) -> pa.Table:
-    """The table in a stream whose frame was looked over (`frame.check_stream`); its columns share the stream's memory.
+    """The table in a stream whose framing `check_stream` has checked; its columns share the stream's memory.
 
-    Everything that NumPy and Arrow will rely on is checked here (14 ms for a million samples): types, offsets, lengths,
-    UTF-8, and no nulls but where the schema has them. Raises `Unparsed`.
+    Checks everything that NumPy and Arrow rely on (14 ms for a million samples): types, offsets, lengths, UTF-8, and no
+    nulls except where the schema allows them. Raises `Unparsed`.
     """
     try:
         reader = pa.ipc.open_stream(pa.py_buffer(stream))

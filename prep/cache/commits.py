@@ -1,4 +1,4 @@
-"""The record that a finished task leaves: read, checked, believed only when whole."""
+"""Reads and checks commits: the record that each finished task leaves."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from prep.fs.untrusted import NotRegularFile, read_regular
 from prep.parse import Unparsed, brief, count, digest_of, expect, list_of, sealed_json, within
 
 VERSION = 1
-MOST = 1 << 26  # bytes of a commit; one whose every row was rejected at length has some hundred thousand
+MOST = 1 << 26  # bytes of a commit; a task with only rejected rows and long details takes some hundred thousand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """What a finished task left."""
+    """The record of a finished task."""
 
     task: str
     field: str
@@ -29,9 +29,9 @@ class Commit:
 
 
 def read_commit(cache: Cache, task: str) -> Commit | None:
-    """The commit of a task; `None` when it has none, a damaged one, or one that this user may not read.
+    """The commit of a task; `None` if it is missing, damaged, or not readable by this user.
 
-    Raises `CacheError` for another version.
+    Raises `CacheError` for a commit of another version.
     """
     try:
         return checked_commit(cache, task)
@@ -40,7 +40,7 @@ def read_commit(cache: Cache, task: str) -> Commit | None:
 
 
 def is_damaged(cache: Cache, task: str) -> bool:
-    """Whether a task has a commit that says nothing: not one that merely cannot be read now."""
+    """Whether a task's commit is damaged, and not merely unreadable now."""
     try:
         checked_commit(cache, task)
     except (NotRegularFile, Unparsed):
@@ -51,7 +51,7 @@ def is_damaged(cache: Cache, task: str) -> bool:
 
 
 def checked_commit(cache: Cache, task: str) -> Commit:
-    """The commit of a task. Raises `Unparsed`, `OSError`, and `CacheError` for another version."""
+    """The commit of a task. Raises `Unparsed` if it is damaged, `OSError`, and `CacheError` for another version."""
     path = cache.commit(task)
     document = sealed_json(read_regular(path, MOST), "commit")
     if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):
@@ -59,17 +59,17 @@ def checked_commit(cache: Cache, task: str) -> Commit:
                          f"expected 'latentry/commit' version {VERSION}")
     parsed = _parse(document)
     if parsed.task != task:
-        raise Unparsed(f"commit is of task {parsed.task}, expected that of its file's name")
+        raise Unparsed(f"commit is of task {parsed.task}, expected the task in its file name")
     return parsed
 
 
 def parse_rejects(value: Any, where: str) -> tuple[Reject, ...]:
-    """Rejected rows as `as_json` spells them. Raises `Unparsed`."""
+    """Rejected rows, as written by `as_json`. Raises `Unparsed`."""
     return tuple(list_of(value, _reject, where))
 
 
 def as_json(reject: Reject) -> dict[str, str]:
-    """A rejected row in a commit."""
+    """A rejected row, as a commit stores it."""
     return {"key": reject.key, "code": reject.code, "detail": reject.detail}
 
 

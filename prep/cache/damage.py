@@ -1,4 +1,4 @@
-"""What was found damaged, one record a shard under damaged/: a hint that `encode` acts on, gone with the shard."""
+"""Records damage, one file per shard under damaged/: a hint that `encode` acts on, removed with the shard."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from prep.fs.lock import Release, is_current, try_lock
 from prep.fs.untrusted import NotRegularFile, check_dir, read_regular
 from prep.parse import Unparsed, count, digest_of, expect, list_of, sealed_json
 
-MOST = 1 << 28  # bytes of a record: every row of the largest shard
+MOST = 1 << 28  # bytes of a record: room for every row of the largest shard
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-PATIENCE = 2.0  # seconds; whoever has the lock has it for some milliseconds
-# What a disk says of bytes that it has lost; anything else (rights, a server that does not answer) may pass.
+PATIENCE = 2.0  # seconds; holders keep the lock for some milliseconds
+# Errors of a disk that has lost bytes; any other error (permissions, a server that does not answer) may pass.
 LOST = {getattr(errno, name, errno.EIO) for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA", "EREMOTEIO")}
 
 
 RECHECK = ("the cache cannot be written, so the damage is not recorded in it: "
-           "prep encode, as it was first run, with --recheck finds and repairs it")
+           "to find and repair it, run prep encode again as it was first run, with --recheck")
 
 
 class UnrecordedDamage(CacheError):
-    """Damage that could not be recorded in the cache, so that only `prep encode --recheck` finds it again."""
+    """Damage that could not be recorded in the cache: only `prep encode --recheck` finds it again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,28 +39,28 @@ class Damage:
     """One damaged row, or a whole shard, or an array's shard index."""
 
     shard: str
-    field: str | None  # None: the shard does not say any more
+    field: str | None  # None: the shard is too damaged to say
     array: str | None  # None: the whole shard
-    row: int | None  # None: the whole shard; with an array, its shard index, which costs no row
+    row: int | None  # None: the whole shard; with an array: its shard index, which loses no row
     what: str
-    transient: bool = False  # it could not be read just now, perhaps for lack of rights: nothing that is remembered
+    transient: bool = False  # not readable now, perhaps for lack of permission: not recorded
 
 
 def record(cache: Cache, found: Iterable[Damage]) -> None:
-    """Adds damages to what the cache remembers."""
+    """Adds damages to the cache's records."""
     by_shard: dict[str, set[Damage]] = {}
     for damage in found:
         by_shard.setdefault(damage.shard, set()).add(damage)
     check_dir(cache.root / "damaged")
     for shard, damages in by_shard.items():
-        if damages <= set(recorded(cache, shard)):  # a reader meets the same row again and again
+        if damages <= set(recorded(cache, shard)):  # a reader finds the same row again and again
             continue
         with _in_turn(cache):
             _write(cache, shard, damages.union(recorded(cache, shard)))
 
 
 def replace(cache: Cache, shard: str, found: Iterable[Damage]) -> None:
-    """What the cache remembers of a shard is `found` from now on, and nothing when that is empty."""
+    """Replaces a shard's damage record by `found`; removes the record if `found` is empty."""
     damages = set(found)
     if not damages and not cache.damaged(shard).exists():
         return
@@ -72,7 +72,7 @@ def replace(cache: Cache, shard: str, found: Iterable[Damage]) -> None:
 
 
 def record_if_writable(cache: Cache, found: Iterable[Damage]) -> bool:
-    """Records as `record` does; `False` where the cache cannot be written, which is no fault of a reader."""
+    """Like `record`, but returns `False` if the cache cannot be written, which is not an error for a reader."""
     try:
         record(cache, found)
     except OSError:
@@ -81,12 +81,12 @@ def record_if_writable(cache: Cache, found: Iterable[Damage]) -> bool:
 
 
 def as_recorded(cache: Cache, error: CacheError, found: Damage) -> CacheError:
-    """Records damage, and returns `error`; where the cache cannot be written, an `UnrecordedDamage` in its place."""
+    """Records damage and returns `error`, or an `UnrecordedDamage` instead if the cache cannot be written."""
     return error if record_if_writable(cache, [found]) else UnrecordedDamage(error.message, hint=RECHECK)
 
 
 def recorded(cache: Cache, shard: str) -> tuple[Damage, ...]:
-    """What is remembered of a shard. A record that is itself damaged counts against the whole shard."""
+    """The recorded damage of a shard. A record that is itself damaged counts as damage of the whole shard."""
     try:
         return _parse(read_regular(cache.damaged(shard), MOST), shard)
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def recorded(cache: Cache, shard: str) -> tuple[Damage, ...]:
 
 
 def record_fault(cache: Cache, shard: str) -> str:
-    """What is wrong with the record of a shard itself; empty when it is sound, or there is none."""
+    """What is wrong with a shard's damage record itself; empty if the record is intact or missing."""
     try:
         _parse(read_regular(cache.damaged(shard), MOST), shard)
     except FileNotFoundError:
@@ -107,12 +107,12 @@ def record_fault(cache: Cache, shard: str) -> str:
 
 
 def is_lost(error: OSError) -> bool:
-    """Whether the disk has lost what was to be read, so that it must be made again."""
+    """Whether the error means that the disk has lost the data, which must then be encoded again."""
     return error.errno in LOST
 
 
 def forget(cache: Cache, shard: str) -> None:
-    """Removes a shard's record, there or not."""
+    """Removes a shard's record, if there is one."""
     atomic.remove_tree(cache.damaged(shard))
 
 
@@ -127,8 +127,8 @@ def _write(cache: Cache, shard: str, damages: Iterable[Damage]) -> None:
 def _in_turn(cache: Cache) -> Iterator[None]:
     """Lets one process at a time change records, so that none overwrites what another has just added.
 
-    The kernel releases the lock when its holder ends. After `PATIENCE` seconds without the lock this continues all the
-    same: a finding may be lost then, and whoever meets that row again finds it again.
+    The kernel releases the lock when its holder ends. After `PATIENCE` seconds this continues without the lock: a
+    record may then be lost, and the next reader of that row records it again.
     """
     folder = cache.root / "damaged"
     cache.make_dirs(folder)
@@ -148,7 +148,7 @@ def _in_turn(cache: Cache) -> Iterator[None]:
 
 def _take(handle: Any, deadline: float) -> Release:
     while True:
-        with contextlib.suppress(OSError):  # held by another, or a disk without locks
+        with contextlib.suppress(OSError):  # held by another process, or a disk without locks
             release = try_lock(handle, True)
             if release is not None:
                 return release
@@ -165,7 +165,7 @@ def _parse(data: bytes, shard: str) -> tuple[Damage, ...]:
     document = sealed_json(data, "damage record")
     digest_of(document.get("shard"), "shard of damage record")
     if (document["shard"], document.get("format"), document.get("version")) != (shard, "latentry/damage", 1):
-        raise Unparsed(f"damage record is of another shard or version, expected version 1 for shard {shard}")
+        raise Unparsed(f"damage record has another shard or version, expected version 1 for shard {shard}")
     return tuple(list_of(document.get("damages"), lambda value, where: _one(value, where, shard), "damages"))
 
 

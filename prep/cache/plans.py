@@ -1,7 +1,7 @@
-"""Plans: the tasks of an unfinished encoding job, one Arrow stream named by the digest of all wanted keys.
+"""Stores plans: the tasks of an unfinished encoding job, one Arrow stream named by the digest of all wanted keys.
 
-Create-if-absent: whoever comes later with the same wants follows the stored plan, so the cuts never shift. A plan is
-disposable; a damaged one is made again.
+Plans are created if absent: later runs with the same wanted keys follow the stored plan, so the division into tasks
+never shifts. A plan is disposable; a damaged plan is made again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from prep.parse import Unparsed, brief
 DIGEST = pa.binary(32)
 SCHEMA = pa.schema({"task": DIGEST, "field": pa.string(), "rows": pa.list_(DIGEST)})
 MOST = 1 << 34  # bytes; 10^8 rows take 4 GB
-TRAILER = 32  # bytes of SHA-256 after the stream, since a plan is not named by its bytes
+TRAILER = 32  # bytes of SHA-256 after the stream, because a plan is not named by its bytes
 
 
 def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """The plan to follow for the keys digested as `wanted`: the one already stored, or else `tasks`."""
+    """Returns the plan to follow for the keys with digest `wanted`: the stored plan, or `tasks`, which it stores."""
     target = cache.plan(wanted)
     if cache.create(target, _encode(tasks)):
         return tuple(tasks)
@@ -41,21 +41,21 @@ def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, 
 
 
 def read_plan(cache: Cache, wanted: str) -> tuple[Task, ...] | None:
-    """The stored plan, or None when there is none or a damaged one; whose rows it has is for the caller to look at."""
+    """The stored plan; None if it is missing or damaged. The caller checks which rows it has."""
     try:
         data = read_regular(cache.plan(wanted), MOST)
         body, trailer = memoryview(data)[:-TRAILER], data[-TRAILER:]
         if hashlib.sha256(body).digest() != trailer:
             return None
         if check_stream(body) != len(body):
-            raise Unparsed("something follows its end")
+            raise Unparsed("it has data after its end")
         return tuple(_task(row) for row in parse_table(body, SCHEMA).to_pylist())
     except (FileNotFoundError, NotRegularFile, Unparsed):
         return None
 
 
 def _task(row: Mapping[str, Any]) -> Task:
-    """Raises `Unparsed` for what no plan of ours has: nulls, no rows, rows out of order or twice."""
+    """One task of a plan. Raises `Unparsed` for nulls, no rows, and rows that are unsorted or repeated."""
     key, field, rows = row["task"], row["field"], row["rows"]
     if key is None or not rows or None in rows or any(first >= second for first, second in pairwise(rows)):
         raise Unparsed(f"a task has {brief(rows)}, expected keys in ascending order")
@@ -63,7 +63,7 @@ def _task(row: Mapping[str, Any]) -> Task:
 
 
 def remove_plan(cache: Cache, wanted: str) -> None:
-    """The plan is gone, there or not."""
+    """Removes the plan, if it exists."""
     atomic.remove_tree(cache.plan(wanted))
 
 

@@ -1,13 +1,13 @@
-"""Rows straight from the shards' files into buffers of the caller: one `preadv` and one CRC-32C a row, no copies.
+"""Reads rows from shard files directly into the caller's buffers: one `preadv` and one CRC-32C per row, no copies.
 
-Headers and the shard index are checked once, when an array is first opened, against the size of its file; after that a
-row's place is a multiplication. Handles stay open, the least recently used closing first; a handle that another
-thread is reading from closes when that thread lets go.
+Headers and the shard index are checked once against the size of the file, when an array is first opened; after that, a
+row's offset is a multiplication. Files stay open, and the least recently used is closed first; a file that another
+thread is reading is closed when that thread has finished.
 
 Measured on a 2-core EPYC (tests/benchmarks/bench_read.py; RESULTS.md has what was tried), SDXL rows, warm, CPU seconds
-for each GB: 0.071, of which 0.050 are the kernel's copy, 0.017 the checksum and 0.004 Python; memcpy takes 0.046.
+per GB: 0.071, of which the kernel's copy takes 0.050, the checksum 0.017 and Python 0.004; memcpy takes 0.046.
 
-Rows are handed over as they lie in the file, little-endian, as every machine that torch is built for has its numbers.
+Rows are returned as stored, little-endian, which is the byte order of every machine that torch is built for.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from prep.parse import Unparsed
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 NOT_MATCHING = "is damaged: its bytes do not match their checksum"
-JOBS = 8  # arrays that are opened at a time: what waits is the disk
+JOBS = 8  # arrays opened at a time; the time goes into waiting for the disk
 
 
 class OpenArray:
-    """An array whose header and index are sound, and its open file."""
+    """An array whose header and index are intact, and its open file."""
 
     def __init__(self, path: Path, spec: ArraySpec, rows: int) -> None:
         self.spec = spec
@@ -56,7 +56,7 @@ class OpenArray:
 
 
 class Targets:
-    """A batch's buffer, uint8 [B, row_bytes] with contiguous rows, split once into what the system fills."""
+    """A batch's buffer, uint8 [B, row_bytes] with contiguous rows, split once into one memoryview per row."""
 
     def __init__(self, out: Bytes) -> None:
         if out.dtype != np.uint8 or out.ndim != 2 or out.strides[1] != 1:
@@ -71,16 +71,17 @@ class Targets:
         return some
 
     def check(self, spec: ArraySpec) -> None:
-        """Raises `ValueError` unless a row is as large as those of an array."""
+        """Raises `ValueError` unless the rows have the size of the array's rows."""
         if self.row_bytes != spec.row_bytes:
             raise ValueError(f"out has rows of {self.row_bytes} bytes, array '{spec.name}' has {spec.row_bytes}")
 
 
 class Reader:
-    """Reads rows of a cache's shards; one may be shared by threads.
+    """Reads rows of a cache's shards. Threads may share a reader.
 
-    Every fault is a `CacheError` that names shard, array and row: missing, damaged, or not what the header says. Damage
-    is also recorded in the cache, so that `encode` repairs it; an `UnrecordedDamage` where that cannot be written.
+    Every fault raises a `CacheError` that names shard, array and row: missing, damaged, or in conflict with the header.
+    Damage is also recorded in the cache, so that `encode` repairs it; if the cache cannot be written, the error is an
+    `UnrecordedDamage`.
     """
 
     def __init__(
@@ -90,33 +91,33 @@ class Reader:
         self._cache = Cache(root=root)
         self._check = check
         self._limit = most_open() if open_arrays is None else open_arrays
-        self._read_at: Callable[..., int] = read_at  # of a tuple of buffers, which is made quicker than a list
+        self._read_at: Callable[..., int] = read_at  # called with a tuple, which is faster to make than a list
         self._advise = advise
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[str, str], OpenArray] = OrderedDict()
         self._sound: dict[tuple[str, str], tuple[ArraySpec, int]] = {}
 
     def array_info(self, shard: str, array: str) -> tuple[ArraySpec, int]:
-        """One row's dtype and shape, and the number of rows."""
+        """The dtype and shape of a row, and the number of rows."""
         opened = self._array(shard, array)
         return opened.spec, opened.rows
 
     def open_all(self, places: Iterable[tuple[str, str]], jobs: int = JOBS) -> list[tuple[ArraySpec, int]]:
-        """Opens and checks (shard, array) after (shard, array), `jobs` at a time; `array_info` of each, in their order.
+        """Opens and checks the arrays of (shard, array) pairs, `jobs` at a time; returns their `array_info` in order.
 
-        Of several faults the first in that order is raised, and all are remembered.
+        Of several faults, the first in that order is raised, and all are recorded.
         """
         with ThreadPoolExecutor(jobs, "open") as pool:
             opening = [pool.submit(self.array_info, shard, array) for shard, array in places]
         return [one.result() for one in opening]
 
     def read_into(self, out: Bytes | memoryview, shard: str, array: str, row: int) -> None:
-        """Fills `out`, exactly one row's bytes, writable and contiguous."""
+        """Reads one row into `out`, which has exactly the row's bytes and is writable and contiguous."""
         target = out if isinstance(out, np.ndarray) else np.frombuffer(out, dtype=np.uint8)
         self.read_batch(target.reshape(1, -1), array, [RowRef(shard=shard, row=row)])
 
     def read_batch(self, out: Bytes | Targets, array: str, refs: Sequence[RowRef]) -> None:
-        """Fills `out`, uint8 [B, row_bytes] with contiguous rows, or such rows split before, from B places."""
+        """Reads B rows into `out`: uint8 [B, row_bytes] with contiguous rows, or `Targets` of such a buffer."""
         targets = out if isinstance(out, Targets) else Targets(out)
         if len(targets.rows) != len(refs):
             raise ValueError(f"out has {len(targets.rows)} rows, expected one for each of {len(refs)} places")
@@ -132,7 +133,7 @@ class Reader:
             self._read(opened, shard, wanted)
 
     def _read(self, opened: OpenArray, shard: str, wanted: Iterable[tuple[memoryview, int]]) -> None:
-        """Fills buffers of one row's bytes from rows of one array. Python has a tenth of the time: names are local."""
+        """Reads rows of one array into one buffer each. Python takes a tenth of the time, so names are local."""
         read_at, check, crc32c, checksum = self._read_at, self._check, shard_format.crc32c, memoryview(bytearray(4))
         descriptor, rows, stride, stored = opened.descriptor, opened.rows, opened.stride, checksum.cast("I")
         for target, row in wanted:
@@ -151,17 +152,17 @@ class Reader:
                 raise self._damaged(shard, opened.spec.name, row, NOT_MATCHING)
 
     def advise(self, array: str, refs: Iterable[RowRef]) -> None:
-        """Tells the kernel which rows come soon (measured: 16 to 64 rows ahead is best on a cold cache)."""
+        """Makes the kernel read rows ahead (measured: 16 to 64 rows ahead is best on a cold cache)."""
         for ref in refs:
             opened = self._array(ref.shard, array)
             self._advise(opened.descriptor, ref.row * opened.stride, opened.stride)
 
     def keys(self, shard: str) -> Bytes:
-        """The rows' keys, uint8 [N, 32], sorted, checksum checked."""
+        """The keys of a shard's rows, uint8 [N, 32], sorted; checks their checksum."""
         return read_keys(self._cache, shard)
 
     def close(self) -> None:
-        """Lets go of every file; the next read opens and checks again."""
+        """Closes all files; the next read opens and checks them again."""
         with self._lock:
             self._open.clear()
             self._sound.clear()
@@ -209,7 +210,7 @@ class Reader:
         return OpenArray(path, spec, rows)
 
     def _close_all(self) -> None:
-        """Closes every file that nobody is reading from, and keeps fewer open from now on: others need some, too."""
+        """Closes every file that no thread is reading, and lowers the limit: other code needs files, too."""
         with self._lock:
             self._limit = max(1, len(self._open) // 2)
             self._open.clear()

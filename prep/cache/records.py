@@ -1,4 +1,4 @@
-"""The records of a cache: shards, references to their rows, tasks, and rows that can never be made."""
+"""The records of a cache: shards, references to their rows, tasks, and rows that cannot be encoded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowRef:
-    """Where a row is: its shard's digest and its place there."""
+    """The location of a row: its shard's digest and its number there."""
 
     shard: str
     row: int
@@ -15,7 +15,7 @@ class RowRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """The unit of encoding work: the rows that will make one shard, sorted by key."""
+    """A unit of encoding work: the rows of one future shard, sorted by key."""
 
     key: str
     field: str
@@ -24,7 +24,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reject:
-    """A row that could not be made, and why; kept in its task's commit so that it is not tried for ever."""
+    """A row that could not be encoded, and why; stored in its task's commit, so that it is not retried every time."""
 
     key: str
     code: str

@@ -1,4 +1,4 @@
-"""Verifies a shard: its digest says whether a byte changed, checksums say where, and values must be finite."""
+"""Verifies shards: the digest shows whether a byte changed, checksums show where, and values must be finite."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from prep.fs.untrusted import NotRegularFile, entries, open_regular
 from prep.parse import Unparsed
 from prep.progress import Tick
 
-BLOCK = 1 << 20  # bytes; SHA-256 is as fast with a quarter or four times that, cold files are slower with less
+BLOCK = 1 << 20  # bytes; SHA-256 is equally fast from a quarter to four times that, cold files are slower with less
 NOT_THERE = "the shard is missing"
 NOT_FINITE = "has values that are not finite (NaN or infinity)"
-# Of each kind of float: its bits as an integer, those without the sign, and infinity, which with NaNs is the largest.
+# By float type: integer type of its bits, mask without the sign, and infinity; masked, only NaNs are larger.
 FLOATS: dict[DType, tuple[str, int, int]] = {
     "bfloat16": ("<u2", 0x7FFF, 0x7F80), "float16": ("<u2", 0x7FFF, 0x7C00), "float32": ("<u4", 0x7FFFFFFF, 0x7F800000),
 }
-NOT_PLACED = "the digest does not fit, and every row's checksum does: files were added, removed or replaced"
+NOT_PLACED = "the digest does not match, but every row's checksum does: files were added, removed or replaced"
 
 
 def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read_at: ReadAt = READ_AT) -> list[Damage]:
-    """What is damaged in a shard: nothing when its digest fits and its values are finite. Either is recorded in the
-    cache, where that can be written; see `is_recorded`.
+    """The damage of a shard; none if its digest matches and its values are finite. The result is recorded in the cache
+    if that can be written; see `is_recorded`.
 
-    Every byte is read once, and `tick` called with the bytes of each block. Rows are looked at one by one only where
-    the digest does not fit, or a value is not finite: encoders never store such rows, and training on one would end in
-    a loss that is not finite. Damage that no checksum places (a lost file, a header, the keys) counts against the whole
-    shard; that of a shard index against no row. What the system does not let us read is reported, and not recorded: it
-    may be a matter of permissions.
+    Reads every byte once, and calls `tick` with the bytes of each block. Checks single rows only if the digest does not
+    match or a value is not finite: encoders never store such rows, and training on one would give a loss that is not
+    finite. Damage that no checksum locates (a lost file, a header, the keys) counts for the whole shard; damage of a
+    shard index loses no row. A shard that the system refuses to read is reported, but not recorded: permissions may be
+    the cause.
     """
     try:
         root = cache.shard(digest)
-    except CacheError as error:  # something else is in the place of its directory
+    except CacheError as error:  # its directory was replaced by something else
         return [whole_shard(digest, error.message)]
     try:
         root.lstat()
@@ -57,7 +57,7 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
         if isinstance(error, FileNotFoundError) and not os.path.lexists(root):
             return [whole_shard(digest, NOT_THERE)]
         if is_transient(error) or isinstance(error,
-                                             FileNotFoundError):  # a file that goes while we look: gc, or a repair
+                                             FileNotFoundError):  # a file removed meanwhile, by gc or a repair
             return [replace(whole_shard(digest, f"cannot be read: {error}"), transient=True)]
         found = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
     with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
 
 
 def quick_check(cache: Cache, digest: str) -> list[Damage]:
-    """What is damaged in a shard as far as its documents, keys, shard indexes and sizes say; no row is read."""
+    """The damage of a shard that its documents, keys, shard indexes and file sizes show; reads no row."""
     try:
         root = cache.shard(digest)
     except CacheError as error:
@@ -83,32 +83,32 @@ def quick_check(cache: Cache, digest: str) -> list[Damage]:
 
 
 def is_lasting(damage: Damage) -> bool:
-    """Whether damage of a shard that is there will be there the next time, too."""
+    """Whether this is lasting damage of an existing shard, unlike a missing shard or a failed read."""
     return not damage.transient and damage.what != NOT_THERE
 
 
 def is_recorded(cache: Cache, digest: str, found: Iterable[Damage]) -> bool:
-    """Whether `prep encode` sees this damage of a shard: it is recorded, or no shard is there."""
+    """Whether `prep encode` will find this damage of a shard: it is recorded, or the shard is missing."""
     if not any(map(is_lasting, found)):
         return True
     try:
         return bool(damage.recorded(cache, digest)) or not cache.shard(digest).is_dir()
-    except CacheError:  # something else is in the place of its directory
+    except CacheError:  # its directory was replaced by something else
         return True
     except OSError:
         return False
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether reading failed in a way that may pass: for lack of permission, say, and not for a file that is lost."""
+    """Whether a read failed in a way that may pass (lack of permission, for example) and not because data is lost."""
     return isinstance(error, OSError) and not isinstance(error,
                                                          NotRegularFile | FileNotFoundError) and not is_lost(error)
 
 
 def locate(cache: Cache, digest: str, read_at: ReadAt = READ_AT, *, otherwise: str = NOT_PLACED) -> list[Damage]:
-    """Finds the damage of a shard whose digest does not fit, or that has values which are not finite.
+    """Locates the damage of a shard whose digest does not match or whose values are not all finite.
 
-    Where no row, index or document is at fault, the whole shard is, and `otherwise` says why.
+    If no row, index or document is at fault, the whole shard counts as damaged, with `otherwise` as the reason.
     """
     root = cache.shard(digest)
     array, found = "", []
@@ -127,7 +127,7 @@ def locate(cache: Cache, digest: str, read_at: ReadAt = READ_AT, *, otherwise: s
 
 
 def _index_damage(digest: str, root: Path, header: Header, spec: ArraySpec) -> list[Damage]:
-    """Whether a shard index is damaged; it says nothing that N and the shape of a row do not, so no row is lost."""
+    """The damage of a shard index; the index follows from N and the shape of a row, so no row is lost."""
     try:
         check_index(root / shard_format.data_path(spec), spec, header.rows)
     except (Unparsed, OSError) as error:
@@ -136,16 +136,16 @@ def _index_damage(digest: str, root: Path, header: Header, spec: ArraySpec) -> l
 
 
 def bad_rows(root: Path, header: Header, spec: ArraySpec, read_at: ReadAt = READ_AT) -> Iterator[tuple[int, str]]:
-    """The rows of an array that cannot be read, do not match their checksums or are not finite, and what is wrong."""
+    """(row, reason) for each row of an array that is unreadable, not finite, or does not match its checksum."""
     return ((row, what) for row, (_, what) in enumerate(read_rows(root, header, spec, read_at)) if what)
 
 
 def read_rows(
     root: Path, header: Header, spec: ArraySpec, read_at: ReadAt = READ_AT
 ) -> Iterator[tuple[np.ndarray[Any, np.dtype[np.uint8]], str]]:
-    """Each row of an array in a buffer that the next row overwrites, and what is wrong with it, or "".
+    """(bytes, fault) for each row of an array; the next row overwrites the buffer, and "" means no fault.
 
-    Raises `OSError` when its file cannot be opened.
+    Raises `OSError` if the file cannot be opened.
     """
     descriptor = open_regular(root / shard_format.data_path(spec))
     stride = shard_format.row_stride(spec)
@@ -170,12 +170,12 @@ def read_rows(
 
 
 def whole_shard(digest: str, what: str) -> Damage:
-    """Damage of a whole shard."""
+    """The damage record for a whole shard."""
     return Damage(shard=digest, field=None, array=None, row=None, what=what)
 
 
 def is_finite(row_bytes: np.ndarray[Any, np.dtype[np.uint8]], dtype: DType) -> bool:
-    """Whether the bytes of rows, uint8 [..., row_bytes], hold neither NaN nor infinity. (24 GB/s; SHA-256 has 1.8.)"""
+    """Whether the bytes of rows, uint8 [..., row_bytes], hold neither NaN nor infinity. (24 GB/s; SHA-256: 1.8.)"""
     if dtype not in FLOATS:
         return True
     kind, mask, infinity = FLOATS[dtype]
@@ -184,7 +184,7 @@ def is_finite(row_bytes: np.ndarray[Any, np.dtype[np.uint8]], dtype: DType) -> b
 
 
 def _arrays(root: Path) -> dict[str, tuple[ArraySpec, int]]:
-    """Each array's data file, its dtype and shape, and N, as the documents say; as many as can be understood."""
+    """The dtype and shape of each array and N, by data file, from the documents; those that can be parsed."""
     found: dict[str, tuple[ArraySpec, int]] = {}
     with contextlib.suppress(Unparsed):
         for entry in entries(root):
@@ -196,7 +196,7 @@ def _arrays(root: Path) -> dict[str, tuple[ArraySpec, int]]:
 
 
 def _is_swollen(root: Path, arrays: Mapping[str, tuple[ArraySpec, int]]) -> bool:
-    """Whether a file is larger than its documents say, and would be read to an end that may never come."""
+    """Whether a file is larger than its documents say; reading it might never end."""
     most = {name: rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES if spec.name == shard_format.KEY
             else shard_format.data_bytes(spec, rows) for name, (spec, rows) in arrays.items()}
     return any(size > most.get(name, shard_format.MAX_DOCUMENT) for name, size in tree(root))
@@ -204,7 +204,7 @@ def _is_swollen(root: Path, arrays: Mapping[str, tuple[ArraySpec, int]]) -> bool
 
 def _is_sound(root: Path, digest: str, arrays: Mapping[str, tuple[ArraySpec, int]], tick: Tick,
               read_at: ReadAt) -> bool:
-    """Whether a shard's digest fits and its values are finite; its files are read in blocks, the disk reading ahead."""
+    """Whether a shard's digest matches and its values are finite; reads its files in blocks, with read-ahead."""
     listing, finite = [], True
     for name, size in tree(root):
         values = _Values(*arrays[name]) if name in arrays and arrays[name][0].dtype in FLOATS else None
@@ -215,7 +215,7 @@ def _is_sound(root: Path, digest: str, arrays: Mapping[str, tuple[ArraySpec, int
 
 
 class _Values:
-    """Looks at the rows of an array in blocks of its file that hold whole rows."""
+    """Checks that the rows of an array are finite, in blocks of its file that hold whole rows."""
 
     def __init__(self, spec: ArraySpec, rows: int) -> None:
         self.spec, self.left, self.finite = spec, rows, True
@@ -223,7 +223,7 @@ class _Values:
         self.block = self.stride * max(1, BLOCK // self.stride)  # bytes
 
     def look(self, block: memoryview) -> None:
-        """The next block of the file."""
+        """Checks the next block of the file."""
         whole = min(self.left, len(block) // self.stride)
         self.left -= whole
         if self.finite:
@@ -232,7 +232,7 @@ class _Values:
 
 
 def _file_digest(path: Path, size: int, values: _Values | None, tick: Tick, read_at: ReadAt) -> str:
-    """SHA-256 of a file; its rows are shown to `values`."""
+    """SHA-256 of a file; passes its blocks to `values`, too."""
     running = hashlib.sha256()
     descriptor = open_regular(path)
     try:
@@ -247,7 +247,7 @@ def _file_digest(path: Path, size: int, values: _Values | None, tick: Tick, read
 
 
 def _blocks(descriptor: int, block: int, tick: Tick, read_at: ReadAt) -> Iterator[memoryview]:
-    """The bytes of a file, each block in the same buffer, full but for the last; only an empty read is the end."""
+    """The blocks of a file, all in one buffer and full except the last; only an empty read ends the file."""
     buffer = memoryview(bytearray(block))
     at = 0
     while got := read_at(descriptor, [buffer], at):

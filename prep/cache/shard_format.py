@@ -1,13 +1,13 @@
-"""The bytes of a shard: Zarr v3 documents, the shard index, rows with their checksums, and the tree's digest.
+"""Defines the bytes of a shard: Zarr v3 documents, the shard index, rows with their checksums, and the tree's digest.
 
     zarr.json                 group; attributes {"latentry": {"format": "latentry/shard", "version": 1, "field": …}}
     key/zarr.json  key/c.0.0  uint8 [N, 32]: one plain chunk of `bytes` + `crc32c`
     NAME/zarr.json            [N, …]: `sharding_indexed`, inner chunk = one row, its codecs `bytes` (little) + `crc32c`
     NAME/c.0.0…               N times (row, crc32c of it), N times (offset, length) as uint64, crc32c of those
 
-Everything here is decided by (field, dtype, shape of a row, N, rows); two honest writers make the same bytes. The chunk
-key separator is ".", so that an array is two files in one directory instead of a directory for each dimension.
-All written little-endian. `zarr-python` and `tensorstore` referee this in the tests; nothing here imports them.
+All bytes follow from (field, dtype, shape of a row, N, rows): two correct writers make the same bytes. The chunk key
+separator is ".", so that an array is two files in one directory instead of one directory per dimension. Everything is
+little-endian. The tests compare with `zarr-python` and `tensorstore`; nothing here imports them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from prep.digest import canonical
 from prep.parse import Unparsed, brief, expect, list_of, one_of
 
 CRC_BYTES = 4
-INDEX_PART = 1 << 16  # entries that are made or compared at a time
+INDEX_PART = 1 << 16  # entries made or compared at a time
 ENTRY_BYTES = 16  # (offset, length) of a row in the index, uint64 each
 KEY_BYTES = 32
 KEY = "key"
-MAX_ROWS = 1 << 24  # a hostile header makes no larger index; 256 MiB of the smallest rows, masks of 16 bytes, are 2^24
-MAX_ROW_BYTES = (1 << 31) - (1 << 12)  # what Linux reads in one call
+MAX_ROWS = 1 << 24  # limits the index of a hostile header; 256 MiB of the smallest rows, masks of 16 bytes, are 2^24
+MAX_ROW_BYTES = (1 << 31) - (1 << 12)  # the most that Linux reads in one call
 MAX_DOCUMENT = 1 << 16
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-NUMPY: dict[DType, np.dtype[Any]] = {  # bfloat16 travels as its bits; NumPy has none of its own
+NUMPY: dict[DType, np.dtype[Any]] = {  # bfloat16 is stored as its bits; NumPy has no such type
     "bfloat16": np.dtype("<u2"), "float16": np.dtype("<f2"), "float32": np.dtype("<f4"), "uint8": np.dtype("u1"),
 }
 
 
-# CRC-32C of contiguous bytes, not copied. awscrt folds with AVX-512 where there is some: 66 GB/s here for rows of SDXL,
-# where google-crc32c has 31, which would be as much again as copying the row.
+# CRC-32C of contiguous bytes, without a copy. awscrt uses AVX-512 if the CPU has it: 66 GB/s for rows of SDXL;
+# google-crc32c reaches 31, at which the checksum would cost as much as copying the row.
 crc32c: Callable[[np.ndarray[Any, Any] | memoryview | bytes], int] = checksums.crc32c
 
 
@@ -54,12 +54,12 @@ def row_stride(spec: ArraySpec) -> int:
 
 
 def data_bytes(spec: ArraySpec, rows: int) -> int:
-    """Size of the one data file of an array."""
+    """Size of an array's data file."""
     return rows * (row_stride(spec) + ENTRY_BYTES) + CRC_BYTES
 
 
 def index(spec: ArraySpec, rows: int) -> bytes:
-    """The shard index with its checksum, as it ends the data file."""
+    """The shard index with its checksum, as at the end of the data file."""
     return b"".join(index_parts(spec, rows))
 
 
@@ -78,7 +78,7 @@ def index_parts(spec: ArraySpec, rows: int) -> Iterator[bytes]:
 
 
 def data_path(spec: ArraySpec) -> str:
-    """Where an array's data lies below the shard, POSIX."""
+    """POSIX path of an array's data file in its shard."""
     return f"{spec.name}/c" + ".0" * (1 + len(spec.shape))
 
 
@@ -116,7 +116,7 @@ def parse_group(data: bytes, where: str) -> str:
     try:
         field = document["attributes"]["latentry"]["field"]
     except (KeyError, TypeError):
-        raise Unparsed(f"{where} has no attributes of latentry, expected a latentry/shard group") from None
+        raise Unparsed(f"{where} has no latentry attributes, expected a latentry/shard group") from None
     checked_name(field, where)
     if group_document(field) != data:
         raise Unparsed(f"{where} is not the document that latentry writes for field '{field}'")
@@ -124,7 +124,7 @@ def parse_group(data: bytes, where: str) -> str:
 
 
 def parse_array(data: bytes, name: str, where: str) -> tuple[ArraySpec, int]:
-    """What an array's `zarr.json` says: one row's dtype and shape, and N. Raises `Unparsed`."""
+    """The dtype and shape of a row, and N, from an array's `zarr.json`. Raises `Unparsed`."""
     document = _json(data, where)
     dtype: Any = one_of(document.get("data_type"), ITEM_BYTES, f"data_type of {where}")
     sides = list_of(document.get("shape"), lambda side, place: expect(side, int, place), f"shape of {where}")
@@ -140,7 +140,7 @@ def parse_array(data: bytes, name: str, where: str) -> tuple[ArraySpec, int]:
 
 
 def checked_name(name: Any, where: str) -> str:
-    """`name` when it may be a field or an array: lower-case letters, digits, underscores. Raises `Unparsed`."""
+    """`name`, if it is valid for a field or an array: lower-case letters, digits, underscores. Raises `Unparsed`."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise Unparsed(f"name in {where} is {brief(name)}, expected lower-case letters, digits and underscores")
     return name

@@ -1,4 +1,4 @@
-"""Reads what a shard says of itself, and checks it against the sizes of its files before anything is allocated."""
+"""Reads the documents and keys of a shard, and checks them against its file sizes before allocating anything."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from prep.errors import MORE_FILES, OUT_OF_FILES, CacheError
 from prep.fs.untrusted import check_dir, entries, open_regular, read_regular, size_regular, stream_of
 from prep.parse import Unparsed
 
-HINT = "prep verify MANIFEST names every damaged row; prep encode, as it was first run, makes them again"
+HINT = "prep verify MANIFEST names every damaged row; to repair, run prep encode again as it was first run"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What a shard's documents and keys say together."""
+    """The field, arrays and keys of a shard."""
 
     field: str
     rows: int
@@ -29,7 +29,7 @@ class Header:
 
 
 def read_header(cache: Cache, shard: str) -> Header:
-    """The header of a shard whose documents agree; the arrays' data is not looked at. Raises `CacheError`."""
+    """The header of a shard whose documents agree; does not read the arrays' data. Raises `CacheError`."""
     root = cache.shard(shard)
     keys = read_keys(cache, shard)
     array, arrays = "", []
@@ -41,7 +41,7 @@ def read_header(cache: Cache, shard: str) -> Header:
                 where = f"{array}/zarr.json"
                 spec, rows = shard_format.parse_array(read_document(root / array / "zarr.json"), array, where)
                 if rows != len(keys):
-                    raise Unparsed(f"{rows} rows, expected {len(keys)} as there are keys")
+                    raise Unparsed(f"{rows} rows, expected {len(keys)}, one per key")
                 arrays.append(spec)
     except (OSError, Unparsed) as error:
         raise fault(root, shard, array, error) from None
@@ -49,15 +49,15 @@ def read_header(cache: Cache, shard: str) -> Header:
 
 
 def read_document(path: Path) -> bytes:
-    """The bytes of a `zarr.json`. Raises `Unparsed` when it is larger than any of ours, and `OSError`."""
+    """The bytes of a `zarr.json`. Raises `OSError`, and `Unparsed` if it is larger than any that Latentry writes."""
     check_dir(path.parent)
     if size_regular(path) > shard_format.MAX_DOCUMENT:
-        raise Unparsed(f"{path.name} has more than {shard_format.MAX_DOCUMENT} bytes, expected a document of ours")
+        raise Unparsed(f"{path.name} has more than {shard_format.MAX_DOCUMENT} bytes, expected a document of a shard")
     return read_regular(path, shard_format.MAX_DOCUMENT)
 
 
 def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
-    """One row's dtype and shape, and N, of an array whose data file has the size that they ask for.
+    """The dtype and shape of a row, and N, of an array; checks the size of its data file against them.
 
     Raises `Unparsed`, `OSError`.
     """
@@ -71,7 +71,7 @@ def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
 
 
 def check_index(path: Path, spec: ArraySpec, rows: int) -> None:
-    """Raises `Unparsed` unless the shard index is that of N rows, one after another. Raises `OSError`."""
+    """Raises `Unparsed` unless the shard index is that of N consecutive rows; raises `OSError`."""
     with stream_of(open_regular(path)) as handle:
         handle.seek(rows * shard_format.row_stride(spec))
         if not all(handle.read(len(part)) == part for part in shard_format.index_parts(spec, rows)) or handle.read(1):
@@ -96,7 +96,7 @@ def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def fault(root: Path, shard: str, array: str, error: Exception) -> CacheError:
-    """The error for an array that cannot be opened; for the shard itself, when `array` is empty."""
+    """The error for an array that cannot be opened, or for the shard itself if `array` is empty."""
     what = str(error)
     if not root.is_dir():
         what = "the shard is missing"

@@ -1,10 +1,10 @@
-"""A cache as files: where each kind of thing lies, and how it gets there whole or not at all.
+"""Stores a cache as files: defines where each kind of object lies, and publishes objects atomically.
 
     CACHE/latentry.json  shards/ab/ab12…/  tables/ab/ab12….arrow  commits/ab/ab12….json
           plans/ab12….arrow  damaged/ab12….json  tmp/
 
-Only 64 hex digits ever become a path here. Objects are synced before anything names them; a crash leaves
-rubbish in tmp/ at most.
+Only strings of 64 hex digits become paths here. Objects are synced before anything names them; a crash leaves
+only leftovers in tmp/.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ MARKER_BYTES = 1 << 16  # at most
 VERSION = 1
 Kind = str  # one of SUFFIX
 SUFFIX = {"tables": ".arrow", "commits": ".json", "plans": ".arrow", "damaged": ".json"}
-# Of earlier versions, in a cache's own directory. Never opened: SQLite deletes files that a journal beside one names.
+# Files of earlier versions in a cache's root. Never opened: SQLite deletes files that are named by a journal there.
 EARLIER = (*(f"facts.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")), "lookup.bin")
-SETTLED = 3600.0  # seconds after which every system has written names by itself; Linux does within 30
-FANNED = {"tables", "commits"}  # kinds of which there can be many: two digits make a directory
+SETTLED = 3600.0  # seconds after which every system has written new names by itself; Linux does within 30
+FANNED = {"tables", "commits"}  # kinds that can have many files: one directory per two hex digits
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
-    """An opened cache: a directory that says it is one."""
+    """An opened cache: a directory with the marker of a cache."""
 
     root: Path
 
     def shard(self, digest: str) -> Path:
         """The directory of a shard.
 
-        Raises `CacheError` for anything but 64 hex digits, and where a link would lead out of the cache; so do the
-        others. What the path itself leads to is for whoever opens it (`prep.fs.untrusted`).
+        Raises `CacheError` for anything but 64 hex digits, and if a directory on the path is a link; so do the other
+        methods. Whoever opens a file checks the file itself (`prep.fs.untrusted`).
         """
         name = _checked(digest)
         path = self.root / "shards" / name[:2] / name
@@ -79,59 +79,59 @@ class Cache:
 
     @property
     def dir_mode(self) -> int:
-        """Permissions of directories in the cache: those of its own, so that no user's umask shuts others out."""
+        """Permissions of directories in the cache: those of its root, so that no user's umask locks others out."""
         return atomic.shared_dir_mode(self.root)
 
     @property
     def file_mode(self) -> int:
-        """Permissions of files in the cache, as `dir_mode`; of what never changes, write permission is removed."""
+        """Permissions of files in the cache, by the rule of `dir_mode`; files that never change become read-only."""
         return atomic.shared_file_mode(self.root)
 
     def stage(self) -> Path:
-        """A fresh directory in tmp/."""
+        """Makes a new directory in tmp/."""
         path = self.staging() / secrets.token_hex(16)
         atomic.make_dir(path, mode=self.dir_mode)
         return path
 
     def staging(self) -> Path:
-        """The directory tmp/: whatever is in it after a crash is left over."""
+        """The directory tmp/, which is made if it is missing; after a crash, its contents are leftovers."""
         self.make_dirs(self.root / "tmp")
         return self.root / "tmp"
 
     def make_dirs(self, path: Path) -> None:
-        """A directory in the cache, and those above it, exist."""
+        """Makes a directory in the cache and its missing parents."""
         if not path.is_dir():
             atomic.make_dirs(path, mode=self.dir_mode)
 
     def write(self, path: Path, data: atomic.Buffer, *, read_only: bool = False) -> None:
-        """Writes a file of the cache, whole or not at all."""
+        """Writes a file of the cache atomically."""
         atomic.write_atomic(path, data, read_only=read_only, staging=self.staging(), mode=self.file_mode)
 
     def create(self, path: Path, data: atomic.Buffer) -> bool:
-        """True when this call created a file of the cache; False, and nothing written, when it was there already."""
+        """Creates a file of the cache atomically; returns False, and writes nothing, if it exists."""
         self.make_dirs(path.parent)
         return atomic.create_exclusive(path, data, staging=self.staging(), mode=self.file_mode)
 
     def closed(self, kind: Kind) -> list[Path]:
-        """The directories of a kind that this user may not list, so that what they hold is not seen."""
+        """The directories of a kind that this user may not list."""
         return [Path(fan.path) for fan in entries(self.root / kind)
                 if fan.is_dir(follow_symlinks=False) and not os.access(fan.path, os.R_OK | os.X_OK)]
 
     def names(self, kind: Kind) -> Iterator[str]:
-        """The digests of every file of a kind, sorted; other files are skipped, and directories that are `closed`."""
+        """The digests of all files of a kind, sorted; skips other files and `closed` directories."""
         for name in self._listed(kind):
             with contextlib.suppress(Unparsed):
                 if name.endswith(SUFFIX[kind]):
                     yield digest_of(name.removesuffix(SUFFIX[kind]), kind)
 
     def shards(self) -> Iterator[str]:
-        """The digests of every shard directory, sorted; `closed` directories are skipped."""
+        """The digests of all shard directories, sorted; skips `closed` directories."""
         for name in self._listed("shards"):
             with contextlib.suppress(Unparsed):
                 yield digest_of(name, "shards")
 
     def _listed(self, kind: Kind) -> Iterator[str]:
-        """The names below the directory of a kind, in order; links and other files are skipped."""
+        """The names below the directory of a kind, sorted; skips linked directories, and names in a wrong directory."""
         found = entries(self.root / kind)
         if kind not in FANNED and kind != "shards":
             yield from (entry.name for entry in found)
@@ -143,10 +143,10 @@ class Cache:
 
 
 def open_cache(path: Path, *, create: bool) -> Cache:
-    """The cache at `path`; with `create`, an absent or empty directory becomes one.
+    """Opens the cache at `path`; `create` turns a missing or empty directory into one.
 
-    Raises `PathError` when `path` is no directory or holds something else, `CacheError` when there is no cache, one of
-    another version, or one with a link in it.
+    Raises `PathError` if `path` is not a directory or holds something else; `CacheError` if there is no cache, or one
+    of another version or with a link in its root.
     """
     marker = path / MARKER
     if path.exists() and not path.is_dir():
@@ -159,7 +159,7 @@ def open_cache(path: Path, *, create: bool) -> Cache:
 
 
 def check_can_create(path: Path) -> None:
-    """Raises `PathError` unless `path` is a cache already, or could become one: absent, or an empty directory."""
+    """Raises `PathError` unless `path` is a cache, or can become one: missing, or an empty directory."""
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
     if path.is_dir() and any(not _is_litter(inner.name) for inner in path.iterdir()) and not (path / MARKER).exists():
@@ -170,14 +170,14 @@ def check_can_create(path: Path) -> None:
 
 
 def _is_litter(name: str) -> bool:
-    """What an empty directory may have: leftovers of writers, and what systems put everywhere."""
+    """Whether a directory with this name in it still counts as empty: leftovers, and files of operating systems."""
     return name in ("tmp", ".DS_Store", "Thumbs.db", "desktop.ini", "lost+found")
 
 
 def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
-    """Moves a staged and synced shard to its name. A whole one already there stays; a damaged one is replaced.
+    """Moves a staged and synced shard to its name. Keeps an intact shard that is already there; replaces a damaged one.
 
-    What was remembered of damage is forgotten either way.
+    Removes the shard's damage record in both cases.
     """
     _move_in(cache, staged, digest)
     atomic.remove_tree(cache.damaged(digest))
@@ -193,16 +193,16 @@ def _move_in(cache: Cache, staged: Path, digest: str) -> None:
         if not target.exists():
             atomic.rename(staged, target)
     except OSError:
-        if not _is_whole(target, digest):  # else another process was quicker with the same bytes
+        if not _is_whole(target, digest):  # otherwise another process was quicker, with the same bytes
             raise
     atomic.remove_tree(staged)
-    atomic.sync_dir(target.parent)  # also after another's rename: it may have died before its own
+    atomic.sync_dir(target.parent)  # also after another process's rename: it may have died before its sync
 
 
 def _move_out(cache: Cache, target: Path) -> None:
-    """Takes a shard out of sight in one step, then off the disk.
+    """Renames a shard out of the way in one step, then deletes it.
 
-    A full disk may have no room for another name: then the shard is removed where it is, its first document first.
+    A full disk may have no room for another name: then the shard is deleted in place, its first document first.
     """
     aside = cache.root / "tmp" / secrets.token_hex(16)
     try:
@@ -219,12 +219,12 @@ def _move_out(cache: Cache, target: Path) -> None:
 
 
 def publish_table(cache: Cache, data: atomic.Buffer) -> str:
-    """Puts `data` at the digest of its bytes, read-only, and returns that; a damaged file already there is replaced."""
+    """Stores `data` read-only under the digest of its bytes and returns it; replaces a damaged file of that name."""
     digest = digest_bytes(data)
     target = cache.table(digest)
     cache.make_dirs(target.parent)
     if _is_whole(target, digest, file_digest):
-        atomic.sync_dir(target.parent)  # its writer may have died before it did
+        atomic.sync_dir(target.parent)  # its writer may have died before its sync
     else:
         atomic.remove_directory_in_way(target)
         cache.write(target, data, read_only=True)
@@ -232,7 +232,7 @@ def publish_table(cache: Cache, data: atomic.Buffer) -> str:
 
 
 def retire_shard(cache: Cache, digest: str) -> None:
-    """Removes a shard and its damage record: first out of sight in one step, then from the disk."""
+    """Removes a shard and its damage record: renames the shard in one step, then deletes it."""
     target = cache.shard(digest)
     if target.exists():
         _move_out(cache, target)
@@ -240,9 +240,9 @@ def retire_shard(cache: Cache, digest: str) -> None:
 
 
 def sync_recent_directories(cache: Cache) -> None:
-    """Every name that appeared lately is on the disk when this returns, also where its writer died before it was.
+    """Syncs every directory with recent names to the disk, because their writers may have died before that.
 
-    Without it a run could build on what a killed one did, and a power cut take that away from under it.
+    Without it, a run could build on the results of a killed run, and a power failure could still remove those.
     """
     since = time.time() - SETTLED
     folders = [cache.root, *(cache.root / kind for kind in ("shards", *SUFFIX))]
@@ -253,29 +253,29 @@ def sync_recent_directories(cache: Cache) -> None:
 
 
 def leftovers(cache: Cache) -> list[Path]:
-    """What crashes left in tmp/, and files of earlier versions, which nothing reads any more. Raises `OSError`."""
+    """Leftovers of crashes in tmp/, and files of earlier versions, which nothing reads any more. Raises `OSError`."""
     staged = [Path(entry.path) for entry in entries(cache.root / "tmp")]
     return staged + [path for name in EARLIER if os.path.lexists(path := cache.root / name)]
 
 
 def clear_leftovers(cache: Cache) -> None:
-    """Removes tmp/ and files of earlier versions. Only for whoever has the cache alone; what cannot be removed stays.
-    """
+    """Removes tmp/ and files of earlier versions; needs the exclusive lock. Keeps what cannot be removed."""
     for name in ("tmp", *EARLIER):
-        with contextlib.suppress(OSError):  # another user's, say, or a marker in the making
+        with contextlib.suppress(OSError):  # another user's, for example, or a marker being created
             atomic.remove_tree(cache.root / name)
 
 
 def _create(path: Path, create: bool) -> None:
     if not create:
-        raise CacheError(f"{path} is not a cache: it has no {MARKER}", hint="prep encode SOURCE --cache DIR makes one")
+        raise CacheError(f"{path} is not a cache: it has no {MARKER}",
+                         hint="prep encode SOURCE --cache DIR creates one")
     check_can_create(path)
     marker = canonical(seal({"format": "latentry/cache", "version": VERSION}))
     atomic.make_dirs(path.absolute())
     while not (path / MARKER).exists():
-        with contextlib.suppress(FileNotFoundError):  # whoever was quicker has emptied tmp/ since: no lock is held yet
-            Cache(root=path.absolute()).create(path / MARKER, marker)  # never replaced: it is what locks are on
-    atomic.sync_dir(path.absolute().parent)  # also after another's making of it: that may have died before its own
+        with contextlib.suppress(FileNotFoundError):  # a quicker process has emptied tmp/: no lock is held yet
+            Cache(root=path.absolute()).create(path / MARKER, marker)  # never replaced: it is the file that is locked
+    atomic.sync_dir(path.absolute().parent)  # also if another process made it: it may have died before its sync
 
 
 def _check_marker(marker: Path) -> None:

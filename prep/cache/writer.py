@@ -1,7 +1,7 @@
-"""A shard, written row by row: staged in tmp/, digested while written, synced, renamed to the digest of its bytes.
+"""Writes a shard row by row: staged in tmp/, digested while written, synced, renamed to the digest of its bytes.
 
-Costs one pass of SHA-256 and CRC-32C over the rows, the first in a thread of its own, and no memory beyond the keys and
-at most `BLOCKS` blocks an array. The index and the documents need N, so they come last.
+Costs one pass of SHA-256 (in its own thread) and CRC-32C over the rows, and no memory beyond the keys and at most
+`BLOCKS` blocks per array. The index and the documents need N, so they are written last.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from prep.fs import atomic
 from prep.fs.tree import listing_digest
 from prep.parse import digest_of
 
-# Files grow by whole blocks at multiples of their size: the page cache then has them in large pieces, from which rows
-# are read a third faster than from pieces of a row's size (measured, ext4, 1 MiB: 25 GB/s; 64 KiB or one row: 19).
+# Files grow by whole, aligned blocks: the page cache then holds them in large pieces, from which rows are read a third
+# faster than from pieces of a row's size (measured, ext4, 1 MiB: 25 GB/s; 64 KiB or one row: 19).
 BLOCK_BYTES = 1 << 20
-BLOCKS = 32  # written, and not digested yet
-SYNC_BLOCKS = 32  # after so many the file is synced, while others are digested: together they take as long as SHA-256
+BLOCKS = 32  # written but not yet digested
+SYNC_BLOCKS = 32  # blocks between syncs, which overlap with digesting: together they take as long as SHA-256
 
 
 class ShardWriter:
-    """Rows of one field and one shape on their way to become a shard; `with` removes what was staged when it fails."""
+    """Writes rows of one field and one shape as a shard; as a context manager, removes the staged files on failure."""
 
     def __init__(self, cache: Cache, field: str, arrays: Sequence[ArraySpec]) -> None:
         self.cache = cache
@@ -53,9 +53,9 @@ class ShardWriter:
         return len(self._keys) // shard_format.KEY_BYTES
 
     def add(self, key: str, values: Mapping[str, Any]) -> None:
-        """Appends one row; keys must come sorted. Values are arrays of the spec's dtype and shape, or as many bytes.
+        """Appends one row, in the order of keys. Values are arrays of the spec's dtype and shape, or as many bytes.
 
-        bfloat16 comes as a uint16 view. Raises `ValueError` for anything else; then nothing was written.
+        bfloat16 is passed as a uint16 view. Raises `ValueError` for anything else, before writing anything.
         """
         name = bytes.fromhex(digest_of(key, "key"))
         if name <= bytes(self._keys[-shard_format.KEY_BYTES :]):
@@ -71,7 +71,7 @@ class ShardWriter:
         self._keys += name
 
     def finish(self) -> Shard:
-        """Ends the shard and puts it in place: whole, synced and read-only. Raises `ValueError` when it has no rows."""
+        """Completes and publishes the shard: synced and read-only. Raises `ValueError` for no rows or too many."""
         rows = self.rows
         if not 1 <= rows <= shard_format.MAX_ROWS:
             raise ValueError(f"shard has {rows} rows, expected 1 to {shard_format.MAX_ROWS}")
@@ -90,11 +90,11 @@ class ShardWriter:
         return Shard(digest=digest, rows=rows, bytes=sum(int(entry["size"]) for entry in listing))
 
     def abort(self) -> None:
-        """Removes what was staged; harmless after `finish`."""
+        """Removes the staged files; harmless after `finish`."""
         for growing in self._files.values():
             with contextlib.suppress(OSError):  # a full disk, again
                 growing.close()
-        with contextlib.suppress(OSError):  # a leftover in tmp/
+        with contextlib.suppress(OSError):  # leaves a leftover in tmp/
             atomic.remove_tree(self._staged)
 
     def __enter__(self) -> ShardWriter:
@@ -121,7 +121,7 @@ class ShardWriter:
 
 
 class _Growing:
-    """A staged file that knows its size and SHA-256. A thread digests its blocks while this one writes and syncs."""
+    """A staged file with its size and SHA-256. A second thread digests its blocks while this one writes and syncs."""
 
     def __init__(self, cache: Cache, root: Path, path: str) -> None:
         self.path = path
@@ -132,11 +132,11 @@ class _Growing:
         self.size = 0
         self.running = hashlib.sha256()
         self._block, self._filled = _new_block(), 0
-        self._digesting: deque[tuple[Future[None], memoryview]] = deque()  # in their order
-        self._thread: ThreadPoolExecutor | None = None  # a file of less than a block needs none
+        self._digesting: deque[tuple[Future[None], memoryview]] = deque()  # in file order
+        self._thread: ThreadPoolExecutor | None = None  # None for a file below one block
 
     def append(self, data: atomic.Buffer) -> None:
-        """Adds bytes, copied, so that the caller may change them at once."""
+        """Appends a copy of the bytes, so that the caller may change them at once."""
         left = memoryview(data)
         self.size += len(left)
         while len(left):
@@ -148,7 +148,7 @@ class _Growing:
                 self._put_block()
 
     def end(self) -> dict[str, Any]:
-        """What the listing says of the file, which is whole and on the disk."""
+        """Completes and syncs the file; returns its entry in the listing."""
         rest = self._block[: self._filled]
         atomic.write(self.handle, rest)
         atomic.sync(self.handle)
@@ -160,7 +160,7 @@ class _Growing:
         return {"path": self.path, "size": self.size, "sha256": self.running.hexdigest()}
 
     def close(self) -> None:
-        """Lets go of the file and the thread, finished or not."""
+        """Closes the file and ends the thread, finished or not."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self.handle.close()
@@ -175,14 +175,14 @@ class _Growing:
         self._filled = 0
 
     def _digested(self) -> memoryview:
-        """The oldest block, once its bytes are in the digest."""
+        """Waits until the oldest block is digested, and returns its buffer."""
         future, block = self._digesting.popleft()
         future.result()
         return block
 
 
 def _new_block() -> memoryview:
-    return np.empty(BLOCK_BYTES, np.uint8).data  # no memory before it is filled
+    return np.empty(BLOCK_BYTES, np.uint8).data  # takes no memory until it is filled
 
 
 def _checked_spec(spec: ArraySpec) -> ArraySpec:
@@ -193,7 +193,7 @@ def _checked_spec(spec: ArraySpec) -> ArraySpec:
 
 
 def _row(spec: ArraySpec, value: Any) -> np.ndarray[Any, Any]:
-    """The row as uint8 [row_bytes], not copied when it is contiguous."""
+    """The row as uint8 [row_bytes]; not copied if it is contiguous."""
     if isinstance(value, np.ndarray):
         wanted = shard_format.NUMPY[spec.dtype]
         if value.dtype != wanted or value.shape != spec.shape:

@@ -1,7 +1,7 @@
-"""The room of zarr: bfloat16 for zarr-python, and a shard as a Zarr group. Nothing on the hot path comes through here.
+"""Opens shards as Zarr groups, and adds bfloat16 to zarr-python. Not used on the hot path.
 
-tensorstore and zarrs read bfloat16 by themselves. zarr-python needs `register()` once a process: it lists the entry
-points of group `zarr.data_type`, where this type is named too, but up to 3.1.6 at least never loads them.
+tensorstore and zarrs read bfloat16 by themselves. zarr-python needs one `register()` per process: it lists the entry
+points of the group `zarr.data_type`, which include this type, but up to at least 3.1.6 never loads them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from prep.cache.store import Cache
 
 
 def register() -> None:
-    """zarr-python reads and writes `bfloat16` from now on, everywhere in this process."""
+    """Makes zarr-python read and write `bfloat16`, in this whole process."""
     data_type_registry.register("bfloat16", BFloat16)
 
 
 def open_shard(cache: Cache, digest: str) -> Any:
-    """A shard as a read-only `zarr.Group`: `group["latent"][3]`. Slow (1 ms a row), for looking and for other tools."""
+    """A shard as a read-only `zarr.Group`: `group["latent"][3]`. Slow (1 ms a row): for inspection and other tools."""
     register()
     return zarr.open_group(str(cache.shard(digest)), mode="r", zarr_format=3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
-    """Zarr's `bfloat16`: NumPy's `ml_dtypes.bfloat16` where that is installed, else its bits as uint16."""
+    """Zarr's `bfloat16`: `ml_dtypes.bfloat16` in NumPy if that is installed, else its bits as uint16."""
 
     dtype_cls: ClassVar[Any] = np.dtype
     _zarr_v3_name: ClassVar[str] = "bfloat16"
@@ -44,13 +44,13 @@ class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
 
     @classmethod
     def from_native_dtype(cls, dtype: Any) -> Self:
-        """This type for `ml_dtypes.bfloat16`; never for uint16, which is a type of its own."""
+        """This type for `ml_dtypes.bfloat16`; never for uint16, which Zarr has as a separate type."""
         if getattr(dtype, "name", None) != "bfloat16":
             raise DataTypeValidationError(f"data type is {dtype}, expected bfloat16")
         return cls()
 
     def to_native_dtype(self) -> np.dtype[Any]:
-        """What rows read as."""
+        """The NumPy dtype of rows that are read."""
         return native_bfloat16() or np.dtype("<u2" if self.endianness == "little" else ">u2")
 
     @classmethod
@@ -73,7 +73,7 @@ class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
         return isinstance(data, int | float | np.number) or getattr(data, "dtype", None) == self.to_native_dtype()
 
     def cast_scalar(self, data: object) -> Any:
-        """`data` as one number; without ml_dtypes its bits, cut off and not rounded (fill values are 0)."""
+        """`data` as one number; without ml_dtypes its bits, truncated and not rounded (fill values are 0)."""
         native = self.to_native_dtype()
         if native.name == "bfloat16" or isinstance(data, np.uint16):
             return native.type(data)
@@ -84,7 +84,7 @@ class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
         return self.cast_scalar(0)
 
     def from_json_scalar(self, data: Any, *, zarr_format: Literal[2, 3]) -> Any:
-        """A fill value; "NaN", "Infinity" and "-Infinity" are spelled as Zarr does."""
+        """A fill value; accepts "NaN", "Infinity" and "-Infinity" as Zarr spells them."""
         return self.cast_scalar(float(data))
 
     def to_json_scalar(self, data: object, *, zarr_format: Literal[2, 3]) -> Any:
@@ -94,7 +94,7 @@ class BFloat16(ZDType[Any, Any], HasEndianness, HasItemSize):
 
 
 def native_bfloat16() -> np.dtype[Any] | None:
-    """`ml_dtypes.bfloat16` when that package is installed; Latentry does not need it."""
+    """`ml_dtypes.bfloat16` if that package is installed; Latentry does not need it."""
     try:
         native: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError:

@@ -123,7 +123,7 @@ def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> N
     """
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise PathError(f"{what} {path} cannot be written: {folder} is not a directory",
+        raise PathError(f"{what} {path} cannot be written: there is no directory {folder}",
                         hint="make the directory first")
     if not os.access(folder, os.W_OK):
         raise PathError(f"{what} {path} cannot be written: no permission to write in {folder}")

@@ -1,1 +1,1 @@
-"""Looking after a cache."""
+"""Verifies, repairs, compacts and cleans caches."""

@@ -1,4 +1,4 @@
-"""Empties what is remembered of the user's files: removes the files of all memories, and those of earlier versions."""
+"""Removes what is remembered about the user's files: the files of all memories, and those of earlier versions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from prep.fs.user_cache import user_cache, why_not_private
 
 KINDS = {"files": "digests, sizes and captions of files", "scan": "results of scans", "tars": "listings of tars",
          "earlier": "files of earlier versions"}
-_EARLIER = re.compile(r"scan\.sqlite(-journal)?")  # in the user's cache directory; and what is in tars/ there
+_EARLIER = re.compile(r"scan\.sqlite(-journal)?")  # in the user's cache directory; the next pattern is for tars/ there
 _EARLIER_TAR = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{16}\.partial")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanReport:
-    """What `prep clean` found, and removed when it was not a dry run."""
+    """What `prep clean` found, and removed unless it was a dry run."""
 
     folder: Path
     files: dict[str, int]  # by kind
@@ -38,7 +38,7 @@ class CleanReport:
                 "removed": removed, "bytes": sum(self.sizes.values())}
 
     def as_text(self) -> str:
-        """A few lines for people."""
+        """The report as a few lines of text."""
         if not self.files:
             return f"nothing is remembered in {self.folder}"
         verb = "would remove" if self.dry_run else "removed"
@@ -49,7 +49,7 @@ class CleanReport:
 
 
 def clean(*, dry_run: bool) -> CleanReport:
-    """Removes everything that is remembered. Raises `PathError` where there is no home, or something stays."""
+    """Removes everything that is remembered. Raises `PathError` without a home directory, or if a file stays."""
     root, folder = user_cache(), memory_folder()
     if root is None or folder is None:
         raise PathError("there is no home directory, so nothing is remembered",
@@ -74,19 +74,19 @@ def clean(*, dry_run: bool) -> CleanReport:
 
 
 def _remembered(folder: Path) -> Iterator[tuple[str, Path, int]]:
-    """(kind, path, bytes) of each memory. Raises `PathError` for a directory that is never used."""
+    """(kind, path, bytes) of each memory. Raises `PathError` if the directory is not private, and so never used."""
     try:
         why = why_not_private(folder)
     except FileNotFoundError:
         return
     if why:
         raise PathError(f"{folder} is not used, so nothing is remembered: {why}",
-                        hint="look at what is in it, then remove it; the next run makes it again, for you alone")
+                        hint="check its contents, then remove it; the next run makes it again with access for you only")
     yield from memory_files(folder)
 
 
 def _earlier(root: Path) -> Iterator[tuple[str, Path, int]]:
-    """The same of files of earlier versions, where nobody else could have put others in their place."""
+    """(kind, path, bytes) of each file of earlier versions; only from directories that nobody else can write to."""
     for folder, pattern in ((root, _EARLIER), (root / "tars", _EARLIER_TAR)):
         with suppress(FileNotFoundError):
             if why_not_private(folder):

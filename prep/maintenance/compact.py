@@ -1,4 +1,4 @@
-"""What `prep compact` does: joins small shards while others use the cache, and says what came of it."""
+"""Implements `prep compact`: joins small shards while other processes may use the cache, and reports the result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from prep.progress import Progress, Tick
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """What became, or would become, of a field's small shards."""
+    """The result, or expected result, for a field's small shards."""
 
     sources: set[str] = field(default_factory=set)  # digests
     into: int = 0
     rows: int = 0
-    bytes: int = 0  # of the new shards; about that much, when it is a dry run
+    bytes: int = 0  # of the new shards; an estimate in a dry run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class CompactReport:
                 "bytes": sum(tally.bytes for tally in self.fields.values()), "damaged": damaged}
 
     def as_text(self) -> str:
-        """A few lines for people."""
+        """The report as a few lines of text."""
         document = self.as_json()
         verb = "would join" if self.dry_run else "joined"
         lines = [f"{name}: {verb} {counted(one['joined'], 'shard')} into {one['into']} ({counted(one['rows'], 'row')}, "
@@ -63,7 +63,7 @@ class CompactReport:
 
 
 def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) -> CompactReport:
-    """Joins the small shards of the cache at `path`; what an interruption left undone is done the next time.
+    """Joins the small shards of the cache at `path`; after an interruption, the next call does the rest.
 
     Raises `CacheError`, `PathError`.
     """
@@ -85,7 +85,7 @@ def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], tick: Tick) -> Com
     fields: dict[str, Tally] = {}
     lost: list[LostRow] = []
     for part in parts:
-        said: list[Reject] = [one for source in part.sources for one in rejects.pop(source, ())]  # once is enough
+        said: list[Reject] = [one for source in part.sources for one in rejects.pop(source, ())]  # store each once
         shard, missing = join(cache, ledger, part, said, tick, shunned)
         lost += missing
         if shard is not None:

@@ -1,4 +1,4 @@
-"""The small documents of a cache: which are damaged, or do not agree with what a manifest says of its shards."""
+"""Checks commits, plans and damage records, alone and against a manifest's shards."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.parse import Unparsed
 
-Facts = Mapping[str, Any]  # of a shard, as a manifest has them: field, rows, bytes
+Facts = Mapping[str, Any]  # of a shard, from a manifest: field, rows, bytes
 
 
 @dataclass(kw_only=True, slots=True)
 class Checkup:
-    """What was found, in words."""
+    """Damage and notes, as texts."""
 
     damaged: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # that costs nothing of this manifest's: hints, other data sets
+    notes: list[str] = field(default_factory=list)  # no loss for this manifest: hints, faults of other data sets
 
 
 def check_up(cache: Cache, shards: Mapping[str, Facts] | None) -> Checkup:
-    """Every commit and plan of a cache; `shards` are those of the manifest, by digest; None: not known."""
+    """Checks every commit and plan of a cache; `shards` are the manifest's shards by digest, None if unknown."""
     found = Checkup()
     unnamed = set(shards or ()) - set(_check_commits(cache, shards, found))
-    found.notes += [f"shard {digest} has no sound commit; prep encode gives it one" for digest in sorted(unnamed)
+    found.notes += [f"shard {digest} has no intact commit; prep encode writes one" for digest in sorted(unnamed)
                     if _is_there(cache, digest)]
     found.notes += [f"plan {name} is damaged; prep encode makes it again" for name in cache.names("plans")
                     if read_plan(cache, name) is None and cache.plan(name).exists()]
@@ -36,13 +36,13 @@ def check_up(cache: Cache, shards: Mapping[str, Facts] | None) -> Checkup:
 
 
 def notes_on_damage_records(cache: Cache) -> list[str]:
-    """The damage records that are damaged themselves; whoever reads a sound shard removes its record."""
-    return [f"the damage record of shard {digest} is damaged itself ({what}); prep encode looks at that shard"
+    """Notes on damage records that are damaged themselves; verifying an intact shard removes its record."""
+    return [f"the damage record of shard {digest} is damaged itself ({what}); prep encode checks that shard"
             for digest in cache.names("damaged") if (what := record_fault(cache, digest))]
 
 
 def _check_commits(cache: Cache, shards: Mapping[str, Facts] | None, found: Checkup) -> Iterator[str]:
-    """The shards that sound commits name."""
+    """Checks every commit; yields the shards that intact commits name."""
     for task in cache.names("commits"):
         try:
             commit = checked_commit(cache, task)
@@ -50,7 +50,7 @@ def _check_commits(cache: Cache, shards: Mapping[str, Facts] | None, found: Chec
             found.damaged.append(error.message)
             continue
         except (OSError, Unparsed) as error:
-            if cache.commit(task).exists():  # else gone since, with what it stood for
+            if cache.commit(task).exists():  # otherwise removed meanwhile, with its shard
                 found.damaged.append(f"commit {task}: {error}")
             continue
         if commit.shard is None:
@@ -70,5 +70,5 @@ def _check_commits(cache: Cache, shards: Mapping[str, Facts] | None, found: Chec
 def _is_there(cache: Cache, shard: str) -> bool:
     try:
         return cache.shard(shard).exists()
-    except CacheError:  # something else is in the place of its directory, which verify says
+    except CacheError:  # its directory was replaced by something else, which verify reports
         return False

@@ -1,4 +1,4 @@
-"""What `prep gc` does: kept manifests say what is needed; what else there is goes, when it is old enough."""
+"""Implements `prep gc`: removes everything that no kept manifest needs and that is old enough."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
 from prep.progress import Progress
 
-MEND = "prep encode, as it was first run, mends it; then clean up"
+MEND = "to repair, run prep encode again as it was first run; then run prep gc again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GcReport:
-    """What `prep gc` found, and removed when it was not a dry run."""
+    """What `prep gc` found, and removed unless it was a dry run."""
 
     sweep: Sweep
     manifests: int  # kept
-    guard: str  # as it was asked for
+    guard: str  # as the user wrote it
     dry_run: bool
-    others: tuple[OtherManifest, ...] = ()  # that are not kept, and lose something
+    others: tuple[OtherManifest, ...] = ()  # manifests that are not kept and lose rows or tables
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -46,7 +46,7 @@ class GcReport:
                            for one in self.others]}
 
     def as_text(self) -> str:
-        """A few lines for people."""
+        """The report as a few lines of text."""
         document = self.as_json()
         verb = "would remove" if self.dry_run else "removed"
         lines = [f"{verb} {_count(count, kind)}: {format_bytes(self.sweep.sizes[kind])}"
@@ -71,7 +71,7 @@ WORDS = {"commits": ("commit", "commits"), "shards": ("shard", "shards"), "table
 
 
 def describe_other(other: OtherManifest, *, dry_run: bool) -> str:
-    """What a manifest that is not kept loses, and what to do about it."""
+    """What a manifest that is not kept loses, and how to prevent or repair that."""
     name, needed = printable(str(other.path)), f"{_count(other.shards, 'shards')} and {_count(other.tables, 'tables')}"
     if dry_run:
         return (f"{name} uses this cache and is not kept: {needed} that it needs would be removed; "
@@ -86,10 +86,10 @@ def _count(count: int, kind: str) -> str:
 
 def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
                     progress: Progress, notice: Callable[[str], None] = lambda _: None) -> GcReport:
-    """Removes from the cache at `path` what no manifest of `keep` needs and is older than `guard` seconds.
+    """Removes from the cache at `path` what no manifest in `keep` needs and is older than `guard` seconds.
 
-    Everything is read before anything is removed, and nothing is removed when a kept manifest or its cache is damaged,
-    or another process uses the cache. `notice` names other manifests that lose something, before they do. Raises
+    Reads everything before removing anything; removes nothing if a kept manifest or its cache is damaged, or another
+    process uses the cache. Calls `notice` for each other manifest that loses something, before the removal. Raises
     `UsageError`, `ManifestError`, `CacheError`, `PathError`.
     """
     if not keep:
@@ -97,7 +97,7 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
                          hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
     cache = open_cache(path, create=False)
     with contextlib.nullcontext() if dry_run else lock_directory(cache.root, exclusive=True):
-        manifests = [read_manifest(one) for one in keep]  # not before: an encoder may just write one
+        manifests = [read_manifest(one) for one in keep]  # not before the lock: an encoder may be writing one
         found = sweep.find_garbage(cache, _needed(cache, manifests), guard=guard)
         others = find_others(cache, manifests, found)
         if not dry_run:
@@ -115,7 +115,7 @@ def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:
         path, root = manifest.path, manifest.cache_root
         if not root.is_dir() or not root.samefile(cache.root):
             raise CacheError(f"{path} is a manifest of the cache {root}, expected one of {cache.root}",
-                             hint="name the manifests of this cache, and clean the other by itself")
+                             hint="name only manifests of this cache, and run prep gc for the other cache separately")
         named = manifest.document["tables"]
         for name, schema in (("samples", SAMPLES), ("findings", FINDINGS)):
             read_table(cache, named[name], schema)
@@ -127,7 +127,7 @@ def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:
 
 
 def _check_shard(cache: Cache, path: Path, digest: str, size: int) -> None:
-    """Raises unless a shard is as large as it was: else its rows may be elsewhere, where no manifest names them yet."""
+    """Raises unless a shard has its full size: otherwise its rows may be in shards that no manifest names yet."""
     try:
         found = shard_bytes(cache.shard(digest))
     except OSError:

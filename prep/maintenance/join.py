@@ -1,9 +1,9 @@
-"""Many small shards into few: rows and keys unchanged, the small ones left as they are until gc takes them.
+"""Joins small shards into larger ones: rows and keys stay unchanged; gc removes the small shards later.
 
-Small is whatever has less than half of the rows that fit a shard of the wanted size. Rows of small shards that no
-larger shard has are put in the order of their keys and cut into even parts, none of them small when there are two or
-more; so a second time nothing is left to do, and after an interruption only the parts that are missing. Memory: 40
-bytes a row for the ledger, and one row.
+A shard is small if it has less than half of the rows that fit a shard of the wanted size. The rows of small shards that
+no larger shard has are sorted by key and split into even parts, none of them small if there are two or more: so a
+second call has nothing to do, and after an interruption only missing parts are made. Memory: 40 bytes per row for the
+ledger, and one row.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from prep.digest import digest_json
 from prep.errors import CacheError
 from prep.progress import Tick
 
-DOCUMENTS = 4096  # bytes that the documents of a shard may take, above its rows
+DOCUMENTS = 4096  # bytes reserved for the documents of a shard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Rows that become one shard."""
+    """Rows that will become one shard."""
 
     field: str
     arrays: tuple[ArraySpec, ...]
     first: Column  # int64 [N]: where each row's places begin in the ledger's columns, by key
-    past: Column  # int64 [N]: and end
-    sources: tuple[str, ...]  # digests of all small shards that have one of the rows, sorted
+    past: Column  # int64 [N]: and where they end
+    sources: tuple[str, ...]  # digests of all small shards with any of the rows, sorted
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that a row takes in a shard."""
+        """Bytes per row in a shard."""
         return _row_bytes(self.arrays)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostRow:
-    """A row that is damaged wherever it is."""
+    """A row that is damaged in every shard that has it."""
 
     field: str
     key: str
@@ -59,7 +59,7 @@ class LostRow:
 
 
 def plan_joins(cache: Cache, ledger: Ledger, *, shard_bytes: int) -> list[Part]:
-    """What there is to join, by field, shapes and key. Shards whose header cannot be read are left alone."""
+    """The joins to do, by field, shapes and key. Skips shards whose header cannot be read."""
     headers = _small(cache, ledger, shard_bytes)
     groups: dict[tuple[str, tuple[ArraySpec, ...]], list[int]] = {}
     for number, header in sorted(headers.items()):
@@ -76,9 +76,10 @@ def plan_joins(cache: Cache, ledger: Ledger, *, shard_bytes: int) -> list[Part]:
 
 
 def unverifiable(cache: Cache, parts: Iterable[Part]) -> frozenset[str]:
-    """The sources whose bytes are not those that their names say, in a way that no checksum places.
+    """The sources with damage that no checksum locates: their bytes do not match their digests.
 
-    Each row may have its checksum, and be another shard's; copied, it would be believed for ever. Damage is remembered.
+    Their rows may match their checksums and still belong to another shard; a copy would be trusted forever. Damage is
+    recorded in the cache.
     """
     sources = sorted({source for part in parts for source in part.sources})
     return frozenset(source for source in sources if any(one.array is None for one in verify_shard(cache, source)))
@@ -86,11 +87,11 @@ def unverifiable(cache: Cache, parts: Iterable[Part]) -> frozenset[str]:
 
 def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
          shunned: Collection[str] = ()) -> tuple[Shard | None, list[LostRow]]:
-    """Writes the shard of a part and its commit, with `rejects` in it; each row's checksum is compared on the way.
+    """Writes the shard of a part and its commit, which contains `rejects`; checks the checksum of each row it copies.
 
-    A row that is damaged in one shard, or that a shunned one has, is taken from another that has it; one damaged
-    everywhere is remembered under damaged/ and left out. No shard when that is so with every row. Calls `tick(1)` for
-    each row.
+    A row that is damaged in one shard, or that is in a `shunned` shard, is copied from another; a row that is damaged
+    everywhere is recorded as damaged and dropped. Returns None for the shard if all rows are dropped. Calls `tick(1)`
+    for each row.
     """
     kept: list[str] = []
     lost: list[LostRow] = []
@@ -114,7 +115,7 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
 
 
 def rejects_by_shard(cache: Cache) -> dict[str, tuple[Reject, ...]]:
-    """What commits say of rows that could not be made, by the shard of the others; gone with it, unless kept."""
+    """The rejected rows in commits, by the shard of the same commit: they would be lost with it unless copied."""
     found: dict[str, tuple[Reject, ...]] = {}
     for task in cache.names("commits"):
         commit = read_commit(cache, task)
@@ -124,7 +125,7 @@ def rejects_by_shard(cache: Cache) -> dict[str, tuple[Reject, ...]]:
 
 
 def _small(cache: Cache, ledger: Ledger, shard_bytes: int) -> dict[int, Header]:
-    """The headers of small shards, by their number in the ledger."""
+    """The headers of small shards, by shard number in the ledger."""
     found = {}
     for number, shard in enumerate(ledger.shards):
         if shard.bytes < shard_bytes // 2:
@@ -139,7 +140,7 @@ def _small(cache: Cache, ledger: Ledger, shard_bytes: int) -> dict[int, Header]:
 
 def _cut(ledger: Ledger, field: str, arrays: tuple[ArraySpec, ...], first: Column, past: Column,
          most: int) -> Iterator[Part]:
-    """Even parts of at most `most` rows; none of rows that one shard has together already, and nothing else."""
+    """Even parts of at most `most` rows; skips a part that is exactly the rows of an existing shard."""
     count = -(-len(first) // most)
     whole = np.bincount(_shards(ledger, first, past), minlength=len(ledger.shards))
     edges = (np.arange(count + 1) * len(first) // max(count, 1)).tolist()
@@ -151,7 +152,7 @@ def _cut(ledger: Ledger, field: str, arrays: tuple[ArraySpec, ...], first: Colum
 
 
 def _shards(ledger: Ledger, first: Column, past: Column) -> Column:
-    """The numbers of the shards at all places in spans, one span after another."""
+    """The shard numbers at all places in the spans, one span after another."""
     counts = past - first
     places = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
     shards: Column = ledger.shard[places]
@@ -159,7 +160,7 @@ def _shards(ledger: Ledger, first: Column, past: Column) -> Column:
 
 
 def _places(ledger: Ledger, part: Part) -> Iterator[tuple[str, tuple[tuple[str, int], ...]]]:
-    """Each row's key and the places where it is, by key."""
+    """Each row's key and places, sorted by key."""
     for start, end in zip(part.first.tolist(), part.past.tolist(), strict=True):
         key = bytes(ledger.keys[start]).ljust(KEY_BYTES, b"\0").hex()
         yield key, tuple((ledger.shards[shard].digest, row) for shard, row in
@@ -167,7 +168,7 @@ def _places(ledger: Ledger, part: Part) -> Iterator[tuple[str, tuple[tuple[str, 
 
 
 def _read(reader: Reader, place: tuple[str, int], values: dict[str, Any]) -> bool:
-    """Whether all arrays of a row could be read; what is damaged is remembered by the reader."""
+    """Reads all arrays of a row into `values`; False if one is damaged, which the reader records."""
     try:
         for name, value in values.items():
             reader.read_into(value, place[0], name, place[1])
@@ -181,5 +182,5 @@ def _row_bytes(arrays: Sequence[ArraySpec]) -> int:
 
 
 def _most(arrays: Sequence[ArraySpec], shard_bytes: int) -> int:
-    """Rows of a shard of that size."""
+    """How many rows fit a shard of that size."""
     return max(1, (shard_bytes - DOCUMENTS) // _row_bytes(arrays))

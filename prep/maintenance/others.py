@@ -1,7 +1,7 @@
-"""Finds manifests that use a cache and were not named to be kept, before `prep gc` removes what they need.
+"""Finds manifests that use a cache but are not kept, before `prep gc` removes what they need.
 
-A cache does not know its manifests, so only some places are looked at: the directories of the kept manifests and the
-one that the cache lies in. Manifests elsewhere are not found.
+A cache does not know its manifests, so only some directories are searched: those of the kept manifests, and the parent
+of the cache. Manifests elsewhere are not found.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from prep.maintenance.sweep import Sweep
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
 from prep.manifest.tables import SHARDS, read_table
 
-MOST_FILES = 4096  # *.json files of a directory that are looked at
+MOST_FILES = 4096  # *.json files that are checked per directory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherManifest:
-    """A manifest of the cache that is not kept, and loses something."""
+    """A manifest of the cache that is not kept and loses shards or tables."""
 
     path: Path
-    shards: int  # that it needs and that would be removed
+    shards: int  # needed by it, but removed
     tables: int
 
 
 def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[OtherManifest, ...]:
-    """The manifests that `sweep` takes shards or tables from, sorted by path. What cannot be read is skipped."""
+    """The manifests that lose shards or tables by `sweep`, sorted by path. Skips what cannot be read."""
     folders = {*(path for manifest in keep for path in (manifest.path.parent, manifest.folder)), cache.root.parent}
     known = {_mark(manifest.path) for manifest in keep}
     shards, tables, found = set(sweep.remove["shards"]), set(sweep.remove["tables"]), []
@@ -53,7 +53,7 @@ def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[O
 
 
 def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
-    """Files that begin as a manifest does; nothing else is opened further, and no pipe is waited for."""
+    """Files that start like a manifest; never blocks on a pipe."""
     for folder in sorted(folders):
         with contextlib.suppress(OSError):
             names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208  # quicker

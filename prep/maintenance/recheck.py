@@ -1,7 +1,7 @@
-"""Verifies the shards that an encode is about to reuse: behind `prep encode --recheck`.
+"""Verifies the shards that an encode is about to reuse: implements `prep encode --recheck`.
 
-Damage is recorded in the cache by whoever finds it. What finds it in a cache that cannot be written (a read-only mount,
-a full disk, another user's directory) cannot do that, and files that changed on the disk keep their stamps.
+Usually the process that finds damage records it in the cache. It cannot do that in a cache that cannot be written (a
+read-only mount, a full disk, another user's directory), and bytes that decay on the disk do not change a file's stamp.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from prep.progress import Progress, Tick
 
 
 def recheck(cache: Cache, keys: Collection[str], *, jobs: int, progress: Progress) -> None:
-    """Reads every byte of the shards that would be reused for `keys`, and records damage, so that encode repairs it.
+    """Verifies the shards that would be reused for `keys` and records damage, so that encode repairs it.
 
-    Raises `CacheError` for a shard that cannot be read, and where damage cannot be recorded.
+    Raises `CacheError` if a shard cannot be read, or damage cannot be recorded.
     """
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         drop_index(cache)
@@ -34,7 +34,7 @@ def recheck(cache: Cache, keys: Collection[str], *, jobs: int, progress: Progres
 
 
 def _in_use(cache: Cache, keys: Collection[str], done: set[str]) -> dict[str, int]:
-    """Bytes by digest of the shards that have these rows; a row of a damaged shard may be in another one, too."""
+    """Bytes by digest of the shards with these rows; rows of a damaged shard may be in another shard, too."""
     ledger = load_ledger(cache)
     used = {place.shard for place in ledger.resolve(keys).values()} - done
     return {shard.digest: shard.bytes for shard in ledger.shards if shard.digest in used}
@@ -47,7 +47,7 @@ def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
         for one in found:
             if one.transient:
                 raise CacheError(f"shard {digest} {one.what}",
-                                 hint="check the permissions of the cache and its disk, then run this again")
+                                 hint="check the permissions of the cache and the disk, then run this again")
         if not is_recorded(cache, digest, found):
             raise CacheError(f"shard {digest} is damaged, and that cannot be recorded: {cache.root} cannot be written",
                              hint="free some space, or check the permissions of the cache, then run this again")

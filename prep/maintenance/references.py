@@ -1,6 +1,6 @@
-"""Who needs which row of a cache, and what that row's key should be: computed again from the manifest and its tables.
+"""Recomputes, from a manifest and its tables, which rows it references and which key each must have.
 
-Held as columns, 14 bytes a use; names and keys are made for one shard at a time.
+References are stored as columns, 14 bytes each; names and keys are made for one shard at a time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from prep.manifest.opened import OpenedManifest
 from prep.parse import RGB
 
 LATENT, MASK, TEXT, PROMPT = range(4)
-UNKNOWN: tuple[str, ...] = ()  # of a mask that came from a file, whose digest stands nowhere
+UNKNOWN: tuple[str, ...] = ()  # of a mask from a file, whose digest is not stored anywhere
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """A row that somebody needs: by which use, and the keys that the row may have (none: not known)."""
+    """A needed row, the number of its use, and the keys that it may have (empty: not known)."""
 
     row: int
     use: int
@@ -31,7 +31,7 @@ class Reference:
 
 
 class References:
-    """All uses of rows by samples, prompts and the manifest itself, by shard."""
+    """All uses of rows by samples and prompts, by shard."""
 
     def __init__(self, audit: OpenedManifest) -> None:
         self._samples = audit.samples
@@ -39,7 +39,7 @@ class References:
         self._keys, self._buckets = _Keys(audit), audit.manifest.buckets
         views, texts = self._samples.views, self._samples.texts
         masked = np.flatnonzero(views["mask_shard"] >= 0)
-        parts = [  # (kind, number among its kind, shard, row)
+        parts = [  # (kind, number within its kind, shard, row)
             (LATENT, np.arange(len(views["latent_shard"])), views["latent_shard"], views["latent_row"]),
             (MASK, masked, views["mask_shard"][masked], views["mask_row"][masked]),
             (TEXT, np.arange(len(texts["shard"])), texts["shard"], texts["row"]),
@@ -55,19 +55,19 @@ class References:
         self._numbers = np.concatenate(numbers).astype(np.int32)[order]
 
     def rows(self, shard: int) -> list[int]:
-        """The rows of a shard that are needed, each once."""
+        """The needed rows of a shard, sorted and unique."""
         first, past = self._span(shard)
         found: list[int] = np.unique(self._rows[first:past]).tolist()
         return found
 
     def names(self, shard: int, row: int | None) -> list[str]:
-        """Who needs a row of a shard, or any of it."""
+        """The users of a row of a shard, or of any of its rows (`row` None)."""
         first, past = self._span(shard)
         places = range(first, past) if row is None else first + np.flatnonzero(self._rows[first:past] == row)
         return sorted({self.who(int(at)) for at in places})
 
     def needs(self, shard: int) -> Iterator[Reference]:
-        """Every use of a shard's rows, by row."""
+        """Every use of a shard's rows, sorted by row."""
         first, past = self._span(shard)
         columns = (self._rows[first:past], self._kinds[first:past], self._numbers[first:past],
                    self._owners(slice(first, past)))
@@ -75,7 +75,7 @@ class References:
             yield Reference(row=row, use=use, keys=self._keys_of(kind, number, owner))
 
     def who(self, use: int) -> str:
-        """Who makes a use of a row: a sample's name, or what the manifest itself needs it for."""
+        """The user of a row: a sample's name, or a label for a row that the manifest itself needs."""
         if self._kinds[use] == PROMPT:
             return self._prompts[int(self._numbers[use])].who
         return self._samples.name(int(self._owners(slice(use, use + 1))[0]))
@@ -85,7 +85,7 @@ class References:
         return first, past
 
     def _owners(self, uses: slice) -> Column:
-        """The sample of each use; of no meaning for prompts."""
+        """The sample of each use; meaningless for prompts."""
         numbers = self._numbers[uses]
         views, texts = (np.searchsorted(offsets, numbers, side="right") - 1
                         for offsets in (self._samples.view_offsets, self._samples.text_offsets))
@@ -127,7 +127,7 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
 
 
 class _Keys:
-    """The keys that rows may have, from the contexts and the color in a manifest."""
+    """Computes the keys that rows may have, from the contexts and the color in a manifest."""
 
     def __init__(self, audit: OpenedManifest) -> None:
         fields, latents = audit.manifest.fields, audit.manifest.document["latents"]
@@ -140,12 +140,12 @@ class _Keys:
         self._colors: tuple[RGB | None, ...] = (None,) if color is None else (None, tuple(color))
 
     def latent(self, picture: str, placement: Placement) -> tuple[str, ...]:
-        """Nothing says whether the picture has transparency, so its color may be in the key."""
+        """The keys without and with the color: the manifest does not store whether a picture is transparent."""
         keys = self._latents
         return UNKNOWN if keys is None else tuple(keys.key(picture, placement, color) for color in self._colors)
 
     def mask(self, picture: str, placement: Placement) -> tuple[str, ...]:
-        """Only known where masks are the pictures' transparency."""
+        """Known only if masks come from the pictures' alpha."""
         return UNKNOWN if self._masks is None else (self._masks.key(picture, placement),)
 
     def text(self, caption: str) -> tuple[str, ...]:

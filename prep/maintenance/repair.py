@@ -1,4 +1,4 @@
-"""Damage, made good at the least cost: what is whole stays, good rows are copied, only the lost are encoded again."""
+"""Repairs damage at the least cost: keeps intact shards, copies good rows, leaves only lost rows to re-encode."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def damaged_shards(cache: Cache) -> list[str]:
 
 
 def incomplete_commits(cache: Cache, ledger: Ledger) -> list[str]:
-    """The tasks whose commit is there and does not count: damaged, or its shard is missing, torn or damaged."""
+    """The tasks whose commit does not count: it is damaged, or its shard is missing, incomplete or damaged."""
     return [task for task in cache.names("commits") if not ledger.has_commit(task)]
 
 
 def repair_commits(cache: Cache, tasks: Iterable[str]) -> None:
-    """Looks into suspects: what their shards still have is kept, commits that say nothing go.
+    """Checks the given commits: salvages their shards, and removes damaged commits and those without a shard.
 
-    Only for whoever is alone with the cache.
+    Needs the exclusive lock.
     """
     for task in tasks:
         found = read_commit(cache, task)
@@ -53,21 +53,21 @@ def _mend_shard(cache: Cache, found: Commit, shard: Shard) -> None:
     if not cache.shard(shard.digest).is_dir():
         atomic.remove_tree(cache.commit(found.task))
     elif verify_shard(cache, shard.digest):
-        if cache.damaged(shard.digest).exists():  # else it could not be read, which may pass
+        if cache.damaged(shard.digest).exists():  # otherwise it could not be read, which may pass
             salvage(cache, shard.digest)
-    elif _stated(cache, shard.digest) != (found.field, shard):  # `adopt` finds the shard again
+    elif _stated(cache, shard.digest) != (found.field, shard):  # `adopt_orphans` finds the shard again
         atomic.remove_tree(cache.commit(found.task))
 
 
 def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
-    """Commits for shards that no sound commit names and that hold wanted rows: those rows need not be made again.
+    """Writes commits for shards that no intact commit names and that hold wanted rows, which then are not re-encoded.
 
-    Such a shard is what a damaged commit leaves, or a crash before the commit. Its digest is verified first.
+    Such shards come from a damaged commit, or a crash before the commit. Their digests are verified first.
     """
     keys = packed(wanted)
     known = {shard.digest for shard in ledger.shards}
     found = [digest for digest in cache.shards() if digest not in known and _holds(cache, digest, keys)]
-    if found:  # perhaps finished by another process since
+    if found:  # another process may have written commits meanwhile
         commits = (read_commit(cache, task) for task in cache.names("commits"))
         named = {commit.shard.digest for commit in commits if commit is not None and commit.shard is not None}
         found = [digest for digest in found if digest not in named]
@@ -75,7 +75,7 @@ def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list
 
 
 def _holds(cache: Cache, digest: str, wanted: Column) -> bool:
-    """Whether a shard has some of the wanted keys, as far as it can be read."""
+    """Whether a shard has any of the wanted keys; false if it cannot be read."""
     try:
         return bool(np.isin(read_keys(cache, digest).view(KEY).reshape(-1), wanted).any())
     except (CacheError, OSError):
@@ -88,29 +88,29 @@ def _adopted(cache: Cache, digest: str) -> Shard | None:
     try:
         field, shard = _stated(cache, digest)
         rows = [bytes(key).hex() for key in read_keys(cache, digest)]
-    except (CacheError, OSError):  # it was sound a moment ago, and goes just now
+    except (CacheError, OSError):  # removed since it was verified
         return None
-    # The key that its task had, if all of that is in it: its own commit, should it still come, is the same.
+    # The key of the original task, if the shard has all its rows: then a late original commit has the same name.
     key = digest_json({"kind": "task", "field": field, "rows": rows})
     write_commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": digest})
     return shard
 
 
 def _stated(cache: Cache, digest: str) -> tuple[str, Shard]:
-    """What a sound shard's commit has to say: its field, rows and bytes."""
+    """What the commit of an intact shard must state: its field, rows and bytes."""
     header = read_header(cache, digest)
     size = sum(size for _, size in tree(cache.shard(digest)))
     return header.field, Shard(digest=digest, rows=header.rows, bytes=size)
 
 
 def salvage(cache: Cache, digest: str) -> Shard | None:
-    """Replaces a damaged shard by one of its good rows, with a commit of its own; None when no row could be saved.
+    """Replaces a damaged shard by a shard of its good rows, with its own commit; None if no row could be saved.
 
-    A shard that is sound after all stays, as does one that only lost what can be made again from the rest (its shard
-    index): then no row is lost, and manifests that name it stay valid. One that cannot be read just now stays, too, as
-    does its record. Every copied row passed its checksum again; a crash in between leaves both shards, and running this
-    again ends it. Commits that name the old shard go before it, rejects in them with them. Raises `OSError` where
-    nothing can be written, a full disk, say; then nothing is lost.
+    Keeps a shard that turns out intact, and one that lost only what follows from the rest (its shard index): then no
+    row is lost, and manifests that name it stay valid. Also keeps a shard that cannot be read now, with its record.
+    Every copied row is checked against its checksum again. A crash midway leaves both shards, and the next call
+    finishes. Commits that name the old shard are removed before it, with the rejects in them. Raises `OSError` if
+    nothing can be written (on a full disk, for example); then nothing is lost.
     """
     try:
         header, bad = _looked_at(cache, digest)
@@ -132,18 +132,18 @@ def salvage(cache: Cache, digest: str) -> Shard | None:
 
 
 def _looked_at(cache: Cache, digest: str) -> tuple[Header, set[int]]:
-    """What a shard says of itself, and the rows that are bad. Raises `CacheError`, `OSError`."""
+    """The header of a shard, and the numbers of its bad rows. Raises `CacheError`, `OSError`."""
     root, header = cache.shard(digest), read_header(cache, digest)
     return header, {row for spec in header.arrays for row, _ in bad_rows(root, header, spec)}
 
 
 def _saved(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:
-    """The shard that takes the place of a damaged one; of the same digest when that is, or can be made, whole."""
+    """The replacement of a damaged shard; it has the same digest if the shard is intact or can be restored."""
     root = cache.shard(digest)
     if bad:
         return _copied(cache, digest, header, bad)
     if tree_digest(root) != digest:
-        # Where every row has its checksum and the digest does not fit all the same, some are not this shard's rows.
+        # If every row matches its checksum but the digest does not match, some rows belong to another shard.
         if _rebuilt_digest(root, header) != digest:
             return None
         _rewrite_indexes(cache, root, header)
@@ -151,7 +151,7 @@ def _saved(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> S
 
 
 def _rebuilt_digest(root: Path, header: Header) -> str:
-    """The digest of the shard that these rows and documents make when its shard indexes are written anew."""
+    """The digest that the shard would have with its shard indexes rewritten."""
     listing = [{"path": shard_format.data_path(spec), "size": shard_format.data_bytes(spec, header.rows),
                 "sha256": digest_parts(_data_of(root, header, spec))} for spec in header.arrays]
     mine = {entry["path"] for entry in listing}
@@ -161,7 +161,7 @@ def _rebuilt_digest(root: Path, header: Header) -> str:
 
 
 def _data_of(root: Path, header: Header, spec: ArraySpec) -> Iterator[Any]:
-    """The bytes of an array's data file as they should be."""
+    """The bytes of an array's data file, with a correct shard index."""
     for row, _ in read_rows(root, header, spec):
         yield row.data
         yield shard_format.crc_bytes(row)
@@ -169,7 +169,7 @@ def _data_of(root: Path, header: Header, spec: ArraySpec) -> Iterator[Any]:
 
 
 def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
-    """Puts files with new shard indexes in the place of the old ones, each in one step."""
+    """Atomically replaces each data file by one with a correct shard index."""
     for spec in header.arrays:
         path = root / shard_format.data_path(spec)
         staged = atomic.temporary_name(path, cache.staging())
@@ -183,7 +183,7 @@ def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
 
 
 def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:
-    """A shard of the rows that are not bad, with its commit; None when there are no such rows."""
+    """Writes a shard of the good rows, and its commit; None if there are no good rows."""
     root, kept = cache.shard(digest), []
     with ShardWriter(cache, header.field, header.arrays) as writer:
         sources = [read_rows(root, header, spec) for spec in header.arrays]

@@ -1,8 +1,8 @@
-"""Finds what no kept manifest needs, and removes it: commits before shards, each shard out of sight in one step.
+"""Finds what no kept manifest needs, and removes it: commits before shards, shards renamed before deleted.
 
-Needed is what kept manifests name, what an unfinished plan is about, and whatever is young: an interrupted encode's
-finished work, or a manifest of an hour ago that was not thought of. Commits without a shard only say which rows cannot
-be made; they stay.
+Needed is what kept manifests name, what unfinished plans refer to, and everything young: the finished work of an
+interrupted encode, or of a recent manifest that was not named. Commits without a shard only list rows that cannot be
+encoded; they are kept.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from prep.manifest.tables import SHARDS, read_table
 from prep.parse import Unparsed
 from prep.progress import Tick
 
-ABANDONED = 7 * 86400.0  # seconds after which nobody goes on with a plan that nothing was done for
-KINDS = ("commits", "shards", "tables", "plans", "damaged")  # in the order of their removal; staging comes last
+ABANDONED = 7 * 86400.0  # seconds without progress after which a plan counts as abandoned
+KINDS = ("commits", "shards", "tables", "plans", "damaged")  # in order of removal; staging comes last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needed:
-    """What kept manifests name, by digest."""
+    """The digests that kept manifests name."""
 
     shards: frozenset[str]
     tables: frozenset[str]
@@ -44,19 +44,19 @@ class Needed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """What goes and what stays, as it was when it was looked at."""
+    """What to remove and what to keep, at the time of the search."""
 
     remove: Mapping[str, tuple[str, ...]]  # digests by kind, sorted
     keep: Mapping[str, tuple[str, ...]]
-    sizes: Mapping[str, int]  # bytes to be freed, by kind and for staging
+    sizes: Mapping[str, int]  # bytes to free, by kind and for staging
     kept_bytes: int
     staging: int  # leftovers in tmp/
-    guarded: int  # that stay only because they are young
+    guarded: int  # objects kept only because they are young
 
 
 @dataclass(kw_only=True, slots=True)
 class _Look:
-    """The cache while it is being looked at."""
+    """The state of the cache during the search."""
 
     cache: Cache
     guard: float  # seconds
@@ -67,10 +67,10 @@ class _Look:
 
 
 def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
-    """What nobody needs; whatever was written less than `guard` seconds ago counts as needed.
+    """Finds what nobody needs; everything written less than `guard` seconds ago counts as needed.
 
-    Raises `CacheError` for a commit of another version, whose meaning is not known here, and where something cannot be
-    read: it may say what is needed.
+    Raises `CacheError` for a commit of another version, which this version cannot interpret, and if a directory cannot
+    be listed, because what is needed may be in it.
     """
     _require_all_seen(cache)
     found = {kind: list(_names(cache, kind)) for kind in KINDS}
@@ -99,9 +99,9 @@ def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
 
 
 def remove(cache: Cache, sweep: Sweep, tick: Tick = lambda _: None) -> None:
-    """Removes what `find_garbage` found, and leftovers; `tick(1)` for each. Only for whoever has the cache alone.
+    """Removes what `find_garbage` found, and leftovers; calls `tick(1)` for each. Needs the exclusive lock.
 
-    Needs no room on the disk. A crash leaves a cache in which all that was needed is intact, and some of the rest.
+    Needs no space on the disk. After a crash, everything needed is intact, and some garbage may remain.
     """
     if any(sweep.remove.values()):
         drop_index(cache)
@@ -121,17 +121,17 @@ def _require_all_seen(cache: Cache) -> None:
     for kind in ("shards", *sorted(FANNED)):
         for folder in cache.closed(kind):
             raise CacheError(f"{folder} cannot be listed (no permission), so nothing is removed",
-                             hint="run prep gc as a user who may read and write all of the cache")
+                             hint="run prep gc as a user with read and write access to the whole cache")
 
 
 def _names(cache: Cache, kind: str) -> Iterator[str]:
-    """The digests of a kind that lie where they belong."""
+    """The digests of a kind whose files are at their proper paths."""
     every = cache.shards() if kind == "shards" else cache.names(kind)
     return (name for name in every if _path(cache, kind, name).exists())
 
 
 def _commit(cache: Cache, task: str) -> Commit | None:
-    """The commit; `None` when it is damaged. Raises `OSError` when this user may not read it."""
+    """The commit; `None` if it is damaged. Raises `OSError` if this user may not read it."""
     try:
         return checked_commit(cache, task)
     except (FileNotFoundError, NotRegularFile, Unparsed):
@@ -143,7 +143,7 @@ def _path(cache: Cache, kind: str, name: str) -> Path:
 
 
 def _written(path: Path) -> float:
-    """When a file, or a shard's last file, was written; a time to come when it cannot be told."""
+    """When a file, or a shard's last file, was written; infinity if that is not known."""
     try:
         inner = path / "zarr.json"
         return max(path.stat().st_mtime, inner.stat().st_mtime if inner.exists() else 0)
@@ -156,12 +156,12 @@ def _is_young(at: _Look, path: Path) -> bool:
 
 
 def _says(commit: Commit | None, shards: set[str]) -> bool:
-    """Whether a commit says something that is still worth knowing."""
+    """Whether a commit is still useful: intact, and its shard, if any, is kept."""
     return commit is not None and (commit.shard is None or commit.shard.digest in shards)
 
 
 def _living_plans(at: _Look) -> dict[str, Any]:
-    """The rows (S32) of each plan that somebody may go on with, by its digest."""
+    """The rows (S32) of each plan that may still be continued, by digest."""
     living = {}
     for name in at.found["plans"]:
         tasks = read_plan(at.cache, name)
@@ -175,39 +175,39 @@ def _living_plans(at: _Look) -> dict[str, Any]:
 
 
 def _shards_of_plans(at: _Look, plans: Mapping[str, Any], known: Iterable[str]) -> set[str]:
-    """Shards, beside those known, that hold a row which a living plan is about."""
+    """Shards other than `known` that hold a row of a living plan."""
     if not plans:
         return set()
     wanted = np.unique(np.concatenate(list(plans.values())))
     found = set()
     for shard in set(at.found["shards"]).difference(known):
-        with contextlib.suppress(CacheError):  # nobody can use its rows
+        with contextlib.suppress(CacheError):  # damaged: nobody can use its rows
             if np.isin(read_keys(at.cache, shard).copy().view("S32").reshape(-1), wanted).any():
                 found.add(shard)
     return found
 
 
 def _young_shards(at: _Look, needed: Needed) -> set[str]:
-    """Shards that are young, or that a young commit or a young table of shards names."""
+    """Shards that are young, or named by a young commit or a young shards table."""
     found = set(at.young["shards"])
     for task in at.young["commits"]:
         commit = at.commits[task]
         found |= {commit.shard.digest} if commit is not None and commit.shard is not None else set()
     for digest in at.young["tables"] - needed.tables:
-        with contextlib.suppress(CacheError):  # damaged, or a table of something else
+        with contextlib.suppress(CacheError):  # damaged, or another kind of table
             found |= {name.as_py().hex() for name in read_table(at.cache, digest, SHARDS)["digest"]}
     return found
 
 
 def _guarded(at: _Look, stays: Mapping[str, set[str]], firm: set[str], needed: Needed, plans: Iterable[str]) -> int:
-    """How many things stay that neither a manifest nor a plan needs."""
+    """The number of objects that are kept although neither a manifest nor a plan needs them."""
     commits = {task for task in stays["commits"] if not _says(at.commits[task], firm)}
     return (len(stays["shards"] - firm) + len(commits) + len(stays["tables"] - needed.tables)
             + len(stays["plans"].difference(plans)))
 
 
 def _bytes(paths: Iterable[Path]) -> int:
-    """Bytes of files and of all in directories, however deep; links are not followed, what cannot be seen counts 0."""
+    """Total bytes of files and directory trees; does not follow links, and counts what cannot be read as 0."""
     total, left = 0, list(paths)
     while left:
         path = left.pop()

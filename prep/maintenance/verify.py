@@ -1,7 +1,7 @@
-"""Is every byte that a manifest needs still what it was, and does every row belong to its sample? Behind `prep verify`.
+"""Implements `prep verify`: checks every byte that a manifest needs, and that every row belongs to its sample.
 
-Damage is named with the samples that need it, and with what its repair costs: rows to be encoded again, by field.
-Shards are read by threads, each byte once: hashing and reading hold no lock of Python's.
+Damage is reported with the samples that need it, and with the cost of its repair: rows to re-encode, by field.
+Threads read the shards, each byte once: hashing and reading do not hold Python's global lock.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from prep.maintenance.references import References
 from prep.manifest.opened import OpenedManifest
 from prep.progress import Tick
 
-WRONG_ROW = "its key is not the one of this sample: the manifest's tables and its shards do not belong together"
-UNREADABLE = "what cannot be read may be sound: check the rights to it and the disk, then verify again"
+WRONG_ROW = "row key does not match its sample: the manifest's tables and this shard come from different runs"
+UNREADABLE = "unreadable files may be intact: check permissions and the disk, then verify again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardResult:
-    """What was found in one shard."""
+    """The result for one shard."""
 
     number: int
     damaged: Sequence[Damage] = ()
-    wrong: Mapping[int, list[str]] | None = None  # rows of a sound shard that are not their samples', and whose
-    recorded: bool = True  # `prep encode` finds this damage by itself
+    wrong: Mapping[int, list[str]] | None = None  # wrong rows of an intact shard, and the samples that need them
+    recorded: bool = True  # `prep encode` will find this damage without --recheck
 
     @property
     def lost(self) -> bool:
-        """Whether the whole shard is."""
+        """Whether the whole shard is lost."""
         return any(one.array is None and not one.transient for one in self.damaged)
 
 
 def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: Tick = lambda _: None) -> dict[str, Any]:
-    """The document of `prep verify --json`; calls `tick` with the bytes of shards as they are dealt with.
+    """The document of `prep verify --json`; calls `tick` with the bytes of shards as they are checked.
 
-    `quick` looks at sizes, documents, keys and shard indexes instead of rows, and repeats the damage remembered by
-    readers. Damage is data here: nothing is raised for it. `unrecorded` are the damaged shards of which the cache has
-    no record, as it cannot be written: `prep encode` repairs them with `--recheck`. `repair` is None where a table is
-    lost that would say which rows are needed. Raises `CacheError` while gc cleans the cache.
+    `quick` checks sizes, documents, keys and shard indexes instead of rows, and reports the damage recorded by readers.
+    Damage is reported, not raised. `unrecorded` lists the damaged shards that the cache has no record of, because it
+    cannot be written: `prep encode --recheck` repairs them. `repair` is None if a table that states which rows are
+    needed is lost. Raises `CacheError` while gc cleans the cache.
     """
     with lock_directory(audit.cache.root, exclusive=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
@@ -58,12 +58,12 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
         uses = None if broken & {"samples table", "shards table"} else References(audit)
         told = "shards table" not in broken
         shards = audit.shards if told else []
-        counted, notes = one_at_a_time(tick), notes_on_damage_records(audit.cache)  # before any of them goes
+        counted, notes = one_at_a_time(tick), notes_on_damage_records(audit.cache)  # before verifying removes records
         with ThreadPoolExecutor(jobs, "verify") as pool:
             try:
                 work = [pool.submit(_check_shard, audit, uses, number, quick, counted) for number in range(len(shards))]
                 mine = {shard["digest"]: shard for shard in shards} if told else None
-                checkup = check_up(audit.cache, mine)  # while they read
+                checkup = check_up(audit.cache, mine)  # while the threads read
                 looks = [one.result() for one in work]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -72,7 +72,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
         damaged += [_entry("commit", what) for what in checkup.damaged]
         damaged += [entry for look in looks for entry in _entries(shards[look.number], look, uses)]
         if damaged or checkup.notes:
-            drop_index(audit.cache)  # the next ledger is read from what the files say now
+            drop_index(audit.cache)  # the next ledger is read from the files themselves
         ill = [look for look in looks if look.damaged]
         cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
         if any(one.transient for look in looks for one in look.damaged):
@@ -94,12 +94,12 @@ def _damaged_tables(audit: OpenedManifest) -> list[dict[str, Any]]:
 
 
 def _entry(field: str, what: str) -> dict[str, Any]:
-    """Damage that is of no shard."""
+    """An entry for damage outside shards."""
     return {"shard": None, "field": field, "row": None, "sample": None, "samples": [], "what": what}
 
 
 def one_at_a_time(tick: Tick) -> Tick:
-    """`tick` for threads."""
+    """A thread-safe `tick`."""
     lock = threading.Lock()
 
     def locked(count: int) -> None:
@@ -122,7 +122,7 @@ def _check_shard(audit: OpenedManifest, uses: References | None, number: int, qu
         return ShardResult(number=number, damaged=found, recorded=is_recorded(audit.cache, digest, found))
     try:
         header = read_header(audit.cache, digest)
-    except CacheError as error:  # it was sound a moment ago
+    except CacheError as error:  # damaged since it was verified
         return ShardResult(number=number, damaged=[whole_shard(digest, error.message)])
     if (what := _contradiction(shard, header)) is not None:
         return ShardResult(number=number, damaged=[whole_shard(digest, what)])
@@ -133,7 +133,7 @@ def _quick(audit: OpenedManifest, shard: Mapping[str, Any]) -> list[Damage]:
     digest = shard["digest"]
     try:
         size = shard_bytes(audit.cache.shard(digest))
-    except CacheError as error:  # something else is in the place of its directory
+    except CacheError as error:  # its directory was replaced by something else
         return [whole_shard(digest, error.message)]
     except OSError as error:
         if isinstance(error, FileNotFoundError):
@@ -145,18 +145,18 @@ def _quick(audit: OpenedManifest, shard: Mapping[str, Any]) -> list[Damage]:
 
 
 def _contradiction(shard: Mapping[str, Any], header: Header) -> str | None:
-    """How a sound shard is another one than the manifest's table says."""
+    """How an intact shard contradicts the manifest's table; None if it does not."""
     is_so = {"field": header.field, "rows": header.rows,
              "shapes": {spec.name: list(spec.shape) for spec in header.arrays},
              "dtypes": {spec.name: spec.dtype for spec in header.arrays}}
     for name, value in is_so.items():
         if shard[name] != value:
-            return f"{name} of this shard: {value}, expected {shard[name]} as the manifest's table says"
+            return f"{name} of this shard: {value}, expected {shard[name]} as in the manifest's table"
     return None
 
 
 def _wrong_rows(header: Header, number: int, uses: References) -> dict[int, list[str]]:
-    """Rows of a sound shard that are not what their samples need."""
+    """Rows of an intact shard whose keys do not match their samples, with the names of those."""
     wrong: dict[int, set[str]] = {}
     stored = [bytes(key).hex() for key in header.keys]
     for need in uses.needs(number):
@@ -167,7 +167,7 @@ def _wrong_rows(header: Header, number: int, uses: References) -> dict[int, list
 
 
 def _entries(shard: Mapping[str, Any], look: ShardResult, uses: References | None) -> list[dict[str, Any]]:
-    """What was found in a shard with the samples that need it; `row` null: the whole shard, or its shard index."""
+    """The report entries of a shard, with the samples that need it; `row` null: the whole shard, or its shard index."""
     found = []
     for one in look.damaged:
         who = [] if uses is None or (one.row is None and one.array) else uses.names(look.number, one.row)
@@ -179,9 +179,9 @@ def _entries(shard: Mapping[str, Any], look: ShardResult, uses: References | Non
 
 
 def _cost(audit: OpenedManifest, uses: References | None, looks: Iterable[ShardResult]) -> Counter[str]:
-    """Rows that this manifest needs and that have to be encoded again, by field: no other shard has them.
+    """Number of rows, by field, that this manifest needs and that must be re-encoded because no other shard has them.
 
-    The key of a mask from a file is not known where its shard does not say; then it counts.
+    A mask from a file counts if its shard is too damaged to state its key.
     """
     cost: Counter[str] = Counter()
     lost = {} if uses is None else {look.number: rows for look in looks if (rows := _lost(audit, uses, look))}
@@ -197,7 +197,7 @@ def _cost(audit: OpenedManifest, uses: References | None, looks: Iterable[ShardR
 
 
 def _lost(audit: OpenedManifest, uses: References, look: ShardResult) -> dict[int, tuple[str, ...]]:
-    """The needed rows of a damaged shard that are lost, and the keys that each may have had."""
+    """The needed rows that are lost in a damaged shard, with the keys that each may have had."""
     gone = {one.row for one in look.damaged if one.row is not None}
     rows = [row for row in uses.rows(look.number) if look.lost or row in gone]
     if not rows:

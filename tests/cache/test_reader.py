@@ -179,7 +179,7 @@ def test_damage_that_cannot_be_recorded_is_said_with_what_repairs_it(
             edit(cache.shard(shard.digest) / DATA, lambda data, at=place: data.__setitem__(at, data[at] ^ 1))
             with pytest.raises(UnrecordedDamage) as caught:
                 Reader(cache.root).read_into(out, shard.digest, "latent", 0)
-            assert caught.value.exit_code == 7 and "with --recheck finds and repairs it" in caught.value.hint
+            assert caught.value.exit_code == 7 and "as it was first run, with --recheck" in caught.value.hint
     with pytest.raises(CacheError) as recorded:
         Reader(cache.root).read_into(out, shard.digest, "latent", 0)
     assert not isinstance(recorded.value, UnrecordedDamage) and "--recheck" not in recorded.value.hint

@@ -70,7 +70,7 @@ def test_a_file_too_many(cache: Cache, shard: Shard) -> None:
     (found,) = verify.verify_shard(cache, shard.digest)
     assert found.row is None
     assert found.what == (
-        "the digest does not fit, and every row's checksum does: files were added, removed or replaced"
+        "the digest does not match, but every row's checksum does: files were added, removed or replaced"
     )
 
 
@@ -91,7 +91,7 @@ def test_another_number_of_rows(
     for name in (DATA, "latent/zarr.json"):
         edit(cache.shard(shard.digest) / name, lambda data, name=name: (cache.shard(other.digest) / name).read_bytes())
     (found,) = verify.verify_shard(cache, shard.digest)
-    assert found.what == f"shard {shard.digest}, array 'latent': 8 rows, expected 7 as there are keys"
+    assert found.what == f"shard {shard.digest}, array 'latent': 8 rows, expected 7, one per key"
 
 
 def test_what_cannot_be_read_is_told_and_not_remembered(

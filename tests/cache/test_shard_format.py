@@ -121,8 +121,8 @@ def test_array_documents_that_lie(data: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"{}", "x has no attributes of latentry, expected a latentry/shard group"),
-        (b'{"attributes":[]}', "x has no attributes of latentry"),
+        (b"{}", "x has no latentry attributes, expected a latentry/shard group"),
+        (b'{"attributes":[]}', "x has no latentry attributes"),
         (shard_format.group_document("../x"), "name in x is '../x', expected lower-case letters"),
         (shard_format.group_document("mask") + b"\n",
          "x is not the document that latentry writes for field 'mask'"),

@@ -82,7 +82,7 @@ def test_pictures_are_never_made_a_cache(tmp_path: Path) -> None:
 def test_no_cache(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match=r"is not a cache: it has no latentry.json") as caught:
         open_cache(tmp_path, create=False)
-    assert caught.value.hint == "prep encode SOURCE --cache DIR makes one"
+    assert caught.value.hint == "prep encode SOURCE --cache DIR creates one"
 
 
 def test_a_file_is_no_cache(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_nothing_to_encode(prep, encode, photos, tiny_model, tmp_path):
 def test_what_is_wrong_with_the_output_shows_before_anything_is_made(encode, tmp_path):
     (tmp_path / "adir").mkdir()
     (tmp_path / "mine.json").write_text('{"mine": 1}')
-    for output, message in (("no/such/m.json", "is not a directory"), ("adir", "is a directory, expected a file name"),
+    for output, message in (("no/m.json", "there is no directory"), ("adir", "is a directory, expected a file name"),
                             ("mine.json", "exists and is no manifest, so it is not replaced"), ("x" * 300, "too long")):
         result = encode(manifest=output, code=5)
         assert message in result.err and not (tmp_path / "cache").exists()

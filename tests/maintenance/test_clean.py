@@ -75,7 +75,7 @@ def test_a_folder_that_others_can_write_to_is_named(prep, root):
     result = prep("clean")
     assert result.code == 5
     assert "is not used, so nothing is remembered: others can write to it (mode 0777)" in result.err
-    assert "hint: look at what is in it, then remove it" in result.err
+    assert "hint: check its contents, then remove it" in result.err
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners here")

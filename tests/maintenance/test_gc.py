@@ -165,7 +165,7 @@ def truncate_shard(tmp_path):
     data = next((tmp_path / "cache" / "shards").glob("*/*/latent/c*"))
     data.chmod(0o644)
     data.write_bytes(data.read_bytes()[:-1])
-    return 7, "so nothing is removed\nhint: prep encode, as it was first run, mends it"
+    return 7, "so nothing is removed\nhint: to repair, run prep encode again as it was first run"
 
 
 @pytest.mark.parametrize("spoil", [spoil_manifest, lose_manifest, other_cache, spoil_table("samples"),

@@ -173,8 +173,8 @@ def test_a_damaged_commit_is_named(small, quick):
     (damaged,) = found["damaged"]
     assert (damaged["field"], damaged["shard"], damaged["row"]) == ("commit", None, None)
     assert damaged["what"].startswith(f"commit {path.stem}: commit ")
-    assert found["notes"] == [f"shard {shard_entry(small, 'mask')['digest']} has no sound commit; "
-                              "prep encode gives it one"]
+    assert found["notes"] == [f"shard {shard_entry(small, 'mask')['digest']} has no intact commit; "
+                              "prep encode writes one"]
     assert found["repair"] == {}
 
 
@@ -193,7 +193,7 @@ def test_a_commit_under_another_name_or_of_another_version_is_named(small):
     other.parent.mkdir(exist_ok=True)
     other.write_bytes(path.read_bytes())
     (damaged,) = verify(small)["damaged"]
-    assert f"commit is of task {path.stem}, expected that of its file's name" in damaged["what"]
+    assert f"commit is of task {path.stem}, expected the task in its file name" in damaged["what"]
     other.write_bytes(canonical(seal({**document, "version": 2})))
     (damaged,) = verify(small)["damaged"]
     assert "version 2, expected 'latentry/commit' version 1" in damaged["what"]
@@ -214,7 +214,7 @@ def test_what_costs_nothing_is_a_note(small):
         "commit T names shard N, which is missing; this manifest does not need it",
         "plan N is damaged; prep encode makes it again",
         "the damage record of shard N is damaged itself (damage record is not JSON: Expecting value: line 1 column 1 "
-        "(char 0)); prep encode looks at that shard"]
+        "(char 0)); prep encode checks that shard"]
     assert f"note: plan {nowhere} is damaged" in verify_tables(found).replace("\n", " ")
 
 
@@ -238,7 +238,7 @@ def test_a_table_that_says_something_else_of_a_sound_shard_is_named(small, monke
     for quick in (False, True):
         (damaged,) = verify(small, quick=quick)["damaged"]
         assert damaged["what"] == ("dtypes of this shard: {'latent': 'bfloat16'}, expected {'latent': 'float16'} as "
-                                   "the manifest's table says")
+                                   "in the manifest's table")
 
 
 @pytest.mark.parametrize("file", ["zarr.json", "latent/zarr.json", "key/zarr.json", "key/c.0.0"])

@@ -240,7 +240,7 @@ def test_damage_records_of_another_shard(cache):
     body = {"format": "latentry/damage", "version": 2, "shard": shard, "damages": []}
     cache.damaged(shard).write_bytes(canonical(seal(body)))
     (found,) = recorded(cache, shard)
-    assert found.what == f"damage record is of another shard or version, expected version 1 for shard {shard}"
+    assert found.what == f"damage record has another shard or version, expected version 1 for shard {shard}"
 
 
 def test_names_in_shards():

@@ -127,8 +127,8 @@ def test_a_file_that_cannot_be_read_is_no_damage_that_encode_mends(ended):
         assert codes(results)[:5] == [7, 7, 0, 7, 7], results
         document = json.loads(results[VERIFY][1])
         assert document["repair"] == {} and "Permission denied" in document["damaged"][0]["what"]
-        assert document["notes"] == ["what cannot be read may be sound: check the rights to it and the disk, then "
-                                     "verify again"]
+        assert document["notes"] == ["unreadable files may be intact: check permissions and the disk, then verify "
+                                     "again"]
         assert "no rows will be re-encoded" in results[QUICK][1]
         assert "Permission denied" in results[CHECK][2]
     assert " latent rows) cannot be read: Permission denied" in ended["closed"][CHECK][2]

@@ -1,16 +1,16 @@
-"""CACHE/lookup.arrow: what the ledger read of commits and shards, so that the next run opens only what changed.
+"""Reads and writes CACHE/lookup.arrow: what commits and shards contain, so that the next run opens only changed ones.
 
-An Arrow IPC stream of one row, whose columns are lists, and its CRC-32C:
+The file is an Arrow IPC stream of one row, whose columns are lists, followed by its CRC-32C:
 
     commits.task, .stamp, .shard, .rows, .bytes, .field    of each commit, sorted by task; rows 0: it has no shard
     shards.digest, .stamp, .rows, .tree     of each intact shard without a damage record, sorted by digest
-    keys.key, .shard, .row                  of each row, sorted by key, then shard: its shard's number, its place there
+    keys.key, .shard, .row                  of each row, sorted by key, then shard: its shard's number, its row there
     words                                   canonical JSON: names of fields, trees (the paths in a shard), rejected rows
 
-Disposable: whatever is wrong with it, it counts as empty and is written anew. Nothing in it is believed without the
-stamp of the commit or shard that it was read from. It is read only up to the size that the cache's commits and keys
-account for: a small sparse file takes no memory. Whoever can write an intact one into a cache can write commits and
-shards there as well; `prep verify` checks rows, and does not read this.
+Disposable: a file with any fault counts as empty and is written again. An entry is believed only if the stamp of its
+commit or shard still matches. The file is read only up to the size that the cache's commits and keys account for: so a
+sparse file takes no memory. Whoever can write an intact file into a cache can write commits and shards there as well;
+`prep verify` checks rows, and does not read this file.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from prep.parse import Unparsed, digest_of, expect, list_of
 
 NAME = "lookup.arrow"
 VERSION = 2  # 1 was lookup.bin
-MOST_BYTES = 1 << 33  # 2 * 10^8 rows; a larger file is not ours
-FREE_BYTES = 1 << 26  # that are read whatever the cache holds: 1.6 million rows
+MOST_BYTES = 1 << 33  # 2 * 10^8 rows; larger files are refused
+FREE_BYTES = 1 << 26  # accepted whatever the cache holds: 1.6 million rows
 DIGEST = pa.binary(32)
-PATH = re.compile(r"/([a-z0-9_][a-z0-9_.]*/?){0,2}")  # of a shard as ours are; they are looked at, never opened
+PATH = re.compile(r"/([a-z0-9_][a-z0-9_.]*/?){0,2}")  # a path as in the shards we write; only its status is read
 
 
 def _list_of(kind: pa.DataType) -> pa.DataType:
@@ -62,7 +62,7 @@ SCHEMA = pa.schema([*(pa.field(name, _list_of(kind), nullable=False) for name, k
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A shard, and the stamp of what is in its directory."""
+    """What is remembered of a shard: the stamp of its files, its rows, and its paths."""
 
     stamp: bytes
     rows: int
@@ -71,10 +71,10 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lookup:
-    """Commits and shards, each with the stamp under which it was read."""
+    """Commits and shards, each with the stamp that it had when it was read."""
 
     commits: Mapping[str, tuple[bytes, Commit]]  # by task, sorted; without provenance
-    shards: Mapping[str, Entry]  # by digest, sorted; the n-th has number n in the columns
+    shards: Mapping[str, Entry]  # by digest, sorted; the n-th shard has number n in the columns
     columns: Columns
 
 
@@ -82,7 +82,7 @@ EMPTY_INDEX = Lookup(commits={}, shards={}, columns=gather([]))
 
 
 def load_index(cache: Cache) -> Lookup:
-    """What was remembered; empty when there is nothing, or nothing sound. (A million rows: 0.05 s.)"""
+    """The remembered commits and shards; empty if the file is missing or damaged. (A million rows: 0.05 s.)"""
     try:
         return _parse(_read(cache))
     except (OSError, MemoryError, Unparsed):
@@ -90,24 +90,24 @@ def load_index(cache: Cache) -> Lookup:
 
 
 def is_known_layout(tree: Tree) -> bool:
-    """Whether a shard's paths are like those that we write; others are not remembered."""
+    """Whether a shard's paths look like those that Latentry writes; other shards are not remembered."""
     return all(PATH.fullmatch(path) for path in tree)
 
 
 def save_index(cache: Cache, lookup: Lookup) -> None:
-    """Remembers, whole or not at all; where that cannot be written, nothing is remembered."""
+    """Writes the look-up file atomically; ignores errors, because it is disposable."""
     with contextlib.suppress(OSError):
         cache.write(cache.root / NAME, _spell(lookup))
 
 
 def drop_index(cache: Cache) -> None:
-    """Forgets: the next ledger is read from commits and shards. For whoever found that files are not as they seem."""
+    """Removes the look-up file, so that the next ledger is read from commits and shards; used when damage was found."""
     with contextlib.suppress(OSError):
         atomic.remove(cache.root / NAME)
 
 
 def _read(cache: Cache) -> bytes:
-    """The file, where it is no larger than the cache accounts for. Raises `OSError`, `Unparsed`."""
+    """The file's bytes. Raises `OSError`, and `Unparsed` if the file is larger than the cache accounts for."""
     path = cache.root / NAME
     size = path.lstat().st_size
     if size > FREE_BYTES and size > min(MOST_BYTES, FREE_BYTES + 2 * _accounted(cache.root)):
@@ -116,7 +116,7 @@ def _read(cache: Cache) -> bytes:
 
 
 def _accounted(root: Path) -> int:
-    """Bytes of all commits, and of the keys in all shards: all that can be repeated in a look-up file."""
+    """Bytes of all commits and of the keys of all shards, which bound the size of a look-up file."""
     total = 0
     for kind, inner in (("commits", ""), ("shards", shard_format.KEY_PATH)):
         for fan in entries(root / kind):
@@ -151,12 +151,12 @@ def _spell(lookup: Lookup) -> bytes:
 
 
 def sealed(stream: atomic.Buffer) -> bytes:
-    """A stream and its checksum."""
+    """A stream, followed by its checksum."""
     return b"".join([stream, shard_format.crc_bytes(np.frombuffer(stream, np.uint8))])
 
 
 def _one_list(values: Any, kind: pa.DataType) -> pa.Array:
-    """An array of one list."""
+    """An Arrow array with one element, the list of `values`."""
     if kind == DIGEST:
         data = np.ascontiguousarray(values)
         inner = pa.FixedSizeBinaryArray.from_buffers(DIGEST, len(data), [None, pa.py_buffer(data)])
@@ -170,7 +170,7 @@ def _parse(data: bytes) -> Lookup:
     if shard_format.crc_bytes(np.frombuffer(stream, np.uint8)) != data[-shard_format.CRC_BYTES :]:
         raise Unparsed(f"{NAME} does not match its checksum")
     if check_stream(stream) != len(stream):
-        raise Unparsed(f"{NAME} goes on after its end")
+        raise Unparsed(f"{NAME} has data after its end")
     table = parse_table(stream, SCHEMA)
     if table.num_rows != 1:
         raise Unparsed(f"{NAME} has {table.num_rows} rows, expected 1")
@@ -186,7 +186,7 @@ def _parse(data: bytes) -> Lookup:
 
 
 def _values(column: pa.ChunkedArray, kind: pa.DataType) -> Column:
-    """The values of the one list of a column, in the file's own memory."""
+    """The values of a column's only list, without a copy."""
     inner = column.combine_chunks().flatten() if column.num_chunks != 1 else column.chunk(0).flatten()
     if kind == DIGEST:
         buffer = inner.buffers()[1]
@@ -208,7 +208,7 @@ def _parse_shards(values: Mapping[str, Column], document: Mapping[str, Any]) -> 
     if any(first >= second for first, second in pairwise(names)) or min(rows, default=1) < 1:
         raise Unparsed(f"shards of {NAME} are not sorted, or have no rows")
     if not _are_places(values["shards.tree"], trees):
-        raise Unparsed(f"shards of {NAME} have trees that it does not have")
+        raise Unparsed(f"shards of {NAME} refer to trees that it does not have")
     found = zip(names, _split(values["shards.stamp"]), rows, values["shards.tree"].tolist(), strict=True)
     return {name: Entry(stamp, number, trees[tree]) for name, stamp, number, tree in found}
 
@@ -224,13 +224,13 @@ def _path(value: Any, where: str) -> str:
 
 
 def _check_columns(columns: Columns, rows: Column) -> None:
-    """Raises `Unparsed` unless every place is one of a shard that is there, and each shard has as many as it says."""
+    """Raises `Unparsed` unless each row lies in a listed shard, and each shard has as many rows as it states."""
     if len(columns) and not 0 <= columns.shard.min() <= columns.shard.max() < len(rows):
-        raise Unparsed(f"rows of {NAME} are in shards that it does not have")
+        raise Unparsed(f"rows of {NAME} refer to shards that it does not have")
     if not (np.bincount(columns.shard, minlength=len(rows)) == rows).all():
-        raise Unparsed(f"shards of {NAME} have other numbers of rows than they say")
+        raise Unparsed(f"shards of {NAME} do not have as many rows as they state")
     if not ((columns.row >= 0) & (columns.row < rows[columns.shard])).all() or not in_order(columns.keys):
-        raise Unparsed(f"rows of {NAME} are not in their shards, or not sorted")
+        raise Unparsed(f"rows of {NAME} are outside their shards, or not sorted")
 
 
 def _are_places(numbers: Column, there: list[Any]) -> bool:
@@ -244,9 +244,9 @@ def _parse_commits(values: Mapping[str, Column], document: Mapping[str, Any]) ->
     tasks = _names(values["commits.task"])
     least = min(values[name].min(initial=0) for name in ("commits.rows", "commits.bytes"))
     if any(first >= second for first, second in pairwise(tasks)) or least < 0:
-        raise Unparsed(f"commits of {NAME} are not sorted, or have fewer than no rows")
+        raise Unparsed(f"commits of {NAME} are not sorted, or have negative counts")
     if not _are_places(values["commits.field"], fields):
-        raise Unparsed(f"commits of {NAME} have fields that it does not have")
+        raise Unparsed(f"commits of {NAME} refer to fields that it does not have")
     columns = zip(tasks, _split(values["commits.stamp"]), _names(values["commits.shard"]),
                   *(values[f"commits.{name}"].tolist() for name in ("rows", "bytes", "field")), strict=True)
     commits = {}

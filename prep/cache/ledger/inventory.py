@@ -1,7 +1,7 @@
-"""What commits and shards there are and which rows they have: looked at now, read where no look-up file has them.
+"""Takes inventory of a cache's commits, shards and rows: checks every stamp, reads only what the look-up file lacks.
 
-Counted as missing: a commit without its shard, a shard of the wrong size or without sound keys or with anything but
-plain files in it, or of another field than the commit says; rows named under damaged/.
+Counted as missing: a commit without its shard; a shard of the wrong size, without intact keys, with anything but
+regular files in it, or of another field than its commit states; rows with a damage record.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from prep.fs.stamps import Stamp, Tree, _of_file, ctime_is_reliable, list_tree, 
 from prep.fs.untrusted import entries
 from prep.parse import Unparsed, digest_of
 
-WORTH = 64  # commits and shards that changed; reading as many takes 25 ms, as writing the file for 500,000 rows does
+WORTH = 64  # changed commits and shards; reading that many takes 25 ms, as long as writing the file for 500,000 rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """Commits and shards as they were when they were counted."""
+    """The commits and shards of a cache at the time of the count."""
 
     commits: tuple[Commit, ...]  # sorted by task
-    shards: tuple[tuple[Shard, str], ...]  # those with a sound row, and their fields; sorted by digest
-    counts: tuple[int, ...]  # sound rows of each
+    shards: tuple[tuple[Shard, str], ...]  # those with an intact row, and their fields; sorted by digest
+    counts: tuple[int, ...]  # intact rows of each
     columns: Columns  # their rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The sound rows of a shard."""
+    """The intact rows of a shard."""
 
     count: int
-    entry: Entry | None  # how they may be remembered
-    read: tuple[Column, Column] | None  # keys and rows; None: as the look-up file has them
+    entry: Entry | None  # None: must not be remembered
+    read: tuple[Column, Column] | None  # keys and rows; None: as in the look-up file
 
 
 _NONE = _Rows(0, None, None)
 
 
 def take_inventory(cache: Cache, known: Lookup, *, remember: bool) -> Inventory:
-    """The census of a cache; with `remember` the look-up file is written anew when much has changed since `known`.
+    """Takes inventory of a cache; `remember` rewrites the look-up file if much changed since `known`.
 
     Raises `CacheError` for a commit of another version.
     """
@@ -63,7 +63,7 @@ def take_inventory(cache: Cache, known: Lookup, *, remember: bool) -> Inventory:
     held: dict[str, _Rows] = {}
     for digest in sorted(digest for digest in named if digest[:2] in fans):
         damages = recorded(cache, digest) if digest in damaged else ()
-        root = f"{fans[digest[:2]]}{os.sep}{digest}"  # not by Cache.shard, which looks for links at every step: 25 µs
+        root = f"{fans[digest[:2]]}{os.sep}{digest}"  # Cache.shard would check each directory for links: 25 µs
         rows = _rows(cache, known, named[digest][0], damages, root)
         if rows.count:
             held[digest] = rows
@@ -75,13 +75,13 @@ def take_inventory(cache: Cache, known: Lookup, *, remember: bool) -> Inventory:
 
 
 def sound_rows(cache: Cache, shard: Shard) -> int:
-    """How many rows of a shard are to be trusted, looked up now."""
+    """How many rows of a shard are intact, without the look-up file."""
     root = str(cache.shard(shard.digest))
     return _rows(cache, EMPTY_INDEX, shard, recorded(cache, shard.digest), root).count
 
 
 def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit]]:
-    """Every sound commit, and the stamp under which it may be remembered."""
+    """Every intact commit, with the stamp to remember it by, or None."""
     trusted = ctime_is_reliable()
     for task, before in commit_stamps(cache):
         stamp, commit = known.commits.get(task, (None, None))
@@ -94,7 +94,7 @@ def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit
 
 
 def is_of_its_field(cache: Cache, commit: Commit) -> bool:
-    """Whether the shard says the same; one that cannot be asked is missed elsewhere."""
+    """Whether the commit's field is that of its shard; true for an unreadable shard, which is detected elsewhere."""
     if commit.shard is None:
         return True
     try:
@@ -126,7 +126,7 @@ def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], 
 
 
 def _columns(known: Lookup, held: Mapping[str, _Rows]) -> Columns:
-    """The rows of all shards, each with its shard's place in `held`."""
+    """The rows of all shards, which are numbered by their position in `held`."""
     places = {digest: place for place, (digest, rows) in enumerate(held.items()) if rows.read is None}
     columns = known.columns
     if len(places) < len(known.shards) or len(places) < len(held):
@@ -137,7 +137,7 @@ def _columns(known: Lookup, held: Mapping[str, _Rows]) -> Columns:
 
 def _remember(cache: Cache, known: Lookup, commits: Sequence[tuple[bytes | None, Commit]], held: Mapping[str, _Rows],
               columns: Columns) -> None:
-    """Writes the look-up file when enough of it is new, or in it and no more true."""
+    """Writes the look-up file if enough entries are new or outdated."""
     entries = {commit.task: (stamp, commit) for stamp, commit in commits if stamp is not None}
     shards = {digest: rows.entry for digest, rows in held.items() if rows.entry is not None}
     changed = sum(known.commits.get(task, (None,))[0] != stamp for task, (stamp, _) in entries.items())
@@ -173,12 +173,12 @@ def _file_stamp(cache: Cache, task: str) -> Stamp | None:
 
 
 def _stamp_to_keep(before: Stamp | None, after: Stamp | None) -> bytes | None:
-    """The stamp of what was read in between, when it was at rest."""
+    """The stamp of what was read between two stamps; None if it changed or was not at rest."""
     return before.digest if before is not None and before == after and before.at_rest() else None
 
 
 def commit_stamps(cache: Cache) -> Iterator[tuple[str, Stamp | None]]:
-    """The tasks that have a commit, sorted, each with its stamp; None when that is no plain file."""
+    """The tasks that have a commit, sorted, each with its stamp; None if the commit is not a regular file."""
     suffix = SUFFIX["commits"]
     for fan in entries(cache.root / "commits"):
         for entry in entries(Path(fan.path)) if fan.is_dir(follow_symlinks=False) else ():
@@ -187,5 +187,5 @@ def commit_stamps(cache: Cache) -> Iterator[tuple[str, Stamp | None]]:
                 if entry.name.startswith(fan.name) and entry.name.endswith(suffix):
                     plain = entry.is_file(follow_symlinks=False)
                     yield task, _of_file(entry.stat(follow_symlinks=False)) if plain else None
-            except (Unparsed, FileNotFoundError):  # not ours; or gone meanwhile
+            except (Unparsed, FileNotFoundError):  # not a commit, or removed meanwhile
                 continue

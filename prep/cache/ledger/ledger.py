@@ -1,6 +1,6 @@
-"""Which keys the cache has, and where: what commits and the shards they name say, see `census`.
+"""Knows which keys the cache has and where, from commits and the shards that they name; see `inventory.py`.
 
-Whatever is missing or damaged is simply encoded again. Holds 40 bytes a row, no string of them.
+Missing or damaged rows are encoded again. Takes 40 bytes per row, without strings.
 """
 
 from __future__ import annotations
@@ -25,70 +25,70 @@ from prep.fs.tree import tree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
-    """Keys and places as they were when the ledger was loaded; `commit` adds to the cache, not to this."""
+    """Keys and places at the time of loading; `write_commit` adds to the cache, not to the ledger."""
 
-    keys: Column  # S32 [N], sorted; a key may be there twice, in two shards
+    keys: Column  # S32 [N], sorted; a key may appear twice, in two shards
     shard: Column  # int32 [N]: index into shards
     row: Column  # int32 [N]
     shards: tuple[Shard, ...]  # sorted by digest
     fields: tuple[str, ...]  # of each shard
     rejects: Mapping[str, Reject]
-    commits: frozenset[str]  # tasks whose every row is there
+    commits: frozenset[str]  # tasks whose rows are all present
 
     def find(self, key: str) -> RowRef | None:
-        """Where a row is, or None: to be encoded. (33 µs; `resolve` takes 1.5 µs a key of many, `locate` 0.2.)"""
+        """The place of a row; None if it must be encoded. (33 µs; per key of many: `resolve` 1.5 µs, `locate` 0.2.)"""
         return self.resolve([key]).get(key)
 
     def rejected(self, key: str) -> Reject | None:
-        """Why a row could not be made, when that was tried and it is in no shard."""
+        """Why a row could not be encoded, if that was tried and the row is in no shard."""
         return self.rejects.get(key)
 
     def has_commit(self, task: str) -> bool:
-        """Whether a task is finished and nothing it made is missing or damaged since."""
+        """Whether a task is finished and none of its rows is missing or damaged."""
         return task in self.commits
 
     def resolve(self, wanted: Iterable[str]) -> dict[str, RowRef]:
-        """The place of every wanted key that is there.
+        """The place of every wanted key that the cache has.
 
-        If two shards hold a row, the one with more of the wanted rows is taken, then the smaller digest.
+        If two shards hold a row, the shard with more of the wanted rows is chosen, then the smaller digest.
         """
         names = list(wanted)
-        if not all(map(lt, names, names[1:])):  # a recipe's wants are, and sorting takes a third
+        if not all(map(lt, names, names[1:])):  # a recipe's keys are sorted; sorting takes a third
             names = sorted(set(names))
         places, digests = self.locate(packed(names)), [shard.digest for shard in self.shards]
         rows = zip(names, places.shard.tolist(), places.row.tolist(), strict=True)
         return {name: RowRef(shard=digests[shard], row=row) for name, shard, row in rows if shard >= 0}
 
     def locate(self, wanted: Column) -> Places:
-        """The same as columns, for very many keys (S32 [N], see `packed`): no string, no record per row."""
+        """Like `resolve`, but as columns, for very many keys (S32 [N], see `packed`): no string or record per row."""
         columns = Columns(keys=self.keys, shard=self.shard, row=self.row)
         return locate(columns, wanted, len(self.shards))
 
 
 def empty_ledger() -> Ledger:
-    """The ledger of a cache that is not there yet."""
+    """The ledger of a cache that does not exist yet."""
     return _ledger(Inventory(commits=(), shards=(), counts=(), columns=gather([])))
 
 
 def load_ledger(cache: Cache, *, remember: bool = False) -> Ledger:
-    """The ledger of a cache: looks at every commit and shard, and reads those that changed since the look-up file.
+    """Loads the ledger of a cache: checks the stamp of every commit and shard, reads those the look-up file lacks.
 
-    With `remember` that file is written anew when it pays.
+    `remember` rewrites the look-up file if enough has changed.
     """
     return _ledger(take_inventory(cache, load_index(cache), remember=remember))
 
 
 def load_plainly(cache: Cache) -> Ledger:
-    """The same without the look-up file: reads every commit and the keys of every shard (0.4 ms a shard, warm)."""
+    """Like `load_ledger`, without the look-up file: reads every commit and all shards' keys (0.4 ms a shard, warm)."""
     return _ledger(take_inventory(cache, EMPTY_INDEX, remember=False))
 
 
 def write_commit(
     cache: Cache, task: Task, shard: Shard | None, rejects: Iterable[Reject], provenance: Mapping[str, Any]
 ) -> bool:
-    """Records a finished task, after its shard is in place. False when another process had it finished already.
+    """Records a finished task, after its shard is published; returns False if another process has already done so.
 
-    A commit whose shard is missing or damaged by now is replaced.
+    Replaces a commit whose shard is missing or damaged.
     """
     document = _document(task.key, task.field, shard, rejects, provenance)
     target = cache.commit(task.key)
@@ -102,10 +102,10 @@ def write_commit(
 
 
 def forget_rejects(cache: Cache, keys: Set[str]) -> None:
-    """These rows count as never tried: they go from the commits that reject them, and a commit without any row goes.
+    """Makes these rows count as never tried: drops them from commits, and removes commits that are left without rows.
 
-    So another run makes tasks of them, whose commits take those places: however often a row is rejected, there is one
-    commit more at most. Whatever ends this midway, the rows forgotten so far are tried by the next run.
+    The next run then plans them again, and its commits replace the old ones: however often a row is rejected, there is
+    at most one more commit. If this is interrupted, the next run tries the rows that were dropped so far.
     """
     for task in list(cache.names("commits")):
         found = read_commit(cache, task)
@@ -120,7 +120,7 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
 
 
 def is_finished(cache: Cache, task: str) -> bool:
-    """Whether a task's commit is there with all its rows, looked up now."""
+    """Whether a task's commit exists with all its rows, without the look-up file."""
     found = read_commit(cache, task)
     if found is None:
         return False
@@ -128,14 +128,14 @@ def is_finished(cache: Cache, task: str) -> bool:
 
 
 def remove_foreign_commits(cache: Cache, tasks: Iterable[Task]) -> None:
-    """Removes commits of `tasks`, none of whose rows are there, that do not have these rows: somebody else wrote them.
+    """Removes commits that do not have their task's rows; `tasks` are tasks of which the cache has no row.
 
-    A task's key is the digest of its rows, so no commit of ours is one; it would stand in the way of the task for ever.
+    A task's key is the digest of its rows, so Latentry never writes such a commit; it would block the task forever.
     """
     for task in tasks:
         found = read_commit(cache, task.key)
         if found is None or (found.shard is not None and sound_rows(cache, found.shard) != found.shard.rows):
-            continue  # it counts as missing, and is replaced
+            continue  # counts as missing, and will be replaced
         keys = {reject.key for reject in found.rejects}
         if found.shard is not None:
             keys |= {bytes(key).hex() for key in read_keys(cache, found.shard.digest)}
@@ -144,7 +144,7 @@ def remove_foreign_commits(cache: Cache, tasks: Iterable[Task]) -> None:
 
 
 def shard_bytes(root: Path) -> int:
-    """The bytes of all files of a shard, as the disk has them now. Raises `FileNotFoundError`, `NotRegularFile`."""
+    """The total size of a shard's files on the disk. Raises `FileNotFoundError`, `NotRegularFile`."""
     return sum(size for _, size in tree(root))
 
 
@@ -163,7 +163,7 @@ def _document(
 
 def _ledger(census: Inventory) -> Ledger:
     rejects = {reject.key: reject for commit in census.commits for reject in commit.rejects}
-    made = locate(census.columns, packed(rejects), len(census.shards)).there.tolist()  # after all, by another task
+    made = locate(census.columns, packed(rejects), len(census.shards)).there.tolist()  # encoded by another task
     whole = {shard.digest for (shard, _), rows in zip(census.shards, census.counts, strict=True) if rows == shard.rows}
     return Ledger(
         keys=census.columns.keys, shard=census.columns.shard, row=census.columns.row,

@@ -397,10 +397,10 @@ def test_what_is_no_plain_file_is_no_look_up_file(filled: Cache, tmp_path: Path,
     assert same(load_ledger(filled), plain)
 
 
-FOREIGN, UNEQUAL = "are in shards that it does not have", "have other numbers of rows than they say"
-UNSORTED, TREES = "are not in their shards, or not sorted", "have trees that it does not have"
-SHARDS, COMMITS = "are not sorted, or have no rows", "are not sorted, or have fewer than no rows"
-FIELDS, PATH, WORDS = "have fields that it does not have", "expected a path in a shard", "are not JSON"
+FOREIGN, UNEQUAL = "refer to shards that it does not have", "do not have as many rows as they state"
+UNSORTED, TREES = "are outside their shards, or not sorted", "refer to trees that it does not have"
+SHARDS, COMMITS = "are not sorted, or have no rows", "are not sorted, or have negative counts"
+FIELDS, PATH, WORDS = "refer to fields that it does not have", "expected a path in a shard", "are not JSON"
 
 
 @pytest.mark.parametrize(("column", "place", "value", "fault"), [
@@ -460,7 +460,7 @@ def test_another_version_is_no_look_up_file(filled: Cache) -> None:
 
 def test_something_after_the_end_is_refused(filled: Cache) -> None:
     stream = (filled.root / NAME).read_bytes()[: -shard_format.CRC_BYTES]
-    with pytest.raises(Unparsed, match="goes on after its end"):
+    with pytest.raises(Unparsed, match="has data after its end"):
         _parse(sealed(stream + stream))
 
 
