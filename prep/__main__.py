@@ -1,4 +1,4 @@
-"""`python -m prep`."""
+"""Runs `prep` as `python -m prep`."""
 
 from __future__ import annotations
 

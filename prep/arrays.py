@@ -1,6 +1,4 @@
-"""The nouns of Latentry as frozen records. Sizes are always (width, height); arrays are always [H, W].
-
-`None` in a field means "has none", never "not known yet".
+"""Describes the arrays of a field: name, dtype and the shape of a row.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ DType = Literal["bfloat16", "float16", "float32", "uint8"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArraySpec:
-    """One named array of a field, as every row of a shard has it."""
+    """One named array of a field, the same in every row of a shard."""
 
     name: str
     dtype: DType

@@ -1,6 +1,6 @@
-"""SHA-256 of canonical JSON and of bytes: how everything in a cache gets its name.
+"""Computes SHA-256 of canonical JSON and of bytes, which names everything in a cache.
 
-Canonical JSON: ASCII with \\u escapes, keys sorted, no spaces, no floats; one value has one spelling.
+Canonical JSON: ASCII with \\u escapes, sorted keys, no spaces, no floats; each value has exactly one spelling.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-HOLE = "\0"  # what stands for a value in `around`; no document of ours has this string
+HOLE = "\0"  # placeholder for a value in `json_template`; no document contains this string
 Json = Mapping[str, Any] | list[Any] | tuple[Any, ...] | str | int | bool | None
 
 
 def canonical(value: Json) -> bytes:
-    """The one spelling of `value` as bytes. Raises `TypeError` for floats: their spelling is not ours to promise."""
+    """`value` as canonical JSON. Raises `TypeError` for floats, which have no single spelling."""
     _refuse_floats(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
@@ -32,7 +32,7 @@ def digest_json(value: Json) -> str:
 
 
 def digest_parts(parts: Iterable[bytes]) -> str:
-    """SHA-256 of the concatenated `parts`, never held together in memory."""
+    """SHA-256 of the concatenated `parts`, without holding them all in memory."""
     running = hashlib.sha256()
     for part in parts:
         running.update(part)
@@ -46,10 +46,10 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_template(document: Mapping[str, Any]) -> list[str]:
-    """The canonical spelling of `document`, cut at its `HOLE`s, in the order of their keys.
+    """The canonical spelling of `document`, split at its `HOLE`s, which are in the order of their keys.
 
-    With the canonical spelling of a value in each hole it is that of the document with those values: so what many
-    documents share is spelled once. (`string`, `integers`; `tests/vocabulary/test_keys.py` compares.)
+    Joining the parts with the canonical spellings of values gives the spelling of the document with those values: so
+    the text that many documents share is made once. (`string`, `integers`; `tests/vocabulary/test_keys.py` compares.)
     """
     return canonical(document).decode().split(string(HOLE))
 
@@ -65,12 +65,12 @@ def integers(values: Iterable[int]) -> str:
 
 
 def digest_strings(values: Iterable[str]) -> str:
-    """`digest_json` of a list of strings, in a quarter of the time: a plan has a hundred thousand."""
+    """`digest_json` of a list of strings, four times as fast: a plan has a hundred thousand."""
     return digest_spelled(f"[{','.join(map(string, values))}]")
 
 
 def digest_spelled(spelled: str) -> str:
-    """SHA-256 of what was put together from `around`."""
+    """SHA-256 of a spelling that was assembled from the parts of a `json_template`."""
     return digest_bytes(spelled.encode("ascii"))
 
 

@@ -1,17 +1,17 @@
-"""Every error that a user can meet, as one tree; each class carries its exit code.
+"""Defines every error that users can meet, as one tree of classes with exit codes.
 
     Problem                    an expected failure: one message, perhaps a hint, an exit code
-    ├── UsageError         2   the command line does not make sense
+    ├── UsageError         2   the command line is invalid
     ├── ConfigError        3   recipe or training config: unknown key, bad value
     ├── ManifestError      4   manifest unreadable, damaged, or of another version
-    ├── PathError          5   paths that overlap, climb out, or are not what they should be
-    ├── ModelError         6   model missing, of another family, or not the one that made the cache
-    ├── CacheError         7   the cache or a checkpoint lacks something, or is damaged
+    ├── PathError          5   paths overlap, leave their root, or are of the wrong kind
+    ├── ModelError         6   model missing, of another family, or not the model that made the cache
+    ├── CacheError         7   the cache or a checkpoint is incomplete or damaged
     ├── EmptyPlanError     8   nothing to train
     └── OutOfMemoryError   9   the device or the computer has too little memory
 
-Beside these: 0 done, 1 done with findings, 70 our own bug (any exception not in this tree), 130 interrupted.
-A bad picture is none of them: it is a `records.Finding`.
+Other exit codes: 0 done, 1 done with findings, 70 a bug in Latentry (any exception not in this tree), 130 interrupted.
+A bad picture is not an error but a `findings.Finding`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXIT_INTERRUPTED = 130
 
 
 class Problem(Exception):
-    """An expected failure: what was seen and wanted in `message`, the way out in `hint`; `kind` names it in JSON."""
+    """An expected failure: `message` has what was seen and expected, `hint` what to do; `kind` names it in JSON."""
 
     exit_code = 2
     kind = "problem"
@@ -39,7 +39,7 @@ class Problem(Exception):
 
 
 class UsageError(Problem):
-    """The command line does not make sense."""
+    """The command line is invalid."""
 
     exit_code = 2
     kind = "usage"
@@ -60,57 +60,57 @@ class ManifestError(Problem):
 
 
 class PathError(Problem):
-    """Paths overlap, climb out of their root, or are not what they should be."""
+    """Paths overlap, leave their root, or are of the wrong kind."""
 
     exit_code = 5
     kind = "path"
 
 
 class ModelError(Problem):
-    """A model is missing, of another family, or not the one that made the cache."""
+    """A model is missing, of another family, or not the model that made the cache."""
 
     exit_code = 6
     kind = "model"
 
 
 class CacheError(Problem):
-    """The cache, or a checkpoint, lacks something that is needed, or has it damaged."""
+    """The cache or a checkpoint is incomplete or damaged."""
 
     exit_code = 7
     kind = "cache"
 
 
 class EmptyPlanError(Problem):
-    """The step plan has no step."""
+    """The step plan has no steps."""
 
     exit_code = 8
     kind = "empty-plan"
 
 
 class OutOfMemoryError(Problem):
-    """The device, or the computer, has too little memory for what was asked."""
+    """The device or the computer has too little memory for the requested work."""
 
     exit_code = 9
     kind = "memory"
 
 
 def from_system(error: OSError, *, in_cache: bool = False) -> Problem:
-    """What the operating system refused, as a problem: a full disk is the cache's matter, and what happens in one.
+    """Converts an error of the operating system: to `CacheError` for a full disk or an error in a cache.
 
-    Anything else is the path's.
+    Anything else becomes a `PathError`.
     """
     where = f"{error.filename}: " if error.filename else ""
     what = f"{where}{error.strerror or first_line(error)}"
     if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-        return CacheError(what, hint="free some space and run the same command again; what is finished is kept")
+        return CacheError(what, hint="free some space and run the same command again; finished work is kept")
     if error.errno in OUT_OF_FILES:
         return PathError(what, hint=MORE_FILES)
     if in_cache:
         return CacheError(what, hint="check the disk and the permissions of the cache, and run the same command again; "
-                          "what is finished is kept")
+                          "finished work is kept")
     return PathError(what, hint="check the path, its permissions and the disk")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a library says, or else what kind of error it is."""
+    """The first line of an error's message, or the name of its class."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a finding's code means, how bad it is, and what to do about it. Codes are stable: scripts match on them."""
+"""Defines the codes of findings: severity, meaning and advice. Codes are stable: scripts match on them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Finding:
     likeness: float | None = None  # of a duplicate: the correlation of the two, at most 1; 1: the same pixels
 
     def as_json(self) -> dict[str, Any]:
-        """The finding in every document of `--json`; `other` and `likeness` only where it has them."""
+        """The finding as in every `--json` document; `other` and `likeness` only if it has them."""
         document: dict[str, Any] = {"path": self.path, "code": self.code, "severity": self.severity,
                                     "detail": self.detail}
         if self.other is not None:
@@ -141,12 +141,12 @@ class Finding:
 
 
 def rejected_line(found: Finding) -> str:
-    """The line about a picture that is left out."""
+    """The line about a skipped picture."""
     return f"rejected: {shell_name(found.path)}: {found.code}: {printable(found.detail)}"
 
 
 def rejected_lines(found: Sequence[Finding], *, every: bool = False) -> list[str]:
-    """The lines about several; unless `every`, of more than `REJECTED` the first, and how many have which code."""
+    """The lines about skipped pictures; unless `every`, at most the first `REJECTED`, then a count by code."""
     lines = [rejected_line(one) for one in (found if every else found[:REJECTED])]
     if len(found) > len(lines):
         sums = ", ".join(f"{grouped(count)} {code}" for code, count in Counter(one.code for one in found).most_common())
@@ -156,7 +156,7 @@ def rejected_lines(found: Sequence[Finding], *, every: bool = False) -> list[str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanOptions:
-    """Which findings a scan tells; decides no row."""
+    """Which findings a scan reports, and how severe they are; no row depends on it."""
 
     ignore: tuple[str, ...] = ()  # codes of findings that are not told
     severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
@@ -164,13 +164,13 @@ class ScanOptions:
 
 def finding(path: str, code: str, detail: str, *, as_error: bool = False, other: str | None = None,
             likeness: float | None = None) -> Finding:
-    """A finding as severe as its code is; `as_error` makes it an error."""
+    """A finding with the severity of its code; `as_error` makes it an error."""
     return Finding(path=path, code=code, severity="error" if as_error else CODES[code][0], detail=detail, other=other,
                    likeness=likeness)
 
 
 def parse_code(value: Any, where: str) -> str:
-    """`value` when it is the code of a finding. Raises `Unparsed`."""
+    """`value`, if it is the code of a finding. Raises `Unparsed`."""
     code = expect(value, str, where)
     if code not in CODES:
         raise Unparsed(f"{where} has {brief(code)}, expected a finding's code{suggest(code, CODES)}")
@@ -179,7 +179,7 @@ def parse_code(value: Any, where: str) -> str:
 
 def apply_policy(findings: Iterable[Finding], choice: ScanOptions, *, select: Collection[str] = (),
                  ignore: Collection[str] = ()) -> tuple[Finding, ...]:
-    """The findings that are told, as severe as `choice` says; `select` (none: all) stands above what it ignores."""
+    """The findings to report, with severities from `choice`; `select` (empty: all) overrides what `choice` ignores."""
     severity: dict[str, Any] = dict(choice.severity)
     left_out = {*ignore, *(code for code in choice.ignore if code not in select)}
     return tuple(replace(one, severity=severity.get(one.code, one.severity)) for one in findings

@@ -1,4 +1,4 @@
-"""One picture and one bucket: how near they are, how the one covers the other, what is lost; in exact integers."""
+"""Fits pictures into buckets, in exact integers: the nearest bucket, scaling, cropping, and the area lost."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Size = tuple[int, int]  # (width, height)
-Focus = tuple[int, int]  # (x, y) of what matters in a picture: parts of its width and height in 1/65536
-ONE = 1 << 16  # the whole width or height, in the numbers of a `Focus`
-ASPECT = 0.01  # relative: how far a mask's aspect may be off before it is another picture's mask
+Focus = tuple[int, int]  # (x, y) of the subject of a picture, in 1/65536 of its width and height
+ONE = 1 << 16  # the whole width or height, in the units of a `Focus`
+ASPECT = 0.01  # largest relative difference between the aspect ratios of a mask and its picture
 
 
 def nearest(size: Size, buckets: Sequence[Size]) -> Size:
-    """The bucket whose aspect ratio is nearest to that of `size` in log; of equals the larger, then the narrower."""
+    """The bucket whose aspect ratio is nearest to that of `size` in log; on ties the larger, then the narrower."""
     best, best_over, best_under = buckets[0], 0, 0
     for bucket in buckets:
-        # over / under is exp(|difference of the logs|); two of them are compared as exact fractions.
+        # over / under is exp(|difference of the logs|); two such fractions are compared exactly.
         under, over = sorted((size[0] * bucket[1], bucket[0] * size[1]))
         farther = over * best_under - best_over * under if best_under else -1
         if farther < 0 or (farther == 0 and _rank(bucket) < _rank(best)):
@@ -24,7 +24,7 @@ def nearest(size: Size, buckets: Sequence[Size]) -> Size:
 
 
 def cover(size: Size, bucket: Size) -> Placement:
-    """Scale `size` just enough to cover `bucket`, rounding half up; crop in the centre, rounding the offset down."""
+    """Scales `size` just enough to cover `bucket`, rounding half up, and crops the center, rounding the offset down."""
     (width, height), (wide, high) = size, bucket
     if wide * height >= high * width:  # the width decides, and height × wide / width is at least high
         scaled = (wide, (2 * height * wide + width) // (2 * width))
@@ -40,33 +40,33 @@ def enlarges(size: Size, bucket: Size) -> bool:
 
 
 def crop_loss(placement: Placement) -> float:
-    """Percent of a picture's area that is cut away."""
+    """Percentage of the scaled picture's area that is cropped away."""
     (wide, high), (width, height) = placement.scaled, placement.bucket
     return 100 * (wide * high - width * height) / (wide * high)
 
 
 def _rank(bucket: Size) -> tuple[int, Size]:
-    """Sorts the larger area first, then the narrower."""
+    """Sort key: larger area first, then narrower."""
     return -bucket[0] * bucket[1], bucket
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """How a picture gets into its bucket: scale the whole, cut out the bucket at `crop`, perhaps mirror."""
+    """How a picture is fitted to its bucket: scale the whole, crop the bucket at `crop`, perhaps mirror."""
 
     scaled: Size  # the whole picture after resizing
-    crop: tuple[int, int]  # (left, top) of the bucket in scaled pixels
+    crop: tuple[int, int]  # (left, top) of the bucket, in scaled pixels
     bucket: Size
     flip: bool = False  # mirrored left to right, after cropping
 
 
 def fits(mask: Size, picture: Size) -> bool:
-    """Whether a mask of one size can be scaled to a picture of another: same aspect, to 1 % or a pixel of the mask."""
-    wanted = mask[1] * picture[0] / picture[1]  # the mask's width, had it the picture's aspect
+    """Whether a mask of one size can be scaled to a picture of another: same aspect, to 1% or a pixel of the mask."""
+    wanted = mask[1] * picture[0] / picture[1]  # the mask's width, at the picture's aspect ratio
     return abs(mask[0] - wanted) <= max(ASPECT * wanted, 1.0, picture[0] / picture[1])
 
 
 def fits_scaled(mask: Size, scaled: Size) -> bool:
-    """The same, where only the picture's scaled size is known: whole pixels there may hide a little of its shape."""
+    """Like `fits`, for a scaled picture size: its rounding to whole pixels may hide a small difference."""
     (width, height), (wide, high) = mask, scaled
     return fits(mask, scaled) or abs(width * high - wide * height) <= max(width, height)

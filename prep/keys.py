@@ -1,10 +1,10 @@
-"""Row keys: the digest of everything that decides a row's value, and nothing else.
+"""Computes row keys: digests of everything that decides a row's value, and nothing else.
 
-A key is the SHA-256 of canonical JSON (integers and strings only). `kind` says which field, `meaning` is raised by
-hand when this code's result for the same inputs changes. A field's *context* is the part of the key that all its rows
-share; it stands in the manifest, so that an edited caption can be keyed where no model is.
+A key is the SHA-256 of canonical JSON (integers and strings only). `kind` names the field; raise `meaning` by hand
+when this code's result for the same inputs changes. A field's *context* is the part of the key that all its rows
+share; the manifest stores it, so that an edited caption can be keyed without the model.
 
-    latent   picture digest, placement, [red, green, blue] below transparency where there is any;
+    latent   picture digest, placement, [red, green, blue] below transparent pixels, if any;
              context: image policy, VAE fingerprint, posterior, dtypes
     mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
     text     the final caption string; context: text fingerprint, max length, layout, dtypes
@@ -27,7 +27,7 @@ TEXT_MEANING = 1
 
 
 class LatentKeys:
-    """The keys of latents that share a context: what is equal in all of them is spelled once (1.6 µs a key, not 20)."""
+    """The keys of latents that share a context; their common text is made once (1.6 µs per key, not 20)."""
 
     def __init__(self, context: Context) -> None:
         self._parts = json_template({"kind": "latent", "alpha": HOLE, "context": context, "picture": HOLE,
@@ -36,8 +36,8 @@ class LatentKeys:
     def key(self, picture: str, placement: Placement, alpha: RGB | None) -> str:
         """The key of the latent of the picture with digest `picture` at `placement`.
 
-        `alpha` is the color that its transparency is flattened onto, however it was spelled; `None` for an opaque
-        picture.
+        `alpha` is the color below its transparent pixels, independent of how the recipe spells it; `None` for an
+        opaque picture.
         """
         color = "null" if alpha is None else integers(alpha)
         first, second, third, last = self._parts
@@ -72,17 +72,17 @@ class TextKeys:
 
 
 def text_key(caption: str, context: Context) -> str:
-    """One key of `TextKeys`."""
+    """The key of one text row."""
     return TextKeys(context).key(caption)
 
 
 def unconditional_key(context: Context) -> str:
-    """The key of the row for "no prompt"; not that of the caption "", though some families give both one value."""
+    """The key of the row for "no prompt"; differs from that of the caption "", even if a family encodes both alike."""
     return digest_json({"kind": "text", "unconditional": 1, "context": context})
 
 
 def sample_id(picture: str, bucket: tuple[int, int], copy: int) -> str:
-    """The id of a sample: its picture, its bucket and a running number among equals (byte-equal copies)."""
+    """The id of a sample: from its picture, its bucket and its number among byte-equal copies."""
     first, second, third, last = _SAMPLE
     return digest_spelled(f"{first}{integers(bucket)}{second}{copy:d}{third}{string(picture)}{last}")
 
@@ -96,7 +96,7 @@ def latent_context(*, image: Mapping[str, str | int], vae: str, posterior: str, 
 
 
 def mask_context(*, image: Mapping[str, str | int], origin: str, factor: int) -> dict[str, Any]:
-    """What all masks of a run share: image policy, where they come from (`file` or `alpha`), latent factor."""
+    """What all masks of a run share: image policy, origin (`file` or `alpha`), latent factor."""
     policy = {name: value for name, value in image.items() if name not in ("colour", "resize")}
     return {"meaning": MASK_MEANING, "image": policy, "origin": origin, "factor": factor}
 

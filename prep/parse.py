@@ -1,4 +1,4 @@
-"""Is this JSON or TOML what we think? Checked at the door; a message has the field, what was wanted, what was got."""
+"""Checks values from JSON and TOML; each message names the field, the value found and what was expected."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class Unparsed(ValueError):
-    """A value is not what was wanted; callers turn it into an error of their own kind."""
+    """A value is not as expected; callers convert this to their own kind of error."""
 
 
 def expect(value: Any, kind: type[T], where: str) -> T:
-    """`value` itself when it is exactly a `kind` (bool is not an int here; int passes as float)."""
-    if kind is float and type(value) is int and abs(value) < 1 << 1023:  # no float is as large
+    """`value`, if its type is exactly `kind` (a bool is not an int; an int is accepted as a float)."""
+    if kind is float and type(value) is int and abs(value) < 1 << 1023:  # larger integers do not fit a float
         return float(value)  # type: ignore[return-value]
     if type(value) is not kind:
         raise Unparsed(f"{where} is {brief(value)}, expected {_NAMES.get(kind, kind.__name__)}")
@@ -31,7 +31,7 @@ _NAMES: dict[type, str] = {str: "a string", int: "a whole number", float: "a num
 
 
 def one_of(value: Any, choices: Iterable[str], where: str) -> str:
-    """`value` when it is one of `choices`."""
+    """`value`, if it is one of `choices`."""
     options = list(choices)
     if value not in options or not isinstance(value, str):
         near = suggest(value, options) if isinstance(value, str) else ""
@@ -40,7 +40,7 @@ def one_of(value: Any, choices: Iterable[str], where: str) -> str:
 
 
 def brief(value: Any) -> str:
-    """`value` as a message shows it: cut, since who wrote it may be no friend."""
+    """`value` as shown in messages: shortened, because it may come from an untrusted file."""
     spelled = repr(value[:BRIEF]) if isinstance(value, str) else repr(value)
     return spelled if isinstance(value, str) or len(spelled) <= BRIEF else f"{spelled[:BRIEF]}…"
 
@@ -49,7 +49,7 @@ BRIEF = 80  # characters
 
 
 def color_of(text: str, where: str = "color", *, also: tuple[str, ...] = ()) -> RGB:
-    """(red, green, blue) of `#rrggbb` or a name in `COLORS`; `also` is what else a message may offer."""
+    """(red, green, blue) of `#rrggbb` or a name in `COLORS`; the message also lists the choices in `also`."""
     if text in COLORS:
         return COLORS[text]
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", text):
@@ -66,7 +66,7 @@ def parse_size(text: str, where: str) -> tuple[int, int]:
 
 
 def rgb_of(value: Any, where: str) -> RGB:
-    """`value` when it is a list of red, green and blue, each 0 to 255."""
+    """`value` as (red, green, blue), if it is a list of those, each from 0 to 255."""
     parts = list_of(value, lambda part, at: expect(part, int, at), where)
     if len(parts) != 3 or not all(0 <= part <= 255 for part in parts):
         raise Unparsed(f"{where} is {parts}, expected red, green and blue from 0 to 255")
@@ -78,13 +78,13 @@ COLORS = {"white": (255, 255, 255), "black": (0, 0, 0), "gray": (128, 128, 128),
 
 
 def within(value: float, low: float, high: float, where: str) -> None:
-    """Raises when `value` is outside [low, high]."""
+    """Raises `Unparsed` if `value` is outside [low, high]."""
     if not low <= value <= high:
         raise Unparsed(f"{where} is {value}, expected a number from {low} to {high}")
 
 
 def known_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Raises for the first key of `table` that is not known, with the nearest one that is."""
+    """Raises `Unparsed` for the first unknown key of `table`, with the most similar known key."""
     options = list(known)
     for key in table:
         if key not in options:
@@ -93,30 +93,30 @@ def known_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> No
 
 
 def suggest(word: str, options: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing."""
+    """`; did you mean 'x'?`, or "" if no option is similar."""
     near = difflib.get_close_matches(word, list(options), n=1) if len(word) <= LONG else []
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-LONG = 1 << 10  # characters; a longer word is no slip of somebody's fingers
+LONG = 1 << 10  # characters; a longer word is not a typing error
 
 
 def digest_of(value: Any, where: str) -> str:
-    """`value` when it is 64 lower-case hex digits: the only strings that may become paths in a cache."""
+    """`value`, if it is 64 lower-case hex digits: only such strings may become paths in a cache."""
     if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
         raise Unparsed(f"{where} is {brief(value)}, expected 64 lower-case hex digits")
     return value
 
 
 def list_of(value: Any, each: Callable[[Any, str], T], where: str) -> list[T]:
-    """`value` when it is a list and `each` accepts every member."""
+    """The list `value` with `each` applied to every member."""
     return [each(inner, f"{where}[{number}]") for number, inner in enumerate(expect(value, list, where))]
 
 
 def sealed_json(data: bytes, where: str) -> dict[str, Any]:
-    """The document in `data`, when its bytes are canonical and its `self` digest fits. Raises `Unparsed`.
+    """The document in `data`, if its bytes are canonical and its `self` digest matches. Raises `Unparsed`.
 
-    That nobody edited it by mistake; whoever means to can seal it again, so its values are all to be checked still.
+    This detects accidental edits; anyone can seal a document again, so its values must still be checked.
     """
     try:
         document = json.loads(data)
@@ -137,11 +137,11 @@ def sealed_json(data: bytes, where: str) -> dict[str, Any]:
     return table
 
 
-DEPTH = 16  # of tables and lists in each other; ours have 6
+DEPTH = 16  # of nested tables and lists; Latentry's documents have 6 levels
 
 
 def _check_inside(document: Any, where: str) -> None:
-    """Raises where a document is deeper than any of ours, or a string in it is none that a file could be called."""
+    """Raises `Unparsed` if a document is nested too deeply, or has a string that cannot be a file's name."""
     level = [document]
     for _ in range(DEPTH):
         below: list[Any] = []
@@ -155,19 +155,19 @@ def _check_inside(document: Any, where: str) -> None:
         level = below
         if not level:
             return
-    raise Unparsed(f"{where} has more than {DEPTH} levels, expected a document of ours")
+    raise Unparsed(f"{where} has more than {DEPTH} levels of nesting")
 
 
 def _unicode(text: str, where: str) -> None:
-    """Raises for halves of characters, but for those that stand for bytes of a name that is not UTF-8."""
+    """Raises `Unparsed` for unpaired surrogates, except those that encode bytes of a name that is not UTF-8."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise Unparsed(f"{where} is {brief(text)}, expected a string of whole characters") from None
+        raise Unparsed(f"{where} is {brief(text)}, expected a string without unpaired surrogates") from None
 
 
 def count(value: Any, where: str, most: int = (1 << 53) - 1) -> int:
-    """`value` when it is a whole number from 0 to `most`, which JSON readers everywhere keep exact."""
+    """`value`, if it is a whole number from 0 to `most`; all JSON readers keep numbers up to the default exact."""
     number = expect(value, int, where)
     if not 0 <= number <= most:
         raise Unparsed(f"{where} is {brief(number)}, expected a count{'' if most >> 52 else f' of at most {most}'}")
@@ -175,7 +175,7 @@ def count(value: Any, where: str, most: int = (1 << 53) - 1) -> int:
 
 
 def decimal(value: Any, where: str) -> str:
-    """`value` when it is a decimal number as a string: canonical JSON has no floats."""
+    """`value`, if it is a decimal number as a string: canonical JSON has no floats."""
     if not _NUMBER.fullmatch(expect(value, str, where)):
         raise Unparsed(f"{where} is {brief(value)}, expected a decimal number as a string")
     return str(value)
@@ -185,21 +185,21 @@ _NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?(e-?[0-9]{1,2})?")
 
 
 def relative(text: str, where: str) -> None:
-    """Raises unless `text` is a relative POSIX path that a system takes; it may climb out with `..`.
+    """Raises `Unparsed` unless `text` is a relative POSIX path that systems accept; it may contain `..`.
 
-    A cache on another disk and a model beside the project are said so. What lies there is opened as a cache or a model
-    only when it says that it is one.
+    That is needed for a cache on another disk, or a model beside the project. A directory there is opened as a cache or
+    a model only if it is marked as one.
     """
     bad = not text or text.startswith("/") or "\\" in text or "\0" in text or ":" in text.split("/")[0]
     if bad or len(text) > PATH or max(map(len, text.split("/"))) > NAME:
         raise Unparsed(f"{where} is {brief(text)}, expected a path relative to the manifest")
 
 
-PATH, NAME = 4096, 255  # characters of a path and of a name in it: Linux takes no more bytes
+PATH, NAME = 4096, 255  # most characters of a path, and of a name in it: Linux accepts no more bytes
 
 
 def hub_id(text: str, where: str) -> str:
-    """`text` when it is a Hub id, `name` or `owner/name`."""
+    """`text`, if it is a Hub id, `name` or `owner/name`."""
     parts = text.split("/")
     fine = all(part and part.strip(".") and all(c.isascii() and (c.isalnum() or c in "-_.") for c in part)
                for part in parts)

@@ -1,4 +1,4 @@
-"""Ctrl-C while a large library loads: torch, interrupted in the middle of that, may end the process by a signal."""
+"""Defers Ctrl-C during imports, because interrupting torch's import can kill the process; controls the collector."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from types import FrameType
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """A Ctrl-C in here has its effect at the end: what was the handler is called then, once."""
+    """Defers Ctrl-C to the end of the context, where the previous handler is then called once."""
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):  # ignored, or not ours
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):  # ignored, or in C
         yield
         return
     asked: list[tuple[int, FrameType | None]] = []
@@ -29,7 +29,7 @@ def defer_interrupts() -> Iterator[None]:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """The collector does nothing inside; after that it is as it was."""
+    """Turns Python's cyclic garbage collector off, and restores its state at the end."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -41,7 +41,7 @@ def gc_disabled() -> Iterator[None]:
 
 @contextmanager
 def gc_enabled() -> Iterator[None]:
-    """Inside `at_rest`: the collector works, on what is made from here on (encoders do make cycles)."""
+    """Inside `gc_disabled`: turns the collector on for objects made from here on (encoders do make cycles)."""
     gc.freeze()
     gc.enable()
     try:

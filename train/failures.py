@@ -87,7 +87,7 @@ def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
     problem = from_system(error)
     hint = problem.hint
     if progress.kept:
-        hint = hint.replace("run the same command again; what is finished is kept",
+        hint = hint.replace("run the same command again; finished work is kept",
                             f"add --resume to continue from step {progress.kept}")
     return type(problem)(f"{problem.message} (run {run}, after step {progress.done})", hint=hint)
 

@@ -36,7 +36,7 @@ def incomplete_commits(cache: Cache, ledger: Ledger) -> list[str]:
 
 
 def repair_commits(cache: Cache, tasks: Iterable[str]) -> None:
-    """Checks the given commits: salvages their shards, and removes damaged commits and those without a shard.
+    """Checks the given commits: salvages damaged shards; removes damaged commits and those that match no shard.
 
     Needs the exclusive lock.
     """

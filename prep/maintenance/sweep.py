@@ -69,8 +69,8 @@ class _Look:
 def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
     """Finds what nobody needs; everything written less than `guard` seconds ago counts as needed.
 
-    Raises `CacheError` for a commit of another version, which this version cannot interpret, and if a directory cannot
-    be listed, because what is needed may be in it.
+    Raises `CacheError` for a commit of another version, which this version cannot interpret, and if something
+    cannot be read, because it may state what is needed.
     """
     _require_all_seen(cache)
     found = {kind: list(_names(cache, kind)) for kind in KINDS}

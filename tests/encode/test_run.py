@@ -415,7 +415,7 @@ def test_a_full_disk_is_one_error_and_the_next_run_goes_on(encode, tmp_path, mon
         patch.setattr(atomic, "write", small)
         result = encode(code=7)
     assert result.err == ("error: cache: No space left on device\n"
-                          "hint: free some space and run the same command again; what is finished is kept\n")
+                          "hint: free some space and run the same command again; finished work is kept\n")
     assert not list((tmp_path / "cache" / "tmp").glob("*")) and not (tmp_path / "m.json").exists()
     encode()
     encode(cache="whole", manifest="w.json")

@@ -23,7 +23,7 @@ def refused(there, ending, words, code=7):
     assert ending["codes"] == [code], ending["err"]
     told = re.fullmatch(r"error: (.*)\nhint: (.*)\n", ending["err"])
     assert told and words in told[1] and str(there.home) in told[1], ending["err"]
-    assert "what is finished is kept" in told[2] or code != 7
+    assert "finished work is kept" in told[2] or code != 7
     return account(there.home)
 
 
