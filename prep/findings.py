@@ -11,7 +11,7 @@ from prep.formatting import grouped, printable, shell_name
 from prep.parse import Unparsed, brief, expect, suggest
 
 Severity = Literal["error", "warning", "info"]
-REJECTED = 30  # pictures that are told by name, each on a line
+REJECTED = 30  # rejected pictures that are listed by name
 SEVERITIES = ("error", "warning", "info")
 
 # code: (severity, what it means, what to do)
@@ -158,7 +158,7 @@ def rejected_lines(found: Sequence[Finding], *, every: bool = False) -> list[str
 class ScanOptions:
     """Which findings a scan reports, and how severe they are; no row depends on it."""
 
-    ignore: tuple[str, ...] = ()  # codes of findings that are not told
+    ignore: tuple[str, ...] = ()  # codes of findings that are not reported
     severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
 
 

@@ -49,7 +49,7 @@ class CompactReport:
         verb = "would join" if self.dry_run else "joined"
         lines = [f"{name}: {verb} {counted(one['joined'], 'shard')} into {one['into']} ({counted(one['rows'], 'row')}, "
                  f"{format_bytes(one['bytes'])})" for name, one in document["fields"].items()]
-        lines += [f"damaged, and left out: {one['field']} row {one['row']} of shard {one['shard'][:12]}"
+        lines += [f"damaged, and dropped: {one['field']} row {one['row']} of shard {one['shard'][:12]}"
                   for one in document["damaged"]]
         if document["damaged"]:
             lines.append("to repair, run prep encode again as it was first run")

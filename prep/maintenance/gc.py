@@ -77,7 +77,7 @@ def describe_other(other: OtherManifest, *, dry_run: bool) -> str:
         return (f"{name} uses this cache and is not kept: {needed} that it needs would be removed; "
                 f"--keep {shlex.quote(name)} keeps them")
     return (f"{name} uses this cache and is not kept: {needed} that it needs are removed; delete it, or run its "
-            "prep encode again, which makes them anew")
+            "prep encode again to restore them")
 
 
 def _count(count: int, kind: str) -> str:

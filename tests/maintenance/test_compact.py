@@ -119,7 +119,7 @@ def test_a_damaged_row_is_said_and_mended(prep, encode, tmp_path):
     assert dry.code == 0
     result = prep("compact", cache)
     assert result.code == 7
-    assert f"damaged, and left out: text row 0 of shard {shard[:12]}\n" in result.out
+    assert f"damaged, and dropped: text row 0 of shard {shard[:12]}\n" in result.out
     assert "to repair, run prep encode again as it was first run" in result.out
     assert prep("compact", cache, "--json").json["fields"] == {}
     assert encode("m.json")["encoded"] == {"latent": 0, "mask": 0, "text": 1}
