@@ -16,7 +16,7 @@ from PIL import Image
 from second_device import playing
 
 from prep.models import tensors
-from train import loop
+from train import evaluate
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu")
 QUICK = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "validation.timesteps=2")
@@ -112,7 +112,7 @@ def test_eight_pictures_with_batch_16(encode, prep, train, place, underfill, sho
 def test_prompts_edited_while_text_is_cached(encode, train, place, monkeypatch):
     """sd-scripts: `'NoneType' object has no attribute 'to'`. Here: noticed; new ones are shown once they have rows."""
     encode()
-    sample = loop._sample
+    sample = evaluate._sample
 
     def edited(trainee, rows, setup, run, log, step):
         """Someone edits the file before step 2, encodes the new prompt before step 4, empties it, and deletes it."""
@@ -126,13 +126,13 @@ def test_prompts_edited_while_text_is_cached(encode, train, place, monkeypatch):
             (place / "prompts.txt").unlink()
         sample(trainee, rows, setup, run, log, step)
 
-    monkeypatch.setattr(loop, "_sample", edited)
+    monkeypatch.setattr(evaluate, "_sample", edited)
     result = train("run", "m.json", "-o", "run", "--steps", 8, "--set", "sample.every=2", *QUICK)
     assert result.code == 0, result.err
     warnings = events(place / "run", "warning")
     assert [warning["step"] for warning in warnings] == [2, 6, 8]
-    assert "prompt 'a new idea' of prompts.txt has no text row yet" in warnings[0]["text"]
-    assert "out; prep encode photos --model " in warnings[0]["text"] and "--prompts prompts.txt" in warnings[0]["text"]
+    assert "the prompt in line 2 of prompts.txt has no text row yet" in warnings[0]["text"]
+    assert "run prep encode photos --model " in warnings[0]["text"] and "--prompts prompts.txt" in warnings[0]["text"]
     pictures = [place / "run" / event["picture"] for event in events(place / "run", "sample")]
     widths = [np.asarray(Image.open(path)).shape[1] for path in pictures]
     assert widths == [192, 192, 384, 192, 192]  # 1, 1, 2, 1, 1 side by side, each shown at twice its size
