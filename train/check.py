@@ -91,7 +91,7 @@ class _Noting:
 def _check_fields(manifest: Manifest, config: Config) -> None:
     if config.loss.masked is True and "mask" not in manifest.fields:
         raise CacheError("manifest has no field 'mask', but the settings ask for masked loss",
-                         hint=encode_command(manifest, " --mask sidecar"))
+                         hint=encode_command(manifest, "--mask", "sidecar"))
     if manifest.family not in FAMILIES:
         raise ModelError(f"the manifest is of family '{manifest.family}', expected one of: {', '.join(FAMILIES)}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,5 +140,5 @@ def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
                          "the manifest has no sample prompts and no captions",
                          hint="encode a prompt with --prompt TEXT, or store the rows of a prompt file: "
-                         + encode_command(setup.manifest, f" --prompts {shlex.quote(str(named))}"))
+                         + encode_command(setup.manifest, "--prompts", named))
     return found

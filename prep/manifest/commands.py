@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 from prep.manifest.document import Manifest
 
 
-def encode_command(manifest: Manifest, options: str = "") -> str:
-    """The `prep encode` command that encodes missing rows, to be typed in the working directory."""
+def encode_command(manifest: Manifest, *options: Path | str) -> str:
+    """The `prep encode` command that encodes missing rows, to be typed in the working directory.
+
+    `options` are words to add, such as `"--mask", "sidecar"`; they replace the manifest's options of the same name.
+    """
     recipe = manifest.document["recipe"]
     sources = [place for place in manifest.sources if place is not None]
     named = manifest.folder / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
-    given = "".join(f" {_here(word)}" for word in manifest.options)
-    return (f"prep encode {_here(named)}{given}{options} --cache {_here(manifest.cache_root)} "
-            f"-o {_here(manifest.path)}")
+    given = "".join(f" {_here(word)}" for word in (*_without(manifest.options, set(options)), *options))
+    return f"prep encode {_here(named)}{given} --cache {_here(manifest.cache_root)} -o {_here(manifest.path)}"
 
 
 def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
     """The commands that list and repair damage; `recorded` is False if the cache could not be written."""
     why = "" if recorded else "the cache cannot be written here, so the damage is not recorded in it; "
     return (f"{why}prep verify {_here(manifest.path)} lists all damage; to re-encode only the damaged rows, run "
-            f"{encode_command(manifest, '' if recorded else ' --recheck')}")
+            f"{encode_command(manifest, *(() if recorded else ('--recheck',)))}")
+
+
+def _without(words: Iterable[Path | str], flags: Container[Path | str]) -> Iterator[Path | str]:
+    """The words without these flags and the value after each."""
+    dropped = False
+    for word in words:
+        if isinstance(word, str) and word.startswith("--"):
+            dropped = word in flags
+        if not dropped:
+            yield word
 
 
 def _here(path: Path | str) -> str:

@@ -8,7 +8,6 @@ warnings name lines, and a prompt's text is shown only if the cache has its row.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +108,7 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path) -> Found:
             lacking.append(prompt)
         else:
             found.append(PromptRows(prompt=prompt.text, positive=positive, negative=against, settings=prompt.settings))
-    command = encode_command(index.manifest, f" --prompts {shlex.quote(str(path))}")
+    command = encode_command(index.manifest, "--prompts", path)
     warnings = [f"the prompt in line {prompt.line} of {path} has no text row yet and is skipped; to encode it, run "
                 f"{command}" for prompt in lacking[:WARNINGS]]
     if len(lacking) > WARNINGS:
