@@ -130,7 +130,7 @@ def test_an_output_that_may_not_be_written(tmp_path, monkeypatch):
 
 
 def test_an_output_in_no_directory(tmp_path):
-    with pytest.raises(PathError, match=r"manifest .*cannot be written: .*nowhere is not a directory") as error:
+    with pytest.raises(PathError, match=r"manifest .*cannot be written: there is no directory .*nowhere") as error:
         paths.check_replaceable(tmp_path / "nowhere" / "m.json", "manifest", lambda _: True)
     assert error.value.hint
 
