@@ -162,7 +162,7 @@ def table(bench: Bench, rng: Random) -> bool:
     named = None if name.startswith("metadata") else place / name
     with bench.watch.look():
         found = list(walk(place, source=0, mask_from="sidecar", table=named))
-        overview_of(place, jobs=1)
+        overview_of([place], jobs=1)
         findings = _looked_at(found, place, bench)
     return any(one.severity == "error" for one in findings)
 

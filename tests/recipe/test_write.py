@@ -14,15 +14,26 @@ from hypothesis import strategies as st
 from prep.captions.options import CAPTION_LINES, MISSING_CAPTION, CaptionOptions
 from prep.errors import PathError
 from prep.findings import CODES, ScanOptions
+from prep.parse import Unparsed
 from prep.recipe.load import load_recipe
 from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.write import KEY_COMMENTS, Comment, quoted, relative_to, render_recipe
+from prep.sources.globs import chosen_by
+
+
+def is_glob(text: str) -> bool:
+    try:
+        chosen_by([text], [])
+    except Unparsed:
+        return False
+    return True
+
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=12).filter(
     lambda text: text not in (".", ".."))
 PLACE = st.lists(st.one_of(NAME, st.just("..")), min_size=1, max_size=3).map("/".join)
-GLOBS = st.lists(NAME.filter(lambda text: text != ".."), max_size=2).map(tuple)
+GLOBS = st.lists(NAME.filter(lambda text: text != ".." and is_glob(text)), max_size=2).map(tuple)
 CAPTION = st.builds(
     CaptionOptions, missing=st.sampled_from(MISSING_CAPTION), constant=TEXT, lines=st.sampled_from(CAPTION_LINES),
     variants=st.integers(1, 1024), wildcards=st.booleans(), shuffle=st.booleans(), dropout=st.floats(0, 1),
