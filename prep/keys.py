@@ -7,7 +7,8 @@ share; the manifest stores it, so that an edited caption can be keyed without th
     latent   picture digest, placement, [red, green, blue] below transparent pixels, if any;
              context: image policy, VAE fingerprint, posterior, dtypes
     mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
-    text     the final caption string; context: text fingerprint, max length, layout, dtypes
+    text     the final caption string; context: text fingerprint, max length, layout, dtypes, and what else the family's
+             pipeline makes rows from
 """
 
 from __future__ import annotations
@@ -101,10 +102,14 @@ def mask_context(*, image: Mapping[str, str | int], origin: str, factor: int) ->
     return {"meaning": MASK_MEANING, "image": policy, "origin": origin, "factor": factor}
 
 
-def text_context(*, text: str, max_length: int, layout: str, compute: str, stored: str) -> dict[str, Any]:
-    """What all text rows of a run share: text fingerprint, token limit, layout, dtypes."""
+def text_context(*, text: str, max_length: int, layout: str, compute: str, stored: str,
+                 more: Mapping[str, str | int | Mapping[str, str | int]] | None = None) -> dict[str, Any]:
+    """What all text rows of a run share: text fingerprint, token limit, layout, dtypes.
+
+    `more` is what only some families or recipes have: layers skipped, options and constants of the pipeline.
+    """
     return {"meaning": TEXT_MEANING, "text": text, "max_length": max_length, "layout": layout, "compute": compute,
-            "stored": stored}
+            "stored": stored, **(more or {})}
 
 
 def _spell(placement: Placement) -> str:

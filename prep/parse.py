@@ -199,10 +199,11 @@ PATH, NAME = 4096, 255  # most characters of a path, and of a name in it: Linux 
 
 
 def hub_id(text: str, where: str) -> str:
-    """`text`, if it is a Hub id, `name` or `owner/name`."""
-    parts = text.split("/")
+    """`text`, if it is a Hub id: `name` or `owner/name`, perhaps with `@` and a branch, tag or commit."""
+    named, _, revision = text.partition("@")
+    parts = named.split("/")
     fine = all(part and part.strip(".") and all(c.isascii() and (c.isalnum() or c in "-_.") for c in part)
-               for part in parts)
+               for part in (*parts, *(revision.split("/") if "@" in text else ())))
     if not fine or len(parts) > 2 or len(text) > 200:
         raise Unparsed(f"{where} is {text[:80]!r}, expected a Hub id like 'owner/name'")
     return text

@@ -7,7 +7,7 @@ An *occurrence* is one showing of a sample in an epoch: a bucket with samples of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -43,8 +43,8 @@ class MicroBatch:
 class StepPlan:
     """The steps of any epoch.
 
-    With `drop` and `repeat` every step has `batch_size` samples: `drop` leaves out what does not fill a micro-batch of
-    its bucket or the last step, `repeat` fills both by showing some samples again. `partial` shows everything once: a
+    With `drop` and `repeat` every step has `batch_size` samples: `drop` drops what does not fill a micro-batch of
+    its bucket or the last step, `repeat` fills both by repeating some samples. `partial` shows everything once: a
     bucket's last micro-batch may be short, and the last step may have fewer micro-batches.
     """
 
@@ -82,11 +82,6 @@ class StepPlan:
     def at(self, step: int) -> tuple[MicroBatch, ...]:
         """The micro-batches of step `step`, counted from the start of training."""
         return self.step(*divmod(step, self.steps_per_epoch))
-
-    def micro_batches(self, epoch: int) -> Iterator[MicroBatch]:
-        """All micro-batches of an epoch, step by step."""
-        for number in range(self.steps_per_epoch):
-            yield from self.step(epoch, number)
 
     def left_out(self, epoch: int) -> dict[int, Indices]:
         """Occurrences that the epoch drops, sorted, by bucket; the cost is proportional to their number."""
@@ -173,16 +168,6 @@ def step_plan(
                     underfill=underfill)
 
 
-def deal(step: Sequence[MicroBatch], rank: int, world: int) -> tuple[MicroBatch, ...]:
-    """The micro-batches of `rank` out of `world`, one in turn each; perhaps none."""
-    return tuple(step[rank::world])
-
-
-def rounds(step: Sequence[MicroBatch], world: int) -> int:
-    """Forward passes that every rank makes in `step`; a rank with fewer micro-batches fills up with weight zero."""
-    return -(-len(step) // world)
-
-
 def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = ()) -> None:
     """Raises `EmptyPlanError`, with policy, counts by bucket and some sample `names`, if the plan has no step."""
     if plan.steps_per_epoch:
@@ -193,7 +178,7 @@ def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = 
     buckets = [f"{width}x{height}: {count}" for (width, height), count in zip(sizes, plan.counts, strict=True) if count]
     who = f" ({join_names(names, 10)})" if names else ""
     raise EmptyPlanError(
-        f"underfill '{plan.underfill}' leaves out all {sum(plan.counts)} samples{who}, expected at least one step of "
+        f"underfill '{plan.underfill}' drops all {sum(plan.counts)} samples{who}, expected at least one step of "
         f"batch_size {plan.batch_size} in micro-batches of {plan.micro_batch}; samples by bucket: {', '.join(buckets)}",
         hint="--underfill partial, or a smaller --batch-size or --micro-batch",
     )

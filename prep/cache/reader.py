@@ -58,6 +58,8 @@ class OpenArray:
 class Targets:
     """A batch's buffer, uint8 [B, row_bytes] with contiguous rows, split once into one memoryview per row."""
 
+    row_bytes: int | None  # None: rows of several sizes
+
     def __init__(self, out: Bytes) -> None:
         if out.dtype != np.uint8 or out.ndim != 2 or out.strides[1] != 1:
             raise ValueError(f"out is {out.dtype} {list(out.shape)}, expected uint8 [B, row_bytes], rows contiguous")
@@ -70,10 +72,20 @@ class Targets:
         some.rows = [self.rows[place] for place in places]
         return some
 
-    def check(self, spec: ArraySpec) -> None:
-        """Raises `ValueError` unless the rows have the size of the array's rows."""
-        if self.row_bytes != spec.row_bytes:
-            raise ValueError(f"out has rows of {self.row_bytes} bytes, array '{spec.name}' has {spec.row_bytes}")
+    def cut(self, sizes: Sequence[int]) -> Targets:
+        """The same rows, each cut to its first so many bytes: for shards whose rows differ in size."""
+        some = copy.copy(self)
+        some.rows = [row[:size] for row, size in zip(self.rows, sizes, strict=True)]
+        some.row_bytes = None
+        return some
+
+    def check(self, spec: ArraySpec, wanted: Sequence[tuple[memoryview, int]]) -> None:
+        """Raises `ValueError` unless the rows `wanted` of one array have its rows' size."""
+        size = self.row_bytes
+        if size is None and any(len(target) != spec.row_bytes for target, _ in wanted):
+            size = next(len(target) for target, _ in wanted if len(target) != spec.row_bytes)
+        if size is not None and size != spec.row_bytes:
+            raise ValueError(f"out has rows of {size} bytes, array '{spec.name}' has {spec.row_bytes}")
 
 
 class Reader:
@@ -129,7 +141,7 @@ class Reader:
                 by_shard[ref.shard] = [(target, ref.row)]
         for shard, wanted in by_shard.items():
             opened = self._array(shard, array)
-            targets.check(opened.spec)
+            targets.check(opened.spec, wanted)
             self._read(opened, shard, wanted)
 
     def _read(self, opened: OpenArray, shard: str, wanted: Iterable[tuple[memoryview, int]]) -> None:

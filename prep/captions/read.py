@@ -11,18 +11,20 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from prep.formatting import counted
+
 _UTF16 = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")  # all except tab and line ends
 HALF = re.compile("[\ud800-\udfff]")  # unpaired surrogates: JSON can spell them, no text encoding or file name can
 MANY_WORDS = 512  # more than any text encoder takes
 _LISTS, _STRINGS = ("captions", "texts"), ("caption", "text", "prompt")  # keys of JSON captions, by preference
 
-CaptionNote = tuple[str, str]  # (code of codes.CODES, what was seen)
+CaptionNote = tuple[str, str]  # (code of prep.findings.CODES, what was seen)
 Format = Literal["text", "json"]
 
 
 class BadCaption(Exception):
-    """A caption file cannot be used. `code` is one of codes.CODES."""
+    """A caption file cannot be used. `code` is one of prep.findings.CODES."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -41,7 +43,7 @@ def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...]
     found, said = judge_captions(text.splitlines() if form == "text" else _in_json(text))
     if not found:
         named = f" under any of {', '.join((*_LISTS, *_STRINGS, 'tags'))}" if form == "json" else ""
-        return (), (*notes, ("empty-caption", f"caption file has {len(data)} bytes and no text{named}"))
+        return (), (*notes, ("empty-caption", f"caption file has {counted(len(data), 'byte')} and no text{named}"))
     return found, (*notes, *said)
 
 

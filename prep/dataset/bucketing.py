@@ -14,7 +14,8 @@ from prep.dataset.ingest import Ingested, KnownItem
 from prep.errors import ConfigError, ModelError
 from prep.findings import Finding
 from prep.geometry import Size
-from prep.models.family import FAMILIES, Family
+from prep.models.families.registry import FAMILIES
+from prep.models.family import Family
 from prep.models.pipeline import infer_family
 from prep.parse import parse_size
 from prep.recipe.schema import ModelOptions, Recipe
@@ -46,10 +47,11 @@ def least_side_check(recipe: Recipe) -> Callable[[str, Size], Finding | None]:
 def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
     """The bucket rules of a recipe, one for each resolution. Raises `ConfigError` for rules that give no buckets."""
     image, family = recipe.image, family_of(recipe.model)
-    factor, step = (8, STEP) if family is None else (family.factor, family.step)  # 8 in every family
+    least, step = (8, STEP) if family is None else (least_step(family), family.step)
     step = image.step or step
-    if step % factor:
-        raise ConfigError(f"image.step is {step}, expected a multiple of {factor}, the pixels of a latent cell")
+    if step % least:
+        what = f"the least of family '{family.name}'" if family is not None else "the pixels of a latent cell"
+        raise ConfigError(f"image.step is {step}, expected a multiple of {least}, {what}")
     rules = Rules(
         resolution=image.resolutions[0], kind=image.buckets, step=step,  # type: ignore[arg-type]  # parsed
         shortest=image.shortest, longest=image.longest, min_side=image.min_side,
@@ -58,6 +60,11 @@ def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
     for one in (found := tuple(replace(rules, resolution=one) for one in image.resolutions)):
         buckets_of(one)
     return found
+
+
+def least_step(family: Family) -> int:
+    """The pixels that the sides of a family's pictures must be multiples of."""
+    return family.factor * family.patch
 
 
 def family_of(model: ModelOptions) -> Family | None:

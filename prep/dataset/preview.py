@@ -1,6 +1,6 @@
-"""Previews one epoch: buckets, scales, crops, and the names of samples that are left out or repeated.
+"""Previews one epoch: buckets, scales, crops, and the names of samples that are dropped or repeated.
 
-The names are those of epoch 0 with the given seed; other epochs leave out other samples, as many.
+The names are those of epoch 0 with the given seed; other epochs drop other samples, as many.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EpochPreview:
 
     @property
     def left_out(self) -> list[str]:
-        """Names that epoch 0 leaves out, sorted, once for each lost showing."""
+        """Names that epoch 0 drops, sorted, once for each lost showing."""
         return self._names(self.plan.left_out(0))
 
     @property

@@ -34,7 +34,7 @@ def prior_notes(asked: Sequence[tuple[Role, int]]) -> tuple[str, ...]:
     if shown == [repeats for _, repeats in asked]:
         return ()
     used = sum(map(bool, prior))
-    left = f"; {len(prior) - used} of {len(prior)} are left out" if used < len(prior) else ""
+    left = f"; {len(prior) - used} of {len(prior)} are skipped" if used < len(prior) else ""
     return (f"note: {counted(used, 'regularization sample')} {'has' if used == 1 else 'have'} "
             f"{counted(sum(prior), 'showing')} an epoch, as many as the training samples{left}",)
 

@@ -79,7 +79,7 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
     """The placed items of a bucketing of `items` with these `roles`, in the order of source and name.
 
     A validation sample has only its first view, since validation uses no other. Samples of role "prior" have the
-    repeats of `balance_prior`; samples with no repeats are left out.
+    repeats of `balance_prior`; samples with no repeats are skipped.
     """
     copies: Counter[tuple[str, Size]] = Counter()
     order, asked = _asked(recipe, items, roles, bucketing)

@@ -12,10 +12,10 @@ from typing import Any
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError, UsageError
-from prep.formatting import format_bytes, printable
+from prep.formatting import format_bytes, join_names, printable
 from prep.fs.lock import lock_directory
 from prep.maintenance import sweep
-from prep.maintenance.others import OtherManifest, find_others
+from prep.maintenance.others import OtherManifest, find_others, searched_folders
 from prep.maintenance.sweep import KINDS, Needed, Sweep
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
@@ -33,6 +33,7 @@ class GcReport:
     guard: str  # as the user wrote it
     dry_run: bool
     others: tuple[OtherManifest, ...] = ()  # manifests that are not kept and lose rows or tables
+    searched: tuple[Path, ...] = ()  # the directories that were searched for these
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -43,7 +44,8 @@ class GcReport:
                 "kept": {"manifests": self.manifests, **kept, "bytes": self.sweep.kept_bytes},
                 "guarded": self.sweep.guarded,
                 "others": [{"manifest": str(one.path), "shards": one.shards, "tables": one.tables}
-                           for one in self.others]}
+                           for one in self.others],
+                "searched": [str(one) for one in self.searched]}
 
     def as_text(self) -> str:
         """The report as a few lines of text."""
@@ -53,6 +55,9 @@ class GcReport:
                  for kind, count in document["removed"].items() if count]
         kept = document["kept"]
         lines += [describe_other(one, dry_run=self.dry_run) for one in self.others]
+        if self.searched and any(document["removed"].values()):
+            places = join_names([str(one) for one in self.searched], None)
+            lines.append(f"other manifests were searched for only in {places}; name those elsewhere with --keep")
         lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} kept "
                      f"({format_bytes(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
         if self.sweep.guarded:
@@ -105,7 +110,8 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
                 notice(describe_other(one, dry_run=False))
             with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
                 sweep.remove(cache, found, tick)
-    return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run, others=others)
+    return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run, others=others,
+                    searched=searched_folders(cache, manifests))
 
 
 def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:

@@ -32,12 +32,17 @@ class OtherManifest:
     tables: int
 
 
+def searched_folders(cache: Cache, keep: Sequence[Manifest]) -> tuple[Path, ...]:
+    """The directories that `find_others` searches, each once, sorted; it does not search those inside of them."""
+    beside = (path for manifest in keep for path in (manifest.path.parent, manifest.folder))
+    return tuple(sorted({path.resolve(): path for path in (*beside, cache.root.parent)}.values()))
+
+
 def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[OtherManifest, ...]:
     """The manifests that lose shards or tables by `sweep`, sorted by path. Skips what cannot be read."""
-    folders = {*(path for manifest in keep for path in (manifest.path.parent, manifest.folder)), cache.root.parent}
     known = {_mark(manifest.path) for manifest in keep}
     shards, tables, found = set(sweep.remove["shards"]), set(sweep.remove["tables"]), []
-    for path in _candidates(folders):
+    for path in _candidates(searched_folders(cache, keep)):
         with contextlib.suppress(OSError, ManifestError, CacheError):
             if _mark(path) in known:
                 continue
@@ -54,7 +59,7 @@ def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[O
 
 def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
     """Files that start like a manifest; never blocks on a pipe."""
-    for folder in sorted(folders):
+    for folder in folders:
         with contextlib.suppress(OSError):
             names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208  # quicker
             yield from (folder / name for name in names[:MOST_FILES] if _begins_as_manifest(folder / name))

@@ -12,7 +12,7 @@ import numpy as np
 from prep.captions.read import BadCaption, examine_caption, judge_captions
 from prep.digest import digest_bytes
 from prep.findings import Finding, finding
-from prep.formatting import printable_name
+from prep.formatting import counted, printable_name
 from prep.fs.blob import Blob, error_code, read_blob
 from prep.geometry import Size, fits
 from prep.images.decode import Picture, Pixels, decode_layers, decode_picture
@@ -154,7 +154,7 @@ def _header_notes(header: Header, name: str) -> Iterator[Note]:
 
 def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
     if item.caption is None and not item.captions:
-        return [finding(item.label, "missing-caption", "no caption of this name")], ()
+        return [finding(item.label, "missing-caption", "no caption file")], ()
     try:
         found, notes = (judge_captions(item.captions) if item.caption is None else
                         examine_caption(read_blob(item.caption), item.caption_format))
@@ -175,9 +175,9 @@ def _check_metadata(item: Item) -> list[Finding]:
     except OSError as error:
         says = f"cannot be read: {error.strerror or error}"
     except UnicodeDecodeError:
-        says = f"{len(data)} bytes that are not UTF-8"
+        says = f"{counted(len(data), 'byte')} that are not UTF-8"
     except json.JSONDecodeError as error:
-        says = f"{len(data)} bytes, not valid JSON from character {error.pos} on ({error.msg})"
+        says = f"{counted(len(data), 'byte')}, not valid JSON from character {error.pos} on ({error.msg})"
     except (ValueError, RecursionError, MemoryError):
         pass  # numbers too long, or nesting too deep, for this Python; other readers may accept them
     return [finding(display_path(item, item.metadata), "bad-json", says)] if says else []

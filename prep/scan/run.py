@@ -123,7 +123,7 @@ def _token_check(model: str, recipe: Recipe) -> Check:
     """A check that warns of items with a caption, in any of its variants, of more tokens than the encoder takes."""
     from prep.models.hub import locate
     with defer_interrupts():
-        from prep.models.tokenizer import TokenCounter  # here: it loads transformers
+        from prep.models.text.tokenizer import TokenCounter  # here: it loads transformers
 
     try:
         where = locate(model)

@@ -26,13 +26,14 @@ from prep.arrays import ArraySpec
 from prep.cache.ledger import ledger
 from prep.cache.ledger.columns import select
 from prep.cache.ledger.index import NAME, Lookup, load_index, save_index
-from prep.cache.ledger.ledger import Ledger, load_ledger, load_plainly, write_commit
+from prep.cache.ledger.ledger import Ledger, load_ledger, write_commit
 from prep.cache.records import Task
 from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
 from prep.fs import atomic
 from tests.benchmarks.results import emit, parser_of, table
+from tests.support.plain_ledger import load_plainly
 
 SPEC = ArraySpec(name="latent", dtype="uint8", shape=(1,))
 WANTED = 300_000  # keys of 100,000 pictures: latent, mask, text

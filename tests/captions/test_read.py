@@ -28,11 +28,12 @@ def test_captions(data, caption, codes):
     assert read_caption(data) == (caption,)
 
 
-@pytest.mark.parametrize("data", [b"", b" \r\n\t ", b"\xef\xbb\xbf"])
-def test_no_text_is_no_caption(data):
+@pytest.mark.parametrize(("data", "size"), [(b"", "0 bytes"), (b"\n", "1 byte"), (b" \r\n\t ", "5 bytes"),
+                                               (b"\xef\xbb\xbf", "3 bytes")])
+def test_no_text_is_no_caption(data, size):
     captions, notes = examine_caption(data)
     assert captions == ()
-    assert notes[-1] == ("empty-caption", f"caption file has {len(data)} bytes and no text")
+    assert notes[-1] == ("empty-caption", f"caption file has {size} and no text")
 
 
 def test_json_of_other_keys_is_no_caption():

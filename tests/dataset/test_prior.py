@@ -56,7 +56,7 @@ def test_what_changes_is_said():
         "note: 1 regularization sample has 10 showings an epoch, as many as the training samples",)
     assert prior_notes([*train, *[("prior", 1)] * 12]) == (
         "note: 10 regularization samples have 10 showings an epoch, as many as the training samples; "
-        "2 of 12 are left out",)
+        "2 of 12 are skipped",)
 
 
 @pytest.fixture
@@ -90,5 +90,5 @@ def test_those_that_are_too_many_are_left_out(prep, recipe, tiny_model, tmp_path
     recipe.write_text(recipe.read_text().replace('"photos"\nrepeats = 3', '"val"\nrepeats = 1'))
     seen = prep("bucket", recipe, "--json", "--suggest")
     assert ("note: 1 regularization sample has 1 showing an epoch, as many as the training samples; "
-            "1 of 2 are left out") in seen.err
+            "1 of 2 are skipped") in seen.err
     assert sum(one["showings"] for one in seen.json["buckets"]) == 2

@@ -45,7 +45,7 @@ def load() -> None:
     import prep.cli.main
     import prep.encode.engines.local
     import prep.encode.run
-    import prep.models.text_encoder
+    import prep.models.text.encoder
     import prep.models.vae
 
     lazy = (diffusers.StableDiffusionPipeline, transformers.CLIPTokenizer, transformers.CLIPTextModel, prep.models.vae)

@@ -41,6 +41,8 @@ DOCUMENT = {
     "latents.channels": [(1 << 40, "expected 4 for family 'sd15'")],
     "latents.scaling_factor": [("1e99", "latents.scaling_factor is 1e+99, expected a number from -1000000.0 to"),
                                ("0", "latents are divided by it")],
+    "latents.mean": [(["1"], "latents.mean has 1 numbers, expected one for each of 4 channels"),
+                     (["1"] * 4, "latents.std is None, expected a list")],
     "latents.shift_factor": [("-9999999", "expected a number from")],
     "latents.more": [(1, "unknown key 'more' in latents")],
     "prompts.unconditional.more": [(1, "unknown key 'more' in prompts.unconditional")],

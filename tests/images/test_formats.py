@@ -81,7 +81,7 @@ def test_jpeg_cmyk_keeps_the_segment_that_decides_its_colors():
 def test_jpeg_end(options):
     data = saved("JPEG", **options)
     assert unwrap(data).notes == ()
-    assert unwrap(data + bytes(300)).notes == (("trailing-data", "300 bytes follow the end of the picture"),)
+    assert unwrap(data + bytes(300)).notes == (("trailing-data", "300 bytes after the end of the picture"),)
     assert unwrap(data[:-2]).notes == (
         ("missing-eoi", "the end-of-image marker is missing; the file may have been cut off"),)
     assert unwrap(data + bytes(300)).body == unwrap(data).body
@@ -125,7 +125,7 @@ def test_png_cut_short():
 
 
 def test_png_trailing_bytes():
-    assert unwrap(saved("PNG") + b"abc").notes == (("trailing-data", "3 bytes follow the end of the picture"),)
+    assert unwrap(saved("PNG") + b"abc").notes == (("trailing-data", "3 bytes after the end of the picture"),)
 
 
 def test_png_profile_that_does_not_unpack():

@@ -316,6 +316,9 @@ def test_manifests_that_would_lose_rows_are_named_first(prep, encode, gc, photos
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     text = "1 shard and 2 tables that it needs would be removed; --keep"
     lines = gc("--keep", old).out.splitlines()
+    assert f"other manifests were searched for only in {tmp_path}; name those elsewhere with --keep" in lines
+    places = gc("--keep", old, tmp_path / "elsewhere" / "link.json", "--json").json["searched"]
+    assert places == [str(tmp_path), str(tmp_path / "elsewhere")]
     assert [f"{name} uses this cache and is not kept: {text} {name} keeps them"
             for name in (tmp_path / "copy.json", new)] == [line for line in lines if "is not kept" in line]
     assert gc("--keep", new, old, "--json").json["others"] == []

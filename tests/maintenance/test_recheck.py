@@ -79,6 +79,16 @@ def test_damage_is_recorded_also_in_a_shard_that_takes_the_first_ones_place(
     assert len(load_ledger(cache).resolve(rows)) == 6
 
 
+def test_a_row_that_is_not_finite_is_encoded_again(cache: Cache, draw: Any, put: Any, latent: Any) -> None:
+    rows = draw([latent], 3)
+    bad = list(rows)[1]
+    rows[bad]["latent"].view("<u2")[0, 0, 0] = 0x7FC0
+    shard = put(cache, "latent", [latent], rows)
+    write_commit(cache, Task(key=digest_json(list(rows)), field="latent", rows=tuple(rows)), shard, [], {})
+    recheck(cache, list(rows), jobs=1, progress=Shown())
+    assert set(rows) - set(load_ledger(cache).resolve(rows)) == {bad}
+
+
 def test_shards_of_others_are_not_read(two: Any, shown: Shown, edit: Any, draw: Any, put: Any, latent: Any) -> None:
     cache, rows, _ = two
     other = put(cache, "latent", [latent], draw([latent], 3, 5))

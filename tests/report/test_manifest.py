@@ -20,7 +20,7 @@ from prep.digest import digest_bytes
 from prep.images.decode import decode_picture, encode_png, read_header
 from prep.images.thumbnail import SHADE, SHADED
 from prep.manifest import describe as audit
-from prep.report.pages.gallery import from_sources, no_thumbnail
+from prep.report.pages.gallery import from_sources
 from prep.report.pages.manifest import page, write_page
 from prep.report.pages.originals import Originals
 
@@ -55,6 +55,10 @@ def parse(text):
     checker.close()
     assert checker.open == []
     return checker
+
+
+def no_thumbnail(_):
+    """Makes no thumbnail."""
 
 
 def plain(opened):

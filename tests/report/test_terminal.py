@@ -9,13 +9,14 @@ import pytest
 from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
 from prep.dataset.preview import TrainSample, preview_epoch
-from prep.findings import Finding
+from prep.findings import Finding, rejected_line
 from prep.formatting import format_bytes, join_names, join_texts, printable
 from prep.maintenance.verify import verify
 from prep.manifest import describe as audit
 from prep.report.terminal.buckets import outlook_tables
 from prep.report.terminal.manifest import inspect_tables, sample_text, verify_tables
-from prep.report.terminal.scan import findings_table
+from prep.report.terminal.scan import finding_parts, findings_table
+from prep.report.terminal.tables import page
 
 
 def outlook_for(pictures, *, rules=None, **overrides):
@@ -133,6 +134,16 @@ def test_nothing_steers_the_terminal(text, shown):
     assert printable(text) == shown
     findings = [Finding(path=text, code="c", severity="info", detail="")]
     assert shown in findings_table(findings, pictures=1, usable=1, every=False)
+
+
+@pytest.mark.parametrize("name", ["my cat.png", "it's.png", "a$b.png", "a\nb.png", "source[1]/plain.png"])
+def test_a_name_is_spelled_the_same_everywhere_and_for_a_shell(name):
+    found = Finding(path=name, code="truncated", severity="error", detail="")
+    said = rejected_line(found).removeprefix("rejected: ").partition(": truncated")[0]
+    for width in (None, 120):
+        assert said in findings_table([found], pictures=1, usable=0, every=False, width=width)
+        assert said in page(*finding_parts([found.as_json()], width=width), width=width)
+    assert said in findings_table([found] * 30, pictures=1, usable=0, every=False, width=120).split("example")[1]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -160,7 +160,7 @@ def test_names_forge_no_line_of_an_error(prep, tiny_model, tmp_path):
     draw(tmp_path / "in" / FORGED, (96, 96), seed=1)
     result = prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "--model", tiny_model, *SMALL)
     assert result.code == 3 and r"pictures without a caption (1): $'b\nerror: fake.png'" in result.err
-    with pytest.raises(EmptyPlanError, match=r"leaves out all 1 samples \(\$'b\\nerror: fake.png'\), expected at"):
+    with pytest.raises(EmptyPlanError, match=r"drops all 1 samples \(\$'b\\nerror: fake.png'\), expected at"):
         require_steps(step_plan([1], seed=0, batch_size=2, underfill="drop"), [(64, 64)], [FORGED])
 
 
@@ -175,9 +175,9 @@ def test_names_of_samples_forge_no_line_of_train():
     from train.setup import CheckReport
 
     report = CheckReport(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
-    assert _as_text(report) == "left out: b\\nerror: fake.png\nrepeated: b\\nerror: fake.png\nrepeated: c"
+    assert _as_text(report) == "dropped: b\\nerror: fake.png\nrepeated: b\\nerror: fake.png\nrepeated: c"
     assert uneven_lines(report) == [
-        "note: 1 sample left out of the first epoch: $'b\\nerror: fake.png'; train check lists all",
+        "note: 1 sample dropped in the first epoch: $'b\\nerror: fake.png'; train check lists all",
         "note: 2 samples repeated to fill up: $'b\\nerror: fake.png', c; train check lists all"]
 
 

@@ -94,11 +94,11 @@ def test_masks_named_by_the_command_stand_above_the_recipe(prep, source, tmp_pat
     assert codes(prep(*scan)) == set()
     assert codes(prep(*scan, "--mask", tmp_path / "mks")) == {("mks/lost.png", "orphan-mask", "warning")}
     wrong = prep(*scan, "--mask", tmp_path / "gone")
-    assert wrong.code == 3 and "expected auto, none, sidecar, alpha or an existing directory" in wrong.err
+    assert wrong.code == 3 and "alpha or an existing directory (prep mask makes one)" in wrong.err
 
 
 @pytest.mark.parametrize(("policy", "severity", "end"), [
-    ("stop", "warning", "of this name"), ("reject", "warning", "of this name; the picture is skipped"),
+    ("stop", "warning", "no caption file"), ("reject", "warning", "no caption file; the picture is skipped"),
     ("empty", "info", "; an empty one is used"), ("filename", "info", "; its name is used"),
     ("constant", "info", "; 'a cat' is used")])
 def test_a_missing_caption_is_told_with_what_becomes_of_it(prep, source, tmp_path, policy, severity, end):

@@ -13,7 +13,7 @@ from typing import Any
 
 from prep.cache.commits import VERSION, as_json, read_commit
 from prep.cache.ledger.columns import Column, Columns, Places, gather, locate, packed
-from prep.cache.ledger.index import EMPTY_INDEX, load_index
+from prep.cache.ledger.index import load_index
 from prep.cache.ledger.inventory import Inventory, is_of_its_field, sound_rows, take_inventory
 from prep.cache.records import Reject, RowRef, Shard, Task
 from prep.cache.shard_header import read_keys
@@ -76,11 +76,6 @@ def load_ledger(cache: Cache, *, remember: bool = False) -> Ledger:
     `remember` rewrites the look-up file if enough has changed.
     """
     return _ledger(take_inventory(cache, load_index(cache), remember=remember))
-
-
-def load_plainly(cache: Cache) -> Ledger:
-    """Like `load_ledger`, without the look-up file: reads every commit and all shards' keys (0.4 ms a shard, warm)."""
-    return _ledger(take_inventory(cache, EMPTY_INDEX, remember=False))
 
 
 def write_commit(

@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Iterator
 
+from prep.formatting import counted
 from prep.images.formats.parts import BadPicture, Note, Parts
 
 # Decoders skip it between a scan's data and the next marker, unless pixels are missing: then it becomes some.
@@ -76,5 +77,5 @@ def _jpeg_ending(length: int, end: int | None) -> tuple[Note, ...]:
     if end is None:
         return (("missing-eoi", "the end-of-image marker is missing; the file may have been cut off"),)
     if end < length:
-        return (("trailing-data", f"{length - end} bytes follow the end of the picture"),)
+        return (("trailing-data", f"{counted(length - end, 'byte')} after the end of the picture"),)
     return ()

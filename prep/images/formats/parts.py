@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Note = tuple[str, str]  # (code of codes.CODES, what was seen)
+Note = tuple[str, str]  # (code of prep.findings.CODES, what was seen)
 
 
 class BadPicture(Exception):
-    """A picture cannot be used; becomes a finding of severity error. `code` is one of codes.CODES."""
+    """A picture cannot be used; becomes a finding of severity error. `code` is one of prep.findings.CODES."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+from prep.formatting import counted
 from prep.images.formats.parts import BadPicture, Note, Parts
 
 _PNG_KEPT = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
@@ -78,7 +79,7 @@ def unwrap_png(data: bytes) -> Parts:
     if b"IHDR" not in found or end is None:
         raise BadPicture("truncated", f"PNG ends before its last chunk, after {len(data)} bytes")
     if end < len(data):
-        notes.append(("trailing-data", f"{len(data) - end} bytes follow the end of the picture"))
+        notes.append(("trailing-data", f"{counted(len(data) - end, 'byte')} after the end of the picture"))
     profile, frames = _png_profile(found.get(b"iCCP"), notes), found.get(b"acTL", b"")
     return Parts(format="PNG", body=b"".join(kept), exif=found.get(b"eXIf"), profile=profile, bits=found[b"IHDR"][8],
                  frames=int.from_bytes(frames[:4], "big") or 1, notes=tuple(dict.fromkeys(notes)))

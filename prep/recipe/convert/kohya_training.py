@@ -2,7 +2,8 @@
 
 Its dataset is in the file that `dataset_config` names, or in directories named N_class below `train_data_dir` and
 `reg_data_dir`. The dataset file overrides its caption and bucket settings, as in sd-scripts.
-(sd-scripts: library/train_util.py, `add_training_arguments` and the functions beside it; train_network.py)
+Names, defaults and units were compared with sd-scripts v0.10.1 (48d368fa: library/train_util.py, train_network.py,
+networks/lora.py) and its GUI, kohya_ss v26.0.0 (45088f04: kohya_gui/lora_gui.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NUMBERS: Mapping[str, tuple[str, type]] = {
     "max_grad_norm": ("optimizer.clip", float), "min_snr_gamma": ("loss.min_snr", float), "seed": ("seed", int),
     "network_dropout": ("lora.dropout", float), "validate_every_n_steps": ("validation.every", int),
 }
-_GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution", "epoch": "max_train_epochs"}
+_GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
 _SPEED = "affects only speed and memory: nothing to set"
 _EPOCHS = "counted in steps here; train check shows how many an epoch has"
 _TEXT = "text encoders are never trained: no counterpart"
@@ -36,16 +37,16 @@ _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "vae_batch_size",
                      "cache_text_encoder_outputs_to_disk", "xformers", "sdpa", "mem_eff_attn", "lowram", "highvram",
                      "persistent_data_loader_workers", "max_data_loader_n_workers", "no_half_vae"), _SPEED),
-    **dict.fromkeys(("save_every_n_epochs", "sample_every_n_epochs", "validate_every_n_epochs", "save_last_n_epochs",
-                     "save_last_n_steps"), _EPOCHS),
+    **dict.fromkeys(("save_every_n_epochs", "sample_every_n_epochs", "validate_every_n_epochs", "save_last_n_epochs"),
+                    _EPOCHS),
     **dict.fromkeys(("text_encoder_lr", "train_text_encoder", "network_train_text_encoder_only"), _TEXT),
     **dict.fromkeys(("output_dir", "output_name", "logging_dir"), _RUN),
     "network_args": "lora.targets selects the layers that get an adapter; nothing else has a counterpart",
     "network_weights": "a run cannot start from another run's weights: no counterpart",
     **dict.fromkeys(("full_bf16", "full_fp16"), "weights are kept in float32: no counterpart"),
-    "clip_skip": "the text encoder's last layer is used: no counterpart",
     "save_model_as": "safetensors is the only format",
 }
+_WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
 _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision"}
 
 
@@ -73,7 +74,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     weight = number_of(asked.any("prior_loss_weight"))
     if weight is not None:
         draft.sources = [replace(one, weight=weight) if one.role == "prior" else one for one in draft.sources]
-    model = _model(asked, training)
+    model = replace(_model(asked, training), **_text(asked, training))
     prompts = _prompts(asked, training)
     _others(layer, training)
     found = draft.finish()
@@ -127,8 +128,11 @@ def _batches(asked: Asked, training: Training) -> None:
     if more > 1 and "batch_size" in training.settings:
         training.put("micro_batch", count, "train_batch_size")
     epochs, steps = number_of(asked.any("max_train_epochs")), number_of(asked.any("max_train_steps"))
+    of_gui = number_of(asked.any("epoch"))  # sd-scripts has no such setting: its GUI computes the steps from it
     if epochs:
         training.put("epochs", int(epochs), "max_train_epochs")
+    elif of_gui and not steps:
+        training.put("epochs", int(of_gui), "epoch")
     else:
         training.put("steps", int(steps or _STEPS), "max_train_steps")
     rates = [one for one in draft.dropouts if one]
@@ -140,7 +144,7 @@ def _batches(asked: Asked, training: Training) -> None:
 
 def _optimizer(asked: Asked, training: Training) -> None:
     rates = [one for one in (number_of(asked.any(name)) for name in ("unet_lr", "learning_rate")) if one is not None]
-    training.put("optimizer.lr", rates[0] if rates else _RATE, "learning_rate")
+    training.put("optimizer.lr", next(filter(None, rates), rates[0] if rates else _RATE), "learning_rate")
     kind = asked.any("optimizer_type") or "AdamW"
     if asked.any("use_8bit_adam"):
         kind = "AdamW8bit"
@@ -167,7 +171,7 @@ def _argument(word: str, training: Training) -> None:
 
 def _schedule(asked: Asked, training: Training) -> None:
     kind = str(asked.any("lr_scheduler") or "constant").lower()
-    warmup = number_of(asked.any("lr_warmup_steps")) or 0
+    warmup = _warmup(asked)
     training.put("schedule.name", "constant" if kind.startswith("constant") else "cosine", "lr_scheduler")
     if kind not in ("constant", "constant_with_warmup", "cosine"):
         training.note("lr_scheduler", kind, "the schedules are constant and cosine; cosine is written")
@@ -182,6 +186,14 @@ def _schedule(asked: Asked, training: Training) -> None:
         training.put("schedule.warmup", round(warmup * total), "lr_warmup_steps")
 
 
+def _warmup(asked: Asked) -> float:
+    """The warm-up in steps, or below 1 as a fraction of the run; the GUI also has one in percent, which yields."""
+    steps, percent = asked.any("lr_warmup_steps"), number_of(asked.any("lr_warmup")) or 0
+    if isinstance(steps, str) and steps.strip().endswith("%"):
+        return (number_of(steps.strip()[:-1]) or 0) / 100
+    return number_of(steps) or percent / 100
+
+
 def _method(asked: Asked, training: Training) -> None:
     module = asked.any("network_module")
     lora = module is not None or asked.has("network_dim") or asked.has("LoRA_type")
@@ -189,10 +201,12 @@ def _method(asked: Asked, training: Training) -> None:
     if module not in (None, "networks.lora"):
         training.note("network_module", module, "LoRA is the only adapter")
     rank, alpha = number_of(asked.any("network_dim")), number_of(asked.any("network_alpha"))
-    asked.any("LoRA_type")
+    kind = asked.any("LoRA_type")  # of the GUI
+    if module is None and kind not in (None, "Standard"):
+        training.note("LoRA_type", kind, "LoRA is the only adapter")
     if lora:
         training.put("lora.rank", int(rank or _RANK), "network_dim")
-        training.put("lora.alpha", float(alpha or _ALPHA), "network_alpha")
+        training.put("lora.alpha", float(_ALPHA if alpha is None else alpha or rank or _RANK), "network_alpha")
         training.put("lora.targets", "all-linear", "network_module")
 
 
@@ -203,6 +217,8 @@ def _rest(asked: Asked, training: Training) -> None:
             training.put(setting, kind(value), name)
     kept, shown = number_of(asked.any("save_every_n_steps")), number_of(asked.any("sample_every_n_steps"))
     training.put("checkpoint.every", int(kept or 0), "save_every_n_steps")
+    last = number_of(asked.any("save_last_n_steps"))  # checkpoints of that many steps before the newest stay, too
+    training.put("checkpoint.keep", int(last // kept) + 1 if last and kept else 0, "save_last_n_steps")
     training.put("sample.every", int(shown or 0), "sample_every_n_steps")
     precision = str(asked.any("mixed_precision") or "no").lower()
     training.put("precision", {"no": "fp32", "bf16": "bf16"}.get(precision, "auto"), "mixed_precision")
@@ -212,7 +228,8 @@ def _rest(asked: Asked, training: Training) -> None:
         training.put("gradient_checkpointing", True, "gradient_checkpointing")
     if asked.any("v_parameterization"):
         training.put("prediction", "v_prediction", "v_parameterization")
-    if asked.any("masked_loss") or asked.any("alpha_mask"):
+    alpha = any(one.mask == "alpha" for one in asked.draft.sources)  # sd-scripts then needs no masked_loss
+    if asked.any("masked_loss") or asked.any("alpha_mask") or alpha:
         training.put("loss.masked", True, "masked_loss")
         training.put("loss.unmasked_weight", 0.0, "masked_loss")
 
@@ -230,6 +247,27 @@ def _model(asked: Asked, training: Training) -> ModelOptions:
         training.note("pretrained_model_name_or_path", named, "[model] path is a diffusers pipeline directory or a Hub "
                       "id; convert a single-file checkpoint with diffusers first")
         return ModelOptions()
+
+
+def _text(asked: Asked, training: Training) -> dict[str, Any]:
+    """How captions are encoded. sd-scripts counts CLIP's layers from 1, and skips none for SDXL."""
+    found: dict[str, Any] = {}
+    skip, tokens = number_of(asked.any("clip_skip")), number_of(asked.any("max_token_length"))
+    if skip is not None and skip > 1:
+        if asked.any("sdxl"):
+            training.note("clip_skip", int(skip), "sd-scripts ignores it for SDXL, and so it is not written")
+        else:
+            found["clip_skip"] = int(skip) - 1
+            training.note("clip_skip", int(skip), f"written as [model] clip_skip = {int(skip) - 1}: layers are counted "
+                          "from 0; sd-scripts ignores it for SDXL, so remove it there")
+    if windows := _WINDOWS.get(tokens or 0):
+        found["text_windows"] = windows
+        training.note("max_token_length", tokens, "written as [model] text_windows; each window keeps its start "
+                      "and end token, which sd-scripts drops inside")
+    t5 = number_of(asked.any("t5xxl_max_token_length"))
+    if t5 is not None and t5 >= 1:
+        found["max_length"] = int(t5)
+    return found
 
 
 def _prompts(asked: Asked, training: Training) -> Path | None:

@@ -1,12 +1,15 @@
 """Converts OneTrainer's main configuration (JSON) and its concepts to a recipe and a `train.toml`.
 
-(OneTrainer: modules/util/config/TrainConfig.py)
+A setting that the file lacks has OneTrainer's default. Its steps are batches; ours are optimizer steps, of
+gradient_accumulation_steps batches each. Names, defaults and units were compared with OneTrainer's master branch of
+2026-08-19 (23df3832: modules/util/config/TrainConfig.py, util/create.py, module/EMAModule.py, trainer/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,16 @@ from prep.recipe.schema import ImageOptions, ModelOptions
 
 _METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}
 _DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_32": "fp32"}
-_NUMBERS: Mapping[str, tuple[str, type]] = {
-    "clip_grad_norm": ("optimizer.clip", float), "lora_rank": ("lora.rank", int), "lora_alpha": ("lora.alpha", float),
-    "rolling_backup_count": ("checkpoint.keep", int), "seed": ("seed", int),
+_LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
+    "lora_rank": ("lora.rank", int, 16), "lora_alpha": ("lora.alpha", float, 1.0),
+    "dropout_probability": ("lora.dropout", float, 0.0),
 }
+_FILTERS: Mapping[str, str] = {"attn": "attention", "attentions": "all-linear"}
 _OPTIMIZER: Mapping[str, str] = {"weight_decay": "optimizer.weight_decay", "eps": "optimizer.eps"}
-_EVERY: Mapping[str, str] = {"sample_after": "sample.every", "backup_after": "checkpoint.every",
-                             "validate_after": "validation.every"}
+_EVERY: Mapping[str, tuple[str, str]] = {  # with OneTrainer's default units
+    "sample_after": ("sample.every", "MINUTE"), "backup_after": ("checkpoint.every", "MINUTE"),
+    "validate_after": ("validation.every", "EPOCH"),
+}
 _SILENT = {"__version", "concept_file_name", "concepts", "model_type", "base_model_name", "optimizer", "unet",
            "concept_stats", "optimizer_defaults", "secrets"}
 
@@ -46,8 +52,9 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     _schedule(asked, training)
     _loss(asked, training)
     _times(asked, training)
-    model = _model(asked, training)
-    left = sorted(name for name, value in document.items() if name not in layer.asked | _SILENT and value not in OFF)
+    model = replace(_model(asked, training), **_text(asked, training))
+    known = layer.asked | _SILENT
+    left = sorted(name for name, value in document.items() if name not in known and value not in (*OFF, "NONE"))
     if left:
         training.note("other settings", None, f"no counterpart: {', '.join(left)}")
     found = draft.finish()
@@ -86,18 +93,39 @@ def _method(asked: Asked, training: Training) -> None:
     kind = asked.any("peft_type")
     if kind not in (None, "LORA"):
         training.note("peft_type", kind, "LoRA is the only adapter")
-    for name, (setting, number) in _NUMBERS.items():
-        value = number_of(asked.any(name))
-        if value is not None and (method == "LORA" or not setting.startswith("lora")):
-            training.put(setting, number(value), name)
+    _lora(asked, training, wanted=method not in _METHODS or method == "LORA")
     dtype = str(asked.any("train_dtype") or "FLOAT_16")
     training.put("precision", _DTYPES.get(dtype, "auto"), "train_dtype")
     if dtype not in _DTYPES:
         training.note("train_dtype", dtype, "no counterpart; auto uses bf16 if the device supports it")
-    checkpointing = asked.any("gradient_checkpointing")
-    training.put("gradient_checkpointing", checkpointing not in (None, False, "OFF"), "gradient_checkpointing")
-    if asked.any("force_v_prediction"):
-        training.put("prediction", "v_prediction", "force_v_prediction")
+    checkpointing = asked.any("gradient_checkpointing")  # of older files; since version 11 each model part has its own
+    if not asked.has("gradient_checkpointing"):
+        checkpointing = _part(asked, "unet").get("gradient_checkpointing", True)
+    training.put("gradient_checkpointing", checkpointing not in (False, "OFF"), "gradient_checkpointing")
+    for kind in ("v", "epsilon"):
+        if asked.any(f"force_{kind}_prediction"):
+            training.put("prediction", {"v": "v_prediction"}.get(kind, kind), f"force_{kind}_prediction")
+
+
+def _lora(asked: Asked, training: Training, *, wanted: bool) -> None:
+    for name, (setting, number, usual) in _LORA.items():
+        value = number_of(asked.any(name))
+        if wanted:
+            training.put(setting, number(usual if value is None else value), name)
+    layers, by_pattern = str(asked.any("layer_filter") or ""), asked.any("layer_filter_regex")
+    asked.any("layer_filter_preset")  # what the GUI filled layer_filter with
+    if not wanted:
+        return
+    training.put("lora.targets", _FILTERS.get(layers, "all-linear"), "layer_filter")
+    if layers not in _FILTERS or by_pattern:
+        training.note("layer_filter", layers, "lora.targets is a preset or a list of layers: all-linear is written, "
+                      "the linear layers of the transformer blocks; OneTrainer's default also adapts convolutions")
+
+
+def _part(asked: Asked, name: str) -> Mapping[str, Any]:
+    """The settings of one part of the model; empty if there are none."""
+    found = asked.any(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _batches(asked: Asked, training: Training) -> None:
@@ -107,15 +135,26 @@ def _batches(asked: Asked, training: Training) -> None:
     if more > 1 and "batch_size" in training.settings:
         training.put("micro_batch", count, "batch_size")
     training.put("epochs", int(number_of(asked.any("epochs")) or 100), "epochs")
+    if dropped := number_of(_part(asked, "text_encoder").get("dropout_probability")):
+        training.put("caption_dropout", dropped, "text_encoder.dropout_probability")
+        training.note("text_encoder.dropout_probability", dropped, "a dropped caption becomes the unconditional row; "
+                      "OneTrainer uses zeros")
+
+
+def _in_steps(asked: Asked, value: float) -> int:
+    """`value` batches as optimizer steps; at least 1, unless there are none."""
+    return max(1, round(value / max(1, int(number_of(asked.any("gradient_accumulation_steps")) or 1)))) if value else 0
 
 
 def _optimizer(asked: Asked, training: Training) -> None:
     own = asked.any("optimizer")
     table = own if isinstance(own, dict) else {"optimizer": own or "ADAMW"}
-    unet = asked.any("unet")
-    rate = number_of(unet.get("learning_rate")) if isinstance(unet, dict) else None
+    rate = number_of(_part(asked, "unet").get("learning_rate"))
     rate = number_of(asked.any("learning_rate")) if rate is None else rate
-    training.put("optimizer.lr", 3e-6 if rate is None else rate, "learning_rate")
+    training.put("optimizer.lr", (3e-6 if rate is None else rate) * _scale(asked, training), "learning_rate")
+    clip = number_of(asked.any("clip_grad_norm"))
+    off = "clip_grad_norm" in asked.layers[0].table and clip is None  # null: no clipping
+    training.put("optimizer.clip", 0.0 if off else 1.0 if clip is None else clip, "clip_grad_norm")
     kind = str(table.get("optimizer") or "ADAMW")
     if kind != "ADAMW":
         training.note("optimizer.optimizer", kind, "AdamW with 32-bit states is the only optimizer"
@@ -129,6 +168,18 @@ def _optimizer(asked: Asked, training: Training) -> None:
         training.put("optimizer.betas", betas, "optimizer.beta1")
 
 
+def _scale(asked: Asked, training: Training) -> float:
+    """The factor of the learning rate: the square root of a batch's samples, of the batches in a step, or of both."""
+    kind = str(asked.any("learning_rate_scaler") or "NONE")
+    counts = [number_of(asked.any(name)) or 1 for name in ("batch_size", "gradient_accumulation_steps")]
+    scales = {"BATCH": counts[:1], "GRADIENT_ACCUMULATION": counts[1:], "BOTH": counts}
+    factor = sqrt(max(1, prod(scales.get(kind.removeprefix("GLOBAL_"), []))))
+    if factor != 1:
+        training.note("learning_rate_scaler", kind, f"the learning rate is written times {factor:.4g}, as OneTrainer "
+                      "scales it for one device")
+    return factor
+
+
 def _schedule(asked: Asked, training: Training) -> None:
     kind = str(asked.any("learning_rate_scheduler") or "CONSTANT")
     training.put("schedule.name", "constant" if kind == "CONSTANT" else "cosine", "learning_rate_scheduler")
@@ -139,7 +190,7 @@ def _schedule(asked: Asked, training: Training) -> None:
     if 0 < warmup <= 1:
         training.note("learning_rate_warmup_steps", warmup, "a fraction of the run; schedule.warmup is in steps")
     elif warmup:
-        training.put("schedule.warmup", round(warmup), "learning_rate_warmup_steps")
+        training.put("schedule.warmup", _in_steps(asked, warmup), "learning_rate_warmup_steps")
 
 
 def _loss(asked: Asked, training: Training) -> None:
@@ -156,23 +207,29 @@ def _loss(asked: Asked, training: Training) -> None:
         training.put("loss.min_snr", 5.0 if strength is None else strength, "loss_weight_strength")
     elif kind != "CONSTANT":
         training.note("loss_weight_fn", kind, "Min-SNR is the only timestep weighting; none is written")
-    decay = number_of(asked.any("ema_decay"))
-    asked.any("ema_update_step_interval")
+    decay, every = number_of(asked.any("ema_decay")), number_of(asked.any("ema_update_step_interval"))
     if str(asked.any("ema") or "OFF") != "OFF":
-        training.put("ema.decay", 0.999 if decay is None else decay, "ema_decay")
+        decay, every = 0.999 if decay is None else decay, 5 if every is None else every
+        spread = decay ** (1 / every) if 0 < decay < 1 and every > 1 else decay  # over the steps between two updates
+        training.put("ema.decay", round(spread, 7), "ema_decay")
 
 
 def _times(asked: Asked, training: Training) -> None:
     """Converts the intervals of sampling, checkpoints and validation: in steps, or never."""
-    for name, setting in _EVERY.items():
-        value, unit = number_of(asked.any(name)), str(asked.any(f"{name}_unit") or "")
+    for name, (setting, usual) in _EVERY.items():
+        value, unit = number_of(asked.any(name)), str(asked.any(f"{name}_unit") or usual)
         if unit == "NEVER" or (name == "validate_after" and not asked.any("validation")):
             training.put(setting, 0, name)
         elif value is not None and unit == "STEP":
-            training.put(setting, int(value), name)
+            training.put(setting, _in_steps(asked, value), name)
         elif value is not None:
-            training.note(name, value, f"counted in {unit or 'epochs'}; {setting} is counted in steps and keeps "
+            training.note(name, value, f"counted in {unit}; {setting} is counted in steps and keeps "
                           "its default")
+
+
+    kept = number_of(asked.any("rolling_backup_count"))
+    rolling = bool(asked.any("rolling_backup"))
+    training.put("checkpoint.keep", 0 if not rolling else 3 if kept is None else int(kept), "rolling_backup_count")
 
 
 def _model(asked: Asked, training: Training) -> ModelOptions:
@@ -186,3 +243,22 @@ def _model(asked: Asked, training: Training) -> ModelOptions:
     except Unparsed:
         training.note("base_model_name", named, "[model] path is a diffusers pipeline directory or a Hub id")
         return ModelOptions()
+
+
+def _text(asked: Asked, training: Training) -> dict[str, Any]:
+    """How captions are encoded: OneTrainer counts skipped layers as we do, but for each encoder apart.
+
+    (OneTrainer: modules/model/StableDiffusionModel.py and StableDiffusionXLModel.py encode_text, FluxModel.py)
+    """
+    kind = str(asked.any("model_type") or "STABLE_DIFFUSION_15")
+    first, second = (int(number_of(asked.any(name)) or 0) for name in ("text_encoder_layer_skip",
+                                                                        "text_encoder_2_layer_skip"))
+    tokens = number_of(asked.any("text_encoder_2_sequence_length"))
+    if kind.startswith("FLUX") and "FLUX_2" not in kind and tokens:
+        return {"max_length": int(tokens)}
+    if not kind.startswith("STABLE_DIFFUSION") or not (first or second):
+        return {}
+    if "XL" in kind and first != second:
+        training.note("text_encoder_2_layer_skip", second, f"both encoders of SDXL skip alike; [model] clip_skip = "
+                      f"{first} is written")
+    return {"clip_skip": first}

@@ -1,7 +1,8 @@
 """Converts SimpleTuner's `multidatabackend.json` (a list of backends) to a recipe.
 
 Only pictures on this machine become sources. Cache settings, and backends that are only caches, have no counterpart:
-the key of a row holds all that decides it. (SimpleTuner: documentation/DATALOADER.md)
+the key of a row holds all that decides it. Names, defaults and units were compared with SimpleTuner's main branch of
+2026-08-22 (bc8e6ab7: documentation/DATALOADER.md, simpletuner/helpers/data_backend).
 """
 
 from __future__ import annotations
@@ -181,16 +182,18 @@ def _image(asked: Asked) -> ImageOptions:
     ratios = _ratios(asked) if crop and aspect in ("closest", "random") else ()
     if not ratios:
         asked.told("crop_aspect_buckets", "no effect without crop_aspect closest or random", at="image")
-    more = asked.get("max_upscale_threshold", float, -1.0)
-    asked.told("max_upscale_threshold", "a picture that needs more enlarging gets a smaller bucket, or is "
-               "skipped if there is none", at="image")
+    more = asked.get("max_upscale_threshold", float, -1.0) if ratios else -1.0
+    asked.told("max_upscale_threshold", "a picture that needs more enlarging gets a smaller bucket, or is skipped if "
+               "there is none" if ratios else "no effect without crop_aspect closest or random", at="image")
     least = asked.any("minimum_image_size")
     by_side = asked.any("resolution_type") == "pixel" and isinstance(least, int)
     if not by_side:
         asked.told("minimum_image_size", _SIZES, at="image")
-    style = asked.get("crop_style", str, "center")
-    if style == "random":
-        asked.told("crop_style", CUTS, at="image")
+    style = asked.get("crop_style", str, "random" if crop else "center")
+    if style == "random" and crop:
+        asked.draft.note(asked.key("crop_style"), asked.any("crop_style"), CUTS, "image")
+    elif style == "random":
+        asked.told("crop_style", "no effect without crop", at="image")
     elif style not in ("center", "centre"):
         asked.told("crop_style", "pictures are cropped at the center", at="image")
     return ImageOptions(resolution=resolution, min_side=least if by_side else 0,

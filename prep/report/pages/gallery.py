@@ -57,10 +57,6 @@ def from_sources(audit: OpenedManifest) -> Thumbnail:
     return thumbnail
 
 
-def no_thumbnail(_: Mapping[str, Any]) -> None:
-    """Makes no thumbnail."""
-
-
 def _masks(reader: Reader, sample: Mapping[str, Any]) -> list[bytes | None]:
     """Makes a shade for each view shown; `None` without a readable mask (`prep verify` reports why)."""
     return [None if view["mask"] is None else _mask(reader, view["mask"]) for view in sample["views"][:VIEWS]]

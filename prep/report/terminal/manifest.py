@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prep.formatting import counted, format_bytes, format_size, grouped, join_names
+from prep.formatting import counted, format_bytes, format_size, grouped, join_names, shell_name
 from prep.report.terminal.scan import HEADS, finding_parts, finding_rows
 from prep.report.terminal.tables import Table, page, records, table
 
@@ -35,7 +35,8 @@ def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str
     """The output of `prep inspect --sample`: every detail of the samples with one name."""
     parts: list[Table | str] = []
     for sample in document["samples"]:
-        rows = [(name, str(sample[name])) for name in ("name", "id", "role", "picture", "source", "repeats", "weight")]
+        rows = [("name", shell_name(sample["name"]))]
+        rows += [(name, str(sample[name])) for name in ("id", "role", "picture", "source", "repeats", "weight")]
         rows += [("size", format_size(sample["size"])), ("bucket", format_size(sample["bucket"])),
                  ("mask coverage", "no mask" if sample["coverage"] is None else f"{sample['coverage']:.1%}")]
         for view in sample["views"]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from prep.findings import CODES, SEVERITIES, Finding
-from prep.formatting import counted, grouped
+from prep.formatting import counted, grouped, shell_name
 from prep.report.terminal.tables import Table, page, records, table
 
 SCREEN = 20  # findings; for more, a terminal gets counts by code
@@ -37,7 +37,7 @@ def findings_table(findings: Sequence[Finding], *, pictures: int, usable: int, e
 
 
 def _findings(findings: Sequence[Finding]) -> Table:
-    return records(HEADS, [(one.severity, one.code, one.path, one.detail) for one in findings])
+    return records(HEADS, [(one.severity, one.code, shell_name(one.path), one.detail) for one in findings])
 
 
 def _sums(findings: Sequence[Finding]) -> Table:
@@ -48,8 +48,8 @@ def _sums(findings: Sequence[Finding]) -> Table:
 
 
 def _end_of(name: str) -> str:
-    """A long name shortened to its end, the more telling part."""
-    return name if len(name) <= NAME else "…" + name[1 - NAME:]
+    """A name for a shell; a long one shortened to its end, the more telling part."""
+    return shell_name(name) if len(name) <= NAME else "…" + name[1 - NAME:]
 
 
 def sums_by_code(findings: Iterable[Finding]) -> list[tuple[str, str, int]]:
@@ -68,4 +68,4 @@ def finding_parts(findings: Sequence[Mapping[str, str]], *, width: int | None) -
 
 
 def finding_rows(findings: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:
-    return [(one["severity"], one["code"], one["path"], one["detail"]) for one in findings]
+    return [(one["severity"], one["code"], shell_name(one["path"]), one["detail"]) for one in findings]

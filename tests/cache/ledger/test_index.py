@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_ledger import load_plainly
 from small_rows import LATENT, put_shard
 
 from prep.cache import damage, shard_format, store
@@ -25,7 +26,7 @@ from prep.cache.damage import Damage
 from prep.cache.ledger import index
 from prep.cache.ledger import inventory as census
 from prep.cache.ledger.index import EMPTY_INDEX, NAME, SCHEMA, _parse, drop_index, load_index, sealed
-from prep.cache.ledger.ledger import Ledger, load_ledger, load_plainly, write_commit
+from prep.cache.ledger.ledger import Ledger, load_ledger, write_commit
 from prep.cache.records import Reject, Shard, Task
 from prep.cache.store import Cache, open_cache
 from prep.digest import canonical, digest_bytes, seal

@@ -27,7 +27,7 @@ def test_a_whole_file(convert_json, tmp_path):
         {"id": "cat-masks", "type": "local", "dataset_type": "conditioning", "conditioning_type": "mask",
          "instance_data_dir": "masks"},
         {"id": "held back", "dataset_type": "eval", "type": "local", "instance_data_dir": "more", "crop": True,
-         "resolution": 768, "caption_strategy": "textfile"},
+         "crop_style": "center", "resolution": 768, "caption_strategy": "textfile"},
         {"id": "old", "type": "local", "instance_data_dir": "reg", "disabled": True},
         {"id": "text", "type": "local", "dataset_type": "text_embeds", "default": True, "cache_dir": "cache/text"},
         {"id": "bucket", "type": "aws", "instance_data_dir": "", "aws_secret_access_key": "do not tell"},
@@ -109,13 +109,21 @@ def test_cuts(convert_json):
         resolution=768, buckets="list", sizes=("1088x512", "640x896", "768x768"), upscale="allow", crop="random",
         views=4)
     assert set(said(found)) == {"backends[0].crop_style"}
+    unsaid = convert_json([backend(crop=True)])
+    assert (unsaid.recipe.image.crop, unsaid.recipe.image.views) == ("random", 4), "SimpleTuner's default"
+    assert "drawn once" in said(unsaid)["backends[0].crop_style"]
+    assert "no effect" in said(convert_json([backend(crop_style="random")]))["backends[0].crop_style"]
     with pytest.raises(ConfigError, match=r"expected width / height, like 0\.75"):
         convert_json([backend(crop=True, crop_aspect="closest", crop_aspect_buckets=[0])])
 
 
 @pytest.mark.parametrize(("threshold", "upscale"), [(None, "allow"), (0, 1.0), (0.25, 1.25)])
 def test_enlarging(convert_json, threshold, upscale):
-    assert convert_json([backend(max_upscale_threshold=threshold)]).recipe.image.upscale == upscale
+    chosen = {"crop": True, "crop_aspect": "closest", "crop_aspect_buckets": [1.0]}
+    assert convert_json([backend(max_upscale_threshold=threshold, **chosen)]).recipe.image.upscale == upscale
+    without = convert_json([backend(max_upscale_threshold=threshold)])
+    assert without.recipe.image.upscale == "allow"
+    assert not threshold or "no effect" in said(without)["backends[0].max_upscale_threshold"]
 
 
 def test_captions(convert_json):

@@ -111,12 +111,91 @@ def test_a_main_configuration_of_onetrainers(folder):
         assert (config.optimizer.betas, config.optimizer.eps) == ((0.9, 0.98), 1e-7)
         assert config.optimizer.weight_decay == 0.02
         assert (config.loss.masked, config.loss.unmasked_weight, config.loss.normalize_area) == (True, 0.2, True)
-        assert (config.loss.min_snr, config.ema.decay, config.precision) == (4, 0.999, "bf16")
-        assert (config.schedule.name, config.schedule.warmup, config.sample.every) == ("cosine", 100, 50)
+        assert (config.loss.min_snr, config.ema.decay, config.precision) == (4, 0.9997999, "bf16")
+        assert (config.schedule.name, config.schedule.warmup, config.sample.every) == ("cosine", 50, 25)
+        assert config.gradient_checkpointing and config.checkpoint.keep == 0 and config.lora.targets == "all-linear"
         assert config.checkpoint.every == 500 and "counted in MINUTE" in notes(found)["backup_after"]
         assert notes(found)["other settings"] == "no counterpart: offset_noise_weight"
         assert found.recipe.image.resolution == (512, 768) and found.recipe.model.path == "someone/model"
         assert [one.role for one in found.recipe.sources] == ["train", "prior"]
+
+
+def of_kohya(folder, **values):
+    """The settings and notes of a configuration with these values."""
+    (folder / "config.json").write_text(json.dumps({"train_data_dir": "img", **values}))
+    found = convert(folder / "config.json")
+    return settings(found, folder), notes(found)
+
+
+@pytest.mark.parametrize(("given", "name", "value"), [
+    ({"network_dim": 8, "network_alpha": 0}, "lora.alpha", 8.0), ({"network_dim": 8}, "lora.alpha", 1.0),
+    ({"network_module": "networks.lora"}, "lora.rank", 4),
+    ({"save_every_n_steps": 10, "save_last_n_steps": 30}, "checkpoint.keep", 4),
+    ({"save_every_n_steps": 10, "save_last_n_steps": 25}, "checkpoint.keep", 3),
+    ({"save_every_n_steps": 10}, "checkpoint.keep", 0), ({"learning_rate": 1e-3, "unet_lr": 0.0}, "optimizer.lr", 1e-3),
+    ({"epoch": 10, "max_train_epochs": 0, "max_train_steps": 700}, "steps", 700),
+    ({"epoch": 10, "max_train_epochs": 0, "max_train_steps": 0}, "epochs", 10),
+    ({"epoch": 10, "max_train_epochs": 3}, "epochs", 3), ({"network_dim": 4}, "steps", 1600),
+    ({"lr_scheduler": "cosine", "lr_warmup_steps": "5%"}, "schedule.warmup", 80),
+    ({"lr_scheduler": "cosine", "lr_warmup_steps": 0, "lr_warmup": 10}, "schedule.warmup", 160),
+    ({"lr_scheduler": "cosine", "lr_warmup_steps": 7, "lr_warmup": 10}, "schedule.warmup", 7),
+])
+def test_settings_mean_what_they_do_in_sd_scripts(folder, given, name, value):
+    config, _ = of_kohya(folder, **given)
+    section, _, key = name.rpartition(".")
+    assert getattr(getattr(config, section) if section else config, key) == value
+
+
+def test_another_adapter_of_the_gui_is_a_note(folder):
+    assert of_kohya(folder, LoRA_type="LyCORIS/LoHa")[1]["LoRA_type"] == "LoRA is the only adapter"
+    assert "LoRA_type" not in of_kohya(folder, LoRA_type="Standard")[1]
+
+
+def test_alpha_masks_need_no_masked_loss_in_sd_scripts(folder):
+    (folder / "dataset.toml").write_text("[[datasets]]\nresolution = 256\n[[datasets.subsets]]\n"
+                                         "image_dir = 'img/3_ohwx dog'\nalpha_mask = true\n")
+    config, _ = of_kohya(folder, dataset_config="dataset.toml")
+    assert config.loss.masked is True and config.loss.unmasked_weight == 0
+
+
+def of_onetrainer(folder, **values):
+    """The settings and notes of a configuration with these values, and OneTrainer's defaults."""
+    (folder / "config.json").write_text(json.dumps(
+        {"training_method": "LORA", "concept_file_name": "", "concepts": [{"path": "img"}], **values}))
+    found = convert(folder / "config.json")
+    return settings(found, folder), notes(found)
+
+
+@pytest.mark.parametrize(("given", "name", "value"), [
+    ({}, "lora.rank", 16), ({}, "lora.alpha", 1.0), ({"dropout_probability": 0.1}, "lora.dropout", 0.1),
+    ({}, "optimizer.clip", 1.0), ({"clip_grad_norm": None}, "optimizer.clip", 0.0),
+    ({}, "checkpoint.keep", 0), ({"rolling_backup_count": 5}, "checkpoint.keep", 0),
+    ({"rolling_backup": True, "rolling_backup_count": 5}, "checkpoint.keep", 5),
+    ({"rolling_backup": True}, "checkpoint.keep", 3), ({}, "gradient_checkpointing", True),
+    ({"unet": {"gradient_checkpointing": False}}, "gradient_checkpointing", False),
+    ({"gradient_checkpointing": "OFF"}, "gradient_checkpointing", False),
+    ({"gradient_checkpointing": "CPU_OFFLOADED"}, "gradient_checkpointing", True),
+    ({"force_epsilon_prediction": True}, "prediction", "epsilon"),
+    ({"layer_filter": "attn"}, "lora.targets", "attention"),
+    ({"text_encoder": {"dropout_probability": 0.2}}, "caption_dropout", 0.2),
+    ({"learning_rate": 1e-4, "learning_rate_scaler": "BOTH", "batch_size": 2, "gradient_accumulation_steps": 8},
+     "optimizer.lr", 4e-4), ({"learning_rate": 1e-4, "learning_rate_scaler": "NONE"}, "optimizer.lr", 1e-4),
+    ({"ema": "GPU", "ema_decay": 0.99, "ema_update_step_interval": 1}, "ema.decay", 0.99), ({}, "schedule.warmup", 200),
+])
+def test_settings_mean_what_they_do_in_onetrainer(folder, given, name, value):
+    config, _ = of_onetrainer(folder, **given)
+    section, _, key = name.rpartition(".")
+    assert getattr(getattr(config, section) if section else config, key) == value
+
+
+def test_what_onetrainer_counts_otherwise_is_a_note(folder):
+    config, said = of_onetrainer(folder, sample_after=10, layer_filter="attentions", text_encoder={
+        "dropout_probability": 0.1})
+    assert "counted in MINUTE" in said["sample_after"] and "layer_filter" not in said
+    assert config.lora.targets == "all-linear" and "OneTrainer uses zeros" in said["text_encoder.dropout_probability"]
+    said = of_onetrainer(folder, learning_rate_scaler="BATCH", batch_size=4, loss_scaler="NONE")[1]
+    assert "times 2, as OneTrainer" in said["learning_rate_scaler"] and "other settings" not in said
+    assert "also adapts convolutions" in of_onetrainer(folder)[1]["layer_filter"]
 
 
 VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(), st.text(max_size=6),
@@ -217,3 +296,31 @@ def test_settings_of_training_replace_nothing(prep, folder):
     (folder / "train.toml").write_text(f"train_data_dir = 'img'\n{flat}")
     result = prep("init", "--from", "train.toml", "--force")
     assert result.code == 5 and "is the file to convert and is never replaced" in result.err
+
+
+@pytest.mark.parametrize(("more", "wanted"), [
+    ({"clip_skip": 2}, {"clip_skip": 1}), ({"clip_skip": 1}, {}), ({"clip_skip": "2", "sdxl": True}, {}),
+    ({"max_token_length": "225"}, {"text_windows": 3}), ({"max_token_length": 150}, {"text_windows": 2}),
+    ({"max_token_length": "75"}, {}), ({"t5xxl_max_token_length": 256}, {"max_length": 256}),
+])
+def test_how_sd_scripts_encodes_captions(folder, more, wanted):
+    (folder / "k.json").write_text(json.dumps({"train_data_dir": "img", "max_train_steps": 10, **more}))
+    model = convert(folder / "k.json").recipe.model
+    usual = {"clip_skip": 0, "text_windows": 1, "max_length": 0}
+    assert {name: getattr(model, name) for name in usual} == usual | wanted
+
+
+@pytest.mark.parametrize(("more", "wanted"), [
+    ({"text_encoder_layer_skip": 1}, {"clip_skip": 1}),
+    ({"model_type": "STABLE_DIFFUSION_XL_10_BASE", "text_encoder_layer_skip": 1, "text_encoder_2_layer_skip": 2},
+     {"clip_skip": 1}),
+    ({"model_type": "FLUX_DEV_1", "text_encoder_layer_skip": 1, "text_encoder_2_sequence_length": 256},
+     {"max_length": 256}),
+    ({"text_encoder_2_sequence_length": 77}, {}),
+])
+def test_how_onetrainer_encodes_captions(folder, more, wanted):
+    (folder / "o.json").write_text(json.dumps({**ONETRAINER, "concepts": [{"path": "img"}], **more}))
+    found = convert(folder / "o.json")
+    usual = {"clip_skip": 0, "text_windows": 1, "max_length": 0}
+    assert {name: getattr(found.recipe.model, name) for name in usual} == usual | wanted
+    assert ("both encoders of SDXL skip alike" in str(notes(found))) == ("XL" in more.get("model_type", ""))
