@@ -15,15 +15,15 @@ from prep.errors import CacheError, ConfigError, ModelError, Problem
 from prep.loader.index import Index, open_index
 from prep.manifest.commands import encode_command, repair_command
 from prep.manifest.document import Manifest, read_manifest
+from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, weighted_files
 from train.config.schema import Config
 from train.models.base import base_fingerprints, remembered_digests
+from train.models.families.registry import DENOISERS
 from train.models.targets import read_weights, trained_numbers
 from train.setup import CheckReport, RunRequest, Setup
-
-FAMILIES = ("sd15",)  # that this trainer supports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,8 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
     if not faults and index and plan and model:
         setup = Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
                       base=model.base, numbers=model.numbers, others=model.others, steps=_steps(config, plan),
-                      masked=_masked(index, config), prediction=_prediction(config, manifest))
+                      masked=_masked(index, config), prediction=_prediction(config, manifest),
+                      family=FAMILIES[manifest.family])
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated)
 
@@ -92,8 +93,13 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
     if config.loss.masked is True and "mask" not in manifest.fields:
         raise CacheError("manifest has no field 'mask', but the settings ask for masked loss",
                          hint=encode_command(manifest, "--mask", "sidecar"))
-    if manifest.family not in FAMILIES:
-        raise ModelError(f"the manifest is of family '{manifest.family}', expected one of: {', '.join(FAMILIES)}")
+    predictions, asked = FAMILIES[manifest.family].predictions, _prediction(config, manifest)
+    if asked not in predictions:
+        raise ConfigError(f"prediction is '{asked}', expected {' or '.join(predictions)} for family "
+                          f"'{manifest.family}'", hint="--set prediction=manifest")
+    if asked == "flow" and config.loss.min_snr:
+        raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but models of family '{manifest.family}' predict "
+                          "a flow, which has no such weighting", hint="--set loss.min_snr=0")
 
 
 def _check_masks(index: Index, config: Config) -> None:
@@ -153,17 +159,17 @@ def _check_warmup(config: Config, plan: StepPlan | None) -> None:
 def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
            faults: list[Problem]) -> _Model | None:
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
-    path = locate(asked.model or manifest.model, download=asked.download)
+    path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
     numbers: int | None = None
     base: Mapping[str, str] | None = None
     others: Mapping[str, str] | None = None
     with _Noting(faults):
         _check_shapes(path, manifest, index)
     with _Noting(faults):
-        numbers = trained_numbers(read_weights(path), config)
+        numbers = trained_numbers(read_weights(path, family), config, DENOISERS[family.name].presets)
     with remembered_digests() as digest:
         with _Noting(faults):
-            base = base_fingerprints(path, digest)
+            base = base_fingerprints(path, family, digest)
         with _Noting(faults):
             others = _check_encoders(path, manifest, asked.other_encoders, digest)
     if numbers is None or base is None or others is None:
@@ -172,17 +178,31 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
 
 
 def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
-    family = infer_family(model)
-    if family != manifest.family:
-        raise ModelError(f"model {model} is of family '{family}', but the manifest is of family '{manifest.family}'")
-    config = weighted_files(model, "unet").config
-    wanted = {"in_channels": manifest.document["latents"]["channels"]}
-    if index is not None and index.text_shapes:
-        wanted["cross_attention_dim"] = index.text_shapes["hidden"][-1]
-    for name, value in wanted.items():
-        if config.get(name) != value:
-            raise ModelError(f"{model / 'unet'} has {name} {config.get(name)!r}, but the cache's rows have {value}",
+    named = infer_family(model)
+    if named != manifest.family:
+        raise ModelError(f"model {model} is of family '{named}', but the manifest is of family '{manifest.family}'",
+                         hint="train the model that the cache was made for, or run prep encode with this one: it "
+                         "reuses rows that both have in common")
+    family = FAMILIES[named]
+    config = weighted_files(model, family.denoiser).config
+    shapes = {"latent": (family.latent_channels,), **(index.text_shapes if index is not None else {})}
+    for name, (array, factor) in DENOISERS[named].config_widths.items():
+        wanted = shapes[array][-1] * factor if array in shapes else None
+        if wanted is not None and config.get(name) != wanted:
+            raise ModelError(f"{model / family.denoiser} has {name} {config.get(name)!r}, but the cache's rows have "
+                             f"{wanted}",
                              hint="train the model that the cache was made for, or run prep encode with this one")
+    longest_side = DENOISERS[named].longest_side
+    _check_sides(model, manifest, None if longest_side is None else longest_side(config))
+
+
+def _check_sides(model: Path, manifest: Manifest, most: int | None) -> None:
+    """Raises `ModelError` for a bucket that is larger than the denoiser's table of positions."""
+    for size in manifest.buckets:
+        if most is not None and max(size) > most:
+            raise ModelError(f"{model} takes sides of at most {most} pixels, but the manifest has the bucket "
+                             f"{size[0]}x{size[1]}",
+                             hint=f"set image.longest = {most} in the recipe, and run prep encode again")
 
 
 def _check_encoders(model: Path, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:

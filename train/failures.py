@@ -13,6 +13,7 @@ from torch import Tensor
 from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, from_system
 from prep.loader.draws import Draw
 from prep.loader.rows import Rows
+from prep.manifest.commands import encode_command
 from train.config.schema import Config
 from train.setup import Setup
 
@@ -47,7 +48,8 @@ class NotFinite(Exception):
                      f"{ref.row})" for field, shot, ref in found[:NAMES]]
             more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
             return CacheError(f"step {step} cannot be trained: NaN or infinite values in {', '.join(names)}{more}",
-                              hint="drop these samples, or encode into a new cache: prep encode --cache NEW")
+                              hint="encoders never store such rows; to verify all rows and re-encode these, run "
+                                   + encode_command(rows.index.manifest, "--recheck"))
         again = ", with --resume, and --from if the newest checkpoint already diverges" if progress.kept else ""
         return ConfigError(f"loss is {self.loss} and the gradient norm {self.norm} in step {step}, expected finite "
                            "numbers", hint=f"try a smaller learning rate (--lr){again}")

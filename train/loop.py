@@ -27,7 +27,7 @@ from train.evaluate import evaluate, is_due
 from train.failures import NotFinite, Progress, check_finite, is_out_of_memory, of_disk, out_of_memory
 from train.objectives.forward import forward, latents_of, loss_sums
 from train.runs import checkpoint_files as files
-from train.runs.directory import RESULTS, claim_run
+from train.runs.directory import claim_run
 from train.runs.log import Log
 from train.runs.resume import Start
 from train.setup import Setup
@@ -38,6 +38,7 @@ from train.state import (
     create_state,
     restore,
     result_files,
+    result_name,
     scale_gradients,
     state_of,
 )
@@ -85,7 +86,7 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
     evaluate(trainee, rows, setup, run, log, first, there)
     _run_steps(trainee, rows, setup, run, log, progress)
     _write_result(trainee, setup, run, max(first, setup.steps))
-    log("end", max(first, setup.steps), result=RESULTS[setup.config.method])
+    log("end", max(first, setup.steps), result=result_name(setup))
 
 
 def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
@@ -177,8 +178,8 @@ def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Prog
 
 
 def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int) -> None:
-    """Writes the trained weights: RUN/lora.safetensors, or RUN/unet/ in diffusers' layout."""
-    result = RESULTS[setup.config.method]
+    """Writes the trained weights: RUN/lora.safetensors, or the denoiser in diffusers' layout."""
+    result = result_name(setup)
     if setup.config.method == "lora":
         for part in result_files(trainee, setup, step, result):
             files.write_file(run / part.name, part)

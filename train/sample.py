@@ -84,10 +84,11 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
     """Samples the model before or after training, then frees the model."""
     settings = replace(setup.config.sample, **{name: value for name in ("steps", "guidance", "seed")
                                                if (value := getattr(wanted, name)) is not None})
-    denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after")
+    denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after",
+                    family=setup.family.name)
     if which == "after":
         assert start is not None
-        put_weights(denoiser.parameters, start, averaged(start))
+        put_weights(denoiser.parameters, start, averaged(start, setup.family), setup.family)
     return pictures(denoiser, rows, setup.model, found.prompts, settings)
 
 

@@ -11,6 +11,7 @@ from prep.errors import Problem
 from prep.loader.identity import Identity, identify
 from prep.loader.index import Index
 from prep.manifest.document import Manifest
+from prep.models.family import Family
 from train.config.schema import Config
 
 
@@ -39,6 +40,7 @@ class Setup:
     base: Mapping[str, str]  # fingerprints of denoiser and scheduler
     numbers: int  # how many numbers are trained
     prediction: str
+    family: Family  # of the manifest
     others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
     adopted: tuple[Mapping[str, object], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 

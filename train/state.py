@@ -13,11 +13,13 @@ from torch import Tensor
 
 from prep.errors import CacheError, ModelError
 from prep.loader.device import to_device
+from prep.models.family import Family
 from train.config.load import as_table
 from train.config.schema import Config
 from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
+from train.models.families.registry import naming_of
 from train.optim import ema, schedule
 from train.optim.ema import Shadow
 from train.runs.checkpoint import DataFacts, State
@@ -26,7 +28,6 @@ from train.runs.resume import Start
 from train.runs.safetensors_reader import Wanted
 from train.setup import Setup
 
-WEIGHTS = {"lora": "lora.safetensors", "full": "unet/diffusion_pytorch_model.safetensors"}
 OPTIMIZER, AVERAGE = "optimizer.safetensors", "ema.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
@@ -42,12 +43,17 @@ class TrainState:
     shadow: Shadow | None  # None: no moving average
 
 
+def weights_name(setup_family: Family, method: str) -> str:
+    """The file of the trained weights in a checkpoint."""
+    return "lora.safetensors" if method == "lora" else f"{setup_family.denoiser}/diffusion_pytorch_model.safetensors"
+
+
 def create_state(setup: Setup, device: torch.device) -> TrainState:
     """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
-    denoiser = load(setup.model, config, setup.prediction, device)
+    denoiser = load(setup.model, config, setup.prediction, device, family=setup.family.name)
     with remembered_digests() as digest:
-        found = base_fingerprints(setup.model, digest)
+        found = base_fingerprints(setup.model, setup.family, digest)
     if found != setup.base:
         raise ModelError(f"{setup.model} changed while it was loaded: it is {describe_base(found)}, and was "
                          f"{describe_base(setup.base)}", hint="try again when no other process writes to it")
@@ -94,20 +100,21 @@ def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[P
     """The files of a checkpoint, except state.json."""
     parameters = trainee.denoiser.parameters
     facts = metadata(setup, step, parameters)
-    yield from weight_parts(trainee.denoiser, parameters, setup, facts, WEIGHTS[setup.config.method])
+    yield from weight_parts(trainee.denoiser, parameters, setup, facts, weights_name(setup.family, setup.config.method))
     moments = {f"{kind}/{name}": value for name, parameter in parameters.items()
                for kind, value in trainee.optimizer.state[parameter].items()}
     yield Part(name=OPTIMIZER, tensors=moments)
     if trainee.shadow is not None:
-        yield Part(name=AVERAGE, tensors=_packed(trainee.shadow, setup.config), metadata={**facts, **EMA_METADATA})
+        yield Part(name=AVERAGE, tensors=_packed(trainee.shadow, setup.config, setup.family),
+                   metadata={**facts, **EMA_METADATA})
 
 
 def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup, facts: Mapping[str, str],
                  name: str) -> Iterator[Part]:
     """The trained weights in a format that other programs load: a LoRA file, or diffusers' weights and config."""
-    yield Part(name=name, tensors=_packed(values, setup.config), metadata=facts)
+    yield Part(name=name, tensors=_packed(values, setup.config, setup.family), metadata=facts)
     if setup.config.method == "full":
-        config = json.loads(denoiser.unet.to_json_string())
+        config = json.loads(denoiser.model.to_json_string())
         config.pop("_name_or_path", None)  # a path of this machine
         data = json.dumps(config, indent=2).encode() + b"\n"
         yield Part(name=Path(name).with_name("config.json").as_posix(), data=data)
@@ -124,7 +131,7 @@ def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str
     if setup.adopted:
         facts["latentry.adopted"] = json.dumps([dict(each) for each in setup.adopted], sort_keys=True)
     if setup.config.method == "lora":
-        facts.update(lora.describe(names, setup.config.lora))
+        facts.update(lora.describe(names, setup.config.lora, naming_of(setup.family)))
     return facts
 
 
@@ -136,9 +143,9 @@ def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Ite
     yield from weight_parts(trainee.denoiser, source, setup, facts, name)
 
 
-def checkpoint_bytes(setup: Setup) -> int:
-    """Approximate size of a checkpoint: weights, two moments, and the moving average, in float32."""
-    return 4 * setup.numbers * (4 if setup.config.ema.decay else 3)
+def result_name(setup: Setup) -> str:
+    """The name of the run's result: a LoRA file, or the directory of the denoiser."""
+    return "lora.safetensors" if setup.config.method == "lora" else setup.family.denoiser
 
 
 # ---- restoring -------------------------------------------------------------------------------------------------------
@@ -150,29 +157,30 @@ def restore(trainee: TrainState, start: Start) -> None:
     Raises `CacheError`.
     """
     parameters = trainee.denoiser.parameters
-    put_weights(parameters, start, WEIGHTS[start.config.method])
+    family = trainee.denoiser.family
+    put_weights(parameters, start, weights_name(family, start.config.method), family)
     moments = read_tensors(start.folder, start.state, OPTIMIZER, _moments_of(parameters, start))
     for name, parameter in parameters.items():
         kept = {kind: moments[f"{kind}/{name}"] for kind in MOMENTS if f"{kind}/{name}" in moments}
         trainee.optimizer.state[parameter] = {
             kind: value if kind == "step" else to_device(value, parameter.device) for kind, value in kept.items()}
     if trainee.shadow is not None:
-        put_weights(trainee.shadow, start, AVERAGE)
+        put_weights(trainee.shadow, start, AVERAGE, family)
 
 
-def put_weights(targets: Mapping[str, Tensor], start: Start, name: str) -> None:
+def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: Family) -> None:
     """Copies a checkpoint's weights, or its moving average, into `targets`. Raises `CacheError`."""
-    like = _packed(targets, start.config)
+    like = _packed(targets, start.config, family)
     values = read_tensors(start.folder, start.state, name, {each: (value.dtype, tuple(value.shape))
                                                             for each, value in like.items()})
     if start.config.method == "lora":
-        values = lora.unpack(values, targets, start.config.lora)
+        values = lora.unpack(values, targets, naming_of(family))
     copy_into(targets, values)
 
 
-def averaged(start: Start) -> str:
+def averaged(start: Start, family: Family) -> str:
     """The checkpoint's file to sample with: the moving average if there is one, else the weights."""
-    return AVERAGE if AVERAGE in start.state.files else WEIGHTS[start.config.method]
+    return AVERAGE if AVERAGE in start.state.files else weights_name(family, start.config.method)
 
 
 def _moments_of(parameters: Mapping[str, Tensor], start: Start) -> Wanted:
@@ -192,6 +200,6 @@ def _moments_of(parameters: Mapping[str, Tensor], start: Start) -> Wanted:
     return wanted
 
 
-def _packed(values: Mapping[str, Tensor], config: Config) -> Mapping[str, Tensor]:
+def _packed(values: Mapping[str, Tensor], config: Config, family: Family) -> Mapping[str, Tensor]:
     """Parameters under the names that they have in a file."""
-    return lora.pack(values, config.lora) if config.method == "lora" else values
+    return lora.pack(values, config.lora, naming_of(family)) if config.method == "lora" else values

@@ -1,4 +1,4 @@
-"""Computes the validation loss: on held-out samples, with fixed noise and timesteps."""
+"""Computes the validation loss: on held-out samples, with noise and timesteps that never change."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from train.setup import Setup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validated:
-    """The validation loss: the mean over all samples, and by timestep."""
+    """The validation loss: the mean over all samples and timesteps, and the mean over all samples at each timestep."""
 
     loss: float
     timesteps: tuple[int, ...]
-    losses: tuple[float, ...]  # by timestep
+    losses: tuple[float, ...]  # at each of `timesteps`
     samples: int
 
 
 def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
     """The denoiser's current validation loss, or `None` without validation samples. Does not change the denoiser.
 
-    Masks apply as in training; sample weights and min-SNR do not, so that runs with different weights compare.
+    Each sample is predicted from its first view and first text. Masks weight the cells as in training, but the sum is
+    always divided by the number of cells (`loss.normalize_area` has no effect), and sample weights and min-SNR are not
+    applied, so that runs with different settings of these compare.
     """
     config = setup.config
     wanted = draws.spread(config.validation.timesteps, denoiser.timesteps)

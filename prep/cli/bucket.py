@@ -14,7 +14,8 @@ from prep.cli.options import quiet_pillow
 from prep.cli.ticker import progress
 
 
-@opt.with_recipe_options(without=("model", "dtype", "compute", "alpha", "missing_caption", "prompts"))
+@opt.with_recipe_options(without=("model", "dtype", "compute", "max_length", "clip_skip", "text_windows", "alpha",
+                                  "missing_caption", "prompts"))
 def bucket(
     source: opt.SourceArg,
     batch_size: Annotated[int, typer.Option(help="samples per optimizer step, over all ranks", min=1)] = 4,
@@ -34,7 +35,7 @@ def bucket(
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Preview buckets and steps. Shows scale, crop loss, and the names of pictures left out or repeated."""
+    """Preview buckets and steps. Shows scale, crop loss, and the names of pictures dropped or repeated."""
     from prep.batching.plan import require_steps
     from prep.buckets.suggest import suggest_buckets
     from prep.dataset.bucketing import buckets_for, rules_of

@@ -34,7 +34,7 @@ def encode(
     recheck: Annotated[bool, typer.Option("--recheck", help="verify every byte that is reused, and encode damaged rows "
                                           "again")] = False,
     download: opt.Download = False,
-    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are left out")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="show how many rows are missing and their size; write nothing")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,

@@ -10,6 +10,7 @@ from prep.cli.clean import clean
 from prep.cli.codes import codes
 from prep.cli.compact import compact
 from prep.cli.console import run
+from prep.cli.convert import convert
 from prep.cli.demo import demo
 from prep.cli.diff import diff
 from prep.cli.encode import encode
@@ -21,7 +22,7 @@ from prep.cli.scan import scan
 from prep.cli.verify import verify
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
-               (init, scan, bucket, mask, encode, inspect, verify, diff, gc, compact, clean, codes, demo))
+               (init, scan, bucket, mask, encode, inspect, verify, diff, gc, compact, clean, convert, codes, demo))
 
 
 def main() -> NoReturn:

@@ -25,7 +25,7 @@ from prep.geometry import Size
 from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
-from prep.models.pipeline import latent_factors
+from prep.models.latents import latent_facts
 from prep.parse import color_of
 
 
@@ -144,7 +144,7 @@ def fixed_fields(wanted: ResolvedRecipe, cache: Path, path: Path) -> dict[str, A
 
     Raises `PathError`, `ModelError`.
     """
-    family, factors = wanted.specs.family, latent_factors(wanted.model, wanted.specs.family)
+    family, factors = wanted.specs.family, latent_facts(wanted.model, wanted.specs.family)
     alpha = wanted.recipe.image.alpha
     return {
         "format": FORMAT, "version": VERSION, "cache": _place("cache", cache, path),

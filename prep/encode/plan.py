@@ -70,12 +70,13 @@ def _compare_with_ledger(wanted: ResolvedRecipe, cache: Cache | None, shard_byte
     by_field = wanted.wants.by_field()
     missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
                for field, names in by_field.items()}
+    wanted.text_groups.count(missing["text"])
     tasks = _tasks(wanted, missing, shard_bytes)
     return EncodePlan(
         ledger=ledger, refs=there, tasks=tuple(tasks), digest=digest,
         missing={field: len(names) for field, names in missing.items()},
         reused={field: sum(key in there for key in names) for field, names in by_field.items()},
-        bytes=sum(len(task.rows) * _row_bytes(wanted, task.field, task.rows[0]) for task in tasks),
+        bytes=sum(len(task.rows) * wanted.row_bytes(task.field, task.rows[0]) for task in tasks),
     )
 
 
@@ -92,10 +93,10 @@ def _tasks(wanted: ResolvedRecipe, missing: dict[str, list[str]], shard_bytes: i
     for field, names in missing.items():
         groups: dict[tuple[int, int], list[str]] = {}
         for key in names:
-            groups.setdefault(wanted.wants.bucket_of(field, key) or (0, 0), []).append(key)
-        for bucket in sorted(groups):
-            most = min(TASK_ROWS, max(1, shard_bytes // _row_bytes(wanted, field, groups[bucket][0])))
-            tasks += [_task(field, rows) for rows in _cut(groups[bucket], most)]
+            groups.setdefault(wanted.group_of(field, key), []).append(key)
+        for group in sorted(groups):
+            most = min(TASK_ROWS, max(1, shard_bytes // wanted.row_bytes(field, groups[group][0])))
+            tasks += [_task(field, rows) for rows in _cut(groups[group], most)]
     return tasks
 
 
@@ -107,7 +108,7 @@ def _valid_tasks(wanted: ResolvedRecipe, stored: Iterable[Task]) -> Iterator[Tas
     fields = {key: field for field, keys in wanted.wants.by_field().items() for key in keys}
     seen: set[str] = set()
     for task in stored:
-        shapes = {(fields.get(key), wanted.wants.bucket_of(task.field, key)) for key in task.rows}
+        shapes = {(fields.get(key), wanted.group_of(task.field, key)) for key in task.rows}
         if len(shapes) == 1 and {field for field, _ in shapes} == {task.field} and seen.isdisjoint(task.rows):
             seen.update(task.rows)
             yield _task(task.field, task.rows)
@@ -137,7 +138,3 @@ def _task(field: str, rows: Sequence[str]) -> Task:
 
 def _cut(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:
     return (keys[start:start + most] for start in range(0, len(keys), most))
-
-
-def _row_bytes(wanted: ResolvedRecipe, field: str, key: str) -> int:
-    return wanted.specs.row_bytes(field, wanted.wants.bucket_of(field, key))

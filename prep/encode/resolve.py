@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prep.buckets.assign import Assignments
 from prep.dataset.bucketing import buckets_for, rules_of
 from prep.dataset.ingest import Ingested, ingest
 from prep.dataset.samples import settle_masks
 from prep.encode.targets import Contexts, Targets, targets_of
+from prep.encode.text_groups import TextGroups
+from prep.errors import ConfigError
 from prep.fs.memo import Memo
 from prep.images.decode import POLICY
 from prep.keys import latent_context, mask_context, text_context
-from prep.models.family import FAMILIES
+from prep.models.configs import Configs
+from prep.models.families.registry import FAMILIES
+from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
-from prep.models.pipeline import infer_family, latent_factors, prediction_of, text_width
+from prep.models.latents import latent_facts
+from prep.models.pipeline import infer_family, prediction_of
 from prep.progress import DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
-from prep.recipe.schema import Recipe
+from prep.recipe.schema import ModelOptions, Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,24 +42,40 @@ class ResolvedRecipe:
     survey: Ingested
     bucketing: Assignments
     wants: Targets
+    text_options: TextOptions
+    text_groups: TextGroups
     file_digest: FileDigest  # of the model's files, remembered for unchanged files
 
     def expected(self, field: str, name: str) -> Expected:
         """The fingerprint `name` in the context of `field`; the loader of that encoder checks it."""
         return Expected(digest=str(self.contexts.by_field()[field][name]), file_digest=self.file_digest)
 
+    def group_of(self, field: str, key: str) -> tuple[int, int]:
+        """Rows of one field and group have one shape: the bucket, or 0 and the tokens of a trimmed text row.
+
+        Tokens must have been counted by `text_groups`. (0, 0) for text rows that are not trimmed.
+        """
+        return self.wants.bucket_of(field, key) or (0, self.text_groups.tokens(key) if field == "text" else 0)
+
+    def row_bytes(self, field: str, key: str) -> int:
+        """Bytes of a row."""
+        bucket = self.wants.bucket_of(field, key)
+        return self.specs.row_bytes(field, bucket, None if bucket else self.group_of(field, key)[1])
+
 
 def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
                    progress: Progress = silent) -> ResolvedRecipe:
     """Resolves `recipe` and `prompts` to keys and rows. Raises `PathError`, `ConfigError`, `ModelError`."""
     family = recipe.model.family or infer_family(model)
+    options = text_options_of(FAMILIES[family], recipe.model, Configs(model))
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
-                       text_width=text_width(model))
+                       text=FAMILIES[family].text.shapes(Configs(model), options))
     file_digest = remembered_digest(facts)
     with phase(progress, "hashing the model"):
-        prediction, contexts = prediction_of(model), contexts_of(recipe, model, specs, file_digest)
+        prediction = prediction_of(model, specs.family)
+        contexts = contexts_of(recipe, model, specs, options, file_digest)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
-    latent_factors(model, specs.family)  # errors in the model show before all pictures are read
+    latent_facts(model, specs.family)  # errors in the model show before all pictures are read
     rules_of(recipe)  # errors in the rules show before all pictures are read
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
@@ -65,7 +87,8 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     wants = targets_of(recipe, surveyed, buckets, contexts, prompts)
     return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
                           contexts=contexts, file_digest=file_digest, survey=surveyed,
-                          bucketing=buckets, wants=wants)
+                          bucketing=buckets, wants=wants, text_options=options,
+                          text_groups=TextGroups(model, specs.family, options, wants.texts))
 
 
 def remembered_digest(facts: Memo) -> FileDigest:
@@ -73,7 +96,29 @@ def remembered_digest(facts: Memo) -> FileDigest:
     return lambda path: str(facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
 
 
-def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, file_digest: FileDigest) -> Contexts:
+def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> TextOptions:
+    """How a recipe wants text encoded. Raises `ConfigError` for what the family or the model cannot do."""
+    facts, tokens = family.text, chosen.max_length or family.text.max_length
+    if not facts.shortest <= tokens <= facts.longest:
+        wanted = str(facts.longest) if facts.shortest == facts.longest else f"{facts.shortest} to {facts.longest}"
+        raise ConfigError(f"model.max_length is {tokens}, expected {wanted} for family '{family.name}'",
+                          hint="leave it out; longer captions need --text-windows 2 or 3" if facts.windows else
+                          f"leave it out for the family's own, {facts.max_length}")
+    if chosen.text_windows > 1 and not facts.windows:
+        raise ConfigError(f"model.text_windows is {chosen.text_windows}, but the text of family '{family.name}' is not "
+                          "read in windows", hint="leave it out; --max-length sets the number of tokens")
+    if chosen.clip_skip and not facts.clip:
+        raise ConfigError(f"model.clip_skip is {chosen.clip_skip}, but rows of family '{family.name}' have no hidden "
+                          "states of CLIP", hint="leave it out")
+    layers = configs("text_encoder").get("num_hidden_layers") if chosen.clip_skip else None
+    if isinstance(layers, int) and chosen.clip_skip >= layers:
+        raise ConfigError(f"model.clip_skip is {chosen.clip_skip}, expected less than {layers}, the layers of the text "
+                          "encoder", hint="1 is usual for models that were trained with the last layer but one")
+    return TextOptions(max_length=tokens, clip_skip=chosen.clip_skip, windows=chosen.text_windows)
+
+
+def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOptions,
+                file_digest: FileDigest) -> Contexts:
     """The key contexts of a recipe. Raises `ModelError`."""
     compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
 
@@ -84,6 +129,22 @@ def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, file_digest: Fil
         latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior="mean",
                               compute=compute, stored=stored),
         mask=mask,
-        text=text_context(text=text_fingerprint(model, file_digest), max_length=specs.family.max_length,
-                          layout=specs.family.text_layout, compute=compute, stored=stored),
+        text=text_context(text=text_fingerprint(model, file_digest), max_length=options.max_length,
+                          layout=specs.family.text.layout, compute=compute, stored=stored,
+                          more=_more_text(model, specs.family, options)),
     )
+
+
+def _more_text(model: Path, family: Family, options: TextOptions) -> dict[str, Any]:
+    """What else decides text rows; empty for a family without options, whose keys are as they were before others."""
+    configs = Configs(model)
+    values = {name: configs.value(name, "default") for name in family.text.pipeline_options}
+    denoiser = {} if family.text.denoiser_config is None else family.text.denoiser_config(configs)
+    return {
+        **({"clip_skip": options.clip_skip} if options.clip_skip else {}),
+        **({"text_windows": options.windows} if options.windows > 1 else {}),
+        **({"pipeline": {name: value if isinstance(value, str) else int(value) for name, value in values.items()}}
+           if values else {}),
+        **({"denoiser": dict(denoiser)} if denoiser else {}),
+        **({"constants": dict(family.text.constants)} if family.text.constants else {}),
+    }

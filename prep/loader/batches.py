@@ -4,7 +4,7 @@ A batch's buffers belong to the ring and are filled again after the loop asks fo
 pinned and copied asynchronously; an event keeps the thread from refilling them too early. One thread makes 4000
 samples per second with all their draws (the demo's rows, one core of a 2-core EPYC), so there are no worker processes.
 For larger latents noise takes the longest, so separate threads draw it.
-B samples, C channels, h w latent cells, L tokens, D text channels.
+B samples, C channels, h w latent cells.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from prep.formatting import printable
 from prep.loader.device import record_copies, to_device
 from prep.loader.draws import BatchRequest, Draw
 from prep.loader.rows import DTYPES, Rows, split
+from prep.loader.sizes import sizes_of
 from prep.manifest.commands import repair_command
 
 SLOTS = 4  # batches that may be ready or in use at a time
@@ -76,7 +78,8 @@ class Batch:
 
     latent_BChw: Tensor  # stored dtype, unscaled
     mask_B1hw: Tensor | None  # uint8, 255: trains; None: masks were not requested
-    text_BLD: Tensor
+    text: Mapping[str, Tensor]  # the arrays of text rows, [B, …] each, as the family names them
+    sizes_B6: Tensor  # float32: original height and width, top and left of the crop, height and width of the bucket
     noise_BChw: Tensor  # float32
     timestep_B: Tensor  # int64
     weight_B: Tensor  # float32
@@ -87,7 +90,8 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`, for training and validation."""
         there = replace(
-            self, latent_BChw=to_device(self.latent_BChw, device), text_BLD=to_device(self.text_BLD, device),
+            self, latent_BChw=to_device(self.latent_BChw, device), sizes_B6=to_device(self.sizes_B6, device),
+            text={name: to_device(array, device) for name, array in self.text.items()},
             mask_B1hw=None if self.mask_B1hw is None else to_device(self.mask_B1hw, device),
             noise_BChw=to_device(self.noise_BChw, device), timestep_B=to_device(self.timestep_B, device),
             weight_B=to_device(self.weight_B, device),
@@ -104,14 +108,14 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
         dtype = DTYPES[str(fields[field].arrays[array]["dtype"])]
         return slot.take(field, (count, *rows.index.shape(field, request.bucket)[array]), dtype)
 
-    latent, text = take("latent", "latent"), take("text", "hidden")
-    mask = take("mask", "mask") if masked else None
+    latent, mask = take("latent", "latent"), take("mask", "mask") if masked else None
+    buffers = _Buffers(latent=latent, mask=mask, slot=slot, text=partial(_take_text, rows, slot))
     noise = slot.take("noise", latent.shape, torch.float32)
     drawing = _draw_noise(noise, shots, drawers)
     try:
-        _fill(rows, shots, latent, text, mask, slot)
+        text = _fill(rows, shots, buffers)
     except CacheError as error:
-        bad = [shot for shot in shots if _is_bad(rows, shot, latent, text, mask)]
+        bad = [shot for shot in shots if _is_bad(rows, shot, buffers)]
         names = ", ".join(sorted({f"'{printable(rows.index.samples.name(shot.sample))}'" for shot in bad or shots}))
         hint = repair_command(rows.index.manifest, recorded=not isinstance(error, UnrecordedDamage))
         raise CacheError(f"{error.message} (needed for {names})", hint=hint) from None
@@ -119,9 +123,11 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
     timestep.numpy()[:] = [shot.timestep for shot in shots]
     weight = slot.take("weight", (count,), torch.float32)
     weight.numpy()[:] = [shot.weight for shot in shots]
+    sizes = slot.take("sizes", (count, 6), torch.float32)
+    sizes.numpy()[:] = sizes_of(rows.index, shots)
     for part in drawing:
         part.result()
-    return Batch(latent_BChw=latent, mask_B1hw=mask, text_BLD=text, noise_BChw=noise, timestep_B=timestep,
+    return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise, timestep_B=timestep,
                  weight_B=weight, shots=shots, last=request.last, slot=slot)
 
 
@@ -200,22 +206,43 @@ def _hand_out(ring: _Ring) -> Iterator[Batch]:
         ring.free.put(given.slot)
 
 
-def _fill(rows: Rows, shots: Sequence[Draw], latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None,
-          slot: Slot | None) -> None:
-    """Reads rows of all fields; a missing mask is all 255. `slot` owns the tensors, if any slot does."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Buffers:
+    """The tensors of a batch to be filled; `slot` owns them."""
+
+    latent: Tensor
+    mask: Tensor | None
+    slot: Slot
+    text: Callable[[Sequence[int] | None, int], dict[str, Tensor]]  # of rows with so many tokens
+
+
+def _take_text(rows: Rows, slot: Slot, tokens: Sequence[int] | None, count: int) -> dict[str, Tensor]:
+    return {name: slot.take(f"text.{name}", (count, *shape), rows.text_dtype(name))
+            for name, shape in rows.text_shapes(tokens).items()}
+
+
+def _fill(rows: Rows, shots: Sequence[Draw], out: _Buffers) -> dict[str, Tensor]:
+    """Reads rows of all fields, and returns those of text; a missing mask is all 255."""
     latents, texts = [rows.latent_ref(shot) for shot in shots], [rows.text_ref(shot) for shot in shots]
-    rows.fill(latent_BChw, "latent", "latent", latents, None if slot is None else slot.targets("latent"))
-    rows.fill(text_BLD, "text", "hidden", texts, None if slot is None else slot.targets("text"))
-    if mask_B1hw is not None:
-        mask_B1hw.fill_(255)
+    rows.fill(out.latent, "latent", "latent", latents, out.slot.targets("latent"))
+    tokens = rows.tokens(texts)
+    text = out.text(tokens, len(shots))
+    rows.fill_text(text, texts, tokens, {name: out.slot.targets(f"text.{name}") for name in text})
+    if out.mask is not None:
+        out.mask.fill_(255)
         masks = [rows.mask_ref(shot) for shot in shots]
-        rows.fill(mask_B1hw, "mask", "mask", masks, None if slot is None else slot.targets("mask"))
+        rows.fill(out.mask, "mask", "mask", masks, out.slot.targets("mask"))
+    return text
 
 
-def _is_bad(rows: Rows, shot: Draw, latent_BChw: Tensor, text_BLD: Tensor, mask_B1hw: Tensor | None) -> bool:
-    """Whether this shot's rows cannot be read; overwrites the first row of the buffers."""
+def _is_bad(rows: Rows, shot: Draw, out: _Buffers) -> bool:
+    """Whether this shot's rows cannot be read."""
+    slot = Slot(False)
+    mask = None if out.mask is None else slot.take("mask", (1, *out.mask.shape[1:]), out.mask.dtype)
+    one = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), mask=mask, slot=slot,
+                   text=partial(_take_text, rows, slot))
     try:
-        _fill(rows, [shot], latent_BChw[:1], text_BLD[:1], None if mask_B1hw is None else mask_B1hw[:1], None)
+        _fill(rows, [shot], one)
     except CacheError:
         return True
     return False

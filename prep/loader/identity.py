@@ -26,6 +26,7 @@ HALF = 16  # bytes of a sample's id, and of the digest of all else about it
 RECORD = np.dtype([("id", f"S{HALF}"), ("rest", f"S{HALF}")])
 _NAMES = {"buckets": "buckets", "latents.channels": "latent channels", "latents.factor": "pixels per latent cell",
           "latents.scaling_factor": "latent scaling", "latents.shift_factor": "latent shift",
+          "latents.mean": "mean of latents", "latents.std": "standard deviation of latents",
           "masked": "use of masks", "prediction": "prediction type", "unconditional": "unconditional row"}
 
 
@@ -56,7 +57,9 @@ def identify(index: Index, *, masked: bool, prediction: str) -> Identity:
 
 def _identify(index: Index, masked: bool, prediction: str) -> Identity:
     document = index.manifest.document
-    latents = {name: document["latents"][name] for name in ("channels", "factor", "scaling_factor", "shift_factor")}
+    latents = {name: document["latents"][name]
+               for name in ("channels", "factor", "scaling_factor", "shift_factor", "mean", "std")
+               if name in document["latents"]}
     place = document["prompts"]["unconditional"]
     unconditional = _keys(index, np.array([place["shard"]]), np.array([place["row"]]))
     facts = {"latents": latents, "prediction": prediction, "masked": masked,

@@ -16,6 +16,7 @@ from prep.cache.records import RowRef
 from prep.errors import CacheError
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
+from prep.models.family import ATTENTION_MASK, TOKEN
 
 DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8,
@@ -68,32 +69,71 @@ class Rows:
             targets = targets.only(place for place, ref in enumerate(refs) if ref is not None)
         self.reader.read_batch(targets, array, found)
 
-    def text(self, refs: Sequence[RowRef]) -> Tensor:
-        """Text rows `[B, L, D]` in new memory, for sampling."""
-        dtype = DTYPES[str(self.index.manifest.fields["text"].arrays["hidden"]["dtype"])]
-        out = torch.empty((len(refs), *self.index.text_shapes["hidden"]), dtype=dtype)
-        self.fill(out, "text", "hidden", refs)
+    def tokens(self, refs: Iterable[RowRef]) -> list[int] | None:
+        """The tokens of each text row; `None` if all rows of the family have the same. Raises `CacheError`."""
+        if ATTENTION_MASK not in self.index.manifest.fields["text"].arrays:
+            return None
+        return [self.reader.array_info(ref.shard, ATTENTION_MASK)[0].shape[0] for ref in refs]
+
+    def text_shapes(self, tokens: Sequence[int] | None) -> dict[str, tuple[int, ...]]:
+        """The shape of each array of text for rows with so many tokens: that of the longest of them."""
+        shapes = dict(self.index.text_shapes)
+        if tokens is None:
+            return shapes
+        arrays = self.index.manifest.fields["text"].arrays
+        return {name: tuple(max(tokens) if dim == TOKEN else side
+                            for dim, side in zip(arrays[name]["dims"], shape, strict=True))
+                for name, shape in shapes.items()}
+
+    def fill_text(self, out: Mapping[str, Tensor], refs: Sequence[RowRef], tokens: Sequence[int] | None,
+                  targets: Mapping[str, Targets] | None = None) -> None:
+        """Fills every array of text [B, …] from B places. Shorter rows are padded with zeros, also in their mask.
+
+        `tokens` is `self.tokens(refs)`. Raises `CacheError`.
+        """
+        for name, tensor in out.items():
+            split_into = split(tensor) if targets is None else targets[name]
+            dims = self.index.manifest.fields["text"].arrays[name]["dims"]
+            if tokens is None or TOKEN not in dims or len(set(tokens)) == 1:
+                self.fill(tensor, "text", name, refs, split_into)
+                continue
+            assert dims[0] == TOKEN, "a row's tokens are its first dimension, so a shorter row is a prefix"
+            tensor.zero_()
+            token_bytes = tensor[0, 0].numel() * tensor.itemsize
+            self.reader.read_batch(split_into.cut([count * token_bytes for count in tokens]), name, refs)
+
+    def text(self, refs: Sequence[RowRef]) -> dict[str, Tensor]:
+        """The arrays of text rows, `[B, …]` each, in new memory, for sampling."""
+        tokens = self.tokens(refs)
+        out = {name: torch.empty((len(refs), *shape), dtype=self.text_dtype(name))
+               for name, shape in self.text_shapes(tokens).items()}
+        self.fill_text(out, refs, tokens)
         return out
+
+    def text_dtype(self, array: str) -> torch.dtype:
+        """The dtype of an array of text."""
+        return DTYPES[str(self.index.manifest.fields["text"].arrays[array]["dtype"])]
 
     def not_finite(self, shots: Iterable[Draw]) -> list[tuple[str, Draw, RowRef]]:
         """The latent and text rows of `shots` with values that are not finite: (field, shot, place)."""
         found: list[tuple[str, Draw, RowRef]] = []
         for shot in shots:
             bucket = int(self.index.samples.bucket[shot.sample])
-            for field, array, ref in (("latent", "latent", self.latent_ref(shot)),
-                                      ("text", "hidden", self.text_ref(shot))):
-                dtype = DTYPES[str(self.index.manifest.fields[field].arrays[array]["dtype"])]
-                row = torch.empty((1, *self.index.shape(field, bucket)[array]), dtype=dtype)
-                self.fill(row, field, array, [ref])
-                if not row.isfinite().all():
-                    found.append((field, shot, ref))
+            dtype = DTYPES[str(self.index.manifest.fields["latent"].arrays["latent"]["dtype"])]
+            row = torch.empty((1, *self.index.shape("latent", bucket)["latent"]), dtype=dtype)
+            self.fill(row, "latent", "latent", [self.latent_ref(shot)])
+            text = self.text([self.text_ref(shot)])
+            found += [("latent", shot, self.latent_ref(shot))] if not row.isfinite().all() else []
+            if not all(each.isfinite().all() for each in text.values()):
+                found.append(("text", shot, self.text_ref(shot)))
         return found
 
     def advise(self, request: BatchRequest, masked: bool) -> None:
         """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report."""
         with suppress(CacheError):
             self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])
-            self.reader.advise("hidden", [self.text_ref(shot) for shot in request.shots])
+            for name in self.index.text_shapes:
+                self.reader.advise(name, [self.text_ref(shot) for shot in request.shots])
             if masked:
                 self.reader.advise("mask", [ref for shot in request.shots if (ref := self.mask_ref(shot))])
 

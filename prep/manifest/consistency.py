@@ -21,6 +21,8 @@ from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns, open_samples
 from prep.manifest.shards import HINT, ShardFacts, parse_shards
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
+from prep.models.families.registry import FAMILIES
+from prep.models.family import ATTENTION_MASK, TOKEN
 
 MOST_REPEATS = 1 << 20  # times an epoch shows a sample; recipes allow 10,000
 MOST_WEIGHT = 1e6  # of a sample or a text; recipes allow 1000
@@ -124,6 +126,19 @@ def row_shapes(manifest: Manifest, shards: Sequence[ShardFacts], field: str, buc
     return {field: (channels, height // latents["factor"], width // latents["factor"])}
 
 
+def is_shape_of(manifest: Manifest, field: str, shapes: Mapping[str, tuple[int, ...]],
+                wanted: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a shard's rows have the shapes that `row_shapes` says; trimmed text rows may have any number of tokens.
+    """
+    if field != "text" or FAMILIES[manifest.family].text.layout == "full" or shapes.keys() != wanted.keys():
+        return shapes == wanted
+    dims = FAMILIES[manifest.family].text.arrays
+    tokens = shapes.get(ATTENTION_MASK)
+    return tokens is not None and len(tokens) == 1 and all(
+        shapes[name] == tuple(tokens[0] if dim == TOKEN else side for dim, side in zip(dims[name], shape, strict=True))
+        for name, shape in wanted.items() if name != ATTENTION_MASK)
+
+
 def check_places(manifest: Manifest, shards: Sequence[ShardFacts], samples: SampleColumns) -> None:
     """Raises `CacheError` for the first row whose place or shape does not fit its sample."""
     by_view = np.repeat(np.arange(len(samples)), np.diff(samples.view_offsets))
@@ -163,7 +178,7 @@ class _Places:
         for pair in np.unique(pairs).tolist():
             number, bucket = divmod(pair, count)
             facts, wanted = self.shards[number], row_shapes(self.manifest, self.shards, field, bucket)
-            if facts.field != field or facts.shapes != wanted or facts.dtypes != dtypes:
+            if facts.field != field or not self._fits(facts, wanted) or facts.dtypes != dtypes:
                 who = self._name(owner[np.flatnonzero(pairs == pair)[0]])
                 raise CacheError(
                     f"sample '{who}' has its {field} in shard {facts.digest[:12]}, which "
@@ -176,10 +191,13 @@ class _Places:
         for place in (prompts["unconditional"], *(each[name] for each in prompts["samples"]
                                                   for name in ("positive", "negative_row"))):
             facts = self.shards[place["shard"]] if place["shard"] < len(self.shards) else None
-            if (facts is None or facts.field != "text" or place["row"] >= facts.rows or facts.shapes != shapes
+            if (facts is None or facts.field != "text" or place["row"] >= facts.rows or not self._fits(facts, shapes)
                     or facts.dtypes != self._dtypes("text")):
                 raise CacheError(f"the manifest has a prompt in row {place['row']} of shard number {place['shard']}, "
                                  "which is not a text row of the expected shape", hint=HINT)
+
+    def _fits(self, facts: ShardFacts, wanted: Mapping[str, tuple[int, ...]]) -> bool:
+        return is_shape_of(self.manifest, facts.field, facts.shapes, wanted)
 
     def _name(self, sample: np.int64) -> str:
         return printable(self.samples.name(int(sample))[:200])

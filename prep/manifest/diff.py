@@ -28,6 +28,8 @@ WORDS: Mapping[str, str] = {
     "latent.posterior": "the {b} of the VAE's posterior is used, was {a}",
     "text.text": "the text encoder or its tokenizer differs",
     "text.max_length": "up to {b} tokens are encoded, was {a}",
+    "text.clip_skip": "skipped layers of CLIP: {b}, was {a}",
+    "text.text_windows": "windows of 75 tokens: {b}, was {a}",
     "text.layout": "the layout is {b}, was {a}",
     "mask.origin": "made from {b}, was {a} (alpha: the pictures' transparency; file: mask pictures)",
     "mask.factor": "a latent cell is {b} pixels wide, was {a}",
@@ -168,7 +170,11 @@ def _words(field: str, change: Mapping[str, Any]) -> str:
     entry = change["entry"]
     words = WORDS.get(f"{field}.{entry}") or WORDS.get(entry.partition(".")[0]) or "{name} is {b}, was {a}"
     return f"all {NOUNS.get(field, field)} change: " + words.format(
-        a=change["a"], b=change["b"], name=entry.removeprefix("image."))
+        a=_spelled(change["a"]), b=_spelled(change["b"]), name=entry.removeprefix("image."))
+
+
+def _spelled(value: Any) -> Any:
+    return "the default" if value is None else value
 
 
 def _rows(a: DiffSide, b: DiffSide) -> dict[str, dict[str, int]]:

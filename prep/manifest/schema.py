@@ -12,8 +12,9 @@ from typing import Any
 from prep.arrays import ITEM_BYTES
 from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
-from prep.models.family import FAMILIES
-from prep.models.fields import DIMS
+from prep.models.families.registry import FAMILIES
+from prep.models.family import ATTENTION_MASK, Family
+from prep.models.fields import FIELDS, dims_of
 from prep.parse import (
     Unparsed,
     brief,
@@ -45,13 +46,13 @@ def check_document(document: Mapping[str, Any], where: str) -> None:
     _exactly(document, KEYS, where)
     relative(expect(document["cache"], str, "cache"), "cache")
     _check_model(expect(document["model"], dict, "model"))
-    family = one_of(document["family"], FAMILIES, "family")
-    one_of(document["prediction"], ("epsilon", "v_prediction"), "prediction")
+    family = FAMILIES[one_of(document["family"], FAMILIES, "family")]
+    one_of(document["prediction"], family.predictions, "prediction")
     _check_latents(expect(document["latents"], dict, "latents"), family)
     _check_digests(document["models"], ("vae", "text"), "models")
     _check_digests(document["tables"], ("samples", "shards", "findings"), "tables")
-    _check_fields(expect(document["fields"], dict, "fields"))
-    _check_buckets(document, FAMILIES[family].factor)
+    _check_fields(expect(document["fields"], dict, "fields"), family)
+    _check_buckets(document, family.factor)
     count(document["rejected"], "rejected")
     _check_prompts(expect(document["prompts"], dict, "prompts"))
     for place in [*expect(document["sources"], list, "sources"), document["recipe"]]:
@@ -87,19 +88,34 @@ def _check_model(model: dict[str, Any]) -> None:
         hub_id(expect(model["hub"], str, "model.hub"), "model.hub")
 
 
-def _check_latents(latents: dict[str, Any], family: str) -> None:
-    known_keys(latents, ("channels", "factor", "scaling_factor", "shift_factor", "alpha"), "latents")
-    facts = FAMILIES[family]
-    for name, wanted in (("channels", facts.latent_channels), ("factor", facts.factor)):
+def _check_latents(latents: dict[str, Any], family: Family) -> None:
+    known_keys(latents, ("channels", "factor", "scaling_factor", "shift_factor", "mean", "std", "alpha"), "latents")
+    for name, wanted in (("channels", family.latent_channels), ("factor", family.factor)):
         if count(latents.get(name), f"latents.{name}") != wanted:
-            raise Unparsed(f"latents.{name} is {latents[name]}, expected {wanted} for family '{family}'")
+            raise Unparsed(f"latents.{name} is {latents[name]}, expected {wanted} for family '{family.name}'")
     for name in ("scaling_factor", "shift_factor"):
         within(float(decimal(latents.get(name), f"latents.{name}")), -SCALE, SCALE, f"latents.{name}")
     if abs(float(latents["scaling_factor"])) * SCALE < 1:
         raise Unparsed(f"latents.scaling_factor is {latents['scaling_factor']}, expected at least {1 / SCALE}: latents "
                        "are divided by it")
+    if "mean" in latents or "std" in latents:
+        _check_statistics(latents, family)
     if latents.get("alpha") is not None:
         check_color(latents["alpha"], "latents.alpha")
+
+
+def _check_statistics(latents: dict[str, Any], family: Family) -> None:
+    """Checks the mean and standard deviation of each channel, or of each channel and cell of a patch."""
+    for name in ("mean", "std"):
+        values = list_of(latents.get(name), decimal, f"latents.{name}")
+        if len(values) not in (family.latent_channels, family.latent_channels * family.patch ** 2):
+            raise Unparsed(f"latents.{name} has {len(values)} numbers, expected one for each of "
+                           f"{family.latent_channels} channels")
+        for value in values:
+            within(float(value), 1 / SCALE if name == "std" else -SCALE, SCALE, f"latents.{name}")
+    if len(latents["mean"]) != len(latents["std"]):
+        raise Unparsed(f"latents.std has {len(latents['std'])} numbers, expected {len(latents['mean'])}, as "
+                       "latents.mean")
 
 
 def _check_digests(value: Any, names: tuple[str, ...], where: str) -> None:
@@ -109,13 +125,13 @@ def _check_digests(value: Any, names: tuple[str, ...], where: str) -> None:
         digest_of(table[name], f"{where}.{name}")
 
 
-def _check_fields(fields: dict[str, Any]) -> None:
-    known_keys(fields, DIMS, "fields")
+def _check_fields(fields: dict[str, Any], family: Family) -> None:
+    known_keys(fields, FIELDS, "fields")
     for name, value in fields.items():
         where = f"fields.{name}"
         field = expect(value, dict, where)
         _exactly(field, ("context", "arrays", "rows", "shards", "bytes"), where)
-        _check_arrays(expect(field["arrays"], dict, f"{where}.arrays"), name)
+        _check_arrays(expect(field["arrays"], dict, f"{where}.arrays"), name, family)
         _check_context(expect(field["context"], dict, f"{where}.context"), f"{where}.context", levels=2)
         for number in ("rows", "shards", "bytes"):
             count(field[number], f"{where}.{number}")
@@ -124,14 +140,15 @@ def _check_fields(fields: dict[str, Any]) -> None:
             raise Unparsed(f"fields lacks '{name}', which is required")
 
 
-def _check_arrays(arrays: dict[str, Any], field: str) -> None:
-    _exactly(arrays, tuple(DIMS[field]), f"fields.{field}.arrays")
-    for name, dims in DIMS[field].items():
+def _check_arrays(arrays: dict[str, Any], field: str, family: Family) -> None:
+    wanted = dims_of(family, field)
+    _exactly(arrays, tuple(wanted), f"fields.{field}.arrays")
+    for name, dims in wanted.items():
         where = f"fields.{field}.arrays.{name}"
         array = expect(arrays[name], dict, where)
         _exactly(array, ("dtype", "dims"), where)
-        one_of(array["dtype"], [dtype for dtype in ITEM_BYTES if (dtype == "uint8") == (field == "mask")],
-               f"{where}.dtype")
+        is_mask = field == "mask" or name == ATTENTION_MASK
+        one_of(array["dtype"], [dtype for dtype in ITEM_BYTES if (dtype == "uint8") == is_mask], f"{where}.dtype")
         if array["dims"] != list(dims):
             raise Unparsed(f"{where}.dims is {brief(array['dims'])}, expected {list(dims)}")
 

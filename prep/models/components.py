@@ -8,35 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
+from prep.models.families.registry import FAMILIES, families_of_pipeline
+from prep.models.family import Class
 from prep.parse import brief
 
-Class = tuple[str, str]  # library and class, as model_index.json names them
 
-# Text encoders and tokenizers: those of the pipelines of Stable Diffusion 1 to 3, SDXL, PixArt and FLUX.1.
-CLASSES: Mapping[str, frozenset[Class]] = {
-    "text_encoder": frozenset({("transformers", "CLIPTextModel"), ("transformers", "CLIPTextModelWithProjection"),
-                               ("transformers", "T5EncoderModel")}),
-    "tokenizer": frozenset({("transformers", "CLIPTokenizer"), ("transformers", "CLIPTokenizerFast"),
-                            ("transformers", "T5Tokenizer"), ("transformers", "T5TokenizerFast")}),
-    "unet": frozenset({("diffusers", "UNet2DConditionModel")}),
-    "vae": frozenset({("diffusers", "AutoencoderKL")}),
-}
+def known_classes(name: str) -> frozenset[Class]:
+    """Every class that some family has for the component `name`."""
+    return frozenset(kind for family in FAMILIES.values() for kind in family.components.get(name, ()))
+
+
 _NUMBERED = re.compile(r"(text_encoder|tokenizer)(?:_[2-9])?")  # text_encoder, text_encoder_2, text_encoder_3
 
 
 def class_of(index: Mapping[str, Any], name: str, model: Path) -> Class:
     """The class of the component `name`, from `index`, the model_index.json of `model`.
 
-    Raises `ModelError` if it is not in `CLASSES`.
+    Raises `ModelError` if it is a class of no family: those of the pipeline's own family are expected.
     """
-    named, numbered = index.get(name), _NUMBERED.fullmatch(name)
-    known = CLASSES[numbered[1] if numbered else name]
+    named, known = index.get(name), known_classes(name)
     if isinstance(named, list) and len(named) == 2 and all(isinstance(part, str) for part in named):
         library, kind = named
         if (library, kind) in known:
             return library, kind
+    families = families_of_pipeline(index.get("_class_name")).values()
+    own = {kind for family in families for kind in family.components.get(name, ())}
+    expected = (own if families else known) or {("diffusers", "no such component")}
     raise ModelError(f"{name} in {model / 'model_index.json'} is {brief(named)}, expected "
-                     f"{' or '.join(sorted(f'{kind} of {library}' for library, kind in known))}",
+                     f"{' or '.join(sorted(f'{kind} of {library}' for library, kind in expected))}",
                      hint="only these classes are loaded; code in a model directory is never run")
 
 

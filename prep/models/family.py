@@ -1,46 +1,87 @@
-"""Facts about model families: the layout of their latents and text rows. Each family is a dict entry, no code.
+"""The facts of a model family, as a record. `prep.models.families` has one module per family that fills it.
 
-Scale and shift come from the VAE's config when a dataset is encoded; the values here, those of the family's published
-models, apply if the config has none.
+Nothing outside of those modules, and those in `train.models.families`, knows a family by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from prep.models.configs import Configs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Class = tuple[str, str]  # library and class, as model_index.json names them
+Dims = tuple[str, ...]
+Shape = tuple[int, ...]
+Prediction = Literal["epsilon", "v_prediction", "flow"]
+TextRow = Mapping[str, "Tensor"]  # name of an array → the array of one caption, without padding if rows are trimmed
+
+ATTENTION_MASK = "attention_mask"  # the array of trimmed rows that says which tokens are text (1) and which padding (0)
+TOKEN = "token"  # the dimension whose length depends on the caption in trimmed rows
+GROUP = 16  # trimmed rows are stored in groups of equal length, rounded up to a multiple of this
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextOptions:
+    """What a recipe may choose about text; all of it is in the keys of text rows."""
+
+    max_length: int  # tokens; of one window, if there are several
+    clip_skip: int = 0  # last layers of a CLIP encoder that are skipped
+    windows: int = 1  # times that a CLIP encoder reads max_length tokens, its start and end tokens included
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the longest row."""
+        return self.max_length * self.windows
+
+
+def options_of(context: Mapping[str, Any]) -> TextOptions:
+    """The options that a cache's text rows were encoded with, from the context of their keys."""
+    return TextOptions(max_length=int(context["max_length"]), clip_skip=int(context.get("clip_skip", 0)),
+                       windows=int(context.get("text_windows", 1)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextFacts:
+    """What a family's text rows are, and how its pipeline makes them."""
+
+    arrays: Mapping[str, Dims]  # dimensions of each stored array, in the order of its shape
+    layout: Literal["full", "trimmed"]  # full: attention covers the padding, so it is part of the row
+    max_length: int  # tokens, if the recipe does not say; template included if the pipeline counts it
+    longest: int  # most tokens that a recipe may ask for
+    shapes: Callable[[Configs, TextOptions], Mapping[str, Shape]]  # of the longest row; reads only configs
+    encode: Callable[[Any, Sequence[str], TextOptions, Any], Sequence[TextRow]]  # pipeline, captions, options, device
+    unconditional: Callable[[Any, TextOptions, Any], TextRow]  # the row that the pipeline uses without a prompt
+    pipeline_options: tuple[str, ...] = ()  # values of model_index.json that decide rows, so they are in the keys
+    # What the pipeline reads of the denoiser's config to make rows; also in the keys.
+    denoiser_config: Callable[[Configs], Mapping[str, int]] | None = None
+    constants: Mapping[str, str | int] | None = None  # templates and the like of the pipeline's code, also in the keys
+    clip: bool = False  # whether clip_skip means something
+    windows: bool = False  # whether text_windows does
+    shortest: int = 1  # fewest tokens that a recipe may ask for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """Facts that hold for every model of a family."""
 
-    pipeline: str  # the diffusers class named in model_index.json
+    name: str
+    pipelines: tuple[str, ...]  # the diffusers classes that model_index.json may name
+    # Tells its models from those of other families with the same pipeline class; None: no other family has the class.
+    fits: Callable[[Configs], bool] | None = None
+    denoiser: str  # the component that is trained: unet or transformer
+    components: Mapping[str, tuple[Class, ...]]  # the classes that each component may have
+    optional: frozenset[str] = frozenset()  # components that may be absent
     latent_channels: int
     factor: int  # pixels per latent cell and side
-    patch: int  # the denoiser needs sides that are multiples of this, in latent cells
+    patch: int  # the denoiser refuses sides that are not multiples of this, in latent cells
     step: int  # default bucket step in pixels
     resolution: int  # side of its training pictures, in pixels
-    scaling_factor: str  # decimal strings: canonical JSON has no floats
+    scaling_factor: str  # if the VAE's config has none; decimal strings: canonical JSON has no floats
     shift_factor: str
-    text_arrays: tuple[str, ...]
-    text_layout: Literal["full", "trimmed"]  # full: attention covers padding, so none may be trimmed
-    max_length: int  # tokens
-
-
-FAMILIES: Mapping[str, Family] = {
-    # factor and scale: AutoencoderKL of runwayml/stable-diffusion-v1-5 (vae/config.json: scaling_factor 0.18215,
-    # four down blocks, three of them halving). patch: its UNet halves three times. 77: CLIP's position table.
-    "sd15": Family(
-        pipeline="StableDiffusionPipeline", latent_channels=4, factor=8, patch=8, step=64, resolution=512,
-        scaling_factor="0.18215", shift_factor="0", text_arrays=("hidden",), text_layout="full", max_length=77,
-    ),
-}
-
-
-def family_of_pipeline(class_name: str) -> str | None:
-    """The family whose pipelines have this diffusers class, or `None`."""
-    for name, family in FAMILIES.items():
-        if family.pipeline == class_name:
-            return name
-    return None
+    predictions: tuple[Prediction, ...]  # what its denoisers may predict
+    text: TextFacts

@@ -8,39 +8,64 @@ from typing import Any
 
 from prep.arrays import ArraySpec, DType
 from prep.geometry import Size
-from prep.models.family import Family
+from prep.models.family import ATTENTION_MASK, TOKEN, Dims, Family, Shape
 
-# Names of each array's dimensions, in the order of its shape; h w count latent cells.
-DIMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+# Names of each array's dimensions, in the order of its shape; h w count latent cells. A family says those of text.
+PICTURE_DIMS: Mapping[str, Mapping[str, Dims]] = {
     "latent": {"latent": ("c", "h", "w")},
     "mask": {"mask": ("1", "h", "w")},
-    "text": {"hidden": ("token", "channel")},
 }
+FIELDS = ("latent", "mask", "text")
+
+
+def dims_of(family: Family, field: str) -> Mapping[str, Dims]:
+    """The dimensions of each array of a field."""
+    if field != "text":
+        return PICTURE_DIMS[field]
+    masks = {ATTENTION_MASK: (TOKEN,)} if family.text.layout == "trimmed" else {}
+    return {**family.text.arrays, **masks}
+
+
+def array_dtype(field: str, array: str, dtype: DType) -> DType:
+    """The dtype of an array, in a cache that stores numbers as `dtype`: masks are always bytes."""
+    return "uint8" if field == "mask" or array == ATTENTION_MASK else dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldSpecs:
-    """Everything that row shapes depend on, besides the bucket."""
+    """Everything that row shapes depend on, besides the bucket or the length of a caption."""
 
     family: Family
     dtype: DType
-    text_width: int  # channels of the text encoder's hidden states
+    text: Mapping[str, Shape]  # of the longest text row, by array, without the attention mask
 
-    def arrays_of(self, field: str, bucket: Size | None) -> tuple[ArraySpec, ...]:
-        """The arrays of a row of `field`; text has no bucket."""
-        if field == "text":
-            return (ArraySpec(name="hidden", dtype=self.dtype, shape=(self.family.max_length, self.text_width)),)
+    def arrays_of(self, field: str, bucket: Size | None, tokens: int | None = None) -> tuple[ArraySpec, ...]:
+        """The arrays of a row of `field`. Text has no bucket; `tokens` is the length of rows that are trimmed."""
+        dims = dims_of(self.family, field)
+        return tuple(ArraySpec(name=name, dtype=array_dtype(field, name, self.dtype),
+                               shape=self._text(name, dims[name], tokens) if field == "text" else
+                               self._picture(field, bucket)) for name in dims)
+
+    def _picture(self, field: str, bucket: Size | None) -> Shape:
         assert bucket is not None, f"a row of {field} has a bucket"
         width, height = (side // self.family.factor for side in bucket)
-        if field == "mask":
-            return (ArraySpec(name="mask", dtype="uint8", shape=(1, height, width)),)
-        return (ArraySpec(name="latent", dtype=self.dtype, shape=(self.family.latent_channels, height, width)),)
+        return (1 if field == "mask" else self.family.latent_channels, height, width)
 
-    def row_bytes(self, field: str, bucket: Size | None) -> int:
+    def _text(self, array: str, dims: Dims, tokens: int | None) -> Shape:
+        longest = self.text.get(array) or (self.max_tokens,)  # the attention mask has only tokens
+        return tuple(tokens if name == TOKEN and tokens else side for name, side in zip(dims, longest, strict=True))
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest text row."""
+        return max(side for name, dims in self.family.text.arrays.items()
+                   for dim, side in zip(dims, self.text[name], strict=True) if dim == TOKEN)
+
+    def row_bytes(self, field: str, bucket: Size | None, tokens: int | None = None) -> int:
         """Bytes of one row of `field`, without checksums."""
-        return sum(spec.row_bytes for spec in self.arrays_of(field, bucket))
+        return sum(spec.row_bytes for spec in self.arrays_of(field, bucket, tokens))
 
     def as_manifest(self, field: str) -> dict[str, Any]:
         """The field's arrays as the manifest records them: dtype and dims."""
-        dtype = "uint8" if field == "mask" else self.dtype
-        return {name: {"dtype": dtype, "dims": list(dims)} for name, dims in DIMS[field].items()}
+        return {name: {"dtype": array_dtype(field, name, self.dtype), "dims": list(dims)}
+                for name, dims in dims_of(self.family, field).items()}

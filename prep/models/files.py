@@ -76,7 +76,7 @@ def read_small(path: Path, most: int) -> bytes:
     return data
 
 
-WAIT = "wait until nothing writes to the model, and run the same command again; what is finished is kept"
+WAIT = "wait until no program writes to the model, then run the same command again; finished work is kept"
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from prep.errors import ModelError
+from prep.formatting import shell_name
 from prep.parse import Unparsed, hub_id
 
 # The files we use of a pipeline, or of a single model: configs, tokenizers and safetensors; never pickles or code.
@@ -15,6 +16,7 @@ SINGLE = ("*.json", "*.txt", "*.model", "*.safetensors")
 def locate(model: str | Path, *, download: bool = False, parts: tuple[str, ...] = PIPELINE) -> Path:
     """The directory of `model`. A Hub id is looked up in the local cache; with `download`, its `parts` are downloaded.
 
+    `owner/name@revision` names a branch, tag or commit; without one, it is the branch `main`.
     Raises `ModelError` (exit 6) if there is none.
     """
     if Path(model).is_dir():
@@ -22,6 +24,10 @@ def locate(model: str | Path, *, download: bool = False, parts: tuple[str, ...] 
     try:
         named = hub_id(str(model), "model")
     except Unparsed:
+        if str(model).endswith(".safetensors") and Path(model).is_file():
+            raise ModelError(f"model {model} is a single file, expected a diffusers directory",
+                             hint=f"convert it first: prep convert {shell_name(str(model))} --config DIR -o OUT"
+                             ) from None
         raise ModelError(f"model {model} is neither a directory nor a Hub id",
                          hint="name a diffusers pipeline directory, or a Hub id like owner/name" if parts == PIPELINE
                          else "name a directory with config.json and weights, or a Hub id like owner/name") from None
@@ -33,7 +39,9 @@ def _snapshot(named: str, download: bool, parts: tuple[str, ...]) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(named, allow_patterns=list(parts), local_files_only=not download))
+        name, _, revision = named.partition("@")
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(parts),
+                                      local_files_only=not download))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         if download:
             raise ModelError(f"model '{named}' could not be downloaded: {error}") from None

@@ -1,18 +1,18 @@
-"""A diffusers pipeline directory: its components' files, family, prediction type and text width."""
+"""A diffusers pipeline directory: its components' files, family and prediction type."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
 from prep.models.components import class_of
-from prep.models.family import Family, family_of_pipeline
+from prep.models.configs import Configs
+from prep.models.families.registry import FAMILIES, families_of_pipeline
+from prep.models.family import Family, Prediction
 from prep.models.files import (
     CONFIG_BYTES,
-    FETCH_AGAIN,
     TOKENIZER_BYTES,
     ComponentFiles,
     parse_config,
@@ -24,63 +24,23 @@ from prep.models.files import (
 from prep.models.weights import check_sizes, read_shapes, weight_files
 from prep.parse import brief
 
-MOST_WIDTH = 1 << 16  # channels of a text encoder's hidden states; T5-XXL has 4,096
-
 # The files of a transformers tokenizer: vocabularies, merges, and the configs that change its output.
-_TOKENIZER_FILES = ("added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model", "tokenizer.json",
+_TOKENIZER_FILES = ("added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt",
+                    "special_tokens_map.json", "spiece.model", "tokenizer.json",
                     "tokenizer_config.json", "vocab.json")
 _VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.model"})
 _SAVE_TOKENIZER = "download the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
 
 
-def prediction_of(model: Path) -> str:
-    """What the pipeline's denoiser predicts, from its scheduler's config. Raises `ModelError`."""
-    kind = read_config(model / "scheduler" / "scheduler_config.json").get("prediction_type", "epsilon")
-    if kind not in ("epsilon", "v_prediction"):
-        raise ModelError(f"{model} predicts {brief(kind)}, expected epsilon or v_prediction")
-    return str(kind)
-
-
-def text_width(model: Path) -> int:
-    """Channels of the text encoder's hidden states, from its config. Raises `ModelError`."""
-    path = model / "text_encoder" / "config.json"
-    width = read_config(path).get("hidden_size")
-    if type(width) is not int or not 1 <= width <= MOST_WIDTH:
-        raise ModelError(f"{path} has hidden_size {brief(width)}, expected a whole number from 1 to {MOST_WIDTH}")
-    return width
-
-
-def latent_factors(model: Path, family: Family) -> dict[str, str]:
-    """`scaling_factor` and `shift_factor` of the VAE's config as the shortest decimals that read back the same.
-
-    If the config has none, those of `family`. Raises `ModelError`, also if the VAE's latents do not fit the family.
-    """
-    path = model / "vae" / "config.json"
-    config = read_config(path)
-    blocks = config.get("block_out_channels", [64])  # the defaults of AutoencoderKL; each block but the last halves
-    factor = 1 << (len(blocks) - 1) if isinstance(blocks, list) and 1 <= len(blocks) <= 8 else 0
-    for name, seen, wanted in (("channels", config.get("latent_channels", 4), family.latent_channels),
-                               ("pixels a side", factor, family.factor)):
-        if seen != wanted:
-            raise ModelError(f"latents of the VAE in {path.parent} have {brief(seen)} {name}, expected {wanted}",
-                             hint="name another model, or set its family in [model]")
-    return {"scaling_factor": _decimal(config, path, "scaling_factor") or family.scaling_factor,
-            "shift_factor": _decimal(config, path, "shift_factor") or family.shift_factor}
-
-
-SMALLEST = 1e-4  # smallest latent factor, and the inverse of the largest; published models have 0.1 to 2
-
-
-def _decimal(config: Mapping[str, Any], path: Path, key: str) -> str | None:
-    value = config.get(key)
-    if value is None:
-        return None
-    zero = key == "shift_factor" and value == 0
-    if type(value) not in (int, float) or not (zero or SMALLEST <= abs(value) <= 1 / SMALLEST) or (
-            value < 0 and key == "scaling_factor"):
-        raise ModelError(f"{path} has {key} {brief(value)}, expected a number from {SMALLEST} to {1 / SMALLEST:.0f}",
-                         hint=FETCH_AGAIN)
-    return repr(float(value)).removesuffix(".0")
+def prediction_of(model: Path, family: Family) -> Prediction:
+    """What the denoiser predicts: from the scheduler's config if the family has several kinds. Raises `ModelError`."""
+    if len(family.predictions) == 1:
+        return family.predictions[0]
+    kind = read_config(model / "scheduler" / "scheduler_config.json").get("prediction_type", family.predictions[0])
+    for known in family.predictions:
+        if kind == known:
+            return known
+    raise ModelError(f"{model} predicts {brief(kind)}, expected {' or '.join(family.predictions)}")
 
 
 def pipeline_index(model: Path) -> dict[str, Any]:
@@ -92,13 +52,19 @@ def pipeline_index(model: Path) -> dict[str, Any]:
 
 
 def infer_family(model: Path) -> str:
-    """The family of the pipeline directory `model`, from its class name. Raises `ModelError`."""
-    name = pipeline_index(model).get("_class_name")
-    family = family_of_pipeline(name) if isinstance(name, str) else None
-    if family is None:
-        raise ModelError(f"{model} is a {name if isinstance(name, str) and len(name) < 80 else brief(name)}, which "
-                         "belongs to no known family", hint="set family in [model]")
-    return family
+    """The family of the pipeline directory `model`, from its class name, and from its configs where several families
+    have that class. Raises `ModelError`.
+    """
+    name, configs = pipeline_index(model).get("_class_name"), Configs(model)
+    families = families_of_pipeline(name)
+    for family in families.values():
+        if family.fits is None or family.fits(configs):
+            return family.name
+    spelled = name if isinstance(name, str) and len(name) < 80 else brief(name)
+    why = f"but its configs are of no known family: {' and '.join(families)} have other inputs" if families else (
+        "which belongs to no known family")
+    raise ModelError(f"{model} is a {spelled}, {why}",
+                     hint=f"known families: {', '.join(FAMILIES)}; set family in [model] if it is one of them")
 
 
 def weighted_files(model: Path, name: str) -> ComponentFiles:
@@ -106,7 +72,7 @@ def weighted_files(model: Path, name: str) -> ComponentFiles:
 
     Raises `ModelError` if files are missing, damaged, inconsistent, or lead to other files.
     """
-    library, _ = class_of(pipeline_index(model), name, model)
+    library, kind = class_of(pipeline_index(model), name, model)
     stem, folder = ("model" if library == "transformers" else "diffusion_pytorch_model"), model / name
     small = {"config.json": read_small(folder / "config.json", CONFIG_BYTES)}
     config = parse_config(small["config.json"], folder / "config.json")
@@ -116,7 +82,7 @@ def weighted_files(model: Path, name: str) -> ComponentFiles:
     if weights != (folder / f"{stem}.safetensors",):
         index = f"{stem}.safetensors.index.json"
         small[index] = read_small(folder / index, CONFIG_BYTES)
-    check_sizes(config, folder / "config.json", read_shapes(weights))
+    check_sizes(kind, config, folder / "config.json", read_shapes(weights))
     return ComponentFiles(folder=folder, config=config, small=small, weights=weights)
 
 

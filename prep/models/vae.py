@@ -1,18 +1,20 @@
-"""Encodes pictures to latents with the pipeline's own `AutoencoderKL`: unscaled means of the posterior."""
+"""Encodes pictures to latents with the pipeline's own VAE: unscaled means of the posterior."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
-from diffusers import AutoencoderKL
 
 from prep.errors import ModelError, first_line
+from prep.models.components import class_of
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_vae, vae_files
 from prep.models.loading import load_model
+from prep.models.pipeline import pipeline_index
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 
 PROBE = 64  # pixels; side of the picture that a VAE is tested with
@@ -56,15 +58,37 @@ class VaeEncoder:
 
     def _forward(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]], dtype: torch.dtype) -> torch.Tensor:
         image_B3HW = torch.from_numpy(pixels_BHW3).to(self._device).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-        posterior = self._vae.encode(image_B3HW.to(dtype)).latent_dist
-        mean_BChw: torch.Tensor = posterior.mean.float().cpu()
+        mean_BChw: torch.Tensor = posterior_mean(self._vae, image_B3HW.to(dtype)).float().cpu()
         return mean_BChw
 
 
+# VAEs of video, for which a picture is a clip of one frame: [B, C, 1, H, W].
+OF_VIDEO = frozenset({"AutoencoderKLQwenImage"})
+
+
+def posterior_mean(vae: Any, image_B3HW: torch.Tensor) -> torch.Tensor:
+    """The unscaled mean of the posterior, [B, C, h, w], of pictures from -1 to 1."""
+    if type(vae).__name__ in OF_VIDEO:
+        clip_BC1hw: torch.Tensor = vae.encode(image_B3HW[:, :, None]).latent_dist.mean
+        return clip_BC1hw[:, :, 0]
+    mean_BChw: torch.Tensor = vae.encode(image_B3HW).latent_dist.mean
+    return mean_BChw
+
+
+def decode(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
+    """Pictures from -1 to 1, [B, 3, H, W], of unscaled latents."""
+    if type(vae).__name__ in OF_VIDEO:
+        clip_B31HW: torch.Tensor = vae.decode(latent_BChw[:, :, None]).sample
+        return clip_B31HW[:, :, 0]
+    image_B3HW: torch.Tensor = vae.decode(latent_BChw).sample
+    return image_B3HW
+
+
 def load_vae(model: Path, dtype: torch.dtype, expected: Expected | None = None) -> Any:
-    """Loads the `AutoencoderKL` of the pipeline directory `model` into CPU memory. Raises `ModelError`."""
+    """Loads the VAE of the pipeline directory `model` into CPU memory. Raises `ModelError`."""
     files = vae_files(model)
-    vae = load_model(AutoencoderKL, files, "VAE", low_cpu_mem_usage=False, torch_dtype=dtype)
+    kind = getattr(diffusers, class_of(pipeline_index(model), "vae", model)[1])
+    vae = load_model(kind, files, "VAE", low_cpu_mem_usage=False, torch_dtype=dtype)
     if expected is not None:
         expected.require(digest_vae(files, expected.file_digest), f"the VAE of {model}")
     return vae

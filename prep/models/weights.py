@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,57 @@ def read_shapes(paths: Iterable[Path]) -> dict[str, Shape]:
     return found
 
 
+def read_vector(paths: Sequence[Path], name: str) -> tuple[float, ...]:
+    """The numbers of the tensor `name` with one dimension, from the file among `paths` that has it.
+
+    Raises `ModelError`, also if no file has it, or if it has another shape or dtype.
+    """
+    for path in paths:
+        found = _tensors_in(path).get(name)
+        if found is None:
+            continue
+        code = _CODES.get(found.dtype)
+        if len(found.shape) != 1 or found.shape[0] > MOST_NUMBERS or code is None:
+            raise ModelError(f"{path} has {name} {found.dtype} {list(found.shape)}, expected one dimension of floats",
+                             hint=FETCH_AGAIN)
+        data = _bytes_of(path, found)
+        if found.dtype == "BF16":  # the upper half of a float32
+            data = b"".join(b"\0\0" + data[at:at + 2] for at in range(0, len(data), 2))
+        if len(data) != struct.calcsize(code) * found.shape[0]:
+            raise ModelError(f"{path} has {name} of {len(data)} bytes, expected {found.shape[0]} numbers",
+                             hint=FETCH_AGAIN)
+        return struct.unpack(f"<{found.shape[0]}{code}", data)
+    raise ModelError(f"the weights in {paths[0].parent} have no tensor {name}", hint=FETCH_AGAIN)
+
+
+_CODES = {"F64": "d", "F32": "f", "F16": "e", "BF16": "f"}  # safetensors' dtypes as those of `struct`
+MOST_NUMBERS = 1 << 16  # of a vector; FLUX.2's VAE has 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tensor:
+    """A tensor's entry in a header."""
+
+    dtype: str
+    shape: Shape
+    begin: int  # in the file
+    end: int
+
+
+def _bytes_of(path: Path, tensor: _Tensor) -> bytes:
+    try:
+        with open_regular(path) as file:
+            file.seek(tensor.begin)
+            return file.read(tensor.end - tensor.begin) if tensor.end - tensor.begin <= 8 * MOST_NUMBERS else b""
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
 def _shapes_in(path: Path) -> dict[str, Shape]:
+    return {name: tensor.shape for name, tensor in _tensors_in(path).items()}
+
+
+def _tensors_in(path: Path) -> dict[str, _Tensor]:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -69,41 +121,47 @@ def _shapes_in(path: Path) -> dict[str, Shape]:
     except OSError as error:
         raise unreadable(path, error) from None
     try:
-        tensors = {name: _tensor(value) for name, value in json.loads(header).items() if name != "__metadata__"}
+        tensors = {name: _tensor(value, 8 + length) for name, value in json.loads(header).items()
+                   if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ModelError(f"{path} has no safetensors header; it is damaged or has another format",
                          hint=FETCH_AGAIN) from None
-    wanted = 8 + length + max((end for _, end in tensors.values()), default=0)
+    wanted = max((tensor.end for tensor in tensors.values()), default=8 + length)
     if size != wanted:
         raise ModelError(f"{path} has {size} bytes, expected {wanted} as its header says", hint=FETCH_AGAIN)
-    return {name: shape for name, (shape, _) in tensors.items()}
+    return tensors
 
 
-def _tensor(value: Any) -> tuple[Shape, int]:
-    """Shape and end offset of a tensor, from its header entry."""
-    shape, (_, end) = tuple(value["shape"]), value["data_offsets"]
-    if not all(type(number) is int and number >= 0 for number in (*shape, end)):
+def _tensor(value: Any, start: int) -> _Tensor:
+    """A tensor from its entry in a header, whose data starts at `start`."""
+    shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)) or begin > end:
         raise ValueError
-    return shape, end
+    return _Tensor(dtype=str(value["dtype"]), shape=shape, begin=start + begin, end=start + end)
 
 
 # Config keys that are a side of some tensor, or a number of layers with a tensor each.
-SIZES = ("block_out_channels", "cross_attention_dim", "hidden_size", "in_channels", "intermediate_size",
-         "latent_channels", "layers_per_block", "max_position_embeddings", "num_hidden_layers", "num_layers",
-         "out_channels", "transformer_layers_per_block", "vocab_size", "d_ff", "d_model")
+SIZES = ("base_dim", "block_out_channels", "cross_attention_dim", "dim_mult", "hidden_size", "in_channels",
+         "intermediate_size", "latent_channels", "layers_per_block", "num_hidden_layers", "num_layers", "out_channels",
+         "transformer_layers_per_block", "vocab_size", "d_ff", "d_model")
+POSITIONS = "max_position_embeddings"  # of CLIP a table; language models compute positions, and allocate nothing
 SLACK = 16
 
 
-def check_sizes(config: Mapping[str, Any], path: Path, shapes: Mapping[str, Shape]) -> None:
+def check_sizes(kind: str, config: Mapping[str, Any], path: Path, shapes: Mapping[str, Shape]) -> None:
     """Raises `ModelError` if a config asks for far more than its weights have: a library would allocate it first.
 
-    `loading.refuse_holes` names single tensors that are missing or have another shape.
+    `kind` is the class that is loaded. `loading.refuse_holes` names single tensors that are missing or have another
+    shape.
     """
     most = SLACK * max([len(shapes), *(side for shape in shapes.values() for side in shape)])
-    for key in SIZES:
-        sizes = config.get(key)
-        listed: Sequence[Any] = sizes if isinstance(sizes, list) else [sizes]
-        numbers = [size for size in listed if isinstance(size, int | float)]
-        if len(listed) > most or not all(0 <= size <= most for size in numbers):
-            raise ModelError(f"{path} has {key} {brief(sizes)}, far more than its {len(shapes)} tensors have",
-                             hint="config and weights are from different models; download both again")
+    keys = (*SIZES, *((POSITIONS,) if kind.startswith("CLIP") else ()))
+    nested = ((f"{name}.", table) for name, table in config.items() if isinstance(table, dict))  # text_config
+    for prefix, table in (("", config), *nested):
+        for key in keys:
+            sizes = table.get(key)
+            listed: Sequence[Any] = sizes if isinstance(sizes, list) else [sizes]
+            numbers = [size for size in listed if isinstance(size, int | float)]
+            if len(listed) > most or not all(0 <= size <= most for size in numbers):
+                raise ModelError(f"{path} has {prefix}{key} {brief(sizes)}, far more than its {len(shapes)} tensors "
+                                 "have", hint="config and weights are from different models; download both again")

@@ -1,4 +1,7 @@
-"""Suggests what to write instead of an unknown recipe key: training settings, and other tools' names for our keys."""
+"""Suggests what to write instead of an unknown recipe key: training settings, and other tools' names for our keys.
+
+The names were looked up in sd-scripts v0.10.1 (library/config_util.py) and SimpleTuner (bc8e6ab7).
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ _RECIPE: Mapping[str, str] = {
     "keep_tokens_separator": "[caption] keep_separator", "secondary_separator": "[caption] together",
     "enable_wildcard": "[caption] wildcards", "caption_tag_dropout_rate": "[caption] dropout",
     "flip_aug": '[image] flip = "both"', "random_crop": '[image] crop = "random"',
+    "max_token_length": "[model] text_windows: 150 is 2, 225 is 3", "t5xxl_max_token_length": "[model] max_length",
     "alpha_mask": '[mask] from = "alpha"', "conditioning_data_dir": "[mask] from",
     "bucket_reso_steps": "[image] step", "min_bucket_reso": "[image] shortest",
     "max_bucket_reso": "[image] longest", "bucket_no_upscale": '[image] upscale = "never"',

@@ -60,6 +60,12 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="model.dtype", flag="--dtype", choices=STORED_DTYPES, help="dtype of the stored rows"),
     RecipeOption(key="model.compute", flag="--compute", aliases=("--compute-dtype",), choices=STORED_DTYPES,
                  help="dtype in which the encoders compute (default: that of the rows)"),
+    RecipeOption(key="model.max_length", flag="--max-length", kind=int,
+                 help="tokens of a caption, at most; the rest is cut off (default: the model family's)"),
+    RecipeOption(key="model.clip_skip", flag="--clip-skip", kind=int,
+                 help="skip this many of CLIP's last layers; 1 means the last but one"),
+    RecipeOption(key="model.text_windows", flag="--text-windows", kind=int,
+                 help="windows of 75 tokens that CLIP reads one after the other, 1 to 3 (SD 1.x, SDXL)"),
     RecipeOption(key="image.resolution", flag="--resolution", parse=_resolution, help="target side in pixels: bucket "
                  "areas are about its square; with several, like 512,1024, one sample at each"),
     RecipeOption(key="image.step", flag="--step", kind=int, help="pixels between bucket sides (default: 8 x patch size "

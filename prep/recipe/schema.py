@@ -26,6 +26,9 @@ class ModelOptions:
     family: str = ""  # "": inferred from the pipeline's class
     dtype: str = "bfloat16"  # of the stored rows
     compute: str = ""  # of the encoders; "": the same as dtype
+    max_length: int = 0  # tokens of a caption, with start and end; 0: the model family's
+    clip_skip: int = 0  # last layers of CLIP that are skipped, beyond those that the family skips anyway
+    text_windows: int = 1  # of 75 tokens each that CLIP reads one after the other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

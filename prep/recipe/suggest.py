@@ -12,7 +12,8 @@ from prep.buckets.sizes import STEP
 from prep.captions.options import CaptionOptions
 from prep.errors import ModelError
 from prep.formatting import format_size, join_names
-from prep.models.family import FAMILIES, Family
+from prep.models.families.registry import FAMILIES
+from prep.models.family import Family
 from prep.models.pipeline import infer_family
 from prep.parse import Unparsed, hub_id
 from prep.recipe.overview import Overview, RepeatFolder, SampledFiles, SourceOverview

@@ -8,11 +8,14 @@ from typing import Any
 from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
 from prep.buckets.views import CROPS, FLIPS
 from prep.captions.options import check_caption
-from prep.models.family import FAMILIES
+from prep.models.families.registry import FAMILIES
 from prep.parse import Unparsed, brief, color_of, one_of, parse_size, suggest, within
 from prep.recipe.schema import BUCKETS, MASKS, STORED_DTYPES, UPSCALES, ImageOptions, Recipe
 from prep.sources.item import MaskFrom
 
+MOST_TOKENS = 1 << 16  # of a caption; each family has its own limit
+MOST_LAYERS = 64  # of a text encoder
+MOST_WINDOWS = 3  # as in sd-scripts
 NO_FOCUS = ("image.crop is 'focus' and there are no masks, expected masks to focus on: sidecar, alpha or a "
             "directory")
 
@@ -26,6 +29,9 @@ def validate_recipe(recipe: Recipe) -> Recipe:
         one_of(model.compute, STORED_DTYPES, "model.compute")
     if model.family:
         one_of(model.family, FAMILIES, "model.family")
+    within(model.max_length, 0, MOST_TOKENS, "model.max_length")
+    within(model.clip_skip, 0, MOST_LAYERS, "model.clip_skip")
+    within(model.text_windows, 1, MOST_WINDOWS, "model.text_windows")
     within(recipe.validation, 0, 0.9, "validation.fraction")
     for number, source in enumerate(recipe.sources):
         check_caption(recipe.caption_of(number), "caption" if source.caption is None else f"source[{number}].caption")
@@ -86,4 +92,5 @@ def _check_image(image: ImageOptions) -> None:
 
 def _check_mask(mask: MaskFrom | None, where: str) -> None:
     if isinstance(mask, Path) and not mask.is_dir():
-        raise Unparsed(f"{where} is {str(mask)!r}, expected {', '.join(MASKS)} or an existing directory")
+        raise Unparsed(f"{where} is {str(mask)!r}, expected {', '.join(MASKS)} or an existing directory "
+                       "(prep mask makes one)")

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from prep.errors import EXIT_BUG, EXIT_FINDINGS, EXIT_INTERRUPTED, Problem
 from prep.findings import CODES
-from train.config.table import as_markdown
+from train.config import table
 
 PAGE = "manifests/reference.md"
 PROGRAMS = ("prep", "train")
@@ -76,7 +76,17 @@ def _meaning(option: Any) -> str:
 
 def _settings() -> str:
     return ("## Training settings\n\nAll settings of `train.toml` (`train init` writes one). A resumed run may change "
-            f"those marked so.\n\n{as_markdown()}")
+            f"those marked so.\n\n{_settings_table()}")
+
+
+def _settings_table() -> str:
+    """The table of training settings."""
+    lines = ["| setting | default | values | meaning | resume |", "|---|---|---|---|---|"]
+    for row in table.rows():
+        default = row.spec.derived or f"`{table.spell(row.value)}`"
+        free = "may change" if row.spec.resume else ""
+        lines.append(f"| `{row.name}` | {default} | {row.spec.values} | {row.spec.help} | {free} |")
+    return "\n".join(lines) + "\n"
 
 
 def _exit_codes() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -75,16 +76,22 @@ def test_weights_that_are_cut_off(refused):
     ("tokenizer/tokenizer_config.json", {"model_max_length": 0}, "model_max_length is 0"),
     ("tokenizer/tokenizer_config.json", {"model_max_length": 10**30}, " tokens, its text encoder only 77"),
     ("tokenizer/tokenizer_config.json", {"model_max_length": 50},
-     "makes rows of (50, 32) tokens and channels, expected (77, 32)"),
+     "makes 'hidden' of shape (50, 32) (token, channel), expected (77, 32)"),
     ("scheduler/scheduler_config.json", {"prediction_type": ["x"]}, "predicts ['x'], expected epsilon or v_prediction"),
 ])
 def test_values_of_configs(refused, tmp_path, name, changes, message):
     assert message.format(tmp_path / "model") in refused(lambda model: change_json(model / name, **changes))
 
 
+def test_the_message_about_a_text_row_of_another_shape(refused):
+    said = refused(lambda model: change_json(model / "tokenizer" / "tokenizer_config.json", model_max_length=50))
+    assert re.search(r"the text encoder of .*model makes 'hidden' of shape \(50, 32\) \(token, channel\), expected",
+                     said)
+
+
 def test_an_encoder_that_fails_on_every_caption(refused, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("no kernel for this")
 
-    monkeypatch.setattr("prep.models.text_encoder.TextEncoder._negative", fail)
+    monkeypatch.setattr("prep.models.text.encoder.TextEncoder._negative", fail)
     assert "text_encoder cannot encode a caption: no kernel for this" in refused(lambda model: None)

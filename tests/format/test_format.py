@@ -26,8 +26,8 @@ from prep.fs.paths import MARKER
 from prep.geometry import Placement
 from prep.images.decode import POLICY
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS
-from prep.models.family import FAMILIES
-from prep.models.fields import DIMS
+from prep.models.families.registry import FAMILIES
+from prep.models.fields import FIELDS, dims_of
 from prep.parse import sealed_json
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -170,11 +170,12 @@ def test_the_schema_requires_what_the_code_requires():
     optional = {row[0] for row in rows(section(4), "key") if row[2].startswith("optional")}
     lacking = {name for name in SCHEMA["properties"]["latents"]["properties"]
                if name not in SCHEMA["properties"]["latents"]["required"]}
-    assert {f"latents.{name}" for name in lacking} == {"latents.alpha"}
+    assert {f"latents.{name}" for name in lacking} == {"latents.alpha", "latents.mean", "latents.std"}
     prompt = SCHEMA["properties"]["prompts"]["properties"]["samples"]["items"]
     assert set(prompt["properties"]) - set(prompt["required"]) == {"settings"}
     assert set(prompt["properties"]["settings"]["properties"]) == {*document.PROMPT_NUMBERS, "guidance"}
-    assert optional == {"latents.alpha", *(f"prompts.samples[].{name}" for name in dotted(
+    assert optional == {"latents.alpha", "latents.mean", "latents.std", *(
+        f"prompts.samples[].{name}" for name in dotted(
         {"properties": {"settings": prompt["properties"]["settings"]}}))}
 
 
@@ -203,13 +204,14 @@ def test_the_example_has_every_key_that_is_not_optional():
 
 
 def test_families_and_dtypes_are_the_codes():
-    told = {row[0]: row[2] for row in rows(section(4), "key")}
-    assert re.findall(r"`(\w+)`", f"`{told['family'].strip('`')}`") == list(FAMILIES)
-    assert set(re.findall(r"`(\w+)`", told["fields.*.arrays.*.dtype"])) == set(ITEM_BYTES)
-    assert {(row[0], row[1]) for row in rows(section(6), "field")} == {(field, name) for field in DIMS
-                                                                       for name in DIMS[field]}
-    for field, name, _, dims, _ in rows(section(6), "field"):
-        assert tuple(dims.split(", ")) == DIMS[field][name]
+    said = {row[0]: row[2] for row in rows(section(4), "key")}
+    assert re.findall(r"`(\w+)`", f"`{said['family'].strip('`')}`") == list(FAMILIES)
+    assert set(re.findall(r"`(\w+)`", said["fields.*.arrays.*.dtype"])) == set(ITEM_BYTES)
+    dims = {(field, name): each for family in FAMILIES.values() for field in FIELDS
+            for name, each in dims_of(family, field).items()}
+    assert {(row[0], row[1]) for row in rows(section(6), "field")} == set(dims)
+    for field, name, _, told, _ in rows(section(6), "field"):
+        assert tuple(told.split(", ")) == dims[field, name]
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------

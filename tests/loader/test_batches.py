@@ -48,7 +48,7 @@ def test_rows_arrive_bit_by_bit(feed):
             for number, shot in enumerate(batch.shots):
                 sample = sample_of(made, shot)
                 assert np.array_equal(batch.latent_BChw[number].float().numpy(), made.latents[sample.views[0].latent])
-                assert np.array_equal(batch.text_BLD[number].float().numpy(), made.texts[sample.texts[0].key])
+                assert np.array_equal(batch.text["hidden"][number].float().numpy(), made.texts[sample.texts[0].key])
                 mask = sample.views[0].mask
                 wanted = made.masks[mask] if mask else np.full_like(batch.mask_B1hw[number].numpy(), 255)
                 assert np.array_equal(batch.mask_B1hw[number].numpy(), wanted)
@@ -68,7 +68,7 @@ def test_dropped_captions_read_the_unconditional_row(feed):
     with opened as some:
         batch = next(some)
         assert {shot.text for shot in batch.shots} == {NO_TEXT}
-        for row in batch.text_BLD.float().numpy():
+        for row in batch.text["hidden"].float().numpy():
             assert np.array_equal(row, made.texts[unconditional_key(CONTEXT)])
 
 
@@ -149,7 +149,8 @@ def test_a_batch_moves_as_a_whole(feed):
     _, opened = feed()
     with opened as some:
         moved = next(some).to(torch.device("meta"))
-    tensors = (moved.latent_BChw, moved.mask_B1hw, moved.text_BLD, moved.noise_BChw, moved.timestep_B, moved.weight_B)
+    tensors = (moved.latent_BChw, moved.mask_B1hw, moved.text["hidden"], moved.sizes_B6, moved.noise_BChw,
+               moved.timestep_B, moved.weight_B)
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 

@@ -96,6 +96,8 @@ WRONG = {
     "drive": ({"cache": "C:/cache"}, "expected a path relative"),
     "backslash": ({"cache": "a\\b"}, "expected a path relative"),
     "empty cache": ({"cache": ""}, "expected a path relative"),
+    "hub revision": ({"model": {"hub": "a/b@../c"}}, "expected a Hub id like 'owner/name'"),
+    "no hub revision": ({"model": {"hub": "a/b@"}}, "expected a Hub id like 'owner/name'"),
     "hub id": ({"model": {"hub": "../../etc"}}, "expected a Hub id like 'owner/name'"),
     "two models": ({"model": {"hub": "a/b", "path": "c"}}, "expected exactly one of 'path' and 'hub'"),
     "table": ({"tables": {**DOCUMENT["tables"], "samples": "../../x"}}, "expected 64 lower-case hex digits"),

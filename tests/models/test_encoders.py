@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prep.errors import ModelError
-from prep.models.text_encoder import TextEncoder
+from prep.models.families.registry import FAMILIES
+from prep.models.family import TextOptions
+from prep.models.text.encoder import TextEncoder
 from prep.models.vae import VaeEncoder
 
 TEXT, VAE = "text_encoder/model.safetensors", "vae/diffusion_pytorch_model.safetensors"
-KINDS = {TEXT: TextEncoder, VAE: VaeEncoder}
+SD15 = partial(TextEncoder, family=FAMILIES["sd15"], options=TextOptions(max_length=77))
+KINDS = {TEXT: SD15, VAE: VaeEncoder}
 Tensors = dict[str, torch.Tensor]
 
 
@@ -37,7 +41,7 @@ def configure(path: Path, **changes) -> None:
 
 
 def text(model: Path, compute: str = "float32") -> TextEncoder:
-    return TextEncoder(model, device="cpu", compute=compute, dtype="float32")
+    return SD15(model, device="cpu", compute=compute, dtype="float32")
 
 
 def vae(model: Path, compute: str = "float32") -> VaeEncoder:
@@ -121,7 +125,7 @@ def test_weights_are_those_of_the_file_converted_once(model, kept, compute):
 
 def test_a_text_encoder_of_another_class(model):
     configure(model / "model_index.json", text_encoder=["transformers", "CLIPTextModelWithProjection"])
-    with pytest.raises(ModelError, match=r"text_encoder in .*model_index.json is .*, expected a CLIPTextModel$"):
+    with pytest.raises(ModelError, match=r"is a CLIPTextModelWithProjection, expected CLIPTextModel in family 'sd15'"):
         text(model)
 
 
@@ -154,7 +158,7 @@ def test_a_text_row_that_is_not_finite_is_computed_again_in_float32(model, monke
 
 
 def test_no_unconditional_row_is_an_error_and_not_a_row_of_nan(prep, photos, tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(TextEncoder, "_negative", lambda self: torch.full((1, 77, 32), float("nan")))
+    monkeypatch.setattr(TextEncoder, "_negative", lambda self: [{"hidden": torch.full((77, 32), float("nan"))}])
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
                   "--resolution", 96, "--step", 16, "--device", "cpu")
     assert result.code == 7 and "the unconditional text row could not be encoded" in result.err

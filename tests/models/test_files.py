@@ -74,7 +74,7 @@ def test_a_config_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
     monkeypatch.setattr("prep.models.files.os.fstat", lambda _: stat)
     with pytest.raises(ModelError, match="changed while it was read") as error:
         read_small(path, CONFIG_BYTES)
-    assert error.value.hint.startswith("wait until nothing writes to the model")
+    assert error.value.hint.startswith("wait until no program writes to the model")
 
 
 @pytest.mark.parametrize(("part", "changes", "message"), [

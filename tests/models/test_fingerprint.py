@@ -11,6 +11,7 @@ from hub_caches import hub_cache
 from model_files import write_model
 
 from prep.errors import ModelError
+from prep.manifest.document import read_manifest
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family
@@ -129,6 +130,24 @@ def test_a_hub_id_is_found_in_the_local_cache(prep, photos, model, tmp_path, mon
                   "--resolution", 96, "--step", 16)
     assert result.code == 0, result.err
     assert json.loads((tmp_path / "m.json").read_text())["model"] == {"hub": "someone/tiny"}
+
+
+def test_a_revision_of_a_hub_id(prep, photos, model, tmp_path, monkeypatch):
+    snapshot = hub_cache(tmp_path / "hub", model, "someone/tiny")
+    refs = snapshot.parents[1] / "refs"
+    (refs / "main").unlink()
+    (refs / "v1").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for revision in ("v1", "a" * 40):
+        assert locate(f"someone/tiny@{revision}").resolve() == snapshot.resolve()
+    for lacking in ("someone/tiny", "someone/tiny@v2"):
+        with pytest.raises(ModelError, match="is neither a directory nor in the local Hub cache"):
+            locate(lacking)
+    result = prep("encode", photos, "--model", "someone/tiny@v1", "--cache", tmp_path / "cache", "-o",
+                  tmp_path / "m.json", "--resolution", 96, "--step", 16)
+    assert result.code == 0, result.err
+    assert read_manifest(tmp_path / "m.json").model == "someone/tiny@v1"
 
 
 def test_a_model_that_is_nowhere(tmp_path, monkeypatch):

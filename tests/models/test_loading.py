@@ -14,10 +14,12 @@ from model_files import change_json
 from safetensors.torch import load_file, save_file
 
 from prep.errors import ModelError
+from prep.models.families.registry import FAMILIES
+from prep.models.family import TextOptions
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.loading import dtype_keyword
-from prep.models.text_encoder import TextEncoder
-from prep.models.tokenizer import TokenCounter
+from prep.models.text.encoder import TextEncoder
+from prep.models.text.tokenizer import TokenCounter
 from prep.models.vae import VaeEncoder, load_vae
 
 EVIL = "open({!r}, 'w').close()\nfrom transformers import CLIPTokenizer\nclass Evil(CLIPTokenizer): pass\n"
@@ -43,7 +45,8 @@ def encode(prep, photos, model, folder: Path, *options: object):
 
 
 def hidden(model: Path) -> np.ndarray:
-    encoder = TextEncoder(model, device="cpu", compute="float32", dtype="float32")
+    encoder = TextEncoder(model, FAMILIES["sd15"], TextOptions(max_length=77), device="cpu", compute="float32",
+                          dtype="float32")
     return np.stack([row["hidden"] for row in encoder.encode(["a red dog", ""])])
 
 
@@ -148,7 +151,7 @@ def test_a_model_that_changes_after_its_digest_makes_no_rows(prep, photos, model
     found = (vae_fingerprint if what == "VAE" else text_fingerprint)(model)[:12]
     assert result.code == 6 and (f"the {what} of {model} changed while this command ran: its fingerprint is {found}, "
                                  f"expected {expected}") in result.err
-    assert "hint: wait until nothing writes to the model" in result.err
+    assert "hint: wait until no program writes to the model" in result.err
     kept = {path.parts[-2] for path in (tmp_path / "cache" / "shards").glob("*/*/*/zarr.json")}
     assert "latent" not in kept and ("hidden" in kept) is (what == "VAE")
     monkeypatch.undo()

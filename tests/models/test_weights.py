@@ -10,7 +10,7 @@ from model_files import change_json, write_json, write_model, write_safetensors
 
 from prep.errors import ModelError
 from prep.models.pipeline import weighted_files
-from prep.models.weights import read_shapes, weight_files
+from prep.models.weights import check_sizes, read_shapes, weight_files
 
 STEM = "diffusion_pytorch_model"
 
@@ -95,10 +95,19 @@ def test_what_is_no_safetensors_file(tmp_path, data):
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**9}, {"hidden_size": 10**7}, {"vocab_size": float("nan")},
                                      {"layers_per_block": float("inf")}, {"block_out_channels": [1] * 10_000},
-                                     {"hidden_size": -5}])
+                                     {"hidden_size": -5}, {"max_position_embeddings": 10**9},
+                                     {"text_config": {"num_hidden_layers": 10**9}}])
 def test_a_config_that_would_allocate_far_more_than_its_weights_have(tmp_path, changes):
     model = write_model(tmp_path)
     change_json(model / "text_encoder" / "config.json", **changes)
-    with pytest.raises(ModelError, match=r"has \w+ .*, far more than its 1 tensors have") as error:
+    with pytest.raises(ModelError, match=r"has [\w.]+ .*, far more than its 1 tensors have") as error:
         weighted_files(model, "text_encoder")
     assert error.value.hint == "config and weights are from different models; download both again"
+
+
+def test_positions_that_are_computed_may_be_many(tmp_path):
+    """Only CLIP has a table of positions; language models say how long a text they were trained with."""
+    shapes = {"embed_tokens.weight": (300, 32)}
+    check_sizes("Qwen3Model", {"max_position_embeddings": 262_144}, tmp_path / "config.json", shapes)
+    with pytest.raises(ModelError, match="has max_position_embeddings 262144, far more than its 1 tensors have"):
+        check_sizes("CLIPTextModel", {"max_position_embeddings": 262_144}, tmp_path / "config.json", shapes)

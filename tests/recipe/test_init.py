@@ -7,42 +7,13 @@ import shutil
 import tomllib
 
 import pytest
-from pictures import draw, draw_mask
+from pictures import draw, draw_captioned, draw_mask
 from tarred import member, tar_of
 
 from prep.captions.options import CaptionOptions
 from prep.fs import atomic
 from prep.recipe import init as command_init
-from prep.recipe.load import load_recipe
 from prep.recipe.schema import Source
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The current directory, empty."""
-    place = tmp_path / "here"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    return place
-
-
-@pytest.fixture
-def written(folder, prep):
-    """`written(*args)` runs prep init and gives the recipe, read again."""
-    def go(*args):
-        result = prep("init", *args)
-        assert result.code == 0, result.err
-        go.result, go.text = result, (folder / "dataset.toml").read_text()
-        return load_recipe(folder / "dataset.toml", choices={})
-
-    return go
-
-
-def pictures(root, count, *, size=(300, 300), captions=True):
-    for number in range(count):
-        draw(root / f"{number}.png", size, seed=number)
-        if captions:
-            (root / f"{number}.txt").write_text(f"picture number {number}")
 
 
 def test_a_source_that_cannot_be_read_says_why(prep, tmp_path):
@@ -81,13 +52,13 @@ def test_small_pictures_get_finer_steps_and_tiny_ones_are_told(written, tmp_path
 
 
 def test_captions_that_are_missing(written, tmp_path):
-    pictures(tmp_path / "photos", 4)
+    draw_captioned(tmp_path / "photos", 4)
     assert written(tmp_path / "photos").caption.missing == "stop" and "# captions: 4 .txt" in written.text
     (tmp_path / "photos/0.txt").unlink()
     (tmp_path / "photos/1.txt").write_text("\n")
     assert written(tmp_path / "photos", "--force").caption.missing == "reject"
     assert "# 2 of 4 pictures have no caption, or an empty one, and are skipped" in written.text
-    pictures(tmp_path / "bare", 3, captions=False)
+    draw_captioned(tmp_path / "bare", 3, captions=False)
     assert written(tmp_path / "bare", "--force").caption.missing == "empty" and "names say little" in written.text
     draw(tmp_path / "spoken/red_round_ball.png", (300, 300), seed=1)
     assert written(tmp_path / "spoken", "--force").caption.missing == "filename"
@@ -100,7 +71,7 @@ def test_captions_that_are_missing(written, tmp_path):
     ("ohwx ||| a, b", "# captions with |||: 1 (with shuffle = true"),
     ("a [trigger] dog", '# captions with [trigger]: 1 (trigger = "WORD"')])
 def test_what_captions_could_become_is_said(written, tmp_path, caption, says):
-    pictures(tmp_path / "photos", 2)
+    draw_captioned(tmp_path / "photos", 2)
     (tmp_path / "photos/0.txt").write_text(caption)
     recipe = written(tmp_path / "photos")
     assert says in written.text and recipe.caption == CaptionOptions()
@@ -108,11 +79,11 @@ def test_what_captions_could_become_is_said(written, tmp_path, caption, says):
 
 
 def test_kohyas_directories(written, tmp_path):
-    pictures(tmp_path / "train/10_ohwx dog", 2)
-    pictures(tmp_path / "train/1_[a] cat", 1, captions=False)
-    pictures(tmp_path / "train/0_never", 1)
-    pictures(tmp_path / "train/99999_much", 1)
-    pictures(tmp_path / "train/others", 3)
+    draw_captioned(tmp_path / "train/10_ohwx dog", 2)
+    draw_captioned(tmp_path / "train/1_[a] cat", 1, captions=False)
+    draw_captioned(tmp_path / "train/0_never", 1)
+    draw_captioned(tmp_path / "train/99999_much", 1)
+    draw_captioned(tmp_path / "train/others", 3)
     recipe = written(tmp_path / "train")
     named = {one.path.name: (one.repeats, recipe.caption_of(place).constant, one.exclude)
              for place, one in enumerate(recipe.sources)}
@@ -125,9 +96,9 @@ def test_kohyas_directories(written, tmp_path):
 
 
 def test_kohyas_directories_are_each_shown_once_per_repeat(written, tmp_path, prep):
-    pictures(tmp_path / "train/3_dog", 2, captions=False)
-    pictures(tmp_path / "train/1_[a] cat", 1)
-    pictures(tmp_path / "train/others", 1)
+    draw_captioned(tmp_path / "train/3_dog", 2, captions=False)
+    draw_captioned(tmp_path / "train/1_[a] cat", 1)
+    draw_captioned(tmp_path / "train/others", 1)
     written(tmp_path / "train")
     result = prep("bucket", "dataset.toml", "--batch-size", 1, "--json")
     assert result.code == 0 and result.json["steps_per_epoch"] == 3 * 2 + 1 + 1, result.err
@@ -137,7 +108,7 @@ def test_kohyas_directories_are_each_shown_once_per_repeat(written, tmp_path, pr
 
 
 def test_a_table_beside_the_pictures_is_named(written, tmp_path):
-    pictures(tmp_path / "photos", 3, captions=False)
+    draw_captioned(tmp_path / "photos", 3, captions=False)
     rows = [{"file_name": f"{number}.png", "caption": "x"} for number in range(3)]
     (tmp_path / "photos/captions.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "photos/other.json").write_text('{"nothing": {"caption": "x"}}')
@@ -148,14 +119,14 @@ def test_a_table_beside_the_pictures_is_named(written, tmp_path):
 
 
 def test_a_table_and_kohyas_directories(written, tmp_path):
-    pictures(tmp_path / "photos/2_x", 1, captions=False)
+    draw_captioned(tmp_path / "photos/2_x", 1, captions=False)
     (tmp_path / "photos/metadata.jsonl").write_text('{"file_name": "2_x/0.png", "text": "a cat"}')
     recipe = written(tmp_path / "photos")
     assert len(recipe.sources) == 1 and "since a table names pictures relative to this path" in written.text
 
 
 def test_masks_transparency_and_what_cannot_be_read(written, tmp_path):
-    pictures(tmp_path / "photos", 2)
+    draw_captioned(tmp_path / "photos", 2)
     (tmp_path / "photos/2.png").write_bytes(b"no picture")
     draw(tmp_path / "photos/3.png", (300, 300), seed=3, alpha=True)
     assert written(tmp_path / "photos").mask == "auto"
@@ -168,7 +139,7 @@ def test_masks_transparency_and_what_cannot_be_read(written, tmp_path):
 
 @pytest.mark.parametrize("name", ["masks", "photos-masks"])
 def test_masks_in_a_directory_beside(written, tmp_path, name):
-    pictures(tmp_path / "photos/sub", 2)
+    draw_captioned(tmp_path / "photos/sub", 2)
     draw(tmp_path / "mask/other.png", (300, 300), seed=1)  # no picture of that name
     draw(tmp_path / f"{name}/sub/1.png", (300, 300), seed=1)
     recipe = written(tmp_path / "photos")
@@ -194,7 +165,7 @@ def test_tars(written, tmp_path):
 def test_few_of_many_are_opened(written, tmp_path, monkeypatch):
     from prep.recipe import overview as init
 
-    pictures(tmp_path / "photos", 7)
+    draw_captioned(tmp_path / "photos", 7)
     monkeypatch.setattr(init, "MOST_OPENED", 3)
     written(tmp_path / "photos", "--json")
     assert written.result.json["seen"]["opened"] == 3
@@ -202,15 +173,15 @@ def test_few_of_many_are_opened(written, tmp_path, monkeypatch):
 
 
 def test_validation_grows_with_the_data(written, tmp_path):
-    pictures(tmp_path / "photos", 19, size=(64, 64))
+    draw_captioned(tmp_path / "photos", 19, size=(64, 64))
     assert written(tmp_path / "photos").validation == 0.0
-    pictures(tmp_path / "photos", 20, size=(64, 64))
+    draw_captioned(tmp_path / "photos", 20, size=(64, 64))
     assert written(tmp_path / "photos", "--force").validation == 0.1
     assert "# about 2 of 20 pictures, held out for validation" in written.text
 
 
 def test_json_says_what_was_seen(written, tmp_path):
-    pictures(tmp_path / "2_cat", 2)
+    draw_captioned(tmp_path / "2_cat", 2)
     written(tmp_path / "2_cat", "--json")
     found = written.result.json
     assert (found["format"], found["version"], found["sources"]) == ("latentry/init", 1, 1)
@@ -221,7 +192,7 @@ def test_json_says_what_was_seen(written, tmp_path):
 
 
 def test_another_tools_file(written, folder, prep, tmp_path):
-    pictures(tmp_path / "photos", 2)
+    draw_captioned(tmp_path / "photos", 2)
     (tmp_path / "kohya.toml").write_text("""
         [general]
         color_aug = true
@@ -256,7 +227,7 @@ def test_another_tools_file(written, folder, prep, tmp_path):
                                                                    "resolution_override": "256"}}]),
     ("simpletuner", [{"id": "a", "instance_data_dir": "photos", "resolution": 256, "repeats": 2}])])
 def test_the_same_pictures_from_each_tool(prep, folder, tool, document):
-    pictures(folder / "photos", 2)
+    draw_captioned(folder / "photos", 2)
     (folder / "theirs.json").write_text(json.dumps(document))
     result = prep("init", "--from", "theirs.json", "--json")
     assert result.code == 0 and result.json["from"] == tool, result.err
@@ -265,7 +236,7 @@ def test_the_same_pictures_from_each_tool(prep, folder, tool, document):
 
 
 def test_names_are_spelled_out_where_they_are_told(prep, folder):
-    pictures(folder / "photos", 1)
+    draw_captioned(folder / "photos", 1)
     (folder / "theirs.json").write_text(json.dumps([{"path": "photos", "caf\x1b[2J\nrm -r": "\x1b]0;x\x07\u202e"}]))
     result = prep("init", "--from", "theirs.json")
     assert result.code == 0 and "caf\\x1b[2J\\nrm -r" in result.err
@@ -297,7 +268,7 @@ def test_a_file_that_makes_no_recipe_of_ours(prep, folder):
     (["photos", "--model", "a b"], 6, "or the path of an existing directory"),
 ])
 def test_what_cannot_be(prep, folder, args, code, says):
-    pictures(folder / "photos", 1)
+    draw_captioned(folder / "photos", 1)
     (folder / "empty").mkdir()
     (folder / "tars").mkdir()
     (folder / "tars" / "a.tar").write_bytes(b"")
@@ -311,7 +282,7 @@ def test_what_cannot_be(prep, folder, args, code, says):
 
 
 def test_a_recipe_is_replaced_whole_or_not_at_all(prep, folder, monkeypatch):
-    pictures(folder / "photos", 1)
+    draw_captioned(folder / "photos", 1)
     (folder / "dataset.toml").write_text("[[source]]\npath = 'x'\n")
     for primitive in ("write", "sync", "rename"):
         def broken(*args):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pictures import draw
+from pictures import draw, draw_captioned
 from tarred import member, tar_of
 
 from prep.recipe.elsewhere import TRAINING
@@ -11,33 +11,14 @@ from prep.recipe.load import load_recipe
 from train.config.schema import Config
 
 
-def pictures(root, count, *, captions=True, size=(300, 300)):
-    for number in range(count):
-        draw(root / f"{number}.png", size, seed=number)
-        if captions:
-            (root / f"{number}.txt").write_text(f"picture number {number}")
-
-
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The current directory, empty."""
-    place = tmp_path / "here"
-    place.mkdir()
-    monkeypatch.chdir(place)
-    return place
-
-
-@pytest.fixture
-def written(folder, prep):
-    """`written(*args)` runs prep init and gives the recipe, read again."""
+def sources(written, folder):
+    """`sources(*args)` runs prep init and gives role, repeats, mask and exclude of each source, by its path."""
     def go(*args):
-        result = prep("init", *args, "--force")
-        assert result.code == 0, result.err
-        go.result, go.text = result, (folder / "dataset.toml").read_text()
-        go.recipe = load_recipe(folder / "dataset.toml", choices={})
+        recipe = written(*args, "--force")
         return {one.path.resolve().relative_to(folder).as_posix():
-                (one.role, one.repeats, at_mask(go.recipe, place, folder), one.exclude)
-                for place, one in enumerate(go.recipe.sources)}
+                (one.role, one.repeats, at_mask(recipe, place, folder), one.exclude)
+                for place, one in enumerate(recipe.sources)}
 
     return go
 
@@ -50,17 +31,17 @@ def at_mask(recipe, place, folder):
 @pytest.fixture
 def project(folder):
     """What kohya's GUI makes: `img`, `reg`, `mask`, `model` and `log`."""
-    pictures(folder / "p/img/3_ohwx dog", 2)
-    pictures(folder / "p/img/1_ohwx cat", 1, captions=False)
-    pictures(folder / "p/reg/1_dog", 4, captions=False)
-    pictures(folder / "p/model/sample", 1)
+    draw_captioned(folder / "p/img/3_ohwx dog", 2)
+    draw_captioned(folder / "p/img/1_ohwx cat", 1, captions=False)
+    draw_captioned(folder / "p/reg/1_dog", 4, captions=False)
+    draw_captioned(folder / "p/model/sample", 1)
     (folder / "p/log").mkdir()
     return folder / "p"
 
 
-def test_a_project_of_kohyas(written, project, prep):
+def test_a_project_of_kohyas(written, sources, project, prep):
     draw(project / "mask/0.png", (300, 300), seed=1)
-    assert written("p") == {
+    assert sources("p") == {
         "p/img/1_ohwx cat": ("train", 1, "p/mask", ()), "p/img/3_ohwx dog": ("train", 3, "p/mask", ()),
         "p/reg/1_dog": ("prior", 1, "auto", ())}, "names in reg are those of other pictures"
     assert "# Not read, though they hold pictures: model." in written.text
@@ -73,51 +54,51 @@ def test_a_project_of_kohyas(written, project, prep):
 
 @pytest.mark.parametrize("place", ["mask/3_ohwx dog/0.png", "img/masks/3_ohwx dog/1.png", "img/3_ohwx dog/masks/1.png",
                                    "masks/3_ohwx dog/1.png"])
-def test_masks_for_one_directory_of_a_project(written, project, place):
+def test_masks_for_one_directory_of_a_project(written, sources, project, place):
     draw(project / place, (300, 300), seed=1)
-    found = written("p")
+    found = sources("p")
     assert found["p/img/3_ohwx dog"][2] == f"p/{place.rpartition('/')[0]}" and found["p/img/1_ohwx cat"][2] == "auto"
     assert set(found) == {"p/img/3_ohwx dog", "p/img/1_ohwx cat", "p/reg/1_dog"}, "masks are no pictures"
     assert found["p/img/3_ohwx dog"][3] == (("masks/**",) if "dog/masks" in place else ())
     assert "# 1 of 7 pictures have a mask" in written.text
 
 
-def test_masks_inside_a_source(written, folder, prep):
-    pictures(folder / "photos", 3)
+def test_masks_inside_a_source(written, sources, folder, prep):
+    draw_captioned(folder / "photos", 3)
     draw(folder / "photos/masks/1.png", (300, 300), seed=1)
-    assert written("photos") == {"photos": ("train", 1, "photos/masks", ("masks/**",))}
+    assert sources("photos") == {"photos": ("train", 1, "photos/masks", ("masks/**",))}
     assert "# 1 of 3 pictures have a mask" in written.text and "3 pictures." in written.text
     scanned = prep("scan", "dataset.toml", "--json").json
     assert scanned["pictures"] == 3 and not [one for one in scanned["findings"] if one["severity"] == "error"]
 
 
-def test_masks_beside_directories_called_n_class(written, folder):
-    pictures(folder / "photos/2_dog", 1)
-    pictures(folder / "photos", 1)
+def test_masks_beside_directories_called_n_class(written, sources, folder):
+    draw_captioned(folder / "photos/2_dog", 1)
+    draw_captioned(folder / "photos", 1)
     draw(folder / "photos/masks/2_dog/0.png", (300, 300), seed=1)
-    assert written("photos") == {
+    assert sources("photos") == {
         "photos/2_dog": ("train", 2, "photos/masks/2_dog", ()),
         "photos": ("train", 1, "auto", ("2_dog/**", "masks/2_dog/**"))}
 
 
-def test_several_sources_and_tars(written, folder, prep):
-    pictures(folder / "photos", 2)
-    pictures(folder / "reg", 3, captions=False)
+def test_several_sources_and_tars(written, sources, folder, prep):
+    draw_captioned(folder / "photos", 2)
+    draw_captioned(folder / "reg", 3, captions=False)
     png = draw(folder / "x.png", (256, 256), seed=0).read_bytes()
     for number in range(2):
         (folder / f"{number}.tar").write_bytes(tar_of([member("a.png", png), member("a.txt", b"a cat")]))
-    assert written("photos", "0.tar", "reg", "1.tar") == {
+    assert sources("photos", "0.tar", "reg", "1.tar") == {
         "photos": ("train", 1, "auto", ()), "0.tar": ("train", 1, "auto", ()), "reg": ("prior", 1, "auto", ()),
         "1.tar": ("train", 1, "auto", ())}
     assert "prep init from photos 0.tar reg 1.tar: 7 pictures" in written.text
     assert prep("bucket", "dataset.toml", "--json").json["buckets"]
-    assert written("reg") == {"reg": ("train", 1, "auto", ())}, "alone, it is a source like any other"
+    assert sources("reg") == {"reg": ("train", 1, "auto", ())}, "alone, it is a source like any other"
 
 
 @pytest.mark.parametrize("args", [("reg", "mask"), ("reg", "reg")])
 def test_sources_without_training_pictures(prep, folder, args):
     for name in ("reg", "mask"):
-        pictures(folder / name, 1)
+        draw_captioned(folder / name, 1)
     result = prep("init", *args)
     assert result.code == 5 and "have no training pictures" in result.err and not list(folder.glob("*.toml"))
 
@@ -140,7 +121,7 @@ KOHYA = '[[datasets]]\nresolution = 256\n[[datasets.subsets]]\nimage_dir = "phot
 
 
 def test_the_file_that_is_converted_is_never_replaced(prep, folder):
-    pictures(folder / "photos", 1)
+    draw_captioned(folder / "photos", 1)
     for text in (KOHYA, f'{KOHYA}source = "x"\n'):
         (folder / "dataset.toml").write_text(text)
         for args in (("-o", "dataset.toml"), ("-o", folder / "dataset.toml", "--force")):

@@ -9,7 +9,7 @@ import pytest
 
 from prep.dataset.bucketing import rules_of
 from prep.errors import ConfigError, PathError
-from prep.models.family import FAMILIES
+from prep.models.families.registry import FAMILIES
 from prep.recipe.load import load_recipe
 from prep.recipe.schema import Recipe, Source
 

@@ -20,6 +20,14 @@ def draw(path: Path, size: tuple[int, int], *, seed: int, alpha: bool = False) -
     return path
 
 
+def draw_captioned(root: Path, count: int, *, size: tuple[int, int] = (300, 300), captions: bool = True) -> None:
+    """Writes 0.png, 1.png, …, each with a caption file unless `captions` is false."""
+    for number in range(count):
+        path = draw(root / f"{number}.png", size, seed=number)
+        if captions:
+            path.with_suffix(".txt").write_text(f"picture number {number}")
+
+
 def draw_mask(path: Path, size: tuple[int, int]) -> Path:
     """Writes a mask: white in the left half, black in the right."""
     mask = Image.new("L", size, 0)

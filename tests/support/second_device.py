@@ -46,6 +46,9 @@ class Mode(TorchDispatchMode):
     """Within it every operator is played on the device of its tensors."""
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if torch.is_inference_mode_enabled():  # in which composite operators, as `.to`, come here whole
+            with torch.inference_mode(False), torch.no_grad(), self:
+                return operator(*args, **(kwargs or {}))
         return play(operator, args, kwargs or {})
 
 

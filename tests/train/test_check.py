@@ -6,12 +6,16 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from hub_caches import hub_cache
 
+from prep.models.fingerprint import digest_file
 from train.check import check
 from train.config.load import parse
+from train.models.families.registry import DENOISERS
 from train.setup import RunRequest
 
 
@@ -42,6 +46,20 @@ def test_a_sound_manifest_has_no_fault_and_a_plan(make):
     assert report.setup.prediction == "epsilon" and report.setup.others == {}
 
 
+def test_the_files_of_a_hub_model_are_digested_once(make, tiny_model, tmp_path, monkeypatch):
+    """Denoiser, VAE and text encoder: links to blobs in the Hub's cache, whose stamps are those of the blobs."""
+    hub_cache(tmp_path / "hub", tiny_model, "someone/tiny")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("prep.fs.memo.REST_NS", -(10**18))  # these files are seconds old
+    read = []
+    monkeypatch.setattr("train.models.base.digest_file", lambda path: read.append(path.name) or digest_file(path))
+    asked = RunRequest(manifest=make().path, model="someone/tiny")
+    for count in (3, 3):
+        report = check(asked, parse({}, "test"))
+        assert report.faults == () and len(read) == count, read
+
+
 def test_masked_loss_without_masks_names_the_field_and_the_command(make, faults, monkeypatch):
     made = make(masks=False)
     monkeypatch.chdir(made.root)
@@ -59,16 +77,25 @@ def test_the_hint_names_the_recipe_where_there_is_one(make, faults, monkeypatch)
     assert fault.hint == "prep encode dataset.toml --model model --mask sidecar --cache cache -o m.json"
 
 
-def test_a_family_that_is_not_known_is_told(make, faults, monkeypatch):
-    monkeypatch.setattr("train.check.FAMILIES", ("sd99",))
-    assert [fault.message for fault in faults(make())] == ["the manifest is of family 'sd15', expected one of: sd99"]
+def test_a_prediction_that_the_family_does_not_have(make, faults):
+    (fault,) = faults(make(), {"prediction": "flow"})
+    assert fault.message == "prediction is 'flow', expected epsilon or v_prediction for family 'sd15'"
 
 
 def test_a_model_of_another_family_is_told(make, faults, monkeypatch, tiny_model):
     monkeypatch.setattr("train.check.infer_family", lambda model: "sd99")
     (fault,) = faults(make())
     assert fault.message.endswith("tiny is of family 'sd99', but the manifest is of family 'sd15'")
+    assert fault.exit_code == 6 and fault.hint.endswith("it reuses rows that both have in common")
+
+
+def test_a_bucket_larger_than_the_positions_of_the_denoiser_is_refused(make, faults, monkeypatch):
+    limited = replace(DENOISERS["sd15"], longest_side=lambda config: 16 * config["in_channels"])  # 64
+    monkeypatch.setattr("train.check.DENOISERS", {"sd15": limited})
+    (fault,) = faults(make())
+    assert fault.message.endswith("tiny takes sides of at most 64 pixels, but the manifest has the bucket 80x48")
     assert fault.exit_code == 6
+    assert fault.hint == "set image.longest = 64 in the recipe, and run prep encode again"
 
 
 def test_a_missing_manifest_is_the_only_fault(tmp_path):

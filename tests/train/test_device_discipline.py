@@ -60,16 +60,15 @@ def forget_validation(monkeypatch):
     """Only validation's text stays behind: the mixture that users of another trainer met."""
     answer = validate.forward
     monkeypatch.setattr(validate, "forward", lambda denoiser, batch, *rest: answer(
-        denoiser, dataclasses.replace(batch, text_BLD=batch.text_BLD.to("cpu")), *rest))
+        denoiser, dataclasses.replace(batch, text={"hidden": batch.text["hidden"].to("cpu")}), *rest))
 
 
 @pytest.mark.parametrize("plant", [
     lambda patch: patch.setattr(data, "to_device", stay),
-    lambda patch: patch.setattr(sample, "to_device", stay),
     lambda patch: patch.setattr(model, "to_device", stay),
     lambda patch: patch.setattr(sample, "module_to_device", stay),
     forget_validation,
-], ids=["batch", "prompt", "schedule", "vae", "validation"])
+], ids=["batch", "schedule", "vae", "validation"])
 def test_a_forgotten_move_is_caught(elsewhere, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):

@@ -61,7 +61,7 @@ def test_dropout_is_off_meanwhile_and_on_afterwards(make, setup_of):
         for value in trainee.denoiser.parameters.values():
             value.normal_(std=0.3)
     assert run(setup, trainee) == run(setup, trainee)
-    assert trainee.denoiser.unet.training
+    assert trainee.denoiser.model.training
 
 
 def test_without_validation_samples_there_is_none(make, setup_of):

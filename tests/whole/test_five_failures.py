@@ -100,7 +100,7 @@ def test_eight_pictures_with_batch_16(encode, prep, train, place, underfill, sho
     result = train("run", "m.json", "-o", "run", *sizes, "--steps", 1, *QUICK)
     names = sorted(f"{number}.png" for number in range(8))
     if underfill == "drop":
-        assert foretold.code == result.code == 8 and "leaves out all 8 samples (0.png, " in result.err
+        assert foretold.code == result.code == 8 and "drops all 8 samples (0.png, " in result.err
         assert foretold.json["left_out"] == names and not (place / "run").exists()
         return
     assert foretold.code == result.code == 0, result.err

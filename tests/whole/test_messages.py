@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import messages
@@ -281,6 +282,7 @@ def model(tiny_model, tmp_path):
 
 
 def test_what_a_pipeline_directory_lacks(model):
+    from prep.models.families.registry import FAMILIES
     from prep.models.files import read_config
     from prep.models.fingerprint import text_fingerprint
     from prep.models.pipeline import pipeline_index, prediction_of
@@ -297,18 +299,21 @@ def test_what_a_pipeline_directory_lacks(model):
     assert "safe_serialization" in error.value.hint
     (model / "scheduler" / "scheduler_config.json").write_text(json.dumps({"prediction_type": "sample"}))
     with pytest.raises(ModelError, match="model predicts 'sample', expected epsilon or v_prediction"):
-        prediction_of(model)
+        prediction_of(model, FAMILIES["sd15"])
     shutil.rmtree(model / "tokenizer")
     with pytest.raises(ModelError, match=r"tokenizer has no tokenizer_config\.json"):
         text_fingerprint(model)
 
 
 def test_encoders_that_do_not_load(model):
-    from prep.models.text_encoder import TextEncoder
+    from prep.models.families.registry import FAMILIES
+    from prep.models.family import TextOptions
+    from prep.models.text.encoder import TextEncoder
     from prep.models.vae import VaeEncoder
 
+    sd15 = partial(TextEncoder, family=FAMILIES["sd15"], options=TextOptions(max_length=77))
     for encoder, part, said in ((VaeEncoder, "vae", f"cannot load the VAE in {model}/vae: "),
-                                (TextEncoder, "text_encoder", f"cannot load the text encoder in {model}/text_enc")):
+                                (sd15, "text_encoder", f"cannot load the text encoder in {model}/text_enc")):
         for weights in (model / part).glob("*.safetensors"):
             weights.write_bytes(weights.read_bytes().replace(b'"F32"', b'"F99"', 1))
         with pytest.raises(ModelError) as error:
@@ -323,7 +328,7 @@ def test_plans_that_are_none():
         step_plan([1], seed=0, batch_size=0)
     with pytest.raises(errors.EmptyPlanError) as error:
         require_steps(step_plan([1], seed=0, batch_size=2, underfill="drop"), [(64, 64)])
-    assert error.value.message == ("underfill 'drop' leaves out all 1 samples, expected at least one step of "
+    assert error.value.message == ("underfill 'drop' drops all 1 samples, expected at least one step of "
                                    "batch_size 2 in micro-batches of 2; samples by bucket: 64x64: 1")
 
 

@@ -68,7 +68,8 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
-               "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text_encoder",
+               "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text.*",
+               "prep.models.components",
                "prep.models.vae", "prep.models.weights"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
@@ -96,7 +97,8 @@ LIBRARIES = {
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
 LAZY = {
-    "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.encode.run", "prep.encode.engines.local", "prep.models.hub",
+    "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.encode.run", "prep.encode.text_groups",
+    "prep.encode.engines.local", "prep.models.hub",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
 }

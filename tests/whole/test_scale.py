@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_plans import micro_batches
 from synthetic import Scale, build
 
 from prep.batching.plan import step_plan
@@ -191,6 +192,6 @@ def test_steps_of_a_hundred_million_samples_show_nothing_twice():
 def test_each_sample_is_shown_once_an_epoch(counts, batch, seed, epoch):
     """Many buckets, uneven, some empty: the whole epoch is a permutation of the samples."""
     plan = step_plan(counts, seed=seed, batch_size=batch[0], micro_batch=batch[1])
-    shown = Counter((part.bucket, int(one)) for part in plan.micro_batches(epoch) for one in part.occurrences)
+    shown = Counter((part.bucket, int(one)) for part in micro_batches(plan, epoch) for one in part.occurrences)
     assert set(shown.values()) <= {1}
     assert set(shown) == {(bucket, one) for bucket, count in enumerate(counts) for one in range(count)}

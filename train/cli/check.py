@@ -46,6 +46,6 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
 
 def _as_text(report: CheckReport) -> str:
     lines = plan_lines(report)
-    lines += [f"left out: {printable(name)}" for name in report.left_out]
+    lines += [f"dropped: {printable(name)}" for name in report.left_out]
     lines += [f"repeated: {printable(name)}" for name in report.repeated]
     return "\n".join(lines)

@@ -10,10 +10,10 @@ import typer
 
 from prep.cli.console import put, put_json, say
 from prep.errors import UsageError
-from prep.formatting import format_bytes, printable
+from prep.formatting import printable
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
-from train.cli.summary import place_lines, plan_lines, uneven_lines
+from train.cli.summary import place_line, plan_lines, uneven_lines
 
 if TYPE_CHECKING:
     from train.config.schema import Config
@@ -92,14 +92,8 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     for line in [*plan_lines(report), *uneven_lines(report)] if not quiet else ():
         say(line)
     if not quiet:
-        say(_place(folder, setup))
+        say(place_line(folder, setup))
     return setup
-
-
-def _place(folder: Path, setup: Setup) -> str:
-    tensors = 4 if setup.config.ema.decay else 3  # weights, two moments, and the moving average, in float32
-    (line,) = place_lines(folder, setup, format_bytes(4 * setup.numbers * tensors))
-    return line
 
 
 def _start(folder: Path, named: str | None) -> Start:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prep.formatting import counted, grouped, join_names, printable
+from prep.formatting import counted, format_bytes, grouped, join_names, printable
 
 if TYPE_CHECKING:
     from train.setup import CheckReport, Setup
@@ -38,19 +38,20 @@ def sample_lines(setup: Setup) -> list[str]:
 
 
 def uneven_lines(report: CheckReport) -> list[str]:
-    """A line for samples that the first epoch leaves out, and a line for those that it repeats."""
+    """A line for samples that the first epoch drops, and a line for those that it repeats."""
     lines = []
-    for names, what in ((report.left_out, "left out of the first epoch"), (report.repeated, "repeated to fill up")):
+    for names, what in ((report.left_out, "dropped in the first epoch"), (report.repeated, "repeated to fill up")):
         if names:
             lines.append(f"note: {counted(len(names), 'sample')} {what}: {join_names(names, 5)}; train check lists all")
     return lines
 
 
-def place_lines(folder: Path, setup: Setup, size: str) -> list[str]:
-    """A line on where a run writes, and the size of its checkpoints."""
+def place_line(folder: Path, setup: Setup) -> str:
+    """Where a run writes, and about how large its checkpoints are: weights, two moments, the average, in float32."""
+    size = format_bytes(4 * setup.numbers * (4 if setup.config.ema.decay else 3))
     keep = setup.config.checkpoint.keep
     kept = f"the newest {keep} are kept" if keep else "all are kept"
-    return [f"writes to {printable(str(folder))}; a checkpoint takes about {size}, {kept}"]
+    return f"writes to {printable(str(folder))}; a checkpoint takes about {size}, {kept}"
 
 
 def _what(setup: Setup) -> list[str]:

@@ -1,4 +1,8 @@
-"""Names of settings in other trainers: kohya's sd-scripts, OneTrainer, SimpleTuner, diffusers, diffusion-pipe."""
+"""Names of settings in other trainers, and what they are called here.
+
+The names were looked up in kohya's sd-scripts (v0.10.1), OneTrainer (23df3832), SimpleTuner (bc8e6ab7), the example
+scripts of diffusers (58eb52c0), diffusion-pipe (8f83dbf) and ai-toolkit (27a03a91).
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,22 @@ from collections.abc import Iterable, Mapping
 
 # Setting here → its names in other trainers.
 _NAMES: Mapping[str, str] = {
-    "method": "training_method model_type train_method",
-    "steps": "max_train_steps max_steps train_steps num_steps",
+    "method": "training_method model_type",
+    "steps": "max_train_steps max_steps num_steps",
     "epochs": "max_train_epochs num_train_epochs num_epochs",
     "batch_size": "train_batch_size global_batch_size",
     "micro_batch": "micro_batch_size micro_batch_size_per_gpu",
     "precision": "mixed_precision train_dtype weight_dtype full_bf16 bf16 dtype",
     "prediction": "v_parameterization prediction_type",
-    "caption_dropout": "caption_dropout_rate caption_dropout_probability proportion_empty_prompts cfg_dropout",
+    "caption_dropout": "caption_dropout_rate caption_dropout_probability proportion_empty_prompts",
     "gradient_checkpointing": "activation_checkpointing",
     "lora.rank": "network_dim lora_rank network_rank dim",
     "lora.alpha": "network_alpha lora_alpha",
     "lora.dropout": "network_dropout lora_dropout",
-    "lora.targets": "target_modules lora_target_modules layer_filter flux_lora_target",
+    "lora.targets": "target_modules layer_filter flux_lora_target",
     "lora.format": "save_model_as output_model_format lora_format",
     "optimizer.name": "optimizer_type",
-    "optimizer.lr": "learning_rate unet_lr unet_learning_rate denoiser_learning_rate",
+    "optimizer.lr": "learning_rate unet_lr unet_learning_rate",
     "optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2",
     "optimizer.eps": "adam_epsilon epsilon",
     "optimizer.weight_decay": "adam_weight_decay",
@@ -33,13 +37,13 @@ _NAMES: Mapping[str, str] = {
     "loss.min_snr": "min_snr_gamma snr_gamma loss_weight_strength",
     "ema.decay": "ema_decay use_ema",
     "validation.every": "validate_every_n_steps validate_after eval_every_n_steps eval_steps_interval",
-    "sample.every": "sample_every_n_steps sample_after validation_steps validation_step_interval",
+    "sample.every": "sample_every_n_steps sample_every sample_after validation_steps validation_step_interval",
     "sample.steps": "sample_steps validation_num_inference_steps num_inference_steps diffusion_steps",
     "sample.guidance": "cfg_scale guidance_scale validation_guidance",
     "sample.seed": "validation_seed",
     "sample.size": "validation_resolution",
     "checkpoint.every": "save_every_n_steps save_every checkpointing_steps checkpoint_step_interval backup_after",
-    "checkpoint.keep": "checkpoints_total_limit rolling_backup_count save_last_n_steps",
+    "checkpoint.keep": "checkpoints_total_limit rolling_backup_count max_step_saves_to_keep",
 }
 
 _OF_PREP = "prep encode decides it, by the recipe or an option"
@@ -53,7 +57,8 @@ _ELSEWHERE: Mapping[str, str] = {
     "sample_every_n_epochs": f"sample.every is {_OF_EPOCHS}",
     "validate_every_n_epochs": f"validation.every is {_OF_EPOCHS}",
     "eval_every_n_epochs": f"validation.every is {_OF_EPOCHS}",
-    "save_last_n_epochs": f"checkpoint.keep is {_OF_EPOCHS}",
+    "save_last_n_steps": "checkpoint.keep is the number of checkpoints, not of steps",
+    "save_last_n_epochs": "checkpoint.keep is the number of checkpoints; they are saved every checkpoint.every steps",
     "sample_prompts": "prep encode --prompts FILE makes the rows of prompts, and the manifest names the file",
     "validation_prompt": "prep encode --prompts FILE makes the rows of prompts, and the manifest names the file",
     "output_dir": "it is an option: train run -o RUN",

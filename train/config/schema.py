@@ -13,8 +13,8 @@ from train.config.setting import setting, size_check, switch_or_auto, targets_ch
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp32"]
-Format = Literal["kohya", "diffusers"]
-Kind = Literal["manifest", "epsilon", "v_prediction"]
+Format = Literal["auto", "kohya", "diffusers"]
+Kind = Literal["manifest", "epsilon", "v_prediction", "flow"]
 Masked = Literal["auto"] | bool
 STEPS = 2000  # when neither steps nor epochs are given
 
@@ -30,8 +30,9 @@ class Lora:
     targets: str | tuple[str, ...] = setting(
         "attention", check=targets_check, choices=("attention", "all-linear", "a list of suffixes of module names"),
         help="layers that get an adapter")
-    format: Format = setting("kohya", choices=get_args(Format), resume=True,
-                             help="tensor names in the file; diffusers reads both, ComfyUI reads kohya")
+    format: Format = setting("auto", choices=get_args(Format), resume=True,
+                             help="tensor names in the file; auto: kohya's for a UNet, which diffusers and ComfyUI "
+                             "read, else those of diffusers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +89,8 @@ class Sampling:
 
     every: int = setting(200, low=0, resume=True, help="steps between sample pictures; 0: never")
     steps: int = setting(25, low=1, high=1000, resume=True, help="sampler steps")
-    guidance: float = setting(7.5, low=1, high=100, resume=True, help="guidance scale; 1: off")
+    guidance: float | None = setting(None, low=1, high=100, example=7.5, resume=True,
+                                     derived="the usual one of the model family", help="guidance scale; 1: off")
     seed: int = setting(0, low=0, high=(1 << 63) - 1, resume=True, help="seed of the initial noise")
     size: tuple[int, int] | None = setting(
         None, check=size_check, values="[width, height], multiples of 8", example=(512, 512), resume=True,

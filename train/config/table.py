@@ -1,4 +1,4 @@
-"""The table of all settings; writes the commented train.toml and the table of the reference page from it."""
+"""The table of all settings; writes the commented train.toml from it."""
 
 from __future__ import annotations
 
@@ -71,16 +71,6 @@ def as_toml() -> str:
             section = head
         line = f"{'# ' if row.spec.derived else ''}{key} = {spell(row.value)}"
         lines.append(f"{line:<{_COLUMN}}# {row.told}{' (r)' if row.spec.resume else ''}")
-    return "\n".join(lines) + "\n"
-
-
-def as_markdown() -> str:
-    """The reference page's table of settings."""
-    lines = ["| setting | default | values | meaning | resume |", "|---|---|---|---|---|"]
-    for row in rows():
-        default = row.spec.derived or f"`{spell(row.value)}`"
-        free = "may change" if row.spec.resume else ""
-        lines.append(f"| `{row.name}` | {default} | {row.spec.values} | {row.spec.help} | {free} |")
     return "\n".join(lines) + "\n"
 
 

@@ -15,21 +15,27 @@ from torch import Tensor, nn
 
 from prep.errors import ModelError, first_line
 from prep.loader.device import autocast, compute_dtype, module_to_device, to_device
+from prep.models.components import class_of
+from prep.models.families.registry import FAMILIES
+from prep.models.family import ATTENTION_MASK, Family
 from prep.models.files import FETCH_AGAIN, read_config
 from prep.models.loading import load_model
-from prep.models.pipeline import weighted_files
+from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.parse import brief
 from train.config.schema import Config
 from train.models import lora
+from train.models.families.registry import DENOISERS
+from train.models.family import Conditions, DenoiserFamily
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Denoiser:
-    """A UNet ready to be trained or sampled."""
+    """A denoiser ready to be trained or sampled."""
 
-    unet: Any
-    alphas: Tensor  # [timesteps] cumulative products of the noise schedule, on the device
-    prediction: str  # epsilon | v_prediction
+    model: Any
+    family: Family
+    levels: Tensor  # [timesteps] on the device: cumulative products of alphas; of a flow, sigmas
+    prediction: str  # epsilon | v_prediction | flow
     parameters: Mapping[str, nn.Parameter]  # the trained parameters, float32; empty if `adapt` is false
     device: torch.device
     dtype: torch.dtype  # of the forward pass
@@ -37,63 +43,87 @@ class Denoiser:
     @property
     def timesteps(self) -> int:
         """Number of timesteps of the noise schedule."""
-        return len(self.alphas)
+        return len(self.levels)
+
+    @property
+    def calls(self) -> DenoiserFamily:
+        """How the model is called."""
+        return DENOISERS[self.family.name]
 
 
-def load(model: Path, config: Config, prediction: str, device: torch.device, *, adapt: bool = True) -> Denoiser:
+def load(model: Path, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
+         family: str = "") -> Denoiser:
     """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
+
+    `family` is the manifest's; "": that of the pipeline's class.
 
     With a frozen base (LoRA), bfloat16 precision halves its memory: only the trained parameters are float32.
     Raises `ModelError`.
     """
     quiet()
     dtype = compute_dtype(config.precision, device)
-    unet = _load_unet(model)
+    facts = FAMILIES[family or infer_family(model)]
+    denoiser = _load_model(model, facts)
     trained: Mapping[str, nn.Parameter] = {}
     if adapt and config.method == "full":
-        trained = dict(unet.named_parameters())
-        unet.requires_grad_(True)
+        trained = dict(denoiser.named_parameters())
+        denoiser.requires_grad_(True)
     else:
-        module_to_device(unet, torch.device("cpu"), dtype).requires_grad_(False)
+        module_to_device(denoiser, torch.device("cpu"), dtype).requires_grad_(False)
         if adapt:
-            trained = lora.attach(unet, config.lora, config.seed)
+            trained = lora.attach(denoiser, config.lora, config.seed, DENOISERS[facts.name].presets)
     if config.gradient_checkpointing:
-        unet.enable_gradient_checkpointing()
-    module_to_device(unet, device)
-    alphas = noise_schedule(model)
-    unet.train(adapt)
-    return Denoiser(unet=unet, alphas=to_device(alphas, device), prediction=prediction, device=device, dtype=dtype,
-                    parameters={name: value for name, value in unet.named_parameters() if name in trained})
+        denoiser.enable_gradient_checkpointing()
+    module_to_device(denoiser, device)
+    levels = noise_schedule(model, prediction)
+    denoiser.train(adapt)
+    return Denoiser(model=denoiser, family=facts, levels=to_device(levels, device), prediction=prediction,
+                    device=device, dtype=dtype,
+                    parameters={name: value for name, value in denoiser.named_parameters() if name in trained})
 
 
-def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, text_BLD: Tensor) -> Tensor:
-    """The denoiser's prediction, `[B, C, h, w]`."""
+def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:
+    """The denoiser's prediction, `[B, C, h, w]`; for a flow, of noise - latent."""
+    time_B = denoiser.levels[timestep_B] if denoiser.prediction == "flow" else timestep_B
+    text = {name: array if name == ATTENTION_MASK else array.to(denoiser.dtype) for name, array in given.text.items()}
     with autocast(denoiser.device, denoiser.dtype):
-        answer: Tensor = denoiser.unet(noised_BChw.to(denoiser.dtype), timestep_B, text_BLD.to(denoiser.dtype)).sample
-    return answer
+        return denoiser.calls.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
+                                      Conditions(text=text, sizes_B6=given.sizes_B6))
 
 
 @contextmanager
 def evaluating(denoiser: Denoiser) -> Iterator[None]:
     """Puts the denoiser in evaluation mode (no dropout) inside the `with` block, then restores its mode."""
-    before = denoiser.unet.training
-    denoiser.unet.eval()
+    before = denoiser.model.training
+    denoiser.model.eval()
     try:
         yield
     finally:
-        denoiser.unet.train(before)
+        denoiser.model.train(before)
 
 
-def noise_schedule(model: Path) -> Tensor:
-    """Cumulative products of alphas, float32 `[timesteps]`, as diffusers computes them from the scheduler's config.
+def noise_schedule(model: Path, prediction: str) -> Tensor:
+    """The noise levels, float32 `[timesteps]`, as diffusers computes them from the scheduler's config.
 
-    Raises `ModelError`, also for alphas outside of (0, 1].
+    Cumulative products of alphas; for a flow, sigmas from least to most noise, with the static shift of the config.
+    Raises `ModelError`, also for levels outside of (0, 1].
     """
+    if prediction == "flow":
+        return _sigmas(model)
     alphas: Tensor = load_scheduler(diffusers.DDPMScheduler, model).alphas_cumprod.float()
     if not bool(((alphas > 0) & (alphas <= 1)).all()):
         raise ModelError(f"the scheduler's config in {model / 'scheduler'} gives alphas outside of 0 to 1",
                          hint=FETCH_AGAIN)
     return alphas
+
+
+def _sigmas(model: Path) -> Tensor:
+    """A fresh scheduler's table, as diffusers' training examples index it. set_timesteps would shift it once more."""
+    sigmas: Tensor = load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).sigmas.float().flip(0)
+    if not bool(((sigmas > 0) & (sigmas <= 1)).all()):
+        raise ModelError(f"the scheduler's config in {model / 'scheduler'} gives sigmas outside of 0 to 1",
+                         hint=FETCH_AGAIN)
+    return sigmas
 
 
 def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
@@ -127,6 +157,7 @@ def quiet() -> None:
     diffusers_logging.disable_progress_bar()
 
 
-def _load_unet(model: Path) -> Any:
-    return load_model(diffusers.UNet2DConditionModel, weighted_files(model, "unet"), "denoiser",
-                      low_cpu_mem_usage=False, torch_dtype=torch.float32)
+def _load_model(model: Path, family: Family) -> Any:
+    kind = getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1])
+    return load_model(kind, weighted_files(model, family.denoiser), "denoiser", low_cpu_mem_usage=False,
+                      torch_dtype=torch.float32)

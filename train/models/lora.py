@@ -1,8 +1,4 @@
-"""Low-rank adapters through PEFT (imported only here), and the two naming schemes of LoRA files.
-
-kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight, .alpha: ComfyUI and diffusers read it
-diffusers   unet.down_blocks.0.….to_q.lora_A.weight, .lora_B.weight; alpha is in the file's metadata
-"""
+"""Low-rank adapters through PEFT (imported only here), and their tensors in LoRA files."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ from torch import Tensor, nn
 from prep.batching.rng import draw_key
 from prep.loader.device import to_device
 from train.config.schema import Lora
-from train.models.targets import targeted
+from train.models.naming import Naming
+from train.models.targets import Presets, targeted
 
 _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up"}  # suffixes of PEFT's parameter names
-_KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight"}
-_DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight"}
 
 
-def attach(denoiser: nn.Module, lora: Lora, seed: int) -> dict[str, nn.Parameter]:
+def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict[str, nn.Parameter]:
     """Adds adapters (initially without effect: lora_B is 0) to `denoiser`; returns their float32 parameters by name.
 
     Freezes all other parameters. The same seed gives the same weights on any device and for any dtype of the base.
@@ -34,7 +29,7 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int) -> dict[str, nn.Parameter
     denoiser.requires_grad_(False)
     layers = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
-                        target_modules=targeted(layers, lora), init_lora_weights=True)
+                        target_modules=targeted(layers, lora, presets), init_lora_weights=True)
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, denoiser)
     found = {name: value for name, value in denoiser.named_parameters() if value.requires_grad}
@@ -53,37 +48,38 @@ def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
     return nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=torch.Generator().manual_seed(key))
 
 
-def pack(parameters: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
+def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[str, Tensor]:
     """The adapter's tensors with the names and alphas of `lora.format`."""
     tensors: dict[str, Tensor] = {}
+    layout = naming.format_of(lora)
     for name, value in parameters.items():
         module, end = _split(name)
-        tensors[_spell(module, end, lora.format)] = value.detach()
-        if lora.format == "kohya":
-            tensors[f"{_kohya_module(module)}.alpha"] = torch.tensor(lora.alpha)
+        tensors[naming.spell(module, end, layout)] = value.detach()
+        if layout == "kohya":
+            tensors[f"{naming.kohya_module(module)}.alpha"] = torch.tensor(lora.alpha)
     return tensors
 
 
-def unpack(tensors: Mapping[str, Tensor], names: Iterable[str], lora: Lora) -> dict[str, Tensor]:
+def unpack(tensors: Mapping[str, Tensor], names: Iterable[str], naming: Naming) -> dict[str, Tensor]:
     """The parameters among `names` that a file's tensors contain, in either format."""
     found = {}
     for name in names:
         for layout in ("kohya", "diffusers"):
-            value = tensors.get(_spell(*_split(name), layout))
+            value = tensors.get(naming.spell(*_split(name), layout))
             if value is not None:
                 found[name] = value
     return found
 
 
-def describe(parameters: Iterable[str], lora: Lora) -> dict[str, str]:
+def describe(parameters: Iterable[str], lora: Lora, naming: Naming) -> dict[str, str]:
     """The metadata that the format's readers expect: rank and alpha."""
-    if lora.format == "kohya":
+    if naming.format_of(lora) == "kohya":
         return {"ss_network_module": "networks.lora", "ss_network_dim": str(lora.rank),
                 "ss_network_alpha": str(lora.alpha)}
     modules = sorted({_split(name)[0] for name in parameters})
     adapter: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout,
-                               "target_modules": modules}
-    return {"lora_adapter_metadata": json.dumps({f"unet.{key}": value for key, value in adapter.items()})}
+                               "target_modules": modules, "rank_pattern": {}, "alpha_pattern": {}}
+    return {"lora_adapter_metadata": json.dumps({f"{naming.component}.{key}": value for key, value in adapter.items()})}
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -92,11 +88,3 @@ def _split(name: str) -> tuple[str, str]:
         if name.endswith(ending):
             return name.removesuffix(ending), kind
     raise AssertionError(f"{name} is no LoRA parameter")
-
-
-def _spell(module: str, end: str, layout: str) -> str:
-    return _kohya_module(module) + _KOHYA[end] if layout == "kohya" else f"unet.{module}{_DIFFUSERS[end]}"
-
-
-def _kohya_module(module: str) -> str:
-    return "lora_unet_" + module.replace(".", "_")

@@ -7,22 +7,19 @@ from math import prod
 from pathlib import Path
 
 from prep.errors import ConfigError
+from prep.models.family import Family
 from prep.models.pipeline import weighted_files
 from prep.models.weights import read_shapes
 from prep.parse import suggest
 from train.config.schema import Config, Lora
 
 Shapes = Mapping[str, tuple[int, ...]]
-_PRESETS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("to_q", "to_k", "to_v", "to_out.0"),
-    # The linear layers of the transformer blocks; resnets and embeddings get no adapter, as in kohya's trainer.
-    "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
-}
+Presets = Mapping[str, tuple[str, ...]]  # of a family: suffixes of layer names, by the value of lora.targets
 
 
-def read_weights(model: Path) -> Shapes:
+def read_weights(model: Path, family: Family) -> Shapes:
     """The shape of each weight of the denoiser of the pipeline directory `model`. Raises `ModelError`."""
-    return read_shapes(weighted_files(model, "unet").weights)
+    return read_shapes(weighted_files(model, family.denoiser).weights)
 
 
 def layers_of(weights: Shapes) -> Shapes:
@@ -31,12 +28,12 @@ def layers_of(weights: Shapes) -> Shapes:
             if name.endswith(".weight") and len(shape) in (2, 4)}
 
 
-def targeted(layers: Iterable[str], lora: Lora) -> list[str]:
+def targeted(layers: Iterable[str], lora: Lora, presets: Presets) -> list[str]:
     """Full names of the layers that match `lora.targets`, in order. Raises `ConfigError` if there are none."""
     names = list(layers)
-    ends = _PRESETS[lora.targets] if isinstance(lora.targets, str) else lora.targets
+    ends = presets[lora.targets] if isinstance(lora.targets, str) else lora.targets
     known = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
-    for end in ends if lora.targets not in _PRESETS else ():
+    for end in ends if lora.targets not in presets else ():
         if not any(_ends(name, end) for name in names):
             raise ConfigError(f"lora.targets names '{end}', but no linear or convolution layer's name ends in it"
                               f"{suggest(end, known)}", hint=f"layers end in: {', '.join(known)}")
@@ -47,12 +44,12 @@ def targeted(layers: Iterable[str], lora: Lora) -> list[str]:
     return found
 
 
-def trained_numbers(weights: Shapes, config: Config) -> int:
+def trained_numbers(weights: Shapes, config: Config, presets: Presets) -> int:
     """Number of trained parameters. Raises `ConfigError` like `targeted`."""
     if config.method == "full":
         return sum(prod(shape) for shape in weights.values())
     layers, rank = layers_of(weights), config.lora.rank
-    return sum(rank * (prod(layers[name][1:]) + layers[name][0]) for name in targeted(layers, config.lora))
+    return sum(rank * (prod(layers[name][1:]) + layers[name][0]) for name in targeted(layers, config.lora, presets))
 
 
 def _ends(name: str, end: str) -> bool:

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from prep.loader.batches import Batch
+from prep.loader.device import to_device
 from prep.manifest.document import Manifest
 from train.config.schema import Loss
 from train.models.denoiser import Denoiser, predict
+from train.models.family import Conditions
 from train.objectives import loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latents:
-    """Converts stored latents to the model's latents: (stored - shift) · scale."""
+    """Converts stored latents to the model's: (stored - shift) · scale, with numbers or per channel (or cell)."""
 
-    scale: float
-    shift: float
+    scale: float | Tensor
+    shift: float | Tensor
+
+    def normalize(self, stored_BChw: Tensor) -> Tensor:
+        """The model's latents, float32."""
+        shift, scale = (self._spread(value, stored_BChw) for value in (self.shift, self.scale))
+        return (stored_BChw.float() - shift) * scale
+
+    def restore(self, latent_BChw: Tensor) -> Tensor:
+        """Latents as the VAE makes them."""
+        shift, scale = (self._spread(value, latent_BChw) for value in (self.shift, self.scale))
+        return latent_BChw / scale + shift
+
+    @staticmethod
+    def _spread(value: float | Tensor, like_BChw: Tensor) -> float | Tensor:
+        """[C, h, w] of `like_BChw` from [C, p, p]: each cell of a patch has its own statistics."""
+        if isinstance(value, float):
+            return value
+        _, height, width = like_BChw.shape[1:]
+        here = to_device(value, like_BChw.device)
+        return here.repeat(1, height // value.shape[1], width // value.shape[2])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,24 +55,31 @@ class Prediction:
 
 
 def latents_of(manifest: Manifest) -> Latents:
-    """Scale and shift from the manifest."""
+    """Scale and shift from the manifest: two numbers, or from the mean and standard deviation of each channel."""
     facts = manifest.document["latents"]
-    return Latents(scale=float(facts["scaling_factor"]), shift=float(facts["shift_factor"]))
+    scale = float(facts["scaling_factor"])
+    if "mean" not in facts:
+        return Latents(scale=scale, shift=float(facts["shift_factor"]))
+    side = math.isqrt(len(facts["mean"]) // facts["channels"])
+    mean, std = (torch.tensor([float(value) for value in facts[name]]).view(facts["channels"], side, side)
+                 for name in ("mean", "std"))
+    return Latents(scale=scale / std, shift=mean)
 
 
 def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) -> Prediction:
     """One forward pass over `batch`, which is on the denoiser's device."""
-    latent_BChw = (batch.latent_BChw.float() - latents.shift) * latents.scale
-    alpha_B = denoiser.alphas[batch.timestep_B]
-    noised_BChw = loss.noised(latent_BChw, batch.noise_BChw, alpha_B)
-    predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, batch.text_BLD)
+    latent_BChw = latents.normalize(batch.latent_BChw)
+    kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
+    noised_BChw = loss.noised(kind, latent_BChw, batch.noise_BChw, level_B)
+    given = Conditions(text=batch.text, sizes_B6=batch.sizes_B6)
+    predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, given)
     weight_B1hw = None
     if batch.mask_B1hw is not None:
         weight_B1hw = loss.cell_weight(batch.mask_B1hw.to(torch.float32) / 255, settings.unmasked_weight)
     return Prediction(
         predicted_BChw=predicted_BChw, weight_B1hw=weight_B1hw,
-        target_BChw=loss.target(denoiser.prediction, latent_BChw, batch.noise_BChw, alpha_B),
-        weight_B=batch.weight_B * loss.min_snr_weight(denoiser.prediction, alpha_B, settings.min_snr),
+        target_BChw=loss.target(kind, latent_BChw, batch.noise_BChw, level_B),
+        weight_B=batch.weight_B * loss.min_snr_weight(kind, level_B, settings.min_snr),
     )
 
 

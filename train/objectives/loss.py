@@ -20,18 +20,24 @@ class Sums:
     weight: Tensor  # scalar: number of elements, or Σ of their mask weights
 
 
-def noised(latent_BChw: Tensor, noise_BChw: Tensor, alpha_B: Tensor) -> Tensor:
-    """The noisy latent at its timestep: Ho et al. 2020, equation 4; `alpha_B` is the cumulative product of alphas."""
-    alpha = _spread(alpha_B, latent_BChw)
+def noised(kind: str, latent_BChw: Tensor, noise_BChw: Tensor, level_B: Tensor) -> Tensor:
+    """The noisy latent at its noise level: the cumulative product of alphas (Ho et al. 2020, equation 4), or the sigma
+    of a flow along straight paths (Lipman et al. 2023; Esser et al. 2024, equation 13)."""
+    if kind == "flow":
+        sigma = _spread(level_B, latent_BChw)
+        return (1 - sigma) * latent_BChw + sigma * noise_BChw
+    alpha = _spread(level_B, latent_BChw)
     return alpha.sqrt() * latent_BChw + (1 - alpha).sqrt() * noise_BChw
 
 
-def target(kind: str, latent_BChw: Tensor, noise_BChw: Tensor, alpha_B: Tensor) -> Tensor:
-    """The prediction target: the noise, or the velocity (Salimans & Ho 2022, section 4)."""
+def target(kind: str, latent_BChw: Tensor, noise_BChw: Tensor, level_B: Tensor) -> Tensor:
+    """The prediction target: the noise, the velocity (Salimans & Ho 2022, section 4), or that of a straight flow."""
     if kind == "epsilon":
         return noise_BChw
+    if kind == "flow":
+        return noise_BChw - latent_BChw
     assert kind == "v_prediction", kind
-    alpha = _spread(alpha_B, latent_BChw)
+    alpha = _spread(level_B, latent_BChw)
     return alpha.sqrt() * noise_BChw - (1 - alpha).sqrt() * latent_BChw
 
 

@@ -24,7 +24,7 @@ from prep.errors import PathError
 from prep.fs import atomic
 from prep.fs.untrusted import check_dir, entries, is_link, size_regular
 from prep.parse import Unparsed, count, digest_of, expect, list_of
-from train.runs.documents import digest_plain, read_sealed, refused
+from train.runs.documents import read_sealed, refused
 
 FORMAT = "latentry/checkpoint"
 VERSION = 2
@@ -34,6 +34,7 @@ _KEYS = {
 }
 STATE = "state.json"
 _NAME = re.compile(r"step-[0-9]{6,13}")
+_PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +100,11 @@ def set_aside(run: Path, step: int) -> list[str]:
     return moved
 
 
+def is_partial(path: Path) -> bool:
+    """Whether a file or directory of a run has the name of one that a crash left unfinished."""
+    return _PARTIAL.fullmatch(path.name) is not None
+
+
 def remove_partial(run: Path) -> None:
     """Removes partial files that a crash left in a run: checkpoints, pictures, the result."""
     for folder in (run, run / "checkpoints", run / "samples"):
@@ -127,17 +133,6 @@ def read_state(folder: Path) -> State:
     except (OSError, Unparsed) as error:
         raise refused(folder, error, way_out(folder)) from None
     return state
-
-
-def verify_files(folder: Path, state: State) -> None:
-    """Raises `CacheError` unless every file of the checkpoint has its digest. Reads all of them, loads nothing."""
-    for name, facts in state.files.items():
-        path = folder / PurePosixPath(name)
-        try:
-            if facts.sha256 is not None and digest_plain(path) != facts.sha256:
-                raise Unparsed("its bytes do not match their digest")
-        except (OSError, Unparsed) as error:
-            raise refused(path, error, way_out(folder)) from None
 
 
 def _parse(folder: Path, body: Mapping[str, Any]) -> State:

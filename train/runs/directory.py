@@ -5,9 +5,10 @@
     RUN/samples.bin           a record per sample, to count changes when the run is resumed
     RUN/log.jsonl             the events
     RUN/checkpoints/ samples/
-    RUN/lora.safetensors | unet/    the result
+    RUN/lora.safetensors | unet/ | transformer/    the result
 
-run.json is written after the model is loaded. A run may start again in a directory without a checkpoint or a result.
+run.json is written first, after the model is loaded. A run may start again in a directory without a checkpoint or a
+result, and in one with nothing but the partial files of a start that was killed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _KEYS = {
     2: ("format", "version", "manifest", "manifest_digest", "data", "model", "base", "other_encoders", "config",
         "adopted"),
 }
-RESULTS = {"lora": "lora.safetensors", "full": "unet"}
+RESULTS = ("lora.safetensors", "unet", "transformer")
 MOST_RECORDS = 1 << 33  # bytes of samples.bin: a quarter of a billion samples
 
 
@@ -93,15 +94,15 @@ def claim_run(folder: Path, setup: Setup, *, step: int | None = None) -> list[st
     moved = [] if step is None else checkpoint.set_aside(folder, step)
     checkpoint.remove_partial(folder)
     make_dirs(folder)
+    write_atomic(folder / "run.json", seal(_document(folder, setup)))  # first: it makes the directory a run's
     write_atomic(folder / "samples.bin", setup.identity.records)
     write_atomic(folder / "manifest.json", canonical(dict(setup.manifest.document)))
-    write_atomic(folder / "run.json", seal(_document(folder, setup)))
     return moved
 
 
 def check_unused(folder: Path) -> None:
     """Raises `PathError` if `folder` holds a run with a checkpoint or a result: only --resume may continue it."""
-    there = [*checkpoint.list_checkpoints(folder), *(folder / name for name in RESULTS.values())]
+    there = [*checkpoint.list_checkpoints(folder), *(folder / name for name in RESULTS)]
     if any(path.exists() for path in there):
         raise PathError(f"{folder} already holds a run", hint=f"add --resume to continue it; or name another with "
                         f"-o, like {folder.name}-2")
@@ -112,7 +113,7 @@ def check_place(folder: Path, setup: Setup) -> None:
     if folder.exists() and not folder.is_dir():
         raise PathError(f"{folder} is a file, expected a directory for the run", hint="name another with -o")
     ours = (folder / "run.json").is_file() or checkpoint.list_checkpoints(folder)
-    if folder.is_dir() and not ours and any(folder.iterdir()):
+    if folder.is_dir() and not ours and not all(map(checkpoint.is_partial, folder.iterdir())):
         raise PathError(f"{folder} is not empty and is not a training run", hint="name another directory with -o")
     sources = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
     for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *sources):

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prep.digest import digest_bytes, digest_parts
+from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.fs.untrusted import NotRegularFile, open_regular
 from prep.parse import Unparsed, brief, expect
 
 MOST = 1 << 22  # bytes of a document
-_BLOCK = 1 << 22
 
 
 def seal(body: Mapping[str, Any]) -> bytes:
@@ -55,12 +54,6 @@ def read_sealed(path: Path, kind: str, keys: Mapping[int, Iterable[str]]) -> dic
 def open_plain(path: Path) -> BinaryIO:
     """Opens a regular file of a run for reading. Raises `OSError`, as `NotRegularFile` for links and special files."""
     return os.fdopen(open_regular(path), "rb")
-
-
-def digest_plain(path: Path) -> str:
-    """SHA-256 of a regular file's bytes. Raises `OSError`."""
-    with open_plain(path) as handle:
-        return digest_parts(iter(lambda: handle.read(_BLOCK) or b"", b""))
 
 
 def refused(path: Path, error: Exception, hint: str) -> CacheError:

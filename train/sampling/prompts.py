@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch import Tensor
-
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
@@ -24,6 +22,7 @@ from prep.loader.index import Index
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
 from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file
+from train.models.family import TextArrays
 
 WARNINGS = 20  # for single prompts; the rest are counted
 MOST_CAPTIONS = 4  # used as prompts
@@ -31,11 +30,11 @@ MOST_CAPTIONS = 4  # used as prompts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRows:
-    """A prompt that can be sampled without a text encoder: places in the cache, or text rows `[1, L, D]`."""
+    """A prompt that can be sampled without a text encoder: places in the cache, or text rows `[1, …]` by array."""
 
     prompt: str
-    positive: RowRef | Tensor
-    negative: RowRef | Tensor
+    positive: RowRef | TextArrays
+    negative: RowRef | TextArrays
     settings: PromptSettings = field(default_factory=PromptSettings)
 
 

@@ -1,4 +1,6 @@
-"""Samples pictures: a DDIM loop with guidance over cached text rows, then the VAE, which is loaded only for decoding.
+"""Samples pictures with the family's own diffusers pipeline, from cached text rows.
+
+The VAE is loaded only for decoding, after all prompts; text encoders are never loaded.
 
 C latent channels, h w latent cells, H W pixels.
 """
@@ -19,12 +21,15 @@ from torch import Tensor
 from prep.batching.rng import draw_key, philox
 from prep.cache.records import RowRef
 from prep.geometry import Size
-from prep.loader.device import module_to_device, to_device, to_host
+from prep.loader.device import autocast, module_to_device, to_device, to_host
 from prep.loader.index import Index
 from prep.loader.rows import Rows
-from prep.models.vae import load_vae
+from prep.models.family import ATTENTION_MASK
+from prep.models.text.pipeline import assemble
+from prep.models.vae import decode, load_vae
 from train.config.schema import Sampling
-from train.models.denoiser import Denoiser, evaluating, load_scheduler, predict, quiet
+from train.models.denoiser import Denoiser, evaluating, load_scheduler, quiet
+from train.models.family import Prompted, TextArrays
 from train.objectives.forward import Latents, latents_of
 from train.sampling.prompts import PromptRows
 
@@ -36,15 +41,32 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prom
     The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`.
     """
     usual = settings.size or usual_size(rows.index)
-    facts = rows.index.manifest.document["latents"]
-    channels, factor = int(facts["channels"]), int(facts["factor"])
     with evaluating(denoiser), torch.no_grad():
+        pipeline = _pipeline(denoiser, model)
         latents = []
         for prompt in prompts:
-            width, height = prompt.settings.width or usual[0], prompt.settings.height or usual[1]
-            shape = (channels, height // factor, width // factor)
-            latents.append(_denoise(denoiser, rows, model, prompt, shape, _settings_of(prompt, settings)))
+            wanted = prompt.settings.width or usual[0], prompt.settings.height or usual[1]
+            latents.append(_denoise(denoiser, pipeline, rows, prompt, _whole(denoiser, wanted),
+                                    _settings_of(prompt, settings)))
         return _decode(model, latents, latents_of(rows.index.manifest), denoiser.device)
+
+
+def _whole(denoiser: Denoiser, size: Size) -> Size:
+    """`size`, rounded down to sides that the denoiser takes."""
+    least, longest = denoiser.family.factor * denoiser.family.patch, denoiser.calls.longest_side
+    most = (None if longest is None else longest(denoiser.model.config)) or max(size)
+    width, height = (max(least, min(side, most) // least * least) for side in size)
+    return width, height
+
+
+def _pipeline(denoiser: Denoiser, model: Path) -> Any:
+    """The family's own pipeline around the denoiser, without text encoders and VAE."""
+    calls = denoiser.calls
+    options = dict(calls.sampler_options)
+    if denoiser.prediction != "flow":
+        options["prediction_type"] = denoiser.prediction
+    scheduler = load_scheduler(getattr(diffusers, calls.sampler), model, **options)
+    return assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler})
 
 
 def _settings_of(prompt: PromptRows, settings: Sampling) -> Sampling:
@@ -60,35 +82,26 @@ def usual_size(index: Index) -> Size:
     return index.manifest.buckets[counts.index(max(counts))]
 
 
-def _denoise(denoiser: Denoiser, rows: Rows, model: Path, prompt: PromptRows, shape: tuple[int, int, int],
+def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, size: Size,
              settings: Sampling) -> Tensor:
-    """The sampled latent `[1, C, h, w]`. Guidance: Ho & Salimans 2022, equation 6."""
-    guided = settings.guidance > 1
-    parts = [prompt.negative, prompt.positive] if guided else [prompt.positive]
-    text = to_device(torch.cat([_text(rows, part) for part in parts]), denoiser.device)
-    scheduler = _scheduler(model, denoiser.prediction)
-    scheduler.set_timesteps(settings.steps, device=denoiser.device)
-    latent = to_device(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
-    latent = latent * float(scheduler.init_noise_sigma)
-    for timestep in scheduler.timesteps:
-        seen = scheduler.scale_model_input(latent.expand(len(parts), *shape), timestep)
-        said = predict(denoiser, seen, timestep.expand(len(parts)), text).float()
-        if guided:
-            against, towards = said.chunk(2)
-            said = against + settings.guidance * (towards - against)
-        latent = scheduler.step(said, timestep, latent).prev_sample
-    done: Tensor = latent
-    return done
+    """The sampled latent `[1, C, h, w]`, by the pipeline's own loop."""
+    family, calls = denoiser.family, denoiser.calls
+    shape = (family.latent_channels, size[1] // family.factor, size[0] // family.factor)
+    noise = to_device(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
+    given = Prompted(positive=_text(rows, prompt.positive, denoiser), negative=_text(rows, prompt.negative, denoiser),
+                     latent_1Chw=noise, size=size,
+                     guidance=calls.guidance if settings.guidance is None else settings.guidance)
+    with autocast(denoiser.device, denoiser.dtype):
+        made = pipeline(**calls.call(denoiser.model, given), width=size[0], height=size[1],
+                        num_inference_steps=settings.steps, output_type="latent", return_dict=False)[0]
+    return calls.unpack(denoiser.model, made.float(), size)
 
 
-def _text(rows: Rows, part: RowRef | Tensor) -> Tensor:
-    """One text row `[1, L, D]`, read from the cache unless `part` is the row itself."""
-    return part if isinstance(part, Tensor) else rows.text([part])
-
-
-def _scheduler(model: Path, prediction: str) -> Any:
-    """DDIM on the model's own noise schedule. Latents are unbounded, so no clipping, as in StableDiffusionPipeline."""
-    return load_scheduler(diffusers.DDIMScheduler, model, prediction_type=prediction, clip_sample=False)
+def _text(rows: Rows, part: RowRef | TextArrays, denoiser: Denoiser) -> TextArrays:
+    """The arrays of one text row on the device, in float32; read from the cache unless `part` is the row itself."""
+    arrays = rows.text([part]) if isinstance(part, RowRef) else part
+    return {name: to_device(array if name == ATTENTION_MASK else array.float(), denoiser.device)
+            for name, array in arrays.items()}
 
 
 def _noise(prompt: str, shape: tuple[int, int, int], seed: int) -> np.ndarray:
@@ -103,7 +116,7 @@ def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torc
     quiet()
     vae = load_vae(model, torch.float32)
     module_to_device(vae, device).eval()
-    return [_pixels(vae.decode(latent / facts.scale + facts.shift).sample) for latent in latents]
+    return [_pixels(decode(vae, facts.restore(latent))) for latent in latents]
 
 
 def _pixels(decoded: Tensor) -> np.ndarray:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.records import RowRef
@@ -17,9 +16,13 @@ from prep.errors import ModelError
 from prep.keys import text_key
 from prep.loader.index import Index
 from prep.loader.rows import DTYPES
+from prep.manifest.consistency import is_shape_of
+from prep.models.families.registry import FAMILIES
+from prep.models.family import options_of
 from prep.models.loading import quiet_libraries
-from prep.models.text_encoder import TextEncoder
+from prep.models.text.encoder import TextEncoder
 from prep.recipe.prompts import Prompt
+from train.models.family import TextArrays
 from train.sampling.prompts import PromptRows
 
 
@@ -32,7 +35,8 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
     context = index.manifest.fields["text"].context
     wanted = {text for prompt in prompts for text in (prompt.text, prompt.negative) if text is not None}
     ledger = load_ledger(index.cache)
-    rows: dict[str, RowRef | Tensor] = {text: ref for text in wanted if (ref := ledger.find(text_key(text, context)))}
+    rows: dict[str, RowRef | TextArrays] = {text: ref for text in wanted
+                                            if (ref := ledger.find(text_key(text, context)))}
     lacking = sorted(wanted - set(rows))
     if lacking:
         rows |= dict(zip(lacking, _encode(index, model, lacking, device), strict=True))
@@ -42,18 +46,21 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
                  for prompt in prompts)
 
 
-def _encode(index: Index, model: Path, texts: Sequence[str], device: torch.device) -> list[Tensor]:
-    """Encodes texts; a row `[1, L, D]` for each. Raises `ModelError`."""
-    dtype = str(index.manifest.fields["text"].arrays["hidden"]["dtype"])
+def _encode(index: Index, model: Path, texts: Sequence[str], device: torch.device) -> list[TextArrays]:
+    """Encodes texts; a row for each, `[1, …]` by array. Raises `ModelError`."""
+    field, family = index.manifest.fields["text"], FAMILIES[index.manifest.family]
+    dtypes = {name: str(array["dtype"]) for name, array in field.arrays.items()}
     quiet_libraries()
-    encoder = TextEncoder(model, device=str(device), compute="float32", dtype=dtype)
-    shape, found = index.text_shapes["hidden"], []
+    encoder = TextEncoder(model, family, options_of(field.context), device=str(device), compute="float32",
+                          dtype=next(dtype for dtype in dtypes.values() if dtype != "uint8"))
+    found: list[TextArrays] = []
     for text, arrays in zip(texts, encoder.encode(texts), strict=True):
         if arrays is None:
             raise ModelError(f"the text encoder of {model} returns values that are not finite for '{text[:80]}'")
-        row = torch.from_numpy(arrays["hidden"]).view(DTYPES[dtype])[None]
-        if tuple(row.shape[1:]) != shape:
-            raise ModelError(f"the text encoder of {model} returns rows {list(row.shape[1:])}, expected "
-                             f"{list(shape)}, as in the cache", hint="pass the model that encoded the cache: --model")
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        if not is_shape_of(index.manifest, "text", shapes, dict(index.text_shapes)):
+            raise ModelError(f"the text encoder of {model} returns rows {shapes}, expected {dict(index.text_shapes)}, "
+                             "as in the cache", hint="pass the model that encoded the cache: --model")
+        row = {name: torch.from_numpy(array).view(DTYPES[dtypes[name]])[None] for name, array in arrays.items()}
         found.append(row)
     return found

@@ -12,8 +12,10 @@ from typing import Any
 from prep.cache.records import Task
 from prep.cache.store import Cache
 from prep.encode.targets import Targets
+from prep.encode.text_groups import TextGroups
 from prep.findings import Finding
 from prep.geometry import Size
+from prep.models.family import TextOptions
 from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected
 
@@ -34,6 +36,8 @@ class Job:
     alpha: str  # color that transparency is flattened onto
     origin: str  # of masks: "file" or "alpha"
     compute: str  # dtype of the encoders
+    text_options: TextOptions
+    text_groups: TextGroups
     device: str
     batch_size: int  # pictures per forward pass of the VAE
     jobs: int  # threads that decode
@@ -42,6 +46,10 @@ class Job:
     def bucket_of(self, task: Task) -> Size | None:
         """The bucket that all rows of a latent or mask task have."""
         return self.wants.bucket_of(task.field, task.rows[0])
+
+    def tokens_of(self, task: Task) -> int | None:
+        """The tokens of all rows of a text task; `None` if rows are not trimmed."""
+        return self.text_groups.tokens(task.rows[0]) or None if task.field == "text" else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,6 +26,7 @@ from prep.encode.targets import PictureTarget
 from prep.errors import CacheError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted
+from prep.models.family import TOKEN
 from prep.progress import Progress, Tick, phase, silent
 from prep.runtime import defer_interrupts
 
@@ -100,17 +101,25 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Prog
             from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
 
             quiet_libraries()
-            from prep.models.text_encoder import TextEncoder
+            from prep.models.text.encoder import TextEncoder
 
-        encoder = TextEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype,
-                              expected=job.text)
-    (spec,) = job.specs.arrays_of("text", None)
-    if encoder.shape != spec.shape:
-        raise ModelError(f"the text encoder of {job.model} makes rows of {encoder.shape} tokens and channels, expected "
-                         f"{spec.shape}", hint="check model_max_length in its tokenizer_config.json")
+        encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, compute=job.compute,
+                              dtype=job.specs.dtype, expected=job.text)
+    _check_text_shapes(job, encoder.shapes)
     with _bar(job, "text", progress) as tick:
         for task in _unfinished(job, tasks):
             _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
+
+
+def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises `ModelError` unless the encoder makes the arrays that its configs promise."""
+    for name, dims in job.specs.family.text.arrays.items():
+        trimmed = job.specs.family.text.layout == "trimmed"
+        for dim, seen, wanted in zip(dims, made[name], job.specs.text[name], strict=True):
+            if seen != wanted and not (trimmed and dim == TOKEN and seen <= wanted):
+                raise ModelError(f"the text encoder of {job.model} makes '{name}' of shape {made[name]} "
+                                 f"({', '.join(dims)}), expected {job.specs.text[name]}",
+                                 hint="check model_max_length in its tokenizer_config.json")
 
 
 def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally,
@@ -177,7 +186,8 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
     begun, failed = time.monotonic(), len(tally.transient)
     rejects: list[Reject] = []
     made_keys: list[str] = []
-    with ShardWriter(job.cache, task.field, job.specs.arrays_of(task.field, job.bucket_of(task))) as writer:
+    specs = job.specs.arrays_of(task.field, job.bucket_of(task), job.tokens_of(task))
+    with ShardWriter(job.cache, task.field, specs) as writer:
         for key, made in rows:
             if isinstance(made, Reject | Finding):
                 tally.refuse(made)

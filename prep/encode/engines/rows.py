@@ -26,13 +26,14 @@ TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
 
 def text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
+    tokens = job.tokens_of(task)
     for keys in chunks(task.rows, TEXT_BATCH):
         works = [job.wants.texts[key] for key in keys]
         plain = [work for work in works if work.caption is not None]
-        rows = dict(zip((work.key for work in plain), encoder.encode([work.caption for work in plain]) if plain else (),
-                        strict=True))
+        captions = [work.caption for work in plain]
+        rows = dict(zip((work.key for work in plain), encoder.encode(captions, tokens) if plain else (), strict=True))
         for work in works:
-            row = encoder.unconditional() if work.caption is None else rows[work.key]
+            row = encoder.unconditional(tokens) if work.caption is None else rows[work.key]
             yield work.key, row if row is not None else non_finite(work.key, "text row")
 
 

@@ -37,7 +37,7 @@ def test_check_says_what_would_be_trained(train, make):
     result = train("check", path, "--method", "full", "--no-masked", "--batch-size", 2, "--underfill", "drop")
     assert result.out.startswith("every weight of ")
     assert "mask uint8 for 6 of 9 (not used: loss.masked is false), text" in result.out
-    assert "\nleft out: 80/" in result.out
+    assert "\ndropped: 80/" in result.out
 
 
 def test_check_says_how_many_masks_are_black_everywhere(prep, train, tiny_model, tmp_path):
@@ -64,7 +64,7 @@ def test_check_ends_with_the_first_fault_s_code(train, make, tmp_path):
     result = train("check", path, "--masked", "--batch-size", 64, "--underfill", "drop")
     assert result.code == 7
     assert result.err.startswith("error: manifest has no field 'mask', but the settings ask for masked loss\nhint: ")
-    assert "leaves out all 7 samples" in result.err
+    assert "drops all 7 samples" in result.err
     result = train("check", path, "--masked", "--json")
     assert result.code == 7 and result.err == "" and not result.json["ok"]
     assert result.json["faults"][0]["what"].startswith("manifest has no field 'mask'")
@@ -76,7 +76,7 @@ def test_check_ends_with_the_first_fault_s_code(train, make, tmp_path):
     (["--steps", "3", "--epochs", "2"], 3, "steps is 3 and epochs is 2, expected one of them"),
     (["-c", "gone.toml"], 3, "cannot read gone.toml"),
     (["--model", "/nowhere"], 6, "/nowhere"),
-    (["--batch-size", "64", "--underfill", "drop"], 8, "leaves out all 7 samples"),
+    (["--batch-size", "64", "--underfill", "drop"], 8, "drops all 7 samples"),
     (["--no-such-option"], 2, "No such option"),
 ])
 def test_faults_end_a_run_before_it_makes_a_directory(train, make, options, code, said):

@@ -35,10 +35,6 @@ def test_the_example_in_manifests_is_the_file_of_train_init():
     assert (ROOT / "manifests" / "train.toml").read_text() == table.as_toml()
 
 
-def test_the_reference_page_has_the_table():
-    assert table.as_markdown() in (ROOT / "manifests" / "reference.md").read_text()
-
-
 def test_values_in_words_are_the_bounds():
     assert table.SETTINGS["lora.rank"].spec.values == "1 to 4096"
     assert table.SETTINGS["optimizer.betas"].spec.values == "two numbers, 0 to 0.999999"

@@ -48,6 +48,14 @@ def test_a_denoiser_of_another_class(tiny_model, tmp_path, named):
         load(model, parse({"precision": "fp32"}, "test"), "epsilon", torch.device("cpu"))
 
 
+@pytest.mark.parametrize("changes", [{"shift": -3.0}, {"shift": float("nan")}])
+def test_sigmas_that_are_none(tiny_model, tmp_path, changes):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    change_json(model / "scheduler" / "scheduler_config.json", **changes)
+    with pytest.raises(ModelError, match=r"the scheduler's config in .* gives sigmas outside of 0 to 1"):
+        noise_schedule(model, "flow")
+
+
 @pytest.mark.parametrize(("changes", "message"), [
     ({"num_train_timesteps": 10**12}, "has num_train_timesteps 1000000000000, expected a whole number from 1 to"),
     ({"num_train_timesteps": "x"}, "has num_train_timesteps 'x', expected a whole number"),
@@ -59,5 +67,5 @@ def test_schedules_that_are_none(tiny_model, tmp_path, changes, message):
     model = shutil.copytree(tiny_model, tmp_path / "model")
     change_json(model / "scheduler" / "scheduler_config.json", **changes)
     with pytest.raises(ModelError, match=message) as error:
-        noise_schedule(model)
+        noise_schedule(model, "epsilon")
     assert error.value.hint.startswith("download the model again")

@@ -12,6 +12,10 @@ from prep.errors import ConfigError
 from train.config.schema import Lora
 from train.models import lora
 from train.models.denoiser import quiet
+from train.models.families.sd15 import PRESETS
+from train.models.naming import Naming
+
+NAMING = Naming(component="unet", kohya="lora_unet_")
 
 
 @pytest.fixture
@@ -21,11 +25,21 @@ def unet(tiny_model):
 
 def trained(unet, settings):
     """An attached adapter that changes the answer."""
-    found = lora.attach(unet, settings, seed=0)
+    found = lora.attach(unet, settings, seed=0, presets=PRESETS)
     with torch.no_grad():
         for value in found.values():
             value.normal_(std=0.3, generator=torch.Generator().manual_seed(len(value)))
     return found
+
+
+def test_kohya_names_where_no_program_reads_them():
+    naming = Naming(component="transformer", kohya=None)
+    assert naming.format_of(Lora()) == "diffusers" and NAMING.format_of(Lora()) == "kohya"
+    with pytest.raises(ConfigError) as error:
+        naming.format_of(Lora(format="kohya"))
+    assert error.value.message == ("lora.format is 'kohya', but no program reads kohya's names for this family of "
+                                   "models")
+    assert error.value.hint == "--set lora.format=diffusers"
 
 
 def ask(unet):
@@ -43,7 +57,8 @@ def test_a_pipeline_answers_like_the_trained_model(unet, tiny_model, tmp_path, l
     before = ask(unet)
     found = trained(unet, settings)
     wanted = ask(unet)
-    save_file(lora.pack(found, settings), tmp_path / "lora.safetensors", metadata=lora.describe(found, settings))
+    save_file(lora.pack(found, settings, NAMING), tmp_path / "lora.safetensors",
+              metadata=lora.describe(found, settings, NAMING))
     quiet()
     pipeline = StableDiffusionPipeline.from_pretrained(tiny_model, low_cpu_mem_usage=False, safety_checker=None)
     pipeline.load_lora_weights(tmp_path, weight_name="lora.safetensors")
@@ -54,7 +69,8 @@ def test_a_pipeline_answers_like_the_trained_model(unet, tiny_model, tmp_path, l
 def test_kohya_names_rank_and_alpha_are_in_the_file(unet, tmp_path):
     settings = Lora(rank=4, alpha=2.0)
     found = trained(unet, settings)
-    save_file(lora.pack(found, settings), tmp_path / "x.safetensors", metadata=lora.describe(found, settings))
+    save_file(lora.pack(found, settings, NAMING), tmp_path / "x.safetensors",
+              metadata=lora.describe(found, settings, NAMING))
     module = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_out_0"
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert file.get_tensor(f"{module}.alpha").item() == 2.0
@@ -69,13 +85,13 @@ def test_kohya_names_rank_and_alpha_are_in_the_file(unet, tmp_path):
 def test_a_file_gives_back_the_bits(unet, layout):
     settings = Lora(rank=2, format=layout)
     found = trained(unet, settings)
-    again = lora.unpack(lora.pack(found, settings), found, Lora(rank=2))
+    again = lora.unpack(lora.pack(found, settings, NAMING), found, NAMING)
     assert all(torch.equal(again[name], value) for name, value in found.items())
 
 
 def test_a_new_adapter_changes_nothing_and_is_all_that_is_trained(unet):
     before = ask(unet)
-    found = lora.attach(unet, Lora(rank=4), seed=0)
+    found = lora.attach(unet, Lora(rank=4), seed=0, presets=PRESETS)
     assert torch.equal(ask(unet), before)
     assert {name for name, value in unet.named_parameters() if value.requires_grad} == set(found)
     assert {value.dtype for value in found.values()} == {torch.float32}
@@ -85,14 +101,14 @@ def test_a_new_adapter_changes_nothing_and_is_all_that_is_trained(unet):
 def test_the_seed_decides_the_first_weights(tiny_model):
     def first(seed):
         unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
-        return torch.cat([value.flatten() for value in lora.attach(unet, Lora(rank=2), seed).values()])
+        return torch.cat([value.flatten() for value in lora.attach(unet, Lora(rank=2), seed, presets=PRESETS).values()])
 
     assert torch.equal(first(0), first(0)) and not torch.equal(first(0), first(1))
 
 
 def test_targets_that_are_nowhere_are_said(unet):
     with pytest.raises(ConfigError) as caught:
-        lora.attach(unet, Lora(targets=("to_qq",)), seed=0)
+        lora.attach(unet, Lora(targets=("to_qq",)), seed=0, presets=PRESETS)
     assert caught.value.message == ("lora.targets names 'to_qq', but no linear or convolution layer's name ends in "
                                     "it; did you mean 'to_q'?")
     assert "to_k" in caught.value.hint
@@ -102,7 +118,7 @@ def test_first_weights_are_float32_also_beside_a_base_of_half_precision(tiny_mod
     """Drawn in float32 from the seed, not rounded to bfloat16 on the way."""
     def first(dtype):
         unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False).to(dtype)
-        return lora.attach(unet, Lora(rank=2), seed=0)
+        return lora.attach(unet, Lora(rank=2), seed=0, presets=PRESETS)
 
     whole, half = first(torch.float32), first(torch.bfloat16)
     assert all(torch.equal(value, half[name]) for name, value in whole.items())

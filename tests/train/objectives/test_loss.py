@@ -23,7 +23,7 @@ def drawn():
 def test_noised_is_what_diffusers_adds(drawn):
     latent, noise, timestep = drawn
     scheduler = schedule("epsilon")
-    ours = loss.noised(latent, noise, scheduler.alphas_cumprod[timestep])
+    ours = loss.noised("epsilon", latent, noise, scheduler.alphas_cumprod[timestep])
     assert torch.allclose(ours, scheduler.add_noise(latent, noise, timestep), atol=1e-6)
 
 

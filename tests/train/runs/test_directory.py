@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from crashes import Crashed, Disk, state
 
 from prep.errors import CacheError, PathError
 from prep.manifest.document import read_manifest
@@ -80,6 +81,32 @@ def test_a_run_is_not_begun_twice(claim, tmp_path, what):
         go(tmp_path / "run")
     assert caught.value.hint.startswith("add --resume to continue it") and caught.value.exit_code == 5
     go(tmp_path / "run", step=1)
+
+
+def test_a_start_that_was_killed_starts_again(make, setup_of, tmp_path, monkeypatch):
+    """Killed before each change of the disk: the directory is one that the same command takes, and then complete."""
+    setup, disk = setup_of(make()), Disk(monkeypatch)
+    claim_run(tmp_path / "whole", setup)
+    points = len(disk.seen)
+    assert points > 10
+    for point in range(points):
+        folder = tmp_path / f"run-{point}"
+        disk.left = point
+        with pytest.raises(Crashed):
+            claim_run(folder, setup)
+        disk.left = 1 << 30
+        claim_run(folder, setup)
+        assert state(folder) == state(tmp_path / "whole"), disk.seen[point]
+
+
+def test_partial_files_beside_others_do_not_make_a_run(claim, tmp_path):
+    _, go = claim
+    (tmp_path / "full").mkdir()
+    for name in (".0123456789abcdef.partial", "manifest.json"):
+        (tmp_path / "full" / name).write_text("x")
+    with pytest.raises(PathError, match="is not empty and is not a training run"):
+        go(tmp_path / "full")
+    assert len(list((tmp_path / "full").iterdir())) == 2
 
 
 def test_a_run_that_goes_on_from_an_older_checkpoint_sets_newer_ones_aside(claim, tmp_path):

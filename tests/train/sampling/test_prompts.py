@@ -30,7 +30,7 @@ def test_an_unchanged_file_gives_the_manifest_s_rows(opened):
     found = current(index)
     assert found.prompts == cached(index) and found.warnings == ()
     assert words(found.prompts) == ["a red circle", "a blue square"]
-    text = Rows(index).text([found.prompts[1].positive, found.prompts[1].negative]).float().numpy()
+    text = Rows(index).text([found.prompts[1].positive, found.prompts[1].negative])["hidden"].float().numpy()
     values = list(made.texts.values())
     assert all(any(np.array_equal(row, value) for value in values) for row in text)
     assert found.prompts[0].negative != found.prompts[1].negative
@@ -88,7 +88,7 @@ def test_without_a_prompt_file_validation_captions_are_shown(make):
     rows = Rows(index)
     for prompt in found.prompts:
         key = held_out[prompt.prompt].texts[0].key
-        assert np.array_equal(rows.text([prompt.positive]).float().numpy()[0], made.texts[key])
+        assert np.array_equal(rows.text([prompt.positive])["hidden"].float().numpy()[0], made.texts[key])
         assert prompt.negative == index.ref(**made.manifest.document["prompts"]["unconditional"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from prep.loader.rows import Rows
 from prep.recipe.prompts import PromptSettings
 from train.config.schema import Sampling
 from train.models.denoiser import load, quiet
+from train.models.families.registry import DENOISERS
 from train.sampling.grid import grid_png
 from train.sampling.prompts import cached
-from train.sampling.sampler import pictures, usual_size
+from train.sampling.sampler import _whole, pictures, usual_size
 
 CPU = torch.device("cpu")
 QUICK = Sampling(steps=4, guidance=3.0, seed=1, size=(64, 48))
@@ -44,7 +46,7 @@ def test_pictures_are_the_pipeline_s(asked, tiny_model, monkeypatch):
     from train.sampling.sampler import _noise
 
     for prompt, picture in zip(prompts, ours, strict=True):
-        positive, negative = rows.text([prompt.positive]).float(), rows.text([prompt.negative]).float()
+        positive, negative = (rows.text([row])["hidden"].float() for row in (prompt.positive, prompt.negative))
         latent = pipeline(prompt_embeds=positive, negative_prompt_embeds=negative, num_inference_steps=4,
                           guidance_scale=3.0, output_type="latent", height=48, width=64,
                           latents=torch.from_numpy(_noise(prompt.prompt, (4, 6, 8), 1))[None]).images
@@ -55,10 +57,20 @@ def test_pictures_are_the_pipeline_s(asked, tiny_model, monkeypatch):
     assert made.manifest.document["latents"]["shift_factor"] == "0.125" and setup.others == {}
 
 
+def test_sizes_are_those_that_the_denoiser_takes(asked):
+    _, _, denoiser, _, _ = asked
+    assert _whole(denoiser, (100, 47)) == (96, 40) and _whole(denoiser, (3, 8)) == (8, 8)
+    sd3 = SimpleNamespace(family=SimpleNamespace(factor=8, patch=2), calls=DENOISERS["sd3"],
+                          model=SimpleNamespace(config={"pos_embed_max_size": 24}))
+    assert _whole(sd3, (1000, 100)) == (384, 96)
+    sd3.model.config["pos_embed_max_size"] = None
+    assert _whole(sd3, (1000, 100)) == (992, 96)
+
+
 def test_guidance_one_asks_once(asked, tiny_model):
     _, _, denoiser, rows, prompts = asked
     sizes = []
-    denoiser.unet.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+    denoiser.model.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
     pictures(denoiser, rows, tiny_model, prompts[:1], Sampling(steps=2, guidance=1.0, size=(64, 64)))
     pictures(denoiser, rows, tiny_model, prompts[:1], Sampling(steps=2, guidance=2.0, size=(64, 64)))
     assert sizes == [1, 1, 2, 2]
@@ -79,10 +91,14 @@ def test_the_vae_is_loaded_to_decode_and_freed(asked, tiny_model):
     import gc
 
     _, _, denoiser, rows, prompts = asked
+    def alive() -> set[int]:
+        gc.collect()
+        return {id(one) for one in gc.get_objects() if type(one) is AutoencoderKL}
+
+    before = alive()
     made = pictures(denoiser, rows, tiny_model, prompts, QUICK)
     assert made[0].shape == (48, 64, 3) and made[0].dtype == np.uint8
-    gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) is AutoencoderKL]
+    assert alive() <= before
 
 
 def test_the_usual_size_is_the_fullest_bucket_s(make):

@@ -7,7 +7,7 @@ import torch
 
 from prep.errors import ModelError
 from prep.loader.index import open_index
-from prep.models import text_encoder
+from prep.models.text import encoder
 from prep.recipe.prompts import parse_prompt
 from train.sampling import text
 from train.sampling.text import encode_prompts
@@ -29,14 +29,14 @@ def test_rows_of_the_cache_are_taken_from_it_and_no_encoder_is_loaded(make, tiny
 def test_rows_of_another_shape_are_refused(make, tiny_model):
     """The rows of this small manifest have 8 tokens, those of the model 77."""
     index = open_index(make().manifest)
-    with pytest.raises(ModelError, match=r"the text encoder of .*tiny returns rows \[77, 32\], expected \[8, 32\], as "
-                                         "in the cache") as caught:
+    with pytest.raises(ModelError, match=r"the text encoder of .*tiny returns rows {.hidden.: \(77, 32\)}, expected "
+                                         r"{.hidden.: \(8, 32\)}, as in the cache") as caught:
         encode_prompts(index, tiny_model, [parse_prompt("unheard of", "x")], CPU)
     assert caught.value.hint == "pass the model that encoded the cache: --model"
 
 
 def test_a_row_that_is_not_finite_is_refused(make, tiny_model, monkeypatch):
-    monkeypatch.setattr(text_encoder.TextEncoder, "encode", lambda self, texts: [None for _ in texts])
+    monkeypatch.setattr(encoder.TextEncoder, "encode", lambda self, texts: [None for _ in texts])
     with pytest.raises(ModelError, match=r"the text encoder of .*tiny returns values that are not finite for "
                                          r"'unheard of'"):
         encode_prompts(open_index(make().manifest), tiny_model, [parse_prompt("unheard of", "x")], CPU)

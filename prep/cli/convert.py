@@ -1,0 +1,30 @@
+"""`prep convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep.cli import options as opt
+from prep.cli.console import put
+from prep.cli.ticker import progress
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="a single-file checkpoint "
+                                         "(.safetensors)")],
+    config: Annotated[Path, typer.Option("--config", metavar="DIR", show_default=False, help="a diffusers pipeline "
+                                         "directory of the same architecture: its configs and tokenizers, and weights "
+                                         "that FILE lacks")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", show_default=False,
+                                         help="the diffusers directory to write")],
+    quiet: opt.Quiet = False,
+) -> None:
+    """Convert a single-file checkpoint to a diffusers directory, which --model takes. Nothing is downloaded."""
+    from prep.models.checkpoints.single_file import convert as convert_file
+
+    with progress("converting", None, shown=not quiet):
+        convert_file(file, config, output)
+    put(f"wrote {output}")

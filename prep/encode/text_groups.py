@@ -1,0 +1,35 @@
+"""Groups text rows by length, for families whose rows are trimmed: rows of one task have one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from prep.encode.targets import TextTarget
+from prep.models.family import Family, TextOptions
+
+
+class TextGroups:
+    """The lengths of text rows in tokens, rounded up; counted only for rows that are to be encoded."""
+
+    def __init__(self, model: Path, family: Family, options: TextOptions, texts: Mapping[str, TextTarget]) -> None:
+        self._model, self._family, self._options, self._texts = model, family, options, texts
+        self._tokens: dict[str, int] = {}
+
+    def count(self, keys: Iterable[str]) -> None:
+        """Counts the tokens of rows; does nothing if rows are not trimmed. Raises `ModelError`."""
+        lacking = [key for key in keys if key not in self._tokens]
+        if self._family.text.layout != "trimmed" or not lacking:
+            return
+        from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
+        quiet_libraries()
+        from prep.models.text.lengths import LengthCounter
+
+        counter = LengthCounter(self._model, self._family, self._options)
+        captions = {key: caption for key in lacking if (caption := self._texts[key].caption) is not None}
+        self._tokens |= dict(zip(captions, counter.groups(list(captions.values())), strict=True))
+        self._tokens |= {key: counter.unconditional() for key in lacking if key not in captions}
+
+    def tokens(self, key: str) -> int:
+        """Tokens of the group of a row; 0 if rows are not trimmed, or if this one was not counted."""
+        return self._tokens.get(key, 0)

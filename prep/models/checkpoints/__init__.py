@@ -1,0 +1,1 @@
+"""Checkpoints in other layouts than a diffusers directory."""

@@ -1,0 +1,24 @@
+"""The known families. To add one: a module here, a line in `FAMILIES`, and a module in `train.models.families`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prep.models.families import flux, pixart, sd3, sd15, sd21, sdxl, zimage
+from prep.models.family import Family
+
+FAMILIES: Mapping[str, Family] = {family.name: family for family in (
+    sd15.FAMILY,
+    sd21.FAMILY,
+    sdxl.FAMILY,
+    sd3.FAMILY,
+    flux.FAMILY,
+    pixart.ALPHA,
+    pixart.SIGMA,
+    zimage.FAMILY,
+)}  # fmt: skip
+
+
+def families_of_pipeline(class_name: object) -> Mapping[str, Family]:
+    """The families whose pipelines have this diffusers class, by name: none, one, or several told apart by `fits`."""
+    return {name: family for name, family in FAMILIES.items() if class_name in family.pipelines}

@@ -1,0 +1,69 @@
+"""Stable Diffusion XL: two CLIP text encoders side by side, a pooled vector, and size conditions.
+
+Sources: stabilityai/stable-diffusion-xl-base-1.0 (vae/config.json: scaling_factor 0.13025);
+Podell et al. 2023, section 2.2, for the size conditions, which belong to pictures, not to captions. Text rows are those
+of `StableDiffusionXLPipeline.encode_prompt` in diffusers 0.42: the last layer but one of both encoders, without a norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prep.models.configs import Configs
+from prep.models.families import sd15
+from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.models.text import clip
+
+
+def shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
+    """`hidden` [token, channel]: both encoders' channels; `pooled` [channel]: the second encoder's projection."""
+    width = configs.width("text_encoder", "hidden_size") + configs.width("text_encoder_2", "hidden_size")
+    return {"hidden": (options.tokens, width), "pooled": (configs.width("text_encoder_2", "projection_dim"),)}
+
+
+def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
+    """One `hidden` and one `pooled` per caption. Padding is part of them: the UNet has no text mask."""
+    if options.windows > 1:
+        hidden_BLD, pooled_BD = _in_windows(pipeline, captions, options, device)
+    else:
+        hidden_BLD, _, pooled_BD, _ = pipeline.encode_prompt(
+            prompt=list(captions), device=device, do_classifier_free_guidance=False,
+            clip_skip=options.clip_skip or None)
+    return [{"hidden": hidden, "pooled": pooled} for hidden, pooled in zip(hidden_BLD, pooled_BD, strict=True)]
+
+
+def _in_windows(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> tuple[Any, Any]:
+    """Hidden states [B, L, D] of both encoders, windows side by side along L; pooled vectors [B, D] of the first
+    window.
+    """
+    first = clip.encode(pipeline.tokenizer, pipeline.text_encoder, captions, options, device)
+    second = clip.encode(pipeline.tokenizer_2, pipeline.text_encoder_2, captions, options, device)
+    one, two = (clip.joined(made.hidden_states[-(options.clip_skip + 2)], options) for made in (first, second))
+    hidden_BLD = two.new_empty(*two.shape[:2], one.shape[2] + two.shape[2])
+    hidden_BLD[..., :one.shape[2]], hidden_BLD[..., one.shape[2]:] = one, two
+    return hidden_BLD, second.text_embeds[::options.windows]
+
+
+def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
+    """The pipeline's own negative: zeros if force_zeros_for_empty_prompt is set (as in the base model), else "".
+
+    It is repeated for each window. A clip_skip does not apply to it in diffusers either.
+    """
+    _, hidden_1LD, _, pooled_1D = pipeline.encode_prompt(prompt="", device=device, do_classifier_free_guidance=True)
+    return {"hidden": hidden_1LD[0].repeat(options.windows, 1), "pooled": pooled_1D[0]}
+
+
+TEXT = TextFacts(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=77,
+                 shortest=77, longest=77, shapes=shapes, encode=encode, unconditional=unconditional,
+                 pipeline_options=("force_zeros_for_empty_prompt",), clip=True, windows=True)
+COMPONENTS = {
+    **sd15.COMPONENTS,
+    "text_encoder_2": (("transformers", "CLIPTextModelWithProjection"),),
+    "tokenizer_2": sd15.COMPONENTS["tokenizer"],
+}
+FAMILY = Family(
+    name="sdxl", pipelines=("StableDiffusionXLPipeline",), denoiser="unet", components=COMPONENTS, latent_channels=4,
+    factor=8, patch=1, step=64, resolution=1024, scaling_factor="0.13025", shift_factor="0",
+    predictions=("epsilon", "v_prediction"), text=TEXT,
+)

@@ -1,0 +1,1 @@
+"""Encodes and counts text with a pipeline's own tokenizers and text encoders."""

@@ -1,0 +1,68 @@
+"""Finds how many tokens the row of a caption will have, without reading the weights of a text encoder.
+
+Rows of families with trimmed text are stored in groups of equal length, so lengths decide the tasks. The pipeline's own
+`encode_prompt` runs with encoders that return one zero for each token: it counts what the real one would return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from prep.models.family import GROUP, TOKEN, Family, TextOptions, TextRow
+from prep.models.fingerprint import text_files
+from prep.models.text.pipeline import assemble, tokenizers_of
+
+MOST_LAYERS = 128  # hidden states that a pipeline may ask for
+BATCH = 256  # captions counted at once
+
+
+class _Counting(nn.Module):
+    """Stands in for a text encoder: hidden states of one channel, all zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(hidden_size=1, use_attention_mask=False, text_config=SimpleNamespace())
+        self.dtype = torch.float32
+        self.device = torch.device("cpu")
+
+    def forward(self, input_ids: Tensor, *args: Any, **options: Any) -> Any:
+        hidden_BL1 = torch.zeros(*input_ids.shape, 1)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_BL1, pooler_output=hidden_BL1[:, 0],
+                                          hidden_states=(hidden_BL1,) * MOST_LAYERS)
+
+
+class LengthCounter:
+    """Counts the tokens of rows with a pipeline's own tokenizers. Raises `ModelError` if they cannot be loaded."""
+
+    def __init__(self, model: Path, family: Family, options: TextOptions) -> None:
+        files = text_files(model)
+        stand_ins: dict[str, Any] = {name: _Counting() for name in files.encoders}
+        self._pipeline = assemble(model, family, stand_ins | tokenizers_of(model, family, files))
+        self._family, self._options = family, options
+
+    @torch.inference_mode()
+    def groups(self, captions: Sequence[str]) -> list[int]:
+        """For each caption, the length of the group that its row belongs to, in tokens."""
+        found: list[int] = []
+        for start in range(0, len(captions), BATCH):
+            chunk = list(captions[start:start + BATCH])
+            rows = self._family.text.encode(self._pipeline, chunk, self._options, torch.device("cpu"))
+            found += [self._group(row) for row in rows]
+        return found
+
+    @torch.inference_mode()
+    def unconditional(self) -> int:
+        """The same for the row without a prompt."""
+        return self._group(self._family.text.unconditional(self._pipeline, self._options, torch.device("cpu")))
+
+    def _group(self, row: TextRow) -> int:
+        length = max(value.shape[self._family.text.arrays[name].index(TOKEN)] for name, value in row.items()
+                     if TOKEN in self._family.text.arrays[name])
+        return max(GROUP, -(-length // GROUP) * GROUP)

@@ -1,0 +1,108 @@
+"""Builds a diffusers pipeline of only its tokenizers and text encoders: denoiser and VAE are not loaded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from prep.errors import ModelError
+from prep.models.components import class_of
+from prep.models.configs import Configs
+from prep.models.family import Family
+from prep.models.fingerprint import TextFiles
+from prep.models.loading import dtype_keyword, load_model, load_tokenizer
+from prep.models.pipeline import pipeline_index
+
+TOO_LONG = "set model_max_length in its tokenizer_config.json"
+
+
+def load_text_pipeline(model: Path, family: Family, files: TextFiles, dtype: torch.dtype) -> Any:
+    """The pipeline of `model` with its text parts on the CPU, encoders in `dtype` whatever their configs say.
+
+    Raises `ModelError`.
+    """
+    index = pipeline_index(model)
+    options: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
+
+    def encoder(name: str) -> Any:
+        kind = getattr(transformers, _class_of(index, name, model, family))
+        return load_model(kind, files.encoders[name], spoken(name), trust_remote_code=False, **options)
+
+    parts = {name: encoder(name) for name in files.encoders}
+    parts |= tokenizers_of(model, family, files)
+    _check_lengths(parts, model)
+    return assemble(model, family, parts)
+
+
+def tokenizers_of(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:
+    """The tokenizers of `model` by component name. Raises `ModelError`."""
+    index = pipeline_index(model)
+    return {name: load_tokenizer(_class_of(index, name, model, family), found)
+            for name, found in files.tokenizers.items()}
+
+
+def assemble(model: Path, family: Family, parts: Mapping[str, Any]) -> Any:
+    """The family's pipeline of `parts`; every other component is `None`. Plain values come from model_index.json.
+
+    Of a missing denoiser, the pipeline has the values of its config that text is made with.
+    """
+    index = pipeline_index(model)
+    name = index.get("_class_name")
+    kind = getattr(diffusers, str(name) if name in family.pipelines else family.pipelines[0])
+    wanted = inspect.signature(kind.__init__).parameters.values()
+    components = {one.name: parts.get(one.name) for one in wanted if _is_component(one, index)}
+    plain = {one.name: index[one.name] for one in wanted
+             if one.name in index and one.name not in components and isinstance(index[one.name], bool | int | str)}
+    pipeline = kind(**components, **{**plain, **_never(wanted)})
+    values = {} if family.text.denoiser_config is None else family.text.denoiser_config(Configs(model))
+    if values and family.denoiser not in parts:
+        setattr(pipeline, family.denoiser, SimpleNamespace(config=SimpleNamespace(**values)))
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _is_component(parameter: inspect.Parameter, index: Mapping[str, Any]) -> bool:
+    """Whether a parameter of a pipeline's constructor is a component, not a plain option."""
+    named = isinstance(index.get(parameter.name), list)
+    return parameter.name != "self" and (named or parameter.default is inspect.Parameter.empty)
+
+
+def _never(wanted: Any) -> dict[str, bool]:
+    """Options that would load or require what text does not need."""
+    off = ("requires_safety_checker", "add_watermarker")
+    return {one.name: False for one in wanted if one.name in off}
+
+
+def _class_of(index: Mapping[str, Any], name: str, model: Path, family: Family) -> str:
+    """The transformers class of a text part, which must be one that the family has. Raises `ModelError`."""
+    found, known = class_of(index, name, model), family.components.get(name, ())
+    if found not in known:
+        raise ModelError(f"{name} in {model / 'model_index.json'} is a {found[1]}, expected "
+                         f"{' or '.join(kind for _, kind in known) or 'no such component'} in family '{family.name}'",
+                         hint="name another model, or set its family in [model]")
+    return found[1]
+
+
+def spoken(component: str) -> str:
+    """A component's name for people: "text encoder 2"."""
+    return component.replace("_", " ")
+
+
+def _check_lengths(parts: Mapping[str, Any], model: Path) -> None:
+    """Raises `ModelError` if a tokenizer lets through more tokens than its text encoder has positions for."""
+    for name, encoder in parts.items():
+        tokenizer = parts.get(name.replace("text_encoder", "tokenizer"))
+        if name.startswith("text_encoder") and isinstance(encoder.config, transformers.CLIPTextConfig):
+            most = encoder.config.max_position_embeddings
+            if tokenizer is not None and tokenizer.model_max_length > most:
+                raise ModelError(f"the {spoken(name.replace('text_encoder', 'tokenizer'))} of {model} takes "
+                                 f"{tokenizer.model_max_length} tokens, its {spoken(name)} only {most}", hint=TOO_LONG)
+
+

@@ -1,0 +1,81 @@
+"""What a recipe may choose about text: what each family takes, and that a cache, a run and its pictures agree on it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pictures import draw
+
+from prep.encode.resolve import text_options_of
+from prep.errors import ConfigError
+from prep.models.configs import Configs
+from prep.models.families.registry import FAMILIES
+from prep.models.family import TextOptions
+from prep.recipe.schema import ModelOptions
+
+LONG = "two dogs on a long green bench in the rain, " * 4
+SMALL = ("--resolution", 64, "--step", 32, "--device", "cpu", "--dtype", "float32", "--quiet")
+
+
+def chosen(family, model, **options):
+    return text_options_of(FAMILIES[family], ModelOptions(**options), Configs(model))
+
+
+def test_what_a_recipe_leaves_out_is_the_family_s(tiny_model):
+    assert chosen("sd15", tiny_model) == TextOptions(max_length=77)
+    assert chosen("flux", tiny_model) == TextOptions(max_length=512)
+    assert chosen("flux", tiny_model, max_length=256) == TextOptions(max_length=256)
+    assert chosen("sdxl", tiny_model, text_windows=3, max_length=77) == TextOptions(max_length=77, windows=3)
+
+
+@pytest.mark.parametrize(("family", "options", "said", "hint"), [
+    ("flux", {"max_length": 513}, "model.max_length is 513, expected 1 to 512 for family 'flux'",
+     "leave it out for the family's own, 512"),
+    ("sd15", {"max_length": 150}, "model.max_length is 150, expected 77 for family 'sd15'",
+     "leave it out; longer captions need --text-windows 2 or 3"),
+    ("flux", {"text_windows": 2}, "model.text_windows is 2, but the text of family 'flux' is not read in windows",
+     "leave it out; --max-length sets the number of tokens"),
+    ("flux", {"clip_skip": 1}, "model.clip_skip is 1, but rows of family 'flux' have no hidden states of CLIP",
+     "leave it out"),
+    ("sd15", {"clip_skip": 9}, "model.clip_skip is 9, expected less than 1, the layers of the text encoder",
+     "1 is usual for models that were trained with the last layer but one"),
+])
+def test_what_a_family_cannot_do_is_refused(tiny_model, family, options, said, hint):
+    with pytest.raises(ConfigError) as caught:
+        chosen(family, tiny_model, **options)
+    assert (caught.value.message, caught.value.hint) == (said, hint)
+
+
+def test_options_out_of_bounds(prep, photos, tiny_model, tmp_path):
+    words = ("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache")
+    assert "model.text_windows is 4, expected a number from 1 to 3" in prep(*words, "--text-windows", 4).err
+    assert prep(*words, "--clip-skip", -1).code == 3
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl"])
+def test_windows_from_the_cache_to_the_pictures(prep, train, tmp_path, name):
+    """The denoiser takes longer rows; the row without a prompt is as long, so guidance works."""
+    tiny_pipelines = pytest.importorskip("tiny_pipelines")
+    tiny_pipelines.save(name, tmp_path / "model")
+    for number, caption in enumerate([LONG, "a red cat"]):
+        draw(tmp_path / "photos" / f"{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text(caption)
+    words = ("encode", tmp_path / "photos", "--model", tmp_path / "model", "--cache", tmp_path / "cache", *SMALL)
+    assert prep(*words, "-o", tmp_path / "one.json").code == 0
+    result = prep(*words, "-o", tmp_path / "two.json", "--text-windows", 2, "--clip-skip", 1, "--json")
+    assert result.code == 0 and result.json["encoded"] == {"latent": 0, "mask": 0, "text": 3}, result.err
+    contexts = [json.loads((tmp_path / f"{one}.json").read_text())["fields"]["text"]["context"]
+                for one in ("one", "two")]
+    assert contexts[1] == {**contexts[0], "clip_skip": 1, "text_windows": 2}
+    assert not {"clip_skip", "text_windows"} & set(contexts[0])
+    shapes = prep("inspect", tmp_path / "two.json", "--json").json["fields"]["text"]["arrays"]["hidden"]["shapes"]
+    assert [shape[0] for shape in shapes] == [154]
+    result = train("run", tmp_path / "two.json", "-o", tmp_path / "run", "--steps", 1, "--batch-size", 2,
+                   "--device", "cpu", "--precision", "fp32", "--set", "sample.every=1", "--set", "sample.steps=2")
+    assert result.code == 0, result.err
+    assert list((tmp_path / "run").rglob("*.png"))
+    result = train("sample", tmp_path / "run", "--prompt", LONG, "-o", tmp_path / "p.png", "--device", "cpu", "--steps",
+                   2)
+    assert result.code == 0 and (tmp_path / "p.png").exists(), result.err
+    said = prep("diff", tmp_path / "one.json", tmp_path / "two.json").out
+    assert "windows of 75 tokens: 2, was the default" in said and "skipped layers of CLIP: 1, was the default" in said

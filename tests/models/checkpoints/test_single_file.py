@@ -1,0 +1,141 @@
+"""Single-file checkpoints become directories that have every weight of the file, and none of anything else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from original_checkpoints import write_original
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+
+import tiny_pipelines
+
+from prep.models.families.registry import FAMILIES
+from prep.models.pipeline import infer_family
+
+BUILT = {"sd15": {}, "sdxl": {"second_width": 48}}
+
+
+@pytest.fixture(scope="module", params=BUILT)
+def model(request, tmp_path_factory) -> Path:
+    return tiny_pipelines.save(request.param, tmp_path_factory.mktemp(request.param) / "model", **BUILT[request.param])
+
+
+@pytest.fixture
+def bare(model, tmp_path) -> Path:
+    """The configs and tokenizers of the model, without any weights."""
+    return shutil.copytree(model, tmp_path / "config", ignore=shutil.ignore_patterns("*.safetensors"))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a pipeline directory; transformers names those of CLIP with a prefix or without."""
+    return {f"{path.parent.name}.{name.removeprefix('text_model.')}": value
+            for path in folder.rglob("*.safetensors") for name, value in load_file(path).items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_weight_of_the_original_file_arrives(prep, model, bare, tmp_path):
+    file = write_original(model, tmp_path / "my model.safetensors")
+    result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")
+    assert result.code == 0 and result.out == f"wrote {tmp_path / 'out'}\n"
+    assert equal(weights(tmp_path / "out"), weights(model))
+    assert infer_family(tmp_path / "out") == infer_family(model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config", "my model.safetensors", "out"]
+    for path in (tmp_path / "out").rglob("*.json"):
+        assert str(tmp_path) not in path.read_text() and "latentry-model-" not in path.read_text()
+
+
+def test_the_dtype_is_the_file_s(prep, model, bare, tmp_path):
+    file = write_original(model, tmp_path / "full.safetensors")
+    halved = {name: value.half() for name, value in load_file(file).items()}
+    save_file(halved, file)
+    assert prep("convert", file, "--config", bare, "-o", tmp_path / "out", "--quiet").code == 0
+    assert {value.dtype for value in weights(tmp_path / "out").values()} == {torch.float16}
+
+
+def test_what_the_file_lacks_comes_from_the_directory(prep, model, tmp_path):
+    """A file with only a UNet, which is another than the directory's."""
+    file = write_original(model, tmp_path / "unet.safetensors")
+    kept = {name: value + 1 for name, value in load_file(file).items() if name.startswith("model.diffusion_model.")}
+    save_file(kept, file)
+    assert prep("convert", file, "--config", model, "-o", tmp_path / "out").code == 0
+    made, before = weights(tmp_path / "out"), weights(model)
+    assert made.keys() == before.keys()
+    for name, value in made.items():
+        assert torch.equal(value, before[name] + 1 if name.startswith("unet.") else before[name]), name
+
+
+def test_what_is_in_neither_is_named(prep, model, bare, tmp_path):
+    file = write_original(model, tmp_path / "unet.safetensors")
+    save_file({name: value for name, value in load_file(file).items() if "diffusion_model" in name}, file)
+    result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")
+    assert result.code == 6 and "cannot be converted: it has no " in result.err
+    assert "and neither has the directory of --config" in result.err and not (tmp_path / "out").exists()
+    assert "hint: name a pipeline directory of the same architecture" in result.err
+
+
+def test_a_weight_that_is_missing_is_named(prep, model, bare, tmp_path):
+    file = write_original(model, tmp_path / "x.safetensors")
+    whole = load_file(file)
+    for lost in ("model.diffusion_model.time_embed.2.bias", "conditioner.embedders.1.model.text_projection"):
+        save_file({name: value for name, value in whole.items() if name != lost}, file)
+        result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")
+        if lost not in whole:
+            continue
+        assert result.code == 6 and not (tmp_path / "out").exists()
+        said = "x.safetensors lacks weights of the text encoder 2: text_projection.weight" if "text" in lost else \
+            "it lacks weights that the configs ask for"
+        assert said in result.err
+
+
+def test_files_that_are_not_taken(prep, model, bare, tmp_path):
+    (tmp_path / "x.ckpt").write_bytes(b"\x80\x02}q\x00.")
+    result = prep("convert", tmp_path / "x.ckpt", "--config", bare, "-o", tmp_path / "out")
+    assert result.code == 6 and "x.ckpt is no safetensors file, expected NAME.safetensors" in result.err
+    assert "hint: only safetensors are read: a .ckpt file can run code" in result.err
+    file = write_original(model, tmp_path / "cut.safetensors")
+    file.write_bytes(file.read_bytes()[:-5])
+    result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")
+    assert result.code == 6 and "bytes, expected" in result.err
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")
+    assert result.code == 5 and "out exists, expected a new or empty directory" in result.err
+    result = prep("convert", file, "--config", bare, "-o", tmp_path / "no" / "out")
+    assert result.code == 5 and "out cannot be written: there is no directory" in result.err
+
+
+def test_a_config_directory_runs_no_code(prep, model, bare, tmp_path):
+    file = write_original(model, tmp_path / "x.safetensors")
+    index = json.loads((bare / "model_index.json").read_text())
+    for changes, said in (({"scheduler": ["mod", "Evil"]}, "scheduler in"), ({"vae": ["mod", "Evil"]}, "vae in"),
+                          ({"scheduler": ["diffusers", "os"]}, "expected one of diffusers")):
+        (bare / "model_index.json").write_text(json.dumps({**index, **changes}))
+        (bare / "mod.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+        result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")
+        assert result.code == 6 and said in result.err and not (tmp_path / "ran").exists()
+
+
+def test_a_single_file_as_model_names_the_command(prep, photos, model, tmp_path):
+    file = write_original(model, tmp_path / "my model.safetensors")
+    result = prep("encode", photos, "--model", file, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json")
+    assert result.code == 6 and "is a single file, expected a diffusers directory" in result.err
+    assert f"hint: convert it first: prep convert '{file}' --config DIR -o OUT" in result.err
+
+
+def test_pipelines_that_diffusers_cannot_convert(monkeypatch, prep, model, bare, tmp_path):
+    import diffusers
+
+    name = FAMILIES[infer_family(model)].pipelines[0]
+    monkeypatch.setattr(diffusers, name, type(name, (), {}))
+    file = write_original(model, tmp_path / "x.safetensors")
+    result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")
+    assert result.code == 6 and f"diffusers cannot convert single files of a {name}" in result.err

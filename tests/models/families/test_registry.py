@@ -1,0 +1,63 @@
+"""Each pipeline directory belongs to one family, also where several families share a pipeline class."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from prep.errors import ModelError
+from prep.models.configs import Configs
+from prep.models.families.registry import FAMILIES, families_of_pipeline
+from prep.models.pipeline import infer_family
+
+INDEX = {"_class_name": "StableDiffusionPipeline"}
+SD15 = {"cross_attention_dim": 768, "attention_head_dim": 8}  # the published configs, as far as they matter
+SD21 = {"cross_attention_dim": 1024, "attention_head_dim": [5, 10, 20, 20], "use_linear_projection": True}
+
+
+def directory(root: Path, **unet: object) -> Path:
+    (root / "unet").mkdir(parents=True)
+    (root / "unet" / "config.json").write_text(json.dumps(unet))
+    (root / "model_index.json").write_text(json.dumps(INDEX))
+    return root
+
+
+def test_families_that_share_a_pipeline_class_tell_their_models_apart():
+    classes = Counter(pipeline for family in FAMILIES.values() for pipeline in family.pipelines)
+    for pipeline, count in classes.items():
+        families = families_of_pipeline(pipeline)
+        assert len(families) == count
+        assert all((family.fits is None) == (count == 1) for family in families.values()), pipeline
+    assert families_of_pipeline("OtherPipeline") == families_of_pipeline(None) == families_of_pipeline([]) == {}
+
+
+@pytest.mark.parametrize(("unet", "family"), [
+    (SD15, "sd15"), ({**SD15, "use_linear_projection": False}, "sd15"), ({**SD15, "class_embed_type": None}, "sd15"),
+    (SD21, "sd21"), ({**SD21, "upcast_attention": True}, "sd21"),
+])
+def test_stable_diffusion_1_and_2_are_told_apart_by_the_unet(unet, family, tmp_path):
+    model = directory(tmp_path / "model", **unet)
+    assert infer_family(model) == family
+    fitting = [one.name for one in families_of_pipeline("StableDiffusionPipeline").values() if one.fits(Configs(model))]
+    assert fitting == [family]
+
+
+@pytest.mark.parametrize("odd", [{"class_embed_type": "projection"}, {"addition_embed_type": "text_time"},
+                                 {"encoder_hid_dim_type": "text_proj"}, {"num_class_embeds": 1000}])
+@pytest.mark.parametrize("unet", [SD15, SD21], ids=["sd15", "sd21"])
+def test_a_unet_with_further_inputs_is_of_neither_family(unet, odd, tmp_path):
+    model = directory(tmp_path / "model", **unet, **odd)
+    with pytest.raises(ModelError) as error:
+        infer_family(model)
+    assert error.value.message == (f"{model} is a StableDiffusionPipeline, but its configs are of no known family: "
+                                   "sd15 and sd21 have other inputs")
+    assert error.value.exit_code == 6 and error.value.hint.startswith("known families: sd15, sd21, ")
+
+
+def test_a_directory_without_a_unet_is_told(tmp_path):
+    (tmp_path / "model_index.json").write_text(json.dumps(INDEX))
+    with pytest.raises(ModelError, match=r"cannot read .*unet/config\.json"):
+        infer_family(tmp_path)

@@ -1,0 +1,60 @@
+"""Lengths of trimmed rows, counted without reading a text encoder, are those of the encoded rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from family_cases import CASES, Case, named
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+
+import tiny_pipelines
+
+from prep.models.families.registry import FAMILIES
+from prep.models.family import ATTENTION_MASK, GROUP, TextOptions
+from prep.models.text.encoder import TextEncoder
+from prep.models.text.lengths import LengthCounter
+
+TRIMMED = [case for case in CASES if FAMILIES[case.family].text.layout == "trimmed"]
+CAPTIONS = ["a", "", "a red cat on a bench", "two dogs, " * 9, "a word and another " * 100, "3 à 4 m"]
+
+
+@pytest.fixture(scope="module", params=TRIMMED, ids=named)
+def case(request) -> Case:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(case, tmp_path_factory) -> Path:
+    return tiny_pipelines.save(case.build, tmp_path_factory.mktemp(case.build) / "model", **case.options)
+
+
+def test_counted_lengths_are_those_of_the_rows(case, model, monkeypatch):
+    family = FAMILIES[case.family]
+    options = TextOptions(max_length=family.text.max_length)
+    encoder = TextEncoder(model, family, options, device="cpu", compute="float32", dtype="float32")
+    rows = encoder.encode(CAPTIONS)
+    alone = [len(row[ATTENTION_MASK]) for row in (*rows, encoder.unconditional()) if row is not None]
+    assert len(alone) == len(CAPTIONS) + 1 and len(set(alone)) > 3
+    assert max(alone) <= family.text.longest
+    monkeypatch.delattr("prep.models.text.pipeline.load_model")  # no weights are read
+    counter = LengthCounter(model, family, options)
+    groups = [*counter.groups(CAPTIONS), counter.unconditional()]
+    assert groups == [-(-length // GROUP) * GROUP for length in alone]
+
+
+def test_a_row_is_the_same_in_any_group_and_beside_any_caption(case, model):
+    family = FAMILIES[case.family]
+    options = TextOptions(max_length=family.text.max_length)
+    encoder = TextEncoder(model, family, options, device="cpu", compute="float32", dtype="float32")
+    for caption, row in zip(CAPTIONS, encoder.encode(CAPTIONS), strict=True):
+        longest = -(-len(row[ATTENTION_MASK]) // GROUP) * GROUP
+        (alone,) = encoder.encode([caption], longest)
+        length = len(row[ATTENTION_MASK])
+        assert alone[ATTENTION_MASK].tolist() == [1] * length + [0] * (longest - length)
+        for name, dims in family.text.arrays.items():
+            if dims[0] == "token":
+                assert not alone[name][length:].any()
+            assert alone[name][:length] == pytest.approx(row[name], abs=1e-5)

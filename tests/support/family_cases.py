@@ -1,0 +1,93 @@
+"""One case per model family for `tests/whole/test_families.py`: how diffusers' own pipeline is asked for the same.
+
+Written from the pipelines' signatures, not from the code that is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How a family's pipeline is called by hand."""
+
+    family: str  # of prep.models.families
+    build: str  # of tiny_pipelines
+    options: Mapping[str, Any] = field(default_factory=dict)  # of tiny_pipelines
+    unguided: Mapping[str, Any]  # arguments of __call__ that ask the denoiser once a step, for the prompt alone
+    guided: Mapping[str, Any]  # those of a usual picture
+    guidance: float  # the value of sample.guidance that means `guided`
+    packed: Callable[[Tensor], Tensor] = lambda latent: latent  # [1, C, h, w] as __call__ takes it
+    normalized: Callable[[Any, Tensor], Tensor]  # the VAE and its posterior's mean → what the denoiser sees
+    encode: Callable[[Any, Tensor], Tensor] = lambda vae, image: vae.encode(image).latent_dist.mean
+    cut: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given  # a denoiser's arguments, without padding
+    rtol: float = 0.0  # of a picture from cached rows
+
+
+def flux_packed(latent: Tensor) -> Tensor:
+    from diffusers import FluxPipeline
+
+    count, channels, height, width = latent.shape
+    return FluxPipeline._pack_latents(latent, count, channels, height, width)
+
+
+def scaled(vae: Any, mean: Tensor) -> Tensor:
+    return mean * vae.config.scaling_factor
+
+
+def shifted(vae: Any, mean: Tensor) -> Tensor:
+    return (mean - vae.config.shift_factor) * vae.config.scaling_factor
+
+
+def without_padding(given: dict[str, Any]) -> dict[str, Any]:
+    """The rows of text that a mask of whole numbers or booleans keeps, in place of padded rows and their mask."""
+    mask = given["encoder_attention_mask"].bool()
+    assert not mask[:, 1:].logical_and(~mask[:, :-1]).any(), "padding is on the right"
+    rows = [hidden[kept] for hidden, kept in zip(given["encoder_hidden_states"], mask, strict=True)]
+    return {**given, "encoder_hidden_states": rows, "encoder_attention_mask": None}
+
+
+NO_CFG, CFG = {"guidance_scale": 1.0}, {"guidance_scale": 4.0}
+AS_GIVEN = {"use_resolution_binning": False, "clean_caption": False}  # sizes and captions
+CASES = [
+    Case(family="sd15", build="sd15", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
+    Case(family="sd21", build="sd21", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
+    Case(family="sd21", build="sd21", options={"prediction": "epsilon"}, unguided=NO_CFG, guided=CFG, guidance=4.0,
+         normalized=scaled),
+    Case(family="sdxl", build="sdxl", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
+    *(Case(family="sd3", build="sd3", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=shifted)
+      for options in ({}, {"qk_norm": "rms_norm"}, {"qk_norm": "rms_norm", "dual": (0,)}, {"without_t5": True})),
+    Case(family="flux", build="flux", unguided={"guidance_scale": 3.5}, guided=CFG, guidance=4.0, packed=flux_packed,
+         normalized=shifted),
+    Case(family="flux", build="flux", options={"guidance": False}, unguided={}, guided=CFG, guidance=4.0,
+         packed=flux_packed, normalized=shifted),
+    *(Case(family=name, build=name, options=options, unguided=NO_CFG | AS_GIVEN, guided=CFG | AS_GIVEN, guidance=4.0,
+           normalized=scaled, cut=without_padding)
+      for name, options in (("pixart_alpha", {}), ("pixart_alpha", {"sample_size": 64}), ("pixart_sigma", {}))),
+    # The pipeline's guidance scale 0 is off, so 3 means what 4 does elsewhere.
+    Case(family="zimage", build="zimage", unguided={"guidance_scale": 0.0}, guided={"guidance_scale": 3.0},
+         guidance=4.0, normalized=shifted),
+]
+
+
+def named(case: Case) -> str:
+    """The case's name in test ids."""
+    return "-".join([case.build, *(f"{name}={value}" for name, value in case.options.items())])
+
+
+def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
+    """Whether two arguments of a denoiser are the same: tensors, lists of tensors, plain values."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.allclose(one.float(), other.float(), rtol=tolerance, atol=tolerance)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(same(a, b, tolerance) for a, b in zip(one, other, strict=True))
+    if isinstance(one, dict) and isinstance(other, dict):
+        kept = [{key: value for key, value in each.items() if value is not None} for each in (one, other)]
+        return kept[0].keys() == kept[1].keys() and all(same(kept[0][key], kept[1][key], tolerance) for key in kept[0])
+    return bool(one == other)

@@ -1,0 +1,76 @@
+"""Loads pipelines and calls them, whatever arguments their family insists on."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+
+_untyped: Any = diffusers  # its constructors have no type annotations
+
+
+@contextmanager
+def known_warnings() -> Iterator[None]:
+    """Hides warnings that diffusers' own code causes: those seen in 0.42.1, and no others."""
+    with warnings.catch_warnings():
+        # Chroma's transformer imports a class from where diffusers no longer wants it imported.
+        warnings.filterwarnings("ignore", "`FluxPosEmbed` is deprecated", FutureWarning)
+        # Schedulers call np.array(tensor); NumPy 2 would like torch's tensors to know `copy`.
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning,
+                                r"diffusers\.schedulers\.")
+        yield
+
+
+def load(folder: Path, **options: Any) -> Any:
+    """The pipeline saved in `folder`, as diffusers loads it, with `options` for `from_pretrained`.
+
+    Parts that the index has none of (SD3 without T5) are named as such: otherwise diffusers says that they are missing.
+    """
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    absent = {name: None for name, part in index.items() if part == [None, None]}
+    with known_warnings():
+        pipeline = _untyped.DiffusionPipeline.from_pretrained(folder, **(absent | options))
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def text_only(pipeline: Any) -> Any:
+    """A pipeline of the same class and parts, but without denoiser and VAE: what is loaded to encode captions."""
+    taken = inspect.signature(type(pipeline).__init__).parameters
+    parts = {name: None if name in ("unet", "transformer", "vae") else part
+             for name, part in pipeline.components.items()}
+    settings = {name: value for name, value in pipeline.config.items() if name in taken and name not in parts}
+    return type(pipeline)(**parts, **settings)
+
+
+def encode_prompts(pipeline: Any, prompts: Sequence[str], **options: Any) -> Any:
+    """What the pipeline's `encode_prompt` returns for `prompts`, with `options` for it; negative prompts are empty."""
+    taken = inspect.signature(pipeline.encode_prompt).parameters
+    usual = {"device": "cpu", "num_images_per_prompt": 1, "do_classifier_free_guidance": True,
+             "prompt_2": None, "prompt_3": None, "prompt_4": None}
+    given = {name: value for name, value in usual.items() if name in taken} | options
+    with torch.no_grad(), known_warnings():  # most pipelines leave gradients on
+        return pipeline.encode_prompt(list(prompts), **given)
+
+
+def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2, seed: int = 0, **options: Any) -> Any:
+    """A picture of `side` pixels as an array [H, W, 3] of floats, from noise that `seed` decides.
+
+    Two steps at least: where the schedule does not end at 0 (Qwen-Image), diffusers divides by zero for one.
+    """
+    if "use_resolution_binning" in inspect.signature(pipeline.__call__).parameters:
+        options = {"use_resolution_binning": False} | options  # or pictures would have the size of trained ones
+    if hasattr(pipeline, "default_sample_size"):  # HiDream makes every picture as large as this, whatever is asked for
+        pipeline.default_sample_size = side // pipeline.vae_scale_factor
+    with known_warnings():
+        made = pipeline(prompt=prompt, num_inference_steps=steps, output_type="np", height=side, width=side,
+                        generator=torch.Generator().manual_seed(seed), **options)
+    return np.asarray(made.images[0])

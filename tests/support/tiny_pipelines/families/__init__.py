@@ -1,0 +1,1 @@
+"""A complete pipeline per function, each named after its family, freshly initialized."""

@@ -1,0 +1,79 @@
+"""FLUX.1, FLUX.2 and the families built like FLUX.1: Chroma and Ovis-Image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+
+from tiny_pipelines import schedulers, text_encoders, tokenizers, vaes
+from tiny_pipelines.text_encoders import WIDTH
+
+_untyped: Any = diffusers  # its constructors have no type annotations
+
+# Latents in patches of 2 by 2: 4 x 16 channels. Positions have three axes, whose widths add up to a head's.
+_PACKED = {"patch_size": 1, "in_channels": 64, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16,
+           "num_attention_heads": 2, "joint_attention_dim": WIDTH, "axes_dims_rope": (4, 4, 8)}
+
+
+def flux(guidance: bool = True) -> Any:
+    """FLUX.1 dev, which takes the guidance scale as an input; without `guidance` schnell."""
+    first, second = tokenizers.clip(), tokenizers.t5()
+    return _untyped.FluxPipeline(
+        scheduler=schedulers.dynamic_flow(3.0) if guidance else schedulers.flow(1.0), vae=vaes.flux(),
+        text_encoder=text_encoders.clip(first), tokenizer=first,
+        text_encoder_2=text_encoders.t5(second), tokenizer_2=second,
+        transformer=_untyped.FluxTransformer2DModel(
+            pooled_projection_dim=WIDTH, guidance_embeds=guidance, **_PACKED
+        ),
+    )
+
+
+def chroma() -> Any:
+    """Chroma: T5 alone, with a mask; a small network makes the modulations of all blocks."""
+    tokenizer = tokenizers.t5()
+    return _untyped.ChromaPipeline(
+        scheduler=schedulers.dynamic_flow(3.0), vae=vaes.flux(),
+        text_encoder=text_encoders.t5(tokenizer), tokenizer=tokenizer,
+        transformer=_untyped.ChromaTransformer2DModel(
+            approximator_num_channels=64, approximator_hidden_dim=32, approximator_layers=1, **_PACKED
+        ),
+    )
+
+
+def ovis() -> Any:
+    """Ovis-Image: Qwen3 alone; rows of padding are zeros, and nothing masks them."""
+    tokenizer = tokenizers.qwen3()
+    return _untyped.OvisImagePipeline(
+        scheduler=schedulers.dynamic_flow(3.0), vae=vaes.flux(),
+        text_encoder=text_encoders.qwen3(tokenizer), tokenizer=tokenizer,
+        transformer=_untyped.OvisImageTransformer2DModel(out_channels=64, **_PACKED),
+    )
+
+
+def flux2() -> Any:
+    """FLUX.2 dev: rows of layers 10, 20 and 30 of Mistral side by side, so the text encoder has 31."""
+    tokenizer = tokenizers.mistral()
+    return _untyped.Flux2Pipeline(
+        scheduler=schedulers.dynamic_flow(3.0), vae=vaes.flux2(),
+        text_encoder=text_encoders.mistral3(tokenizer, layers=31), tokenizer=tokenizer,
+        transformer=_flux2_transformer(guidance=True),
+    )
+
+
+def flux2_klein(distilled: bool = False) -> Any:
+    """FLUX.2 klein: rows of layers 9, 18 and 27 of Qwen3; no guidance scale as an input."""
+    tokenizer = tokenizers.qwen3()
+    return _untyped.Flux2KleinPipeline(
+        scheduler=schedulers.dynamic_flow(3.0), vae=vaes.flux2(),
+        text_encoder=text_encoders.qwen3_with_head(tokenizer, layers=28), tokenizer=tokenizer,
+        transformer=_flux2_transformer(guidance=False), is_distilled=distilled,
+    )
+
+
+def _flux2_transformer(*, guidance: bool) -> Any:
+    return _untyped.Flux2Transformer2DModel(
+        in_channels=128, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=3 * WIDTH, timestep_guidance_channels=16, axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guidance,
+    )

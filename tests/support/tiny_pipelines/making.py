@@ -1,0 +1,66 @@
+"""Builds a family's pipeline with weights that a seed decides, and saves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tiny_pipelines.calls import known_warnings
+from tiny_pipelines.families.flux import chroma, flux, flux2, flux2_klein, ovis
+from tiny_pipelines.families.further import auraflow, cogview4, ernie, hidream, krea2
+from tiny_pipelines.families.single_encoder import lumina2, pixart_alpha, pixart_sigma, qwenimage, sana, zimage
+from tiny_pipelines.families.stable_diffusion import sd3, sd15, sd21, sdxl
+
+FAMILIES: Mapping[str, Callable[..., Any]] = {
+    family.__name__: family
+    for family in (sd15, sd21, sdxl, sd3, flux, flux2, flux2_klein, qwenimage, zimage, chroma, pixart_alpha,
+                   pixart_sigma, sana, lumina2, auraflow, cogview4, ovis, krea2, ernie, hidream)
+}
+SECONDARY = frozenset({"auraflow", "cogview4", "ovis", "krea2", "ernie", "hidream"})  # those that few people train
+
+DEVIATION = 0.05  # of the weights that would be zeros
+
+
+def build(family: str, seed: int = 0, **options: Any) -> Any:
+    """A complete pipeline of the family: float32, on the CPU, for inference; `options` are those of its function.
+
+    The seed decides all weights. Does not change the caller's random state. Raises `KeyError` for an unknown family.
+    """
+    with torch.random.fork_rng(devices=[]), known_warnings():
+        torch.manual_seed(seed)
+        pipeline = FAMILIES[family](**options)
+        for network in networks(pipeline):
+            network.eval().requires_grad_(False)
+            _fill_zeros(network)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def save(family: str, folder: Path, seed: int = 0, **options: Any) -> Path:
+    """Writes `build(family, seed, **options)` to `folder`, as people who train the family have it; returns `folder`."""
+    build(family, seed, **options).save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def networks(pipeline: Any) -> Iterator[torch.nn.Module]:
+    """The parts of a pipeline that have weights, by name."""
+    for _, part in sorted(pipeline.components.items()):
+        if isinstance(part, torch.nn.Module):
+            yield part
+
+
+def _fill_zeros(network: torch.nn.Module) -> None:
+    """Gives random values to each parameter, and each row of a matrix, that is all zeros.
+
+    New networks have zeros where trained ones do not: last layers, gates and modulations, padding tokens, biases. What
+    is multiplied by zero could be wrong without any test that fails.
+    """
+    with torch.no_grad():
+        for parameter in network.parameters():
+            rows = parameter.view(len(parameter), -1) if parameter.dim() > 1 else parameter.view(1, -1)
+            empty = ~rows.any(dim=1)
+            if empty.any():
+                rows[empty] = DEVIATION * torch.randn(int(empty.sum()), rows.shape[1])

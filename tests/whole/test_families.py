@@ -1,0 +1,313 @@
+"""Every model family: rows from the cache are what diffusers' own pipeline computes, in every place they are used."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from family_cases import CASES, Case, named, same
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
+from pictures import draw
+from PIL import Image
+from runs import go
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch.nn import functional
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+
+import tiny_pipelines
+
+from prep.loader import draws
+from prep.loader.batches import batches
+from prep.loader.index import open_index
+from prep.loader.rows import Rows
+from prep.manifest.document import read_manifest
+from train.check import check
+from train.config.load import parse
+from train.config.schema import Sampling
+from train.models.denoiser import load, predict
+from train.models.family import Conditions
+from train.objectives.forward import forward, latents_of, loss_sums
+from train.sampling.prompts import cached
+from train.sampling.sampler import _noise, pictures
+from train.setup import RunRequest
+
+CPU = torch.device("cpu")
+# Of different lengths, so that the rows of trimmed families differ in length.
+CAPTIONS = ["a red cat", "two dogs on a long green bench, " * 3 + "in the rain", "a blue bird",
+            "one small house by the sea"]
+SIZES = [(64, 64), (70, 64), (96, 32), (64, 64)]  # of two buckets, none scaled
+
+
+@pytest.fixture(scope="module", params=CASES, ids=named)
+def case(request) -> Case:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def made(case, tmp_path_factory) -> Path:
+    """A model, pictures with captions, and their cache, encoded in float32; the path of the manifest."""
+    from prep.cli.console import run
+    from prep.cli.main import app
+
+    root = tmp_path_factory.mktemp(case.build)
+    tiny_pipelines.save(case.build, root / "model", **case.options)
+    for number, (caption, size) in enumerate(zip(CAPTIONS, SIZES, strict=True)):
+        draw(root / "photos" / f"{number}.png", size, seed=number).with_suffix(".txt").write_text(caption)
+    (root / "prompts.txt").write_text(f"{CAPTIONS[1]}\n{CAPTIONS[0]} --n {CAPTIONS[2]}\n")
+    words = ["encode", root / "photos", "--model", root / "model", "--cache", root / "cache", "-o", root / "m.json",
+             "--prompts", root / "prompts.txt", "--resolution", 64, "--step", 32, "--dtype", "float32",
+             "--device", "cpu"]
+    with pytest.raises(SystemExit) as ending:
+        run(app, "prep", [str(word) for word in words])
+    assert not ending.value.code
+    return root / "m.json"
+
+
+def setup(made: Path, **settings: Any) -> Any:
+    report = check(RunRequest(manifest=made), parse({"precision": "fp32", "batch_size": 2, "steps": 2, **settings}, ""))
+    assert report.setup is not None, [fault.message for fault in report.faults]
+    return report.setup
+
+
+def test_settings_that_a_flow_has_not(case, made):
+    found = check(RunRequest(manifest=made), parse({"loss": {"min_snr": 5.0}, "lora": {"format": "kohya"}}, "")).faults
+    said = [fault.message for fault in found]
+    flow = f"loss.min_snr is 5, but models of family '{case.family}' predict a flow, which has no such weighting"
+    assert (flow in said) == (read_manifest(made).document["prediction"] == "flow")
+
+
+def denoiser_of(made: Path) -> Any:
+    found = setup(made)
+    return load(found.model, found.config, found.prediction, CPU, adapt=False, family=found.family.name)
+
+
+def pipeline_of(made: Path, case: Case) -> Any:
+    with tiny_pipelines.known_warnings():
+        pipe = tiny_pipelines.load(made.parent / "model")
+    from train.models.families.registry import DENOISERS
+
+    calls = DENOISERS[case.family]
+    import diffusers
+
+    pipe.scheduler = getattr(diffusers, calls.sampler).from_config(pipe.scheduler.config, **calls.sampler_options)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@contextmanager
+def watched(model: Any) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of each call of a denoiser, by name; those that are None are left out."""
+    seen: list[dict[str, Any]] = []
+    signature = inspect.signature(model.forward)
+
+    def note(module: Any, args: Any, kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        plain = {"return_dict", "joint_attention_kwargs", "cross_attention_kwargs"}
+        seen.append({name: value for name, value in given.items() if value is not None and name not in plain})
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def text_of(rows: Rows, caption: str) -> dict[str, torch.Tensor]:
+    """The cached text row of a caption."""
+    for sample in range(len(rows.index.samples)):
+        if caption in rows.index.samples.captions(sample):
+            first = int(rows.index.samples.text_offsets[sample])
+            texts = rows.index.samples.texts
+            return rows.text([rows.index.ref(int(texts["shard"][first]), int(texts["row"][first]))])
+    raise AssertionError(caption)
+
+
+def noise(rows: Rows, side: int = 64) -> torch.Tensor:
+    facts = rows.index.manifest.document["latents"]
+    cells = side // facts["factor"]
+    return torch.from_numpy(np.random.default_rng(5).standard_normal((1, facts["channels"], cells, cells), np.float32))
+
+
+@pytest.mark.parametrize("caption", CAPTIONS[:2], ids=["short", "long"])
+def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, caption):
+    rows, pipe, ours = Rows(open_index(read_manifest(made))), pipeline_of(made, case), denoiser_of(made)
+    latent = noise(rows)
+    theirs = getattr(pipe, ours.family.denoiser)
+    with watched(theirs) as asked, torch.no_grad(), tiny_pipelines.known_warnings():
+        pipe(prompt=caption, latents=case.packed(latent), num_inference_steps=2, height=64, width=64,
+             output_type="latent", **case.unguided)
+    flow = ours.prediction == "flow"
+    time = pipe.scheduler.sigmas[:1] if flow else pipe.scheduler.timesteps[:1]
+    sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
+    with watched(ours.model) as said, torch.no_grad(), tiny_pipelines.known_warnings():
+        ours.calls.predict(ours.model, latent * float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)), time,
+                           Conditions(text=text_of(rows, caption), sizes_B6=sizes))
+    assert said[0].keys() == asked[0].keys()
+    mine, usual = case.cut(said[0]), case.cut(asked[0])
+    for name in mine:
+        one, other = mine[name], usual[name]
+        if isinstance(one, torch.Tensor) and one.ndim == 1 and isinstance(other, torch.Tensor) and other.ndim == 0:
+            one = one[0]
+        assert same(one, other, 1e-6), (name, one, other)
+
+
+def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made):
+    index = open_index(read_manifest(made))
+    rows, pipe, ours = Rows(index), pipeline_of(made, case), denoiser_of(made)
+    prompts = cached(index)
+    assert len(prompts) == 2
+    with tiny_pipelines.known_warnings():
+        mine = pictures(ours, rows, made.parent / "model", prompts,
+                        Sampling(steps=3, guidance=case.guidance, seed=1, size=(64, 64)))
+    negatives = [None, CAPTIONS[2]]
+    facts = index.manifest.document["latents"]
+    shape = (facts["channels"], 64 // facts["factor"], 64 // facts["factor"])
+    for prompt, negative, picture in zip(prompts, negatives, mine, strict=True):
+        latent = torch.from_numpy(_noise(prompt.prompt, shape, 1))[None]
+        with torch.no_grad(), tiny_pipelines.known_warnings():
+            wanted = pipe(prompt=prompt.prompt, latents=case.packed(latent), num_inference_steps=3, height=64, width=64,
+                          output_type="np", **case.guided, **({} if negative is None or not takes_negative(pipe, case)
+                                                              else {"negative_prompt": negative})).images[0]
+        usual = (wanted * 255).round().astype(np.int16)
+        assert np.abs(usual - picture).max() <= 1, np.abs(usual - picture).max()
+
+
+def takes_negative(pipe: Any, case: Case) -> bool:
+    return "negative_prompt" in inspect.signature(pipe.__call__).parameters and case.family != "flux"
+
+
+def test_the_loss_from_the_cache_is_the_loss_from_pictures(case, made):
+    """The other side in plain lines: pictures by Pillow, the pipeline's own parts, and the batch's noise."""
+    found = setup(made)
+    rows, pipe, ours = Rows(found.index), pipeline_of(made, case), denoiser_of(made)
+    requests = draws.training(found.index, found.plan, 0, 2, dropout=0.0, timesteps=ours.timesteps)
+    model = getattr(pipe, ours.family.denoiser)
+    with batches(rows, requests, masked=False, pinned=False) as feed, torch.no_grad(), tiny_pipelines.known_warnings():
+        for batch in feed:
+            given = forward(ours, batch, latents_of(found.manifest), found.config.loss)
+            sums = loss_sums(given, found.config.loss)
+            losses = []
+            for number, shot in enumerate(batch.shots):
+                name, bucket = found.index.samples.name(shot.sample), bucket_of(found, shot)
+                latent = case.normalized(pipe.vae, case.encode(pipe.vae, image_of(made, name, bucket)))
+                losses.append(loss_by_hand(case, pipe, model, latent, batch, number, made, name))
+            assert torch.allclose(sums.error / sums.weight, torch.stack(losses).mean(), rtol=1e-5, atol=1e-6)
+
+
+def bucket_of(found: Any, shot: Any) -> tuple[int, int]:
+    size: tuple[int, int] = found.index.manifest.buckets[int(found.index.samples.bucket[shot.sample])]
+    return size
+
+
+def image_of(made: Path, name: str, bucket: tuple[int, int]) -> torch.Tensor:
+    """[1, 3, H, W] from -1 to 1: the sizes of the test need at most a crop of the center."""
+    with Image.open(made.parent / "photos" / name) as opened:
+        picture = opened.convert("RGB")
+    left, top = (picture.width - bucket[0]) // 2, (picture.height - bucket[1]) // 2
+    pixels = np.asarray(picture.crop((left, top, left + bucket[0], top + bucket[1])), np.float32)
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1
+
+
+def loss_by_hand(case: Case, pipe: Any, model: Any, latent: torch.Tensor, batch: Any, number: int, made: Path,
+                 name: str) -> torch.Tensor:
+    """The mean squared error of one sample, whose text is encoded anew."""
+    noise, timestep = batch.noise_BChw[number:number + 1], batch.timestep_B[number:number + 1]
+    ours = denoiser_of(made)
+    if ours.prediction == "flow":
+        level = ours.levels[timestep]
+        noisy, target, time = (1 - level) * latent + level * noise, noise - latent, level
+    else:
+        from diffusers import DDPMScheduler
+
+        scheduler = DDPMScheduler.from_config(pipe.scheduler.config)
+        noisy = scheduler.add_noise(latent, noise, timestep)
+        velocity = pipe.scheduler.config.prediction_type == "v_prediction"
+        target, time = (scheduler.get_velocity(latent, noise, timestep) if velocity else noise), timestep
+    caption = (made.parent / "photos" / name).with_suffix(".txt").read_text()
+    fresh = {key: value.float()[None] for key, value in ours.family.text.encode(
+        pipe, [caption], options_for(ours), CPU)[0].items()}
+    if ours.family.text.layout == "trimmed":
+        fresh["attention_mask"] = torch.ones(1, next(iter(fresh.values())).shape[1], dtype=torch.uint8)
+    answer = ours.calls.predict(model, noisy, time, Conditions(text=fresh, sizes_B6=batch.sizes_B6[number:number + 1]))
+    return functional.mse_loss(answer, target)
+
+
+def options_for(ours: Any) -> Any:
+    from prep.models.family import TextOptions
+
+    return TextOptions(max_length=ours.family.text.max_length)
+
+
+def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made):
+    rows, ours = Rows(open_index(read_manifest(made))), denoiser_of(made)
+    texts = [text_of(rows, caption) for caption in CAPTIONS[:2]]
+    refs = []
+    for caption in CAPTIONS[:2]:
+        for sample in range(len(rows.index.samples)):
+            if caption in rows.index.samples.captions(sample):
+                first = int(rows.index.samples.text_offsets[sample])
+                columns = rows.index.samples.texts
+                refs.append(rows.index.ref(int(columns["shard"][first]), int(columns["row"][first])))
+    latent = noise(rows).expand(2, -1, -1, -1)
+    sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).expand(2, 6)
+    time = torch.tensor([300, 300])
+    with torch.no_grad(), tiny_pipelines.known_warnings():
+        together = predict(ours, latent, time, Conditions(text=rows.text(refs), sizes_B6=sizes))
+        alone = [predict(ours, latent[:1], time[:1], Conditions(text=text, sizes_B6=sizes[:1])) for text in texts]
+    assert torch.allclose(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(alone[0], alone[1], rtol=1e-3, atol=1e-4), "the captions make no difference"
+
+
+def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):
+    found = setup(made, optimizer={"lr": 0.05}, lora={"rank": 2, "alpha": 1.0}, sample={"every": 0},
+                  validation={"every": 0})
+    with tiny_pipelines.known_warnings():
+        go(found, tmp_path / "run")
+    pipe = pipeline_of(made, case)
+    before = weights_of(pipe, found.family.denoiser)
+    one = drawn(pipe)
+    model = getattr(pipe, found.family.denoiser)
+    if not hasattr(pipe, "load_lora_weights"):
+        load_by_peft(model, tmp_path / "run" / "lora.safetensors", found.family.denoiser)
+        assert not np.array_equal(one, drawn(pipe))
+        return
+    pipe.load_lora_weights(tmp_path / "run", weight_name="lora.safetensors")
+    assert model.peft_config, "diffusers ignored the file"
+    (config,) = model.peft_config.values()
+    assert config.lora_alpha / config.r == 0.5
+    assert not np.array_equal(one, drawn(pipe))
+    pipe.unload_lora_weights()
+    after = weights_of(pipe, found.family.denoiser)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def load_by_peft(model: Any, path: Path, component: str) -> None:
+    """Loads a LoRA file into a denoiser that diffusers has no loader for: every tensor finds its place."""
+    with safe_open(path, framework="pt") as file:
+        metadata = json.loads(file.metadata()["lora_adapter_metadata"])
+    tensors = {name.removeprefix(f"{component}."): value for name, value in load_file(path).items()}
+    config = LoraConfig(**{name.removeprefix(f"{component}."): value for name, value in metadata.items()})
+    inject_adapter_in_model(config, model)
+    adapters = get_peft_model_state_dict(model)
+    assert tensors.keys() == adapters.keys()
+    assert not set_peft_model_state_dict(model, tensors).unexpected_keys
+    assert config.lora_alpha / config.r == 0.5
+
+
+def weights_of(pipe: Any, component: str) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in getattr(pipe, component).state_dict().items()}
+
+
+def drawn(pipe: Any) -> np.ndarray:
+    with tiny_pipelines.known_warnings(), torch.no_grad():
+        return tiny_pipelines.draw(pipe, CAPTIONS[0])

@@ -1,0 +1,1 @@
+"""One module per model family: how its denoiser is called, and what it predicts."""

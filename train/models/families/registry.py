@@ -1,0 +1,26 @@
+"""The families that can be trained, by the names of `prep.models.families.registry`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prep.models.family import Family
+from train.models.families import flux, pixart, sd3, sd15, sd21, sdxl, zimage
+from train.models.family import DenoiserFamily
+from train.models.naming import Naming
+
+DENOISERS: Mapping[str, DenoiserFamily] = {
+    "sd15": sd15.DENOISER,
+    "sd21": sd21.DENOISER,
+    "sdxl": sdxl.DENOISER,
+    "sd3": sd3.DENOISER,
+    "flux": flux.DENOISER,
+    "pixart_alpha": pixart.DENOISER,
+    "pixart_sigma": pixart.DENOISER,
+    "zimage": zimage.DENOISER,
+}  # fmt: skip
+
+
+def naming_of(family: Family) -> Naming:
+    """How tensors of the family's LoRA files are named."""
+    return Naming(component=family.denoiser, kohya=DENOISERS[family.name].kohya)

@@ -1,0 +1,56 @@
+"""What a family's denoiser needs in a step and for sample pictures, as a record.
+
+B samples, C latent channels, h w latent cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prep.geometry import Size
+
+if TYPE_CHECKING:  # train check reads these facts, and imports no torch
+    from torch import Tensor
+
+TextArrays = Mapping[str, "Tensor"]  # the arrays of text rows, [B, …] each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """What a denoiser is given besides the noisy latent and the time."""
+
+    text: TextArrays
+    sizes_B6: Tensor  # original height and width, top and left of the crop, height and width of the bucket, in pixels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompted:
+    """What a pipeline is given for one sample picture."""
+
+    positive: TextArrays  # of one row
+    negative: TextArrays
+    latent_1Chw: Tensor  # noise
+    size: Size  # of the picture, in pixels
+    guidance: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenoiserFamily:
+    """How a family's denoiser is called in training, and its pipeline for sample pictures."""
+
+    # The prediction [B, C, h, w] of the model for a noisy latent [B, C, h, w] at a time [B]: the timestep of a
+    # diffusion model, the sigma (0 to 1) of a flow. For a flow the prediction is that of noise - latent.
+    predict: Callable[[Any, Tensor, Tensor, Conditions], Tensor]
+    # Arguments of the pipeline's __call__: embeddings, latents as it expects them, guidance.
+    call: Callable[[Any, Prompted], Mapping[str, Any]]
+    unpack: Callable[[Any, Tensor, Size], Tensor]  # model, the pipeline's latents, size → latents [1, C, h, w]
+    sampler: str  # diffusers class of the scheduler for sample pictures
+    sampler_options: Mapping[str, Any]  # overrides of the model's own scheduler config
+    guidance: float  # usual guidance scale
+    # Keys of the denoiser's config that a cache decides: the array whose last width each must equal, and times what.
+    config_widths: Mapping[str, tuple[str, int]]
+    longest_side: Callable[[Mapping[str, Any]], int | None] | None = None  # in pixels, by its config; None: any
+    presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
+    kohya: str | None  # prefix of kohya's tensor names, if diffusers and ComfyUI read them for this family
