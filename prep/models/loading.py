@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
     `from_pretrained`. Raises `ModelError`.
     """
     try:
-        with staged(files) as folder:
+        with staged(files) as folder, warnings.catch_warnings():
+            # Chroma's transformer in diffusers 0.42 imports a class from where diffusers no longer wants it imported.
+            warnings.filterwarnings("ignore", "`FluxPosEmbed` is deprecated", FutureWarning)
             model, loaded = kind.from_pretrained(
                 folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
                 ignore_mismatched_sizes=True, **options)

@@ -26,6 +26,7 @@ class Case:
     packed: Callable[[Tensor], Tensor] = lambda latent: latent  # [1, C, h, w] as __call__ takes it
     normalized: Callable[[Any, Tensor], Tensor]  # the VAE and its posterior's mean → what the denoiser sees
     encode: Callable[[Any, Tensor], Tensor] = lambda vae, image: vae.encode(image).latent_dist.mean
+    mended: Callable[[Any], None] = lambda pipeline: None  # changes a pipeline that does not do what its authors say
     cut: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given  # a denoiser's arguments, without padding
     rtol: float = 0.0  # of a picture from cached rows
 
@@ -53,6 +54,29 @@ def without_padding(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "encoder_hidden_states": rows, "encoder_attention_mask": None}
 
 
+def chroma_without_padding(given: dict[str, Any]) -> dict[str, Any]:
+    """The text rows that the pipeline's mask, which does not mask, is meant to keep; those of the picture are last."""
+    if "attention_mask" not in given:
+        return given
+    text = given["encoder_hidden_states"].shape[1]
+    mask = given["attention_mask"].bool()[0]
+    kept = int(mask[:text].sum())
+    assert mask[:kept].all() and mask[text:].all() and not mask[kept:text].any()
+    return {**{name: value for name, value in given.items() if name != "attention_mask"},
+            "encoder_hidden_states": given["encoder_hidden_states"][:, :kept], "txt_ids": given["txt_ids"][:kept]}
+
+
+def chroma_mended(pipeline: Any) -> None:
+    """Makes a pipeline's masks boolean: attention adds floats to its scores."""
+    usual = pipeline._get_t5_prompt_embeds
+
+    def masked(*args: Any, **options: Any) -> Any:
+        hidden, mask = usual(*args, **options)
+        return hidden, mask.bool()
+
+    pipeline._get_t5_prompt_embeds = masked
+
+
 NO_CFG, CFG = {"guidance_scale": 1.0}, {"guidance_scale": 4.0}
 AS_GIVEN = {"use_resolution_binning": False, "clean_caption": False}  # sizes and captions
 CASES = [
@@ -73,6 +97,8 @@ CASES = [
     # The pipeline's guidance scale 0 is off, so 3 means what 4 does elsewhere.
     Case(family="zimage", build="zimage", unguided={"guidance_scale": 0.0}, guided={"guidance_scale": 3.0},
          guidance=4.0, normalized=shifted),
+    Case(family="chroma", build="chroma", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,
+         normalized=shifted, cut=chroma_without_padding, mended=chroma_mended),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prep.models.families import flux, pixart, sd3, sd15, sd21, sdxl, zimage
+from prep.models.families import chroma, flux, pixart, sd3, sd15, sd21, sdxl, zimage
 from prep.models.family import Family
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (
@@ -16,6 +16,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     pixart.ALPHA,
     pixart.SIGMA,
     zimage.FAMILY,
+    chroma.FAMILY,
 )}  # fmt: skip
 
 

@@ -35,6 +35,14 @@ def cut(text: TextArrays, name: str) -> tuple[Tensor, Tensor | None]:
     return text[name][:, :most], None if min(counts) == most else text[ATTENTION_MASK][:, :most].bool()
 
 
+def by_length(text: TextArrays, name: str) -> list[tuple[list[int], Tensor]]:
+    """The numbers of the rows of each length, and their arrays, [G, its length, …], without padding."""
+    groups: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths(text)):
+        groups.setdefault(length, []).append(number)
+    return [(numbers, text[name][numbers][:, :length]) for length, numbers in groups.items()]
+
+
 def embeddings(prompted: Prompted) -> dict[str, Tensor]:
     """`hidden` and its mask, of the prompt and of its negative, under the names that most pipelines have for them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.models.family import Family
-from train.models.families import flux, pixart, sd3, sd15, sd21, sdxl, zimage
+from train.models.families import chroma, flux, pixart, sd3, sd15, sd21, sdxl, zimage
 from train.models.family import DenoiserFamily
 from train.models.naming import Naming
 
@@ -18,6 +18,7 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "pixart_alpha": pixart.DENOISER,
     "pixart_sigma": pixart.DENOISER,
     "zimage": zimage.DENOISER,
+    "chroma": chroma.DENOISER,
 }  # fmt: skip
 
 

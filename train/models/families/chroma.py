@@ -1,0 +1,66 @@
+"""Chroma: a transformer over text tokens and packed latents, which must not attend to the padding of shorter texts.
+
+The mask is of booleans, as in the authors' code. `ChromaPipeline` of diffusers 0.42 makes one of floats, which
+attention adds to its scores, so that it hides nothing (diffusers issue 13619). Rows without padding need no mask, as
+in sample pictures.
+
+With gradient checkpointing, `ChromaTransformer2DModel` of 0.42 calls its single blocks without the mask. Then the texts
+of each length have a call of their own, without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from train.models.families import flux, packing, padding
+from train.models.family import Conditions, DenoiserFamily, Prompted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself."""
+    if not transformer.is_gradient_checkpointing:
+        return _velocity(transformer, noised_BChw, sigma_B, *padding.cut(given.text, "hidden"))
+    parts = [(numbers, _velocity(transformer, noised_BChw[numbers], sigma_B[numbers], hidden_GLD, None))
+             for numbers, hidden_GLD in padding.by_length(given.text, "hidden")]
+    velocity_BChw = parts[0][1].new_empty(noised_BChw.shape)
+    for numbers, part in parts:
+        velocity_BChw[numbers] = part
+    return velocity_BChw
+
+
+def _velocity(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, hidden_BLD: Tensor,
+              mask_BL: Tensor | None) -> Tensor:
+    packed_BNP = packing.pack(noised_BChw)
+    answer = transformer(
+        hidden_states=packed_BNP, timestep=sigma_B, encoder_hidden_states=hidden_BLD,
+        txt_ids=hidden_BLD.new_zeros((hidden_BLD.shape[1], 3)), img_ids=packing.positions(noised_BChw),
+        attention_mask=None if mask_BL is None else _with_picture(mask_BL, packed_BNP.shape[1]), return_dict=False)[0]
+    return packing.unpack(answer, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+
+
+def _with_picture(mask_BL: Tensor, patches: int) -> Tensor:
+    """[B, L + N]: every patch is attended."""
+    whole = mask_BL.new_ones((mask_BL.shape[0], mask_BL.shape[1] + patches))
+    whole[:, :mask_BL.shape[1]] = mask_BL
+    return whole
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `ChromaPipeline.__call__`: rows without padding, and the masks that it asks for, of all ones."""
+    found: dict[str, Any] = {"latents": packing.pack(prompted.latent_1Chw), "guidance_scale": prompted.guidance}
+    for prefix, text in (("", prompted.positive), ("negative_", prompted.negative)):
+        hidden_1LD, _ = padding.cut(text, "hidden")
+        found[f"{prefix}prompt_embeds"] = hidden_1LD
+        found[f"{prefix}prompt_attention_mask"] = hidden_1LD.new_ones(hidden_1LD.shape[:2]).bool()
+    return found
+
+
+# The layers are named as FLUX.1's. The small network that makes their modulations is left alone.
+DENOISER = DenoiserFamily(
+    predict=predict, call=call, unpack=flux.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    guidance=5.0, config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
+    presets=flux.PRESETS, kohya=None)
