@@ -7,7 +7,7 @@ from pathlib import Path
 from prep.errors import Problem, first_line
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.loader.rows import Rows
-from train.failures import is_out_of_memory
+from prep.models.device.memory import is_out_of_memory
 from train.optim import ema
 from train.runs.log import Log
 from train.sampling.grid import columns_of, grid_png

@@ -18,8 +18,6 @@ from train.config.schema import Config
 from train.setup import Setup
 
 NAMES = 5  # non-finite rows listed by name; further rows are only counted
-# Messages of PyTorch's allocators: those for CPU and MPS raise a plain RuntimeError.
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,13 +60,6 @@ def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...
     passes = list(parts)
     guilty = [shots for shots, error in passes if not math.isfinite(float(error))] or [shots for shots, _ in passes]
     raise NotFinite(loss, norm, (shot for shots in guilty for shot in shots))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, in device or host memory."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:

@@ -23,8 +23,9 @@ from prep.loader import draws
 from prep.loader.batches import Batch, batches
 from prep.loader.device import to_device
 from prep.loader.rows import Rows
+from prep.models.device.memory import is_out_of_memory
 from train.evaluate import evaluate, is_due
-from train.failures import NotFinite, Progress, check_finite, is_out_of_memory, of_disk, out_of_memory
+from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
 from train.objectives.forward import forward, latents_of, loss_sums
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run

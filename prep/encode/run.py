@@ -216,7 +216,8 @@ def _report(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, outco
     used, black = _masked(call, sealed)
     masks = {"found": _masks_found(wanted), "used": used}
     return EncodeReport(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
-                        rejected=_errors(findings_of(sealed)), notices=(*wanted.wants.notices, *black),
+                        rejected=_errors(findings_of(sealed)),
+                        notices=(*wanted.wants.notices, *outcome.notices, *black),
                         samples=sealed.document["samples"], dry_run=False, masks=masks if asked else None)
 
 

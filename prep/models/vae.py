@@ -9,8 +9,9 @@ import diffusers
 import numpy as np
 import torch
 
-from prep.errors import ModelError, first_line
+from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.components import class_of
+from prep.models.device.memory import FittingBatches, move
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_vae, vae_files
 from prep.models.loading import load_model
@@ -26,22 +27,30 @@ class VaeEncoder:
     """A VAE on its device; `encode` returns rows ready to store."""
 
     def __init__(self, model: Path, *, device: str, compute: str, dtype: str, expected: Expected | None = None) -> None:
-        """Raises `ModelError`, also if the loaded files do not match the `expected` fingerprint."""
+        """Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint."""
         self._device, self._dtype = pick_device(device), dtype
-        self._vae = load_vae(model, DTYPES[compute], expected).to(self._device).eval()
+        self.batches = FittingBatches(self._device, compute)
+        self._vae = move(load_vae(model, DTYPES[compute], expected), self._device, "the VAE", compute).eval()
         self._vae.requires_grad_(False)
         try:
             self.encode(np.zeros((1, PROBE, PROBE, 3), np.uint8))
+        except OutOfMemoryError:
+            raise
         except Exception as error:  # some faulty configs fail only here
             raise ModelError(f"the VAE in {model / 'vae'} cannot encode a picture: {first_line(error)}",
                              hint=FETCH_AGAIN) from None
 
-    @torch.inference_mode()
     def encode(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]]) -> list[np.ndarray[Any, Any] | None]:
         """One [C, h, w] row per picture, as stored; `None` if it is not finite even in float32.
 
-        A picture that is not finite in the compute dtype is encoded again, alone, in float32.
+        A picture that is not finite in the compute dtype is encoded again, alone, in float32. A batch that does not fit
+        into the device's memory is halved. Raises `OutOfMemoryError` if one picture does not fit.
         """
+        _, height, width, _ = pixels_BHW3.shape
+        return self.batches.run(pixels_BHW3, self._rows, f"a picture of {width}x{height} pixels")
+
+    @torch.inference_mode()
+    def _rows(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]]) -> list[np.ndarray[Any, Any] | None]:
         rows = self._forward(pixels_BHW3, self._vae.dtype)
         retry = [number for number, fine in enumerate(finite_rows(rows, self._dtype)) if not fine]
         result: list[np.ndarray[Any, Any] | None] = [*stored(rows, self._dtype)]
@@ -51,9 +60,11 @@ class VaeEncoder:
 
     def _again(self, pixels_1HW3: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any] | None:
         usual = self._vae.dtype
-        self._vae.to(torch.float32)
-        row = self._forward(pixels_1HW3, torch.float32)
-        self._vae.to(usual)
+        try:
+            self._vae.to(torch.float32)
+            row = self._forward(pixels_1HW3, torch.float32)
+        finally:
+            self._vae.to(usual)
         return stored(row, self._dtype)[0] if finite_rows(row, self._dtype)[0] else None
 
     def _forward(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]], dtype: torch.dtype) -> torch.Tensor:

@@ -58,6 +58,7 @@ class Outcome:
 
     encoded: dict[str, int]
     transient: tuple[Finding, ...]
+    notices: tuple[str, ...] = ()
 
 
 def provenance(device: str, seconds: float) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def run(job: Job, progress: Progress = silent) -> Outcome:
             _encode_latents(job, by_field["latent"], pool, tally, progress)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-    return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient))
+    return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient), notices=tuple(tally.notices))
 
 
 class _Tally:
@@ -59,6 +59,7 @@ class _Tally:
     def __init__(self, job: Job) -> None:
         self.encoded: Counter[str] = Counter()
         self.transient: list[Finding] = []
+        self.notices: list[str] = []
         self.limit = job.max_rejects
         self.refused = 0
 
@@ -74,6 +75,12 @@ class _Tally:
             raise CacheError(f"{counted(self.refused, 'row')} failed (a latent that is not finite, or a file that "
                              f"changed meanwhile), more than --max-rejects {self.limit}; the last: {what.detail}",
                              hint="--compute float32 helps if latents are not finite; bad pictures do not count")
+
+    def note_batches(self, batches: Any, unit: str, advice: str) -> None:
+        """Adds a notice if the device's memory did not hold the batches of this size."""
+        if batches.refused is not None:
+            self.notices.append(f"note: {batches.device} had too little memory for {batches.refused} {unit} at a "
+                                f"time, so they were encoded {batches.size} at a time{advice}")
 
 
 def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tick]:
@@ -109,6 +116,7 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Prog
     with _bar(job, "text", progress) as tick:
         for task in _unfinished(job, tasks):
             _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
+    tally.note_batches(encoder.batches, "captions", "")
 
 
 def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
@@ -138,6 +146,7 @@ def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, t
     with _bar(job, "latent", progress) as tick:
         for task, pixels in _ahead(job, tasks, pool, lambda work: picture_pixels(job, work), job.wants.latents):
             _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
+    tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
 
 
 def _ahead(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureTarget], Any],

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from prep.errors import ModelError, first_line
+from prep.errors import ModelError, OutOfMemoryError, first_line
+from prep.models.device.memory import FittingBatches, move
 from prep.models.family import ATTENTION_MASK, TOKEN, Family, Shape, TextOptions, TextRow
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_text, text_files
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 from prep.models.text.pipeline import load_text_pipeline
 
+CAPTION = "a caption in the text encoder"  # in messages
 Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one row
 
 
@@ -28,16 +30,20 @@ class TextEncoder:
 
     def __init__(self, model: Path, family: Family, options: TextOptions, *, device: str, compute: str, dtype: str,
                  expected: Expected | None = None) -> None:
-        """Raises `ModelError`, also if the loaded files do not match the `expected` fingerprint."""
+        """Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint."""
         self._family, self._options, self._device, self._dtype = family, options, pick_device(device), dtype
         files = text_files(model)
-        self._pipeline = load_text_pipeline(model, family, files, DTYPES[compute]).to(self._device)
+        self.batches = FittingBatches(self._device, compute)
+        loaded = load_text_pipeline(model, family, files, DTYPES[compute])
+        self._pipeline = move(loaded, self._device, "the text encoder", compute)
         self._encoders = [getattr(self._pipeline, name) for name in files.encoders]
         if expected is not None:
             expected.require(digest_text(files, expected.file_digest), f"the text encoder of {model}")
         try:
             with torch.inference_mode():
-                row = self._negative()[0]
+                row = self.batches.one(self._negative, CAPTION)
+        except OutOfMemoryError:
+            raise
         except Exception as error:  # some faulty configs fail only here
             raise ModelError(f"the text encoder in {model / 'text_encoder'} cannot encode a caption: "
                              f"{first_line(error)}", hint=FETCH_AGAIN) from None
@@ -47,26 +53,33 @@ class TextEncoder:
     def encode(self, captions: Sequence[str], tokens: int | None = None) -> list[Arrays | None]:
         """One row per caption; `None` if it is not finite even in float32.
 
-        Trimmed rows are padded with zeros to `tokens`, and have an attention mask: 1 for text, 0 for padding.
+        Trimmed rows are padded with zeros to `tokens`, and have an attention mask: 1 for text, 0 for padding. A batch
+        that does not fit into the device's memory is halved. Raises `OutOfMemoryError` if one caption does not fit.
         """
-        rows = self._forward(list(captions))
+        rows = self.batches.run(list(captions), self._forward, CAPTION)
         return [self._kept(row, tokens) or self._again(partial(self._forward, [caption]), tokens)
                 for caption, row in zip(captions, rows, strict=True)]
 
     @torch.inference_mode()
     def unconditional(self, tokens: int | None = None) -> Arrays | None:
         """The row that the pipeline itself uses without a negative prompt; `None` as for captions."""
-        return self._kept(self._negative()[0], tokens) or self._again(self._negative, tokens)
+        row = self.batches.one(self._negative, CAPTION)
+        return self._kept(row, tokens) or self._again(self._negative, tokens)
 
     def _again(self, forward: Callable[[], Sequence[TextRow]], tokens: int | None) -> Arrays | None:
         """A row computed in float32."""
-        usual = [encoder.dtype for encoder in self._encoders]
-        for encoder in self._encoders:
-            encoder.to(torch.float32)
-        row = forward()[0]
-        for encoder, dtype in zip(self._encoders, usual, strict=True):
-            encoder.to(dtype)
+        row = self.batches.one(lambda: self._in_float32(forward), f"{CAPTION} in float32")
         return self._kept(row, tokens)
+
+    def _in_float32(self, forward: Callable[[], Sequence[TextRow]]) -> Sequence[TextRow]:
+        usual = [encoder.dtype for encoder in self._encoders]
+        try:
+            for encoder in self._encoders:
+                encoder.to(torch.float32)
+            return forward()
+        finally:
+            for encoder, dtype in zip(self._encoders, usual, strict=True):
+                encoder.to(dtype)
 
     def _kept(self, row: TextRow, tokens: int | None) -> Arrays | None:
         """The row as stored, or `None` if it is not finite."""

@@ -1,0 +1,1 @@
+"""What encoders ask of a device: batches that its memory holds."""
