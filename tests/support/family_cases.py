@@ -38,6 +38,16 @@ def flux_packed(latent: Tensor) -> Tensor:
     return FluxPipeline._pack_latents(latent, count, channels, height, width)
 
 
+def of_video(vae: Any, image: Tensor) -> Tensor:
+    return vae.encode(image[:, :, None]).latent_dist.mean[:, :, 0]
+
+
+def by_channel(vae: Any, mean: Tensor) -> Tensor:
+    center, deviation = (torch.tensor(values)[:, None, None]
+                         for values in (vae.config.latents_mean, vae.config.latents_std))
+    return (mean - center) / deviation
+
+
 def scaled(vae: Any, mean: Tensor) -> Tensor:
     return mean * vae.config.scaling_factor
 
@@ -99,6 +109,10 @@ CASES = [
          guidance=4.0, normalized=shifted),
     Case(family="chroma", build="chroma", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,
          normalized=shifted, cut=chroma_without_padding, mended=chroma_mended),
+    # Without a negative prompt the pipeline does not guide.
+    Case(family="qwenimage", build="qwenimage", unguided={"true_cfg_scale": 1.0},
+         guided={"true_cfg_scale": 4.0, "negative_prompt": " "}, guidance=4.0, packed=flux_packed, encode=of_video,
+         normalized=by_channel),
 ]
 
 

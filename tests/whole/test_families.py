@@ -113,7 +113,7 @@ def watched(model: Any) -> Iterator[list[dict[str, Any]]]:
 
     def note(module: Any, args: Any, kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments
-        plain = {"return_dict", "joint_attention_kwargs", "cross_attention_kwargs"}
+        plain = {"return_dict", "attention_kwargs", "joint_attention_kwargs", "cross_attention_kwargs"}
         seen.append({name: value for name, value in given.items() if value is not None and name not in plain})
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
@@ -175,10 +175,10 @@ def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made):
     shape = (facts["channels"], 64 // facts["factor"], 64 // facts["factor"])
     for prompt, negative, picture in zip(prompts, negatives, mine, strict=True):
         latent = torch.from_numpy(_noise(prompt.prompt, shape, 1))[None]
+        told = {} if negative is None or not takes_negative(pipe, case) else {"negative_prompt": negative}
         with torch.no_grad(), tiny_pipelines.known_warnings():
             wanted = pipe(prompt=prompt.prompt, latents=case.packed(latent), num_inference_steps=3, height=64, width=64,
-                          output_type="np", **case.guided, **({} if negative is None or not takes_negative(pipe, case)
-                                                              else {"negative_prompt": negative})).images[0]
+                          output_type="np", **{**case.guided, **told}).images[0]
         usual = (wanted * 255).round().astype(np.int16)
         assert np.abs(usual - picture).max() <= 1, np.abs(usual - picture).max()
 
@@ -284,12 +284,25 @@ def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):
         return
     pipe.load_lora_weights(tmp_path / "run", weight_name="lora.safetensors")
     assert model.peft_config, "diffusers ignored the file"
-    (config,) = model.peft_config.values()
-    assert config.lora_alpha / config.r == 0.5
+    assert strength_of(model) == pytest.approx(0.5 * strength_in(tmp_path / "run" / "lora.safetensors"), rel=1e-5)
     assert not np.array_equal(one, drawn(pipe))
     pipe.unload_lora_weights()
     after = weights_of(pipe, found.family.denoiser)
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def strength_of(model: Any) -> float:
+    """The sum of what adapters add to each layer's weight, as Frobenius norms, with their scale."""
+    return sum(float((module.lora_B[name].weight.flatten(1) @ module.lora_A[name].weight.flatten(1)).norm().detach()
+                     * module.scaling[name])
+               for module in model.modules() if hasattr(module, "lora_A") for name in module.lora_A)
+
+
+def strength_in(path: Path) -> float:
+    """The same of a LoRA file, without scale."""
+    tensors, ends = load_file(path), {".lora_down.weight": ".lora_up.weight", ".lora_A.weight": ".lora_B.weight"}
+    return sum(float((tensors[name.removesuffix(down) + up].flatten(1) @ tensors[name].flatten(1)).norm())
+               for name in tensors for down, up in ends.items() if name.endswith(down))
 
 
 def load_by_peft(model: Any, path: Path, component: str) -> None:

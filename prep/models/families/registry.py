@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prep.models.families import chroma, flux, pixart, sd3, sd15, sd21, sdxl, zimage
+from prep.models.families import chroma, flux, pixart, qwenimage, sd3, sd15, sd21, sdxl, zimage
 from prep.models.family import Family
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (
@@ -17,6 +17,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     pixart.SIGMA,
     zimage.FAMILY,
     chroma.FAMILY,
+    qwenimage.FAMILY,
 )}  # fmt: skip
 
 

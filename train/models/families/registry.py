@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.models.family import Family
-from train.models.families import chroma, flux, pixart, sd3, sd15, sd21, sdxl, zimage
+from train.models.families import chroma, flux, pixart, qwenimage, sd3, sd15, sd21, sdxl, zimage
 from train.models.family import DenoiserFamily
 from train.models.naming import Naming
 
@@ -19,6 +19,7 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "pixart_sigma": pixart.DENOISER,
     "zimage": zimage.DENOISER,
     "chroma": chroma.DENOISER,
+    "qwenimage": qwenimage.DENOISER,
 }  # fmt: skip
 
 

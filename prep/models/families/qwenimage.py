@@ -1,0 +1,59 @@
+"""Qwen-Image: the last layer of Qwen2.5-VL for the caption, and a VAE of video, of factor 8 with 16 channels.
+
+Sources: `QwenImagePipeline` in diffusers 0.42: `encode_prompt` writes the caption into the template below, cuts off the
+rows of its first 34 tokens, which are those before the caption, and keeps the five after it. Its `__call__` takes 512
+tokens, `encode_prompt` at most 1024. `QwenImageTransformer2DModel` masks padding in every block, and its positions do
+not depend on the length of the text, so rows are stored without padding. It takes patches of 2 × 2 latent cells.
+
+The pipeline guides a picture only if it is given a negative prompt; " " is that of its authors' examples (QwenLM/
+Qwen-Image, README), so it is the row without a prompt here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prep.models.configs import Configs
+from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+
+TEMPLATE = ("<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
+            "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+            "<|im_start|>assistant\n")
+DROPPED = 34  # tokens of the template before the caption
+NEGATIVE = " "
+
+
+def shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
+    """`hidden` [token, channel]."""
+    nested = ("text_config",) if isinstance(configs("text_encoder").get("text_config"), dict) else ()  # of new configs
+    return {"hidden": (options.max_length, configs.width("text_encoder", *nested, "hidden_size"))}
+
+
+def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
+    """One `hidden` per caption, without padding."""
+    hidden_BLD, mask_BL = pipeline.encode_prompt(list(captions), device=device, max_sequence_length=options.max_length)
+    if mask_BL is None:  # no row is shorter than another
+        return [{"hidden": hidden_LD} for hidden_LD in hidden_BLD]
+    return [{"hidden": hidden[mask.bool()]} for hidden, mask in zip(hidden_BLD, mask_BL, strict=True)]
+
+
+def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
+    """The encoding of " "."""
+    return encode(pipeline, [NEGATIVE], options, device)[0]
+
+
+TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=512, longest=1024, shapes=shapes,
+                 encode=encode, unconditional=unconditional,
+                 constants={"template": TEMPLATE, "dropped": DROPPED, "negative": NEGATIVE})
+COMPONENTS = {
+    "text_encoder": (("transformers", "Qwen2_5_VLForConditionalGeneration"),),
+    "tokenizer": (("transformers", "Qwen2Tokenizer"), ("transformers", "Qwen2TokenizerFast")),
+    "transformer": (("diffusers", "QwenImageTransformer2DModel"),),
+    "vae": (("diffusers", "AutoencoderKLQwenImage"),),
+}
+FAMILY = Family(
+    name="qwenimage", pipelines=("QwenImagePipeline",), denoiser="transformer", components=COMPONENTS,
+    latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
+    predictions=("flow",), text=TEXT,
+)
