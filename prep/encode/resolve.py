@@ -22,7 +22,7 @@ from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
-from prep.models.latents import latent_facts
+from prep.models.latents import latent_facts, require_posterior
 from prep.models.pipeline import infer_family, prediction_of
 from prep.progress import DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
@@ -69,13 +69,16 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     family = recipe.model.family or infer_family(model)
     options = text_options_of(FAMILIES[family], recipe.model, Configs(model))
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
-                       text=FAMILIES[family].text.shapes(Configs(model), options))
+                       text=FAMILIES[family].text.shapes(Configs(model), options),
+                       with_std=recipe.model.posterior == "mean+std")
     file_digest = remembered_digest(facts)
     with phase(progress, "hashing the model"):
         prediction = prediction_of(model, specs.family)
         contexts = contexts_of(recipe, model, specs, options, file_digest)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     latent_facts(model, specs.family)  # errors in the model show before all pictures are read
+    if specs.with_std:
+        require_posterior(model)
     rules_of(recipe)  # errors in the rules show before all pictures are read
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
@@ -126,7 +129,7 @@ def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOpt
     if recipe.mask_origin != "none":
         mask = mask_context(image=POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
     return Contexts(
-        latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior="mean",
+        latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior=recipe.model.posterior,
                               compute=compute, stored=stored),
         mask=mask,
         text=text_context(text=text_fingerprint(model, file_digest), max_length=options.max_length,

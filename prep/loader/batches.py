@@ -34,6 +34,7 @@ from prep.loader.draws import BatchRequest, Draw
 from prep.loader.rows import DTYPES, Rows, split
 from prep.loader.sizes import sizes_of
 from prep.manifest.commands import repair_command
+from prep.models.fields import STD
 
 SLOTS = 4  # batches that may be ready or in use at a time
 AHEAD = 4  # batches whose rows the kernel may prefetch before they are read
@@ -76,7 +77,7 @@ class Slot:
 class Batch:
     """One micro-batch: rows as stored, and their draws."""
 
-    latent_BChw: Tensor  # stored dtype, unscaled
+    latent_BChw: Tensor  # unscaled; the stored mean in its dtype, or float32 if drawn from the posterior
     mask_B1hw: Tensor | None  # uint8, 255: trains; None: masks were not requested
     text: Mapping[str, Tensor]  # the arrays of text rows, [B, …] each, as the family names them
     sizes_B6: Tensor  # float32: original height and width, top and left of the crop, height and width of the bucket
@@ -106,12 +107,15 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
 
     def take(field: str, array: str) -> Tensor:
         dtype = DTYPES[str(fields[field].arrays[array]["dtype"])]
-        return slot.take(field, (count, *rows.index.shape(field, request.bucket)[array]), dtype)
+        return slot.take(array, (count, *rows.index.shape(field, request.bucket)[array]), dtype)
 
     latent, mask = take("latent", "latent"), take("mask", "mask") if masked else None
-    buffers = _Buffers(latent=latent, mask=mask, slot=slot, text=partial(_take_text, rows, slot))
-    noise = slot.take("noise", latent.shape, torch.float32)
-    drawing = _draw_noise(noise, shots, drawers)
+    posterior = [shot.posterior for shot in shots if shot.posterior is not None]  # of all shots, or of none
+    std = take("latent", STD) if posterior else None
+    buffers = _Buffers(latent=latent, std=std, mask=mask, slot=slot, text=partial(_take_text, rows, slot))
+    noise, drawn = (slot.take(name, latent.shape, torch.float32) for name in ("noise", "drawn"))
+    drawing = _draw_noise(noise, [shot.noise for shot in shots], drawers)
+    drawing += _draw_noise(drawn, posterior, drawers) if posterior else []
     try:
         text = _fill(rows, shots, buffers)
     except CacheError as error:
@@ -127,21 +131,33 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
     sizes.numpy()[:] = sizes_of(rows.index, shots)
     for part in drawing:
         part.result()
+    if std is not None:
+        latent = drawn_latents(latent, std, drawn)
     return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise, timestep_B=timestep,
                  weight_B=weight, shots=shots, last=request.last, slot=slot)
 
 
-def _draw_noise(noise_BChw: Tensor, shots: Sequence[Draw], drawers: ThreadPoolExecutor) -> list[Future[None]]:
+def _draw_noise(noise_BChw: Tensor, keys: Sequence[tuple[int, int]], drawers: ThreadPoolExecutor
+                ) -> list[Future[None]]:
     """Starts drawing each shot's noise from its own key, so the result does not depend on the thread.
 
     Drawing dominates the time of a batch (12 ns per number; reading takes 0.2 ns), and NumPy releases the GIL for it.
     """
     def draw(part: slice) -> None:
-        for out, shot in zip(noise_BChw.numpy()[part], shots[part], strict=True):
-            philox(shot.noise).standard_normal(out=out, dtype=np.float32)
+        for out, key in zip(noise_BChw.numpy()[part], keys[part], strict=True):
+            philox(key).standard_normal(out=out, dtype=np.float32)
 
-    parts = min(DRAWERS, len(shots)) if noise_BChw.numel() >= WORTH_THREADS else 1
+    parts = min(DRAWERS, len(keys)) if noise_BChw.numel() >= WORTH_THREADS else 1
     return [drawers.submit(draw, slice(number, None, parts)) for number in range(parts)]
+
+
+def drawn_latents(mean_BChw: Tensor, std_BChw: Tensor, noise_BChw: Tensor) -> Tensor:
+    """Draws from the posterior, in the memory of `noise_BChw`.
+
+    Two operations that round once each: a fused one may round differently at the end of a tensor, and a latent would
+    then depend on its place in the batch.
+    """
+    return noise_BChw.mul_(std_BChw).add_(mean_BChw)
 
 
 @contextmanager
@@ -211,6 +227,7 @@ class _Buffers:
     """The tensors of a batch to be filled; `slot` owns them."""
 
     latent: Tensor
+    std: Tensor | None  # None: latents are not drawn
     mask: Tensor | None
     slot: Slot
     text: Callable[[Sequence[int] | None, int], dict[str, Tensor]]  # of rows with so many tokens
@@ -225,6 +242,8 @@ def _fill(rows: Rows, shots: Sequence[Draw], out: _Buffers) -> dict[str, Tensor]
     """Reads rows of all fields, and returns those of text; a missing mask is all 255."""
     latents, texts = [rows.latent_ref(shot) for shot in shots], [rows.text_ref(shot) for shot in shots]
     rows.fill(out.latent, "latent", "latent", latents, out.slot.targets("latent"))
+    if out.std is not None:
+        rows.fill(out.std, "latent", STD, latents, out.slot.targets(STD))
     tokens = rows.tokens(texts)
     text = out.text(tokens, len(shots))
     rows.fill_text(text, texts, tokens, {name: out.slot.targets(f"text.{name}") for name in text})
@@ -239,8 +258,9 @@ def _is_bad(rows: Rows, shot: Draw, out: _Buffers) -> bool:
     """Whether this shot's rows cannot be read."""
     slot = Slot(False)
     mask = None if out.mask is None else slot.take("mask", (1, *out.mask.shape[1:]), out.mask.dtype)
-    one = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), mask=mask, slot=slot,
-                   text=partial(_take_text, rows, slot))
+    std = None if out.std is None else slot.take(STD, (1, *out.std.shape[1:]), out.std.dtype)
+    one = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), std=std, mask=mask,
+                   slot=slot, text=partial(_take_text, rows, slot))
     try:
         _fill(rows, [shot], one)
     except CacheError:

@@ -1,4 +1,5 @@
-"""Draws a view, a text, a timestep and noise for each showing of a sample. Draws are keyed, without generator state.
+"""Draws a view, a text, a latent, a timestep and noise for each showing of a sample. Draws are keyed, without generator
+state.
 
 A draw depends only on (seed, epoch, sample, occurrence, purpose): it is the same on any number of ranks and after any
 resume, and differs for each repeat. Validation keys omit the seed, so validation losses compare between runs.
@@ -30,6 +31,9 @@ class Draw:
     timestep: int
     noise: tuple[int, int]  # Philox key
     weight: float  # of its loss
+    # Philox key of the noise that draws its latent from the posterior; None: the latent is the mean. That holds for all
+    # of validation, so that its loss compares between runs, and with caches that have only the mean.
+    posterior: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +94,8 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
     dropped = dropout > 0 and draw("dropout").random() < dropout
     return Draw(sample=sample, view=view, text=NO_TEXT if dropped else text,
                 timestep=int(draw("timestep").integers(timesteps)), noise=draw_key(*key, "noise"),
-                weight=float(samples.weight[sample]))
+                weight=float(samples.weight[sample]),
+                posterior=draw_key(*key, "posterior") if index.with_std else None)
 
 
 def _fixed(index: Index, sample: int, timestep: int) -> Draw:

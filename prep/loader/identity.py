@@ -27,7 +27,8 @@ RECORD = np.dtype([("id", f"S{HALF}"), ("rest", f"S{HALF}")])
 _NAMES = {"buckets": "buckets", "latents.channels": "latent channels", "latents.factor": "pixels per latent cell",
           "latents.scaling_factor": "latent scaling", "latents.shift_factor": "latent shift",
           "latents.mean": "mean of latents", "latents.std": "standard deviation of latents",
-          "masked": "use of masks", "prediction": "prediction type", "unconditional": "unconditional row"}
+          "posterior": "posterior of latents", "masked": "use of masks", "prediction": "prediction type",
+          "unconditional": "unconditional row"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ def _identify(index: Index, masked: bool, prediction: str) -> Identity:
     place = document["prompts"]["unconditional"]
     unconditional = _keys(index, np.array([place["shard"]]), np.array([place["row"]]))
     facts = {"latents": latents, "prediction": prediction, "masked": masked,
+             **({"posterior": "mean+std"} if index.with_std else {}),
              "buckets": [list(size) for size in index.manifest.buckets],
              "unconditional": unconditional.tobytes().hex(), "samples": len(index.samples)}
     return Identity(facts=facts, records=_records(index, masked))
@@ -132,7 +134,7 @@ def _digest(facts: Mapping[str, Any], records: bytes) -> str:
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     latents = facts["latents"]
-    return {**facts, **{f"latents.{name}": value for name, value in latents.items()}}
+    return {"posterior": "mean", **facts, **{f"latents.{name}": value for name, value in latents.items()}}
 
 
 def _brief(value: Any) -> str:

@@ -20,6 +20,7 @@ from prep.manifest.consistency import check_places, read_samples, read_shards, r
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns
 from prep.manifest.shards import ShardFacts
+from prep.models.fields import STD
 
 _VALIDATION = ROLES.index("validation")
 
@@ -56,6 +57,11 @@ class Index:
     def identities(self) -> dict[object, object]:
         """The cache of `prep.loader.identity` for this index."""
         return {}
+
+    @cached_property
+    def with_std(self) -> bool:
+        """Whether latents have standard deviations, so that training draws from their posterior."""
+        return STD in self.manifest.fields["latent"].arrays
 
     @property
     def masked(self) -> int:

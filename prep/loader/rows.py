@@ -17,6 +17,7 @@ from prep.errors import CacheError
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
 from prep.models.family import ATTENTION_MASK, TOKEN
+from prep.models.fields import STD
 
 DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "uint8": torch.uint8,
@@ -120,10 +121,14 @@ class Rows:
         for shot in shots:
             bucket = int(self.index.samples.bucket[shot.sample])
             dtype = DTYPES[str(self.index.manifest.fields["latent"].arrays["latent"]["dtype"])]
-            row = torch.empty((1, *self.index.shape("latent", bucket)["latent"]), dtype=dtype)
-            self.fill(row, "latent", "latent", [self.latent_ref(shot)])
+            place = self.latent_ref(shot)
+            for array, shape in self.index.shape("latent", bucket).items():
+                row = torch.empty((1, *shape), dtype=dtype)
+                self.fill(row, "latent", array, [place])
+                if not row.isfinite().all():
+                    found.append(("latent", shot, place))
+                    break
             text = self.text([self.text_ref(shot)])
-            found += [("latent", shot, self.latent_ref(shot))] if not row.isfinite().all() else []
             if not all(each.isfinite().all() for each in text.values()):
                 found.append(("text", shot, self.text_ref(shot)))
         return found
@@ -131,7 +136,9 @@ class Rows:
     def advise(self, request: BatchRequest, masked: bool) -> None:
         """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report."""
         with suppress(CacheError):
+            drawn = [shot for shot in request.shots if shot.posterior is not None]
             self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])
+            self.reader.advise(STD, [self.latent_ref(shot) for shot in drawn])
             for name in self.index.text_shapes:
                 self.reader.advise(name, [self.text_ref(shot) for shot in request.shots])
             if masked:

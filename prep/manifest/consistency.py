@@ -123,7 +123,9 @@ def row_shapes(manifest: Manifest, shards: Sequence[ShardFacts], field: str, buc
     width, height = manifest.buckets[bucket]
     latents = manifest.document["latents"]
     channels = latents["channels"] if field == "latent" else 1
-    return {field: (channels, height // latents["factor"], width // latents["factor"])}
+    shape = (channels, height // latents["factor"], width // latents["factor"])
+    arrays = manifest.fields[field].arrays if field in manifest.fields else (field,)
+    return dict.fromkeys(arrays, shape)
 
 
 def is_shape_of(manifest: Manifest, field: str, shapes: Mapping[str, tuple[int, ...]],

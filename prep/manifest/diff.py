@@ -25,7 +25,7 @@ NOUNS = {"latent": "latents", "mask": "masks", "text": "text rows"}
 # What a changed entry in a field's key context means for all of its rows; {a} is the old value, {b} the new value.
 WORDS: Mapping[str, str] = {
     "latent.vae": "the VAE differs",
-    "latent.posterior": "the {b} of the VAE's posterior is used, was {a}",
+    "latent.posterior": "the {b} of the VAE's posterior is stored, was {a}",
     "text.text": "the text encoder or its tokenizer differs",
     "text.max_length": "up to {b} tokens are encoded, was {a}",
     "text.clip_skip": "skipped layers of CLIP: {b}, was {a}",

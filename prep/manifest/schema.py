@@ -14,7 +14,7 @@ from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Family
-from prep.models.fields import FIELDS, dims_of
+from prep.models.fields import FIELDS, STD, dims_of
 from prep.parse import (
     Unparsed,
     brief,
@@ -141,7 +141,7 @@ def _check_fields(fields: dict[str, Any], family: Family) -> None:
 
 
 def _check_arrays(arrays: dict[str, Any], field: str, family: Family) -> None:
-    wanted = dims_of(family, field)
+    wanted = dims_of(family, field, with_std=STD in arrays)
     _exactly(arrays, tuple(wanted), f"fields.{field}.arrays")
     for name, dims in wanted.items():
         where = f"fields.{field}.arrays.{name}"

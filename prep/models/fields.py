@@ -16,12 +16,14 @@ PICTURE_DIMS: Mapping[str, Mapping[str, Dims]] = {
     "mask": {"mask": ("1", "h", "w")},
 }
 FIELDS = ("latent", "mask", "text")
+STD = "std"  # the array of latents whose posterior is "mean+std": standard deviations, beside the means in `latent`
 
 
-def dims_of(family: Family, field: str) -> Mapping[str, Dims]:
-    """The dimensions of each array of a field."""
+def dims_of(family: Family, field: str, *, with_std: bool = False) -> Mapping[str, Dims]:
+    """The dimensions of each array of a field; `with_std`: latents have standard deviations, too."""
     if field != "text":
-        return PICTURE_DIMS[field]
+        std = {STD: PICTURE_DIMS["latent"]["latent"]} if with_std and field == "latent" else {}
+        return {**PICTURE_DIMS[field], **std}
     masks = {ATTENTION_MASK: (TOKEN,)} if family.text.layout == "trimmed" else {}
     return {**family.text.arrays, **masks}
 
@@ -38,10 +40,11 @@ class FieldSpecs:
     family: Family
     dtype: DType
     text: Mapping[str, Shape]  # of the longest text row, by array, without the attention mask
+    with_std: bool = False  # whether latents have standard deviations, too
 
     def arrays_of(self, field: str, bucket: Size | None, tokens: int | None = None) -> tuple[ArraySpec, ...]:
         """The arrays of a row of `field`. Text has no bucket; `tokens` is the length of rows that are trimmed."""
-        dims = dims_of(self.family, field)
+        dims = self._dims(field)
         return tuple(ArraySpec(name=name, dtype=array_dtype(field, name, self.dtype),
                                shape=self._text(name, dims[name], tokens) if field == "text" else
                                self._picture(field, bucket)) for name in dims)
@@ -68,4 +71,7 @@ class FieldSpecs:
     def as_manifest(self, field: str) -> dict[str, Any]:
         """The field's arrays as the manifest records them: dtype and dims."""
         return {name: {"dtype": array_dtype(field, name, self.dtype), "dims": list(dims)}
-                for name, dims in dims_of(self.family, field).items()}
+                for name, dims in self._dims(field).items()}
+
+    def _dims(self, field: str) -> Mapping[str, Dims]:
+        return dims_of(self.family, field, with_std=self.with_std)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from prep.errors import ModelError
+from prep.errors import ConfigError, ModelError
 from prep.models.components import class_of
 from prep.models.family import Family
 from prep.models.files import FETCH_AGAIN, read_config
@@ -37,6 +37,7 @@ class Geometry:
     channels: tuple[str, int]  # key and default
     halvings: Callable[[Config], int | None]  # how often sides are halved; None: not as expected
     normalized: Normalized = "config"
+    posterior: bool = True  # whether it encodes to a distribution, which has a standard deviation
 
 
 def _blocks(key: str, default: int) -> Callable[[Config], int | None]:
@@ -75,6 +76,14 @@ def latent_facts(model: Path, family: Family) -> dict[str, Any]:
     return {"scaling_factor": _factor(config, path, "scaling_factor") or family.scaling_factor,
             "shift_factor": _factor(config, path, "shift_factor") or family.shift_factor,
             **(_statistics(config, path, family.latent_channels) if found else {})}
+
+
+def require_posterior(model: Path) -> None:
+    """Raises `ConfigError` unless the model's VAE encodes pictures to distributions."""
+    kind = class_of(pipeline_index(model), "vae", model)[1]
+    if not GEOMETRIES[kind].posterior:
+        raise ConfigError(f"model.posterior is 'mean+std', but {kind}, the VAE of {model}, encodes a picture to one "
+                          "latent, without a standard deviation", hint="leave it out: nothing is lost")
 
 
 def _check_geometry(config: Config, path: Path, geometry: Geometry, family: Family) -> None:

@@ -1,9 +1,12 @@
-"""Encodes pictures to latents with the pipeline's own VAE: unscaled means of the posterior."""
+"""Encodes pictures to latents with the pipeline's own VAE: the posterior's mean, and its standard deviation if wanted.
+
+Both are unscaled.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffusers
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.components import class_of
 from prep.models.device.memory import FittingBatches, move
+from prep.models.fields import STD
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_vae, vae_files
 from prep.models.loading import load_model
@@ -22,13 +26,23 @@ PROBE = 64  # pixels; side of the picture that a VAE is tested with
 
 # Legend: B pictures, H W pixels, h w latent cells, C latent channels.
 
+Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one row
+
+
+class Posterior(NamedTuple):
+    """What a VAE says of pictures: a normal distribution for each number of their latents, unscaled."""
+
+    mean_BChw: torch.Tensor
+    std_BChw: torch.Tensor
+
 
 class VaeEncoder:
     """A VAE on its device; `encode` returns rows ready to store."""
 
-    def __init__(self, model: Path, *, device: str, compute: str, dtype: str, expected: Expected | None = None) -> None:
+    def __init__(self, model: Path, *, device: str, compute: str, dtype: str, with_std: bool = False,
+                 expected: Expected | None = None) -> None:
         """Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint."""
-        self._device, self._dtype = pick_device(device), dtype
+        self._device, self._dtype, self._with_std = pick_device(device), dtype, with_std
         self.batches = FittingBatches(self._device, compute)
         self._vae = move(load_vae(model, DTYPES[compute], expected), self._device, "the VAE", compute).eval()
         self._vae.requires_grad_(False)
@@ -40,8 +54,8 @@ class VaeEncoder:
             raise ModelError(f"the VAE in {model / 'vae'} cannot encode a picture: {first_line(error)}",
                              hint=FETCH_AGAIN) from None
 
-    def encode(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]]) -> list[np.ndarray[Any, Any] | None]:
-        """One [C, h, w] row per picture, as stored; `None` if it is not finite even in float32.
+    def encode(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]]) -> list[Arrays | None]:
+        """One row per picture, arrays of [C, h, w] as stored; `None` if it is not finite even in float32.
 
         A picture that is not finite in the compute dtype is encoded again, alone, in float32. A batch that does not fit
         into the device's memory is halved. Raises `OutOfMemoryError` if one picture does not fit.
@@ -50,40 +64,46 @@ class VaeEncoder:
         return self.batches.run(pixels_BHW3, self._rows, f"a picture of {width}x{height} pixels")
 
     @torch.inference_mode()
-    def _rows(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]]) -> list[np.ndarray[Any, Any] | None]:
-        rows = self._forward(pixels_BHW3, self._vae.dtype)
-        retry = [number for number, fine in enumerate(finite_rows(rows, self._dtype)) if not fine]
-        result: list[np.ndarray[Any, Any] | None] = [*stored(rows, self._dtype)]
-        for number in retry:
-            result[number] = self._again(pixels_BHW3[number:number + 1])
-        return result
+    def _rows(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]]) -> list[Arrays | None]:
+        rows = self._kept(self._forward(pixels_BHW3, self._vae.dtype))
+        return [row if row is not None else self._again(pixels_BHW3[number:number + 1])
+                for number, row in enumerate(rows)]
 
-    def _again(self, pixels_1HW3: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any] | None:
+    def _again(self, pixels_1HW3: np.ndarray[Any, np.dtype[np.uint8]]) -> Arrays | None:
         usual = self._vae.dtype
         try:
             self._vae.to(torch.float32)
-            row = self._forward(pixels_1HW3, torch.float32)
+            arrays = self._forward(pixels_1HW3, torch.float32)
         finally:
             self._vae.to(usual)
-        return stored(row, self._dtype)[0] if finite_rows(row, self._dtype)[0] else None
+        return self._kept(arrays)[0]
 
-    def _forward(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]], dtype: torch.dtype) -> torch.Tensor:
+    def _forward(self, pixels_BHW3: np.ndarray[Any, np.dtype[np.uint8]], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The field's arrays, [B, C, h, w] each, float32."""
         image_B3HW = torch.from_numpy(pixels_BHW3).to(self._device).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-        mean_BChw: torch.Tensor = posterior_mean(self._vae, image_B3HW.to(dtype)).float().cpu()
-        return mean_BChw
+        found = posterior(self._vae, image_B3HW.to(dtype))
+        wanted = {"latent": found.mean_BChw, **({STD: found.std_BChw} if self._with_std else {})}
+        return {name: each.float().cpu() for name, each in wanted.items()}
+
+    def _kept(self, arrays: dict[str, torch.Tensor]) -> list[Arrays | None]:
+        """A row per picture, as stored; `None` where one is not finite."""
+        finite = [all(fine) for fine in zip(*(finite_rows(each, self._dtype) for each in arrays.values()), strict=True)]
+        split = {name: stored(each, self._dtype) for name, each in arrays.items()}
+        return [{name: each[number] for name, each in split.items()} if fine else None
+                for number, fine in enumerate(finite)]
 
 
 # VAEs of video, for which a picture is a clip of one frame: [B, C, 1, H, W].
 OF_VIDEO = frozenset({"AutoencoderKLQwenImage"})
 
 
-def posterior_mean(vae: Any, image_B3HW: torch.Tensor) -> torch.Tensor:
-    """The unscaled mean of the posterior, [B, C, h, w], of pictures from -1 to 1."""
+def posterior(vae: Any, image_B3HW: torch.Tensor) -> Posterior:
+    """The posterior of pictures from -1 to 1."""
     if type(vae).__name__ in OF_VIDEO:
-        clip_BC1hw: torch.Tensor = vae.encode(image_B3HW[:, :, None]).latent_dist.mean
-        return clip_BC1hw[:, :, 0]
-    mean_BChw: torch.Tensor = vae.encode(image_B3HW).latent_dist.mean
-    return mean_BChw
+        clip = vae.encode(image_B3HW[:, :, None]).latent_dist
+        return Posterior(clip.mean[:, :, 0], clip.std[:, :, 0])
+    found = vae.encode(image_B3HW).latent_dist
+    return Posterior(found.mean, found.std)
 
 
 def decode(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 from prep.buckets.views import FLIPS
 from prep.captions.options import MISSING_CAPTION
 from prep.errors import UsageError
-from prep.recipe.schema import BUCKETS, MASKS, STORED_DTYPES, UPSCALES
+from prep.recipe.schema import BUCKETS, MASKS, POSTERIORS, STORED_DTYPES, UPSCALES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +66,9 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
                  help="skip this many of CLIP's last layers; 1 means the last but one"),
     RecipeOption(key="model.text_windows", flag="--text-windows", kind=int,
                  help="windows of 75 tokens that CLIP reads one after the other, 1 to 3 (SD 1.x, SDXL)"),
+    RecipeOption(key="model.posterior", flag="--posterior", choices=POSTERIORS,
+                 help="what is stored of the VAE's posterior: with mean+std, rows twice as large, training draws new "
+                 "latents at each showing"),
     RecipeOption(key="image.resolution", flag="--resolution", parse=_resolution, help="target side in pixels: bucket "
                  "areas are about its square; with several, like 512,1024, one sample at each"),
     RecipeOption(key="image.step", flag="--step", kind=int, help="pixels between bucket sides (default: 8 x patch size "

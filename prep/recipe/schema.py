@@ -16,6 +16,7 @@ MASKS = ("auto", "none", "sidecar", "alpha")  # where masks come from; a directo
 BUCKETS = ("step", "ratio", "sdxl-40", "list", "single")
 UPSCALES = ("never", "allow", "reject")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
+POSTERIORS = ("mean", "mean+std")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,7 @@ class ModelOptions:
     max_length: int = 0  # tokens of a caption, with start and end; 0: the model family's
     clip_skip: int = 0  # last layers of CLIP that are skipped, beyond those that the family skips anyway
     text_windows: int = 1  # of 75 tokens each that CLIP reads one after the other
+    posterior: str = "mean"  # what is stored of the VAE's posterior; with mean+std training draws from it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

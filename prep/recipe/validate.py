@@ -10,7 +10,7 @@ from prep.buckets.views import CROPS, FLIPS
 from prep.captions.options import check_caption
 from prep.models.families.registry import FAMILIES
 from prep.parse import Unparsed, brief, color_of, one_of, parse_size, suggest, within
-from prep.recipe.schema import BUCKETS, MASKS, STORED_DTYPES, UPSCALES, ImageOptions, Recipe
+from prep.recipe.schema import BUCKETS, MASKS, POSTERIORS, STORED_DTYPES, UPSCALES, ImageOptions, Recipe
 from prep.sources.item import MaskFrom
 
 MOST_TOKENS = 1 << 16  # of a caption; each family has its own limit
@@ -32,6 +32,7 @@ def validate_recipe(recipe: Recipe) -> Recipe:
     within(model.max_length, 0, MOST_TOKENS, "model.max_length")
     within(model.clip_skip, 0, MOST_LAYERS, "model.clip_skip")
     within(model.text_windows, 1, MOST_WINDOWS, "model.text_windows")
+    one_of(model.posterior, POSTERIORS, "model.posterior")
     within(recipe.validation, 0, 0.9, "validation.fraction")
     for number, source in enumerate(recipe.sources):
         check_caption(recipe.caption_of(number), "caption" if source.caption is None else f"source[{number}].caption")

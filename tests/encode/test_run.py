@@ -471,24 +471,27 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(encode, tmp_path, monkeypa
     assert {**one, "cache": "", "self": ""} == {**two, "cache": "", "self": ""}
 
 
-def test_a_value_that_is_not_finite_is_computed_again_in_float32(tiny_model, monkeypatch):
+@pytest.mark.parametrize("array", ["latent", "std"])
+def test_a_value_that_is_not_finite_is_computed_again_in_float32(tiny_model, monkeypatch, array):
     from prep.models.vae import VaeEncoder
 
-    encoder = VaeEncoder(tiny_model, device="cpu", compute="bfloat16", dtype="float32")
+    encoder = VaeEncoder(tiny_model, device="cpu", compute="bfloat16", dtype="float32", with_std=True)
     forward, seen = encoder._forward, []
 
     def sometimes(pixels, dtype):
-        rows = forward(pixels, dtype)
-        seen.append((len(rows), dtype))
+        arrays = forward(pixels, dtype)
+        seen.append((len(arrays["latent"]), dtype))
         if dtype != torch.float32:
-            rows[1] = float("nan")
-        return rows
+            arrays[array][1] = float("nan")
+        return arrays
 
     monkeypatch.setattr(encoder, "_forward", sometimes)
     rows = encoder.encode(np.zeros((3, 64, 64, 3), np.uint8))
     assert seen == [(3, torch.bfloat16), (1, torch.float32)]
-    assert all(row is not None and np.isfinite(row).all() for row in rows)
-    monkeypatch.setattr(encoder, "_forward", lambda pixels, _: torch.full((len(pixels), 4, 8, 8), float("inf")))
+    assert all(row is not None and np.isfinite(each).all() for row in rows for each in row.values())
+    assert {name for row in rows for name in row} == {"latent", "std"}
+    monkeypatch.setattr(encoder, "_forward", lambda pixels, _: {
+        "latent": torch.zeros(len(pixels), 4, 8, 8), array: torch.full((len(pixels), 4, 8, 8), float("inf"))})
     assert encoder.encode(np.zeros((2, 64, 64, 3), np.uint8)) == [None, None]
 
 

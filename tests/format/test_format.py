@@ -208,7 +208,7 @@ def test_families_and_dtypes_are_the_codes():
     assert re.findall(r"`(\w+)`", f"`{said['family'].strip('`')}`") == list(FAMILIES)
     assert set(re.findall(r"`(\w+)`", said["fields.*.arrays.*.dtype"])) == set(ITEM_BYTES)
     dims = {(field, name): each for family in FAMILIES.values() for field in FIELDS
-            for name, each in dims_of(family, field).items()}
+            for name, each in dims_of(family, field, with_std=True).items()}
     assert {(row[0], row[1]) for row in rows(section(6), "field")} == set(dims)
     for field, name, _, told, _ in rows(section(6), "field"):
         assert tuple(told.split(", ")) == dims[field, name]

@@ -41,6 +41,7 @@ def test_prompts_and_an_unused_field_are_no_part_of_it(identity):
     ({"counts": (5, 3)}, ["1 sample added"]), ({"counts": (4, 1)}, ["2 samples removed"]),
     ({"masked": False}, ["use of masks: off, was on", "6 samples changed"]),
     ({"prediction": "v_prediction"}, ["prediction type: v_prediction, was epsilon"]),
+    ({"stds": True}, ["posterior of latents: mean+std, was mean"]),
     ({"change": lambda document: document["latents"].update(scaling_factor="0.25")},
      ["latent scaling: 0.25, was 0.5"]),
 ], ids=lambda value: str(next(iter(value))) if isinstance(value, dict) else "")

@@ -18,7 +18,7 @@ from prep.errors import ModelError
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.latents import latent_facts
-from prep.models.vae import decode, posterior_mean
+from prep.models.vae import decode, posterior
 from prep.models.weights import read_vector
 
 FOUR = list(range(4))
@@ -158,7 +158,7 @@ class AutoencoderKLQwenImage:
 
     def encode(self, clip_B3THW: torch.Tensor) -> Any:
         assert clip_B3THW.shape[2] == 1
-        return SimpleNamespace(latent_dist=SimpleNamespace(mean=clip_B3THW / 2))
+        return SimpleNamespace(latent_dist=SimpleNamespace(mean=clip_B3THW / 2, std=clip_B3THW / 4))
 
     def decode(self, clip_BCThw: torch.Tensor) -> Any:
         assert clip_BCThw.shape[2] == 1
@@ -167,5 +167,6 @@ class AutoencoderKLQwenImage:
 
 def test_a_vae_of_video_is_given_clips_of_one_frame():
     picture = torch.rand(2, 3, 4, 6)
-    mean = posterior_mean(AutoencoderKLQwenImage(), picture)
+    mean, std = posterior(AutoencoderKLQwenImage(), picture)
+    assert torch.equal(std, picture / 4)
     assert torch.equal(mean, picture / 2) and torch.equal(decode(AutoencoderKLQwenImage(), mean), picture)

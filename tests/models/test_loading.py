@@ -119,7 +119,7 @@ def test_rows_do_not_depend_on_how_the_files_are_handed_over(model, tiny_model, 
         (folder / "pytorch_model.bin").write_bytes(b"no pickle")
     np.testing.assert_array_equal(hidden(model), hidden(tiny_model))
     pixels = np.full((1, 64, 64, 3), 77, np.uint8)
-    rows = [VaeEncoder(one, device="cpu", compute="float32", dtype="float32").encode(pixels)[0]
+    rows = [VaeEncoder(one, device="cpu", compute="float32", dtype="float32").encode(pixels)[0]["latent"]
             for one in (model, tiny_model)]
     np.testing.assert_array_equal(*rows)
 

@@ -48,6 +48,7 @@ class Made:
     latents: Mapping[str, np.ndarray]
     masks: Mapping[str, np.ndarray]  # uint8
     texts: Mapping[str, np.ndarray]
+    stds: Mapping[str, np.ndarray]  # empty unless asked for
     samples: Sequence[Sample]  # sorted by id, as in the table
     root: Path
 
@@ -64,22 +65,24 @@ class Shards:
     refs: dict[str, RowRef] = field(default_factory=dict)
     facts: list[dict[str, Any]] = field(default_factory=list)
 
-    def put(self, name: str, array: str, dtype: str, rows: Mapping[str, np.ndarray]) -> None:
-        """One shard and its commit; bfloat16 values come as float32 that bfloat16 can hold."""
-        if not rows:
+    def put(self, name: str, dtype: str, **arrays: Mapping[str, np.ndarray]) -> None:
+        """One shard and its commit; arrays by name and key, bfloat16 values as float32 that bfloat16 can hold."""
+        arrays = {array: rows for array, rows in arrays.items() if rows}
+        if not arrays:
             return
-        spec = ArraySpec(name=array, dtype=dtype, shape=next(iter(rows.values())).shape)
-        keys = tuple(sorted(rows))
-        with ShardWriter(self.cache, name, [spec]) as writer:
+        keys = tuple(sorted(next(iter(arrays.values()))))
+        specs = [ArraySpec(name=array, dtype=dtype, shape=rows[keys[0]].shape) for array, rows in arrays.items()]
+        with ShardWriter(self.cache, name, specs) as writer:
             for key in keys:
-                writer.add(key, {array: as_bfloat16(rows[key]) if dtype == "bfloat16" else rows[key]})
+                writer.add(key, {array: as_bfloat16(rows[key]) if dtype == "bfloat16" else rows[key]
+                                 for array, rows in arrays.items()})
             shard = writer.finish()
         task = Task(key=digest_json({"rows": list(keys)}), field=name, rows=keys)
         write_commit(self.cache, task, shard, [], {"host": "test"})
         self.refs.update({key: RowRef(shard=shard.digest, row=row) for row, key in enumerate(keys)})
         self.facts.append({"digest": shard.digest, "field": name, "rows": shard.rows, "bytes": shard.bytes,
-                           "shapes": canonical({array: list(spec.shape)}).decode(),
-                           "dtypes": canonical({array: dtype}).decode()})
+                           "shapes": canonical({spec.name: list(spec.shape) for spec in specs}).decode(),
+                           "dtypes": canonical({spec.name: dtype for spec in specs}).decode()})
 
 
 def as_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -97,11 +100,15 @@ def key_of(*words: object) -> str:
 
 def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation: int = 2, masks: bool = True,
           repeats: int = 1, weight: float = 1.0, texts: int = 1, views: int = 1, prediction: str = "epsilon",
-          prompts: str | None = PROMPTS, change: Callable[[dict[str, Any]], None] | None = None) -> Made:
-    """The manifest root/m.json with `counts` training samples by bucket; every third sample has no mask."""
+          prompts: str | None = PROMPTS, stds: bool = False,
+          change: Callable[[dict[str, Any]], None] | None = None) -> Made:
+    """The manifest root/m.json with `counts` training samples by bucket; every third sample has no mask.
+
+    With `stds`, latents have standard deviations.
+    """
     rng = np.random.default_rng(0)
     cache = open_cache(root / "cache", create=True)
-    shards, latents, mask_rows, captions = Shards(cache), {}, {}, {}
+    shards, latents, mask_rows, captions, deviations = Shards(cache), {}, {}, {}, {}
     samples: list[Sample] = []
     for bucket, count in zip(BUCKETS, counts, strict=True):
         cells = (bucket[1] // 8, bucket[0] // 8)
@@ -123,22 +130,26 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
                 role="train" if number < count else "validation", picture=key_of("picture", bucket, number),
                 size=bucket, bucket=bucket, views=tuple(placed), repeats=repeats, weight=weight,
                 texts=tuple(Text(caption=word, weight=1.0, key=text_key(word, CONTEXT)) for word in words)))
-        shards.put("latent", "latent", "bfloat16", here)
-        shards.put("mask", "mask", "uint8", masked)
+        wide = {key: np.abs(exact(np.random.default_rng(int(key[:8], 16)), row.shape)) for key, row in here.items()
+                } if stds else {}
+        shards.put("latent", "bfloat16", latent=here, std=wide)
+        shards.put("mask", "uint8", mask=masked)
+        deviations.update(wide)
         latents.update(here)
         mask_rows.update(masked)
     asked = list(parse_prompts(prompts or ""))
     for words in [caption for one in asked for caption in (one.text, one.negative) if caption is not None]:
         captions[text_key(words, CONTEXT)] = exact(rng, (TOKENS, WIDTH))
     captions[unconditional_key(CONTEXT)] = exact(rng, (TOKENS, WIDTH))
-    shards.put("text", "hidden", "bfloat16", captions)
-    manifest = seal(root, model, shards, samples, asked, prompts, masks=masks, prediction=prediction, change=change)
-    return Made(manifest=manifest, latents=latents, masks=mask_rows, texts=captions, root=root,
+    shards.put("text", "bfloat16", hidden=captions)
+    manifest = seal(root, model, shards, samples, asked, prompts, masks=masks, stds=stds, prediction=prediction,
+                    change=change)
+    return Made(manifest=manifest, latents=latents, masks=mask_rows, texts=captions, stds=deviations, root=root,
                 samples=sorted(samples, key=lambda sample: sample.id))
 
 
 def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], asked, prompts: str | None, *, masks: bool,
-         prediction: str, change: Callable[[dict[str, Any]], None] | None) -> Manifest:
+         stds: bool, prediction: str, change: Callable[[dict[str, Any]], None] | None) -> Manifest:
     """Tables, prompt file and document."""
     table = build_shards(shards.facts)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}
@@ -149,7 +160,8 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
     unconditional = unconditional_key(CONTEXT)
     if prompts is not None:
         (root / "prompts.txt").write_text(prompts)
-    arrays = {"latent": {"latent": {"dtype": "bfloat16", "dims": ["c", "h", "w"]}},
+    cells = {"dtype": "bfloat16", "dims": ["c", "h", "w"]}
+    arrays = {"latent": {"latent": cells, **({"std": cells} if stds else {})},
               "mask": {"mask": {"dtype": "uint8", "dims": ["1", "h", "w"]}},
               "text": {"hidden": {"dtype": "bfloat16", "dims": ["token", "channel"]}}}
     fields = {name: {"context": CONTEXT if name == "text" else {}, "arrays": arrays[name], "rows": 1, "shards": 1,

@@ -36,12 +36,14 @@ def interrupt_after(step):
     return watch
 
 
-@pytest.mark.parametrize("settings", [
-    {"caption_dropout": 0.3, "lora": {"rank": 4, "dropout": 0.2}, "ema": {"decay": 0.9}, "loss": {"masked": True}},
-    {"method": "full", "schedule": {"name": "cosine", "warmup": 3}, "optimizer": {"lr": 1e-3}},
-], ids=["lora", "full"])
-def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings):
-    made = make(texts=2, views=2)
+@pytest.mark.parametrize(("settings", "stds"), [
+    ({"caption_dropout": 0.3, "lora": {"rank": 4, "dropout": 0.2}, "ema": {"decay": 0.9}, "loss": {"masked": True}},
+     False),
+    ({"method": "full", "schedule": {"name": "cosine", "warmup": 3}, "optimizer": {"lr": 1e-3}}, False),
+    ({"lora": {"rank": 4}}, True),
+], ids=["lora", "full", "posterior"])
+def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings, stds):
+    made = make(texts=2, views=2, stds=stds)
     setup = setup_of(made, **QUICK, **settings)
     go(setup, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):

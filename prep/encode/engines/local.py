@@ -142,7 +142,7 @@ def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, t
             from prep.models.vae import VaeEncoder
 
         encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype,
-                             expected=job.vae)
+                             with_std=job.specs.with_std, expected=job.vae)
     with _bar(job, "latent", progress) as tick:
         for task, pixels in _ahead(job, tasks, pool, lambda work: picture_pixels(job, work), job.wants.latents):
             _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)

@@ -47,7 +47,8 @@ def latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int
             if key not in made:
                 yield key, image
             else:
-                yield key, {"latent": made[key]} if made[key] is not None else non_finite(key, "latent")
+                row = made[key]
+                yield key, row if row is not None else non_finite(key, "latent")
 
 
 def picture_pixels(job: Job, work: PictureTarget) -> np.ndarray[Any, Any] | Reject | Finding:
