@@ -124,7 +124,7 @@ def test_float32_once_more_that_does_not_fit_leaves_the_encoder_as_it_was(tiny_m
     def forward(pixels, dtype):
         if dtype == torch.float32:
             raise torch.OutOfMemoryError
-        return torch.full((len(pixels), 4, 8, 8), float("nan"))
+        return {"latent": torch.full((len(pixels), 4, 8, 8), float("nan"))}
 
     monkeypatch.setattr(encoder, "_forward", forward)
     with pytest.raises(Exception, match="too little memory"):
