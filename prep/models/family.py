@@ -70,6 +70,7 @@ class Family:
     """Facts that hold for every model of a family."""
 
     name: str
+    models: tuple[str, ...]  # published models, as people call them
     pipelines: tuple[str, ...]  # the diffusers classes that model_index.json may name
     # Tells its models from those of other families with the same pipeline class; None: no other family has the class.
     fits: Callable[[Configs], bool] | None = None
@@ -85,3 +86,4 @@ class Family:
     shift_factor: str
     predictions: tuple[Prediction, ...]  # what its denoisers may predict
     text: TextFacts
+    lora_formats: tuple[str, ...] = ("diffusers",)  # of LoRA files; kohya where other programs read its names, too

@@ -9,7 +9,7 @@ from typing import Any
 from prep.errors import ModelError
 from prep.models.components import class_of
 from prep.models.configs import Configs
-from prep.models.families.registry import FAMILIES, families_of_pipeline
+from prep.models.families.registry import families_of_pipeline
 from prep.models.family import Family, Prediction
 from prep.models.files import (
     CONFIG_BYTES,
@@ -64,7 +64,7 @@ def infer_family(model: Path) -> str:
     why = f"but its configs are of no known family: {' and '.join(families)} have other inputs" if families else (
         "which belongs to no known family")
     raise ModelError(f"{model} is a {spelled}, {why}",
-                     hint=f"known families: {', '.join(FAMILIES)}; set family in [model] if it is one of them")
+                     hint="prep models lists the known families; set family in [model] if it is one of them")
 
 
 def weighted_files(model: Path, name: str) -> ComponentFiles:

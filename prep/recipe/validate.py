@@ -28,7 +28,7 @@ def validate_recipe(recipe: Recipe) -> Recipe:
     if model.compute:
         one_of(model.compute, STORED_DTYPES, "model.compute")
     if model.family:
-        one_of(model.family, FAMILIES, "model.family")
+        _check_family(model.family)
     within(model.max_length, 0, MOST_TOKENS, "model.max_length")
     within(model.clip_skip, 0, MOST_LAYERS, "model.clip_skip")
     within(model.text_windows, 1, MOST_WINDOWS, "model.text_windows")
@@ -47,6 +47,13 @@ def validate_recipe(recipe: Recipe) -> Recipe:
     if recipe.image.crop == "focus" and masks == {"none"}:
         raise Unparsed(NO_FOCUS)
     return recipe
+
+
+def _check_family(family: str) -> None:
+    try:
+        one_of(family, FAMILIES, "model.family")
+    except Unparsed as error:
+        raise Unparsed(f"{error} (prep models describes them)") from None
 
 
 def upscale(value: Any, where: str) -> str | float:

@@ -88,6 +88,7 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
         path.unlink()
     assert checked("verify", a, code=7)["damaged"]
     checked("codes")
+    checked("models")
     checked("clean", "--dry-run")
     checked("scan", tmp_path / "nowhere", code=5)
     assert checked.commands == COMMANDS and checked.formats == set(SCHEMAS)

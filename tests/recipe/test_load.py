@@ -90,7 +90,9 @@ WRONG = {
     "bool for number": ("[image]\nresolution=true\n[[source]]\npath='p'", "is True, expected a whole number"),
     "choice": ("[caption]\nmissing='skip'\n[[source]]\npath='p'", "caption.missing is 'skip', expected one of: stop"),
     "dtype": ("[model]\ndtype='bf16'\n[[source]]\npath='p'", "model.dtype is 'bf16', expected one of: bfloat16"),
-    "family": ("[model]\nfamily='sd2'\n[[source]]\npath='p'", "model.family is 'sd2', expected one of: sd15"),
+    "family": ("[model]\nfamily='sd2'\n[[source]]\npath='p'",
+               f"model.family is 'sd2', expected one of: {', '.join(FAMILIES)}; did you mean 'sd21'? (prep models "
+               "describes them)"),
     "range": ("[validation]\nfraction=1.5\n[[source]]\npath='p'", "validation.fraction is 1.5, expected a number from"),
     "alpha": ("[image]\nalpha='purple'\n[[source]]\npath='p'",
               "image.alpha is 'purple', expected #rrggbb, white, black, gray, grey, reject"),

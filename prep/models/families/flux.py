@@ -46,7 +46,7 @@ COMPONENTS = {
     "vae": (("diffusers", "AutoencoderKL"),),
 }
 FAMILY = Family(
-    name="flux", pipelines=("FluxPipeline",), denoiser="transformer", components=COMPONENTS, latent_channels=16,
-    factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611", shift_factor="0.1159",
-    predictions=("flow",), text=TEXT,
+    name="flux", models=("FLUX.1 dev", "FLUX.1 schnell"), pipelines=("FluxPipeline",), denoiser="transformer",
+    components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
+    shift_factor="0.1159", predictions=("flow",), text=TEXT,
 )

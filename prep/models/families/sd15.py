@@ -67,7 +67,7 @@ COMPONENTS = {
     "vae": (("diffusers", "AutoencoderKL"),),
 }
 FAMILY = Family(
-    name="sd15", pipelines=("StableDiffusionPipeline",), fits=fits, denoiser="unet", components=COMPONENTS,
-    latent_channels=4, factor=8, patch=1, step=64, resolution=512, scaling_factor="0.18215", shift_factor="0",
-    predictions=("epsilon", "v_prediction"), text=TEXT,
+    name="sd15", models=("Stable Diffusion 1.x",), pipelines=("StableDiffusionPipeline",), fits=fits, denoiser="unet",
+    components=COMPONENTS, latent_channels=4, factor=8, patch=1, step=64, resolution=512, scaling_factor="0.18215",
+    shift_factor="0", predictions=("epsilon", "v_prediction"), text=TEXT, lora_formats=("kohya", "diffusers"),
 )

@@ -1,0 +1,89 @@
+"""Formats the output of `prep models`: the facts of model families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prep.report.terminal.tables import page, records, table
+
+if TYPE_CHECKING:
+    from prep.models.family import Family
+
+RECIPES = "manifests/recipes"
+HEADS = ("family", "latent", "step", "predicts", "text", "tokens", "LoRA", "pipeline", "models")
+LEGEND = ("latent: channels x pixels per cell; tokens: of a text row, by default; prep models FAMILY shows one in "
+          "detail")
+
+
+def describe(family: Family) -> dict[str, Any]:
+    """A family as `prep models --json` has it."""
+    text = family.text
+    return {
+        "name": family.name,
+        "models": list(family.models),
+        "pipelines": list(family.pipelines),
+        "denoiser": family.denoiser,
+        "latent": {"channels": family.latent_channels, "pixels_per_cell": family.factor},
+        "step": family.step,
+        "smallest_step": family.factor * family.patch,
+        "resolution": family.resolution,
+        "predictions": list(family.predictions),
+        "text": {
+            "arrays": {name: list(dims) for name, dims in text.arrays.items()},
+            "layout": text.layout,
+            "max_length": {"default": text.max_length, "least": text.shortest, "most": text.longest},
+            "clip_skip": text.clip,
+            "text_windows": text.windows,
+        },
+        "lora_formats": list(family.lora_formats),
+        "recipe": f"{RECIPES}/{family.name}.toml",
+        "train": f"{RECIPES}/{family.name}.train.toml",
+    }
+
+
+def models_table(families: Sequence[Mapping[str, Any]], *, width: int | None = None) -> str:
+    """A table of families, from their documents; a terminal (`width` columns) gets shorter words and a legend."""
+    if width is None:
+        return page(records(HEADS, [_row(one) for one in families]))
+    return page(records(HEADS, [_row(_shortened(one)) for one in families]), LEGEND, width=width)
+
+
+def _shortened(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A family's document with what makes a row narrow: the usual format of LoRA files, classes without "Pipeline"."""
+    return {**one, "lora_formats": one["lora_formats"][:1],
+            "pipelines": [name.removesuffix("Pipeline") for name in one["pipelines"]],
+            "predictions": [name.removesuffix("_prediction") for name in one["predictions"]]}
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    text, most = one["text"], one["text"]["max_length"]["default"]
+    return (one["name"], f"{one['latent']['channels']}x{one['latent']['pixels_per_cell']}", str(one["step"]),
+            ", ".join(one["predictions"]), ", ".join(text["arrays"]),
+            str(most) if text["layout"] == "full" else f"1-{most}",
+            *(", ".join(one[name]) for name in ("lora_formats", "pipelines", "models")))
+
+
+def family_text(one: Mapping[str, Any]) -> str:
+    """The facts of one family, from its document, with the options and files that name them."""
+    text, tokens = one["text"], one["text"]["max_length"]
+    arrays = ", ".join(f"{name} [{', '.join(dims)}]" for name, dims in text["arrays"].items())
+    lengths = str(tokens["most"]) if tokens["least"] == tokens["most"] else f"{tokens['least']} to {tokens['most']}"
+    rows = (
+        ("models", ", ".join(one["models"])),
+        ("pipeline", ", ".join(one["pipelines"])),
+        ("trained part", one["denoiser"]),
+        ("latent", f"{one['latent']['channels']} channels, {one['latent']['pixels_per_cell']} x "
+                   f"{one['latent']['pixels_per_cell']} pixels per cell"),
+        ("step", f"{one['step']} pixels; --step takes any multiple of {one['smallest_step']}"),
+        ("resolution", f"{one['resolution']} pixels"),
+        ("predicts", ", ".join(one["predictions"])),
+        ("text", f"{arrays}; rows are {text['layout']}"),
+        ("tokens", f"{tokens['default']}; --max-length takes {lengths}"),
+        ("--clip-skip", "yes" if text["clip_skip"] else "no"),
+        ("--text-windows", "yes" if text["text_windows"] else "no"),
+        ("LoRA files", ", ".join(one["lora_formats"])),
+        ("recipe", one["recipe"]),
+        ("training", one["train"]),
+    )
+    return page(table(("", ""), ((label, value) for label, value in rows)))

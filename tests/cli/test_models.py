@@ -1,0 +1,82 @@
+"""`prep models` lists every family, from the records that encode and train use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prep.models.families.registry import FAMILIES
+from prep.report.terminal.models import describe, models_table
+from train.models.families.registry import DENOISERS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_all_families_a_line_each(prep):
+    result = prep("models")
+    assert result.code == 0
+    rows = [line.split("\t") for line in result.out.splitlines()]
+    assert [row[0] for row in rows] == list(FAMILIES)
+    assert rows[0] == ["sd15", "4x8", "64", "epsilon, v_prediction", "hidden", "77", "kohya, diffusers",
+                       "StableDiffusionPipeline", "Stable Diffusion 1.x"]
+    assert ["zimage", "16x8", "64", "flow", "hidden", "1-512", "diffusers", "ZImagePipeline",
+            "Z-Image, Z-Image-Turbo"] in rows
+
+
+def test_a_terminal_of_120_columns_shows_a_family_in_few_words():
+    text = models_table([describe(family) for family in FAMILIES.values()], width=120)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 120 and lines[0].split()[:2] == ["family", "latent"]
+    assert [line.split()[0] for line in lines if line[:1].strip()][1:-1] == list(FAMILIES)
+    assert lines[-1].startswith("latent: channels x pixels per cell; tokens: of a text row")
+    assert "StableDiffusionXL  Stable Diffusion XL" in text and "epsilon, v " in text
+
+
+def test_one_family_in_detail(prep):
+    told = dict(line.split("  ", 1) for line in prep("models", "sdxl").out.splitlines())
+    told = {label: value.strip() for label, value in told.items()}
+    assert told == {
+        "models": "Stable Diffusion XL", "pipeline": "StableDiffusionXLPipeline", "trained part": "unet",
+        "latent": "4 channels, 8 x 8 pixels per cell", "step": "64 pixels; --step takes any multiple of 8",
+        "resolution": "1024 pixels", "predicts": "epsilon, v_prediction",
+        "text": "hidden [token, channel], pooled [channel]; rows are full", "tokens": "77; --max-length takes 77",
+        "--clip-skip": "yes", "--text-windows": "yes", "LoRA files": "kohya, diffusers",
+        "recipe": "manifests/recipes/sdxl.toml", "training": "manifests/recipes/sdxl.train.toml"}
+    told = prep("models", "pixart_alpha").out
+    assert "--max-length takes 1 to 120" in told and "--step takes any multiple of 16" in told
+    assert "rows are trimmed" in told and "--clip-skip     no" in told
+
+
+def test_an_unknown_family_is_corrected(prep):
+    result = prep("models", "sdlx")
+    assert result.code == 2 and "did you mean 'sdxl'?" in result.err
+    assert "hint: prep models describes them" in result.err
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_json(prep, name):
+    (one,) = prep("models", name, "--json").json["families"]
+    assert one == describe(FAMILIES[name])
+    assert [(ROOT / one[kind]).is_file() for kind in ("recipe", "train")] == [True, True]
+
+
+def test_what_is_told_of_lora_files_is_what_train_writes():
+    for name, family in FAMILIES.items():
+        written = ("diffusers",) if DENOISERS[name].kohya is None else ("kohya", "diffusers")
+        assert family.lora_formats == written, name
+
+
+def test_every_family_has_its_own_names():
+    names = [model for family in FAMILIES.values() for model in family.models]
+    assert len(set(names)) == len(names) and all(family.models for family in FAMILIES.values())
+
+
+def test_it_is_quick():
+    script = ("from prep.cli.main import app\ntry: app(['models'])\nexcept SystemExit: pass\n"
+              "import sys; print([name for name in ('torch', 'diffusers', 'transformers', 'numpy') if name in "
+              "sys.modules])")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[]"
