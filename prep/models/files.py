@@ -31,6 +31,11 @@ class ComponentFiles:
     config: Mapping[str, Any]  # of config.json, or of tokenizer_config.json
     small: Mapping[str, bytes]  # file name → its bytes
     weights: tuple[Path, ...]  # safetensors files; none for a tokenizer
+    usual_name: str = ""  # that libraries look for, if `weights` is one file of a variant, like model.fp16.safetensors
+
+    def weight_name(self, path: Path) -> str:
+        """The name of one of `weights` as if it were of no variant: what variants differ in is their bytes."""
+        return self.usual_name or path.name
 
 
 def read_config(path: Path) -> dict[str, Any]:

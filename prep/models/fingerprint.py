@@ -94,7 +94,7 @@ def digest_text(files: TextFiles, file_digest: FileDigest) -> str:
 
 def _weighted(files: ComponentFiles, file_digest: FileDigest) -> list[list[str]]:
     return [["config.json", digest_public(files.config)],
-            *([path.name, digest_existing(path, file_digest)] for path in files.weights)]
+            *([files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights)]
 
 
 def _tokenizer(files: ComponentFiles) -> list[list[str]]:

@@ -21,7 +21,7 @@ from prep.models.files import (
     refuse_adapter,
     refuse_redirection,
 )
-from prep.models.weights import check_sizes, read_shapes, weight_files
+from prep.models.weights import check_sizes, index_name, read_shapes, variant_of, weight_files
 from prep.parse import brief
 
 # The files of a transformers tokenizer: vocabularies, merges, and the configs that change its output.
@@ -78,12 +78,21 @@ def weighted_files(model: Path, name: str) -> ComponentFiles:
     config = parse_config(small["config.json"], folder / "config.json")
     refuse_redirection(config, folder / "config.json")
     refuse_adapter(folder)
-    weights = weight_files(folder, stem)
-    if weights != (folder / f"{stem}.safetensors",):
-        index = f"{stem}.safetensors.index.json"
-        small[index] = read_small(folder / index, CONFIG_BYTES)
+    weights, index, usual_name = _weights(folder, stem)
     check_sizes(kind, config, folder / "config.json", read_shapes(weights))
-    return ComponentFiles(folder=folder, config=config, small=small, weights=weights)
+    return ComponentFiles(folder=folder, config=config, small=small | index, weights=weights, usual_name=usual_name)
+
+
+def _weights(folder: Path, stem: str) -> tuple[tuple[Path, ...], dict[str, bytes], str]:
+    """The files of the weights in `folder`, their index if there are several, and the usual name if there is one.
+
+    Raises `ModelError`.
+    """
+    variant = variant_of(folder, stem)
+    weights = weight_files(folder, stem, variant)
+    if weights == (folder / f"{stem}{variant and f'.{variant}'}.safetensors",):
+        return weights, {}, f"{stem}.safetensors"
+    return weights, {index_name(stem): read_small(folder / index_name(stem, variant), CONFIG_BYTES)}, ""
 
 
 def tokenizer_files(model: Path, name: str) -> ComponentFiles:
@@ -111,11 +120,10 @@ def single_model_files(folder: Path) -> ComponentFiles:
     if not os.path.lexists(folder / "config.json"):
         raise ModelError(f"{folder} has no config.json", hint="name the directory of a transformers model")
     refuse_adapter(folder)
-    weights = weight_files(folder, "model")
+    weights, index, usual_name = _weights(folder, "model")
     read_shapes(weights)
-    several = weights != (folder / "model.safetensors",)
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".txt", ".model"))
-    small = {name: read_small(folder / name, TOKENIZER_BYTES) for name in names
-             if several or not name.endswith(".index.json")}
+    small = {name: read_small(folder / name, TOKENIZER_BYTES) for name in names if ".index." not in name}
     configs = {name: parse_config(data, folder / name) for name, data in small.items() if name.endswith("config.json")}
-    return ComponentFiles(folder=folder, config=configs["config.json"], small=small, weights=weights)
+    return ComponentFiles(folder=folder, config=configs["config.json"], small=small | index, weights=weights,
+                          usual_name=usual_name)

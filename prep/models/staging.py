@@ -30,7 +30,7 @@ def staged(files: ComponentFiles) -> Iterator[Path]:
             kept = _without_paths(data) if small == "tokenizer_config.json" else data
             (folder / small).write_bytes(kept)
         for path in files.weights:
-            link_or_copy(path.resolve(), folder / path.name)
+            link_or_copy(path.resolve(), folder / files.weight_name(path))
         yield folder
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,37 @@ HEADER_BYTES = 100_000_000  # MAX_HEADER_SIZE of the safetensors library
 Shape = tuple[int, ...]
 
 
-def weight_files(folder: Path, stem: str) -> tuple[Path, ...]:
-    """The safetensors files that diffusers and transformers would load from `folder`. Raises `ModelError`.
+def index_name(stem: str, variant: str = "") -> str:
+    """The name of the file that says where each tensor is, for weights in several files."""
+    return f"{stem}.safetensors.index{variant and f'.{variant}'}.json"
+
+
+def variant_of(folder: Path, stem: str) -> str:
+    """The variant of the weights in `folder` that are used: "" if some have none, as diffusers does, else the only one.
+
+    A variant is a part of the file's name: fp16 of model.fp16.safetensors. Raises `ModelError` for several.
+    """
+    if any(os.path.lexists(folder / name) for name in (f"{stem}.safetensors", index_name(stem))):
+        return ""
+    pattern = re.compile(rf"{re.escape(stem)}\.(?:(\w+)\.safetensors|safetensors\.index\.(\w+)\.json)", re.ASCII)
+    try:
+        matches = [pattern.fullmatch(name) for name in os.listdir(folder)]  # noqa: PTH208  (names, not paths)
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    found = sorted({match[1] or match[2] for match in matches if match})
+    if len(found) > 1:
+        raise ModelError(f"{folder} has weights of the variants {', '.join(found)}, and none without a variant",
+                         hint="keep those of one variant in the directory, and move the others elsewhere")
+    return found[0] if found else ""
+
+
+def weight_files(folder: Path, stem: str, variant: str = "") -> tuple[Path, ...]:
+    """The safetensors files of `variant` that diffusers and transformers would load from `folder`. Raises `ModelError`.
 
     A single file beside an index is refused: transformers takes the file, diffusers the index.
     """
-    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    single = folder / f"{stem}{variant and f'.{variant}'}.safetensors"
+    index = folder / index_name(stem, variant)
     if os.path.lexists(single) and os.path.lexists(index):
         raise ModelError(f"{folder} has two sets of weights, {single.name} and {index.name}",
                          hint="libraries disagree on which to load; remove one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 
@@ -9,8 +10,10 @@ import pytest
 from model_files import change_json, write_json, write_model, write_safetensors
 
 from prep.errors import ModelError
+from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.pipeline import weighted_files
-from prep.models.weights import check_sizes, read_shapes, weight_files
+from prep.models.staging import staged
+from prep.models.weights import check_sizes, read_shapes, variant_of, weight_files
 
 STEM = "diffusion_pytorch_model"
 
@@ -111,3 +114,83 @@ def test_positions_that_are_computed_may_be_many(tmp_path):
     check_sizes("Qwen3Model", {"max_position_embeddings": 262_144}, tmp_path / "config.json", shapes)
     with pytest.raises(ModelError, match="has max_position_embeddings 262144, far more than its 1 tensors have"):
         check_sizes("CLIPTextModel", {"max_position_embeddings": 262_144}, tmp_path / "config.json", shapes)
+
+
+# ---- variants --------------------------------------------------------------------------------------------------------
+
+
+def as_variant(folder, variant="fp16"):
+    """Renames the weights in `folder` as diffusers names those of a variant; the new names."""
+    for path in sorted(folder.glob("*.safetensors*")):
+        stem, _, rest = path.name.partition(".")
+        begin, dash, number = stem.partition("-")
+        path.rename(folder / (f"{begin}.{variant}{dash}{number}.{rest}" if rest == "safetensors" else
+                              f"{stem}.safetensors.index.{variant}.json"))
+    for index in folder.glob("*.index.*.json"):
+        placed = json.loads(index.read_text())["weight_map"]
+        write_json(index, {"weight_map": {name: file.replace("-", f".{variant}-", 1) for name, file in placed.items()}})
+    return sorted(path.name for path in folder.iterdir() if path.name != "config.json")
+
+
+def test_weights_that_have_only_a_variant_are_used_under_their_usual_name(tmp_path):
+    model, plain = write_model(tmp_path / "variant"), write_model(tmp_path / "plain")
+    usual = vae_fingerprint(model)
+    assert as_variant(model / "vae") == [f"{STEM}.fp16.safetensors"]
+    files = weighted_files(model, "vae")
+    assert [path.name for path in files.weights] == [f"{STEM}.fp16.safetensors"]
+    with staged(files) as folder:
+        assert sorted(path.name for path in folder.iterdir()) == ["config.json", f"{STEM}.safetensors"]
+    assert vae_fingerprint(model) == usual, "the same bytes"
+    write_safetensors(model / "vae" / f"{STEM}.fp16.safetensors", {"a": [4, 2], "b": [4]})
+    assert vae_fingerprint(model) != usual
+    text = text_fingerprint(plain)
+    as_variant(plain / "text_encoder", "bf16")
+    assert text_fingerprint(plain) == text
+
+
+def test_a_variant_in_several_files(tmp_path):
+    model = write_model(tmp_path, parts=True)
+    names = as_variant(model / "vae")
+    assert names == [f"{STEM}.fp16-00001-of-00002.safetensors", f"{STEM}.fp16-00002-of-00002.safetensors",
+                     f"{STEM}.safetensors.index.fp16.json"]
+    files = weighted_files(model, "vae")
+    assert [path.name for path in files.weights] == names[:2]
+    with staged(files) as folder:
+        index = json.loads((folder / f"{STEM}.safetensors.index.json").read_text())
+        assert {(folder / name).is_file() for name in index["weight_map"].values()} == {True}
+    write_safetensors(model / "vae" / f"{STEM}.fp16.safetensors", {"a": [4, 2], "b": [3]})
+    with pytest.raises(ModelError, match=r"has two sets of weights, .*\.fp16\.safetensors and .*index\.fp16\.json"):
+        weighted_files(model, "vae")
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_weights_without_a_variant_come_first(tmp_path, parts):
+    model = write_model(tmp_path, parts=parts)
+    usual, digest = weighted_files(model, "vae"), vae_fingerprint(model)
+    for name in (f"{STEM}.fp16.safetensors", f"{STEM}.non_ema.safetensors"):
+        write_safetensors(model / "vae" / name, {"other": [1]})
+    write_json(model / "vae" / f"{STEM}.safetensors.index.bf16.json", {"weight_map": {"a": "none.safetensors"}})
+    assert weighted_files(model, "vae") == usual and vae_fingerprint(model) == digest
+
+
+def test_several_variants_and_none_without(tmp_path):
+    model = write_model(tmp_path)
+    as_variant(model / "vae")
+    write_safetensors(model / "vae" / f"{STEM}.non_ema.safetensors", {"a": [4, 2], "b": [3]})
+    with pytest.raises(ModelError) as error:
+        weighted_files(model, "vae")
+    assert error.value.message == (f"{model / 'vae'} has weights of the variants fp16, non_ema, and none without a "
+                                   "variant")
+    assert error.value.hint == "keep those of one variant in the directory, and move the others elsewhere"
+
+
+@pytest.mark.parametrize("name", ["model.fp16.safetensors", f"{STEM}.fp16.bin", f"{STEM}.fp16.safetensors.txt",
+                                  f"{STEM}.a-b.safetensors", f"x{STEM}.fp16.safetensors"])
+def test_other_names_are_of_no_variant(tmp_path, name):
+    (tmp_path / name).touch()
+    assert variant_of(tmp_path, STEM) == ""
+
+
+def test_a_directory_that_cannot_be_listed(tmp_path):
+    with pytest.raises(ModelError, match=r"cannot read .*gone: No such file or directory"):
+        variant_of(tmp_path / "gone", STEM)

@@ -18,7 +18,7 @@ def base_fingerprints(model: Path, family: Family, file_digest: FileDigest = dig
     """Fingerprints of `denoiser` and `scheduler` in the pipeline directory `model`. Raises `ModelError`."""
     files = weighted_files(model, family.denoiser)
     parts = [["config.json", digest_public(files.config)],
-             *([path.name, digest_existing(path, file_digest)] for path in files.weights)]
+             *([files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights)]
     scheduler = read_config(model / "scheduler" / "scheduler_config.json")
     return {"denoiser": digest_json({"kind": "denoiser", "parts": parts}),
             "scheduler": digest_json({"kind": "scheduler", "config": digest_public(scheduler)})}

@@ -99,7 +99,7 @@ def _stage(config: Path, component: str, stage: Path) -> None:
         found = weighted_files(config, component)
         small = found.small
         for path in found.weights:
-            link_or_copy(path.resolve(), folder / path.name)
+            link_or_copy(path.resolve(), folder / found.weight_name(path))
     else:
         small = {"config.json": read_small(config / component / "config.json", CONFIG_BYTES)}
     for name, data in small.items():
