@@ -42,7 +42,7 @@ COMPONENTS = {
     "vae": flux.COMPONENTS["vae"],
 }
 FAMILY = Family(
-    name="chroma", pipelines=("ChromaPipeline",), denoiser="transformer", components=COMPONENTS, latent_channels=16,
-    factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611", shift_factor="0.1159",
+    name="chroma", models=("Chroma",), pipelines=("ChromaPipeline",), denoiser="transformer", components=COMPONENTS,
+    latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611", shift_factor="0.1159",
     predictions=("flow",), text=TEXT,
 )
