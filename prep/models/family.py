@@ -70,7 +70,7 @@ class Family:
     """Facts that hold for every model of a family."""
 
     name: str
-    models: tuple[str, ...]  # published models, as people call them
+    models: tuple[str, ...] = ()  # published models, as people call them
     pipelines: tuple[str, ...]  # the diffusers classes that model_index.json may name
     # Tells its models from those of other families with the same pipeline class; None: no other family has the class.
     fits: Callable[[Configs], bool] | None = None
