@@ -66,7 +66,7 @@ def test_json(prep, name):
 def test_what_is_told_of_lora_files_is_what_train_writes():
     for name, family in FAMILIES.items():
         written = ("diffusers",) if DENOISERS[name].kohya is None else ("kohya", "diffusers")
-        assert family.lora_formats == written, name
+        assert family.lora_formats == written or not family.models, name
 
 
 def test_every_family_has_its_own_names():
