@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Mapping
@@ -39,17 +40,23 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
     return model
 
 
+PROCESSORS = frozenset({"PixtralProcessor"})  # of components named tokenizer
+
+
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
     """Loads the tokenizer of `files` as the transformers class `class_name`, which is in `components.CLASSES`.
 
-    Raises `ModelError`.
+    Of a processor, which would also prepare pictures and need torchvision, it loads the tokenizer inside, as the
+    processor itself does; text has the same tokens. Raises `ModelError`.
     """
     import transformers  # here: train loads only diffusers models, and this import takes a second
 
+    kind = getattr(transformers, "AutoTokenizer" if class_name in PROCESSORS else class_name)
     try:
         with staged(files) as folder:
-            tokenizer = getattr(transformers, class_name).from_pretrained(folder, local_files_only=True,
-                                                                          trust_remote_code=False)
+            tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if class_name in PROCESSORS and tokenizer.chat_template is None:
+            tokenizer.chat_template = json.loads(files.small.get("chat_template.json", b"{}")).get("chat_template")
         if not tokenizer.model_max_length >= 2:
             raise ValueError(f"model_max_length is {tokenizer.model_max_length}")
         tokenizer(["a"], truncation=True)  # some faulty configs fail only here

@@ -38,6 +38,20 @@ def flux_packed(latent: Tensor) -> Tensor:
     return FluxPipeline._pack_latents(latent, count, channels, height, width)
 
 
+def flux2_patched(latent: Tensor) -> Tensor:
+    from diffusers import Flux2Pipeline
+
+    return Flux2Pipeline._patchify_latents(latent)
+
+
+def by_batch_norm(vae: Any, mean: Tensor) -> Tensor:
+    from diffusers import Flux2Pipeline
+
+    center, variance = (values.view(1, -1, 1, 1) for values in (vae.bn.running_mean, vae.bn.running_var))
+    normalized = (flux2_patched(mean) - center) / torch.sqrt(variance + vae.config.batch_norm_eps)
+    return Flux2Pipeline._unpatchify_latents(normalized)
+
+
 def of_video(vae: Any, image: Tensor) -> Tensor:
     return vae.encode(image[:, :, None]).latent_dist.mean[:, :, 0]
 
@@ -113,6 +127,10 @@ CASES = [
     Case(family="qwenimage", build="qwenimage", unguided={"true_cfg_scale": 1.0},
          guided={"true_cfg_scale": 4.0, "negative_prompt": " "}, guidance=4.0, packed=flux_packed, encode=of_video,
          normalized=by_channel),
+    Case(family="flux2", build="flux2", unguided={"guidance_scale": 3.5}, guided=CFG, guidance=4.0,
+         packed=flux2_patched, normalized=by_batch_norm),
+    *(Case(family="flux2_klein", build="flux2_klein", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0,
+           packed=flux2_patched, normalized=by_batch_norm) for options in ({}, {"distilled": True})),
 ]
 
 

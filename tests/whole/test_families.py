@@ -175,7 +175,7 @@ def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made):
     shape = (facts["channels"], 64 // facts["factor"], 64 // facts["factor"])
     for prompt, negative, picture in zip(prompts, negatives, mine, strict=True):
         latent = torch.from_numpy(_noise(prompt.prompt, shape, 1))[None]
-        told = {} if negative is None or not takes_negative(pipe, case) else {"negative_prompt": negative}
+        told = {} if negative is None else negative_of(pipe, case, negative)
         with torch.no_grad(), tiny_pipelines.known_warnings():
             wanted = pipe(prompt=prompt.prompt, latents=case.packed(latent), num_inference_steps=3, height=64, width=64,
                           output_type="np", **{**case.guided, **told}).images[0]
@@ -183,8 +183,15 @@ def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made):
         assert np.abs(usual - picture).max() <= 1, np.abs(usual - picture).max()
 
 
-def takes_negative(pipe: Any, case: Case) -> bool:
-    return "negative_prompt" in inspect.signature(pipe.__call__).parameters and case.family != "flux"
+def negative_of(pipe: Any, case: Case, text: str) -> dict[str, Any]:
+    """The arguments of `__call__` for a negative prompt; none if the family is not sampled with one."""
+    taken = inspect.signature(pipe.__call__).parameters
+    if case.family == "flux" or "negative_prompt_embeds" not in taken:
+        return {}
+    if "negative_prompt" in taken:
+        return {"negative_prompt": text}
+    with torch.no_grad():
+        return {"negative_prompt_embeds": pipe.encode_prompt(text, device="cpu")[0]}
 
 
 def test_the_loss_from_the_cache_is_the_loss_from_pictures(case, made):

@@ -52,5 +52,6 @@ class DenoiserFamily:
     # Keys of the denoiser's config that a cache decides: the array whose last width each must equal, and times what.
     config_widths: Mapping[str, tuple[str, int]]
     longest_side: Callable[[Mapping[str, Any]], int | None] | None = None  # in pixels, by its config; None: any
+    vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
     presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
     kohya: str | None  # prefix of kohya's tensor names, if diffusers and ComfyUI read them for this family

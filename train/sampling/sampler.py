@@ -66,7 +66,10 @@ def _pipeline(denoiser: Denoiser, model: Path) -> Any:
     if denoiser.prediction != "flow":
         options["prediction_type"] = denoiser.prediction
     scheduler = load_scheduler(getattr(diffusers, calls.sampler), model, **options)
-    return assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler})
+    pipeline = assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler})
+    if calls.vae is not None:
+        pipeline.vae = calls.vae(denoiser.model)
+    return pipeline
 
 
 def _settings_of(prompt: PromptRows, settings: Sampling) -> Sampling:

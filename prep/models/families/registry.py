@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prep.models.families import chroma, flux, pixart, qwenimage, sd3, sd15, sd21, sdxl, zimage
+from prep.models.families import chroma, flux, flux2, pixart, qwenimage, sd3, sd15, sd21, sdxl, zimage
 from prep.models.family import Family
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (
@@ -18,6 +18,8 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     zimage.FAMILY,
     chroma.FAMILY,
     qwenimage.FAMILY,
+    flux2.DEV,
+    flux2.KLEIN,
 )}  # fmt: skip
 
 

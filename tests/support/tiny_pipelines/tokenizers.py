@@ -86,9 +86,12 @@ def qwen3() -> Any:
 
 
 def mistral() -> Any:
-    """In place of Mistral 3's processor: pads on the left, and its template takes messages made of parts."""
+    """The tokenizer inside of Mistral 3's processor: pads on the left, its template takes messages made of parts."""
     special = ("<pad>", "<s>", "</s>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]")
-    return qwen(special, template=MISTRAL_TEMPLATE, pad_side="left", end="</s>")
+    made = qwen(special, template=MISTRAL_TEMPLATE, pad_side="left", end="</s>")
+    return _untyped.TokenizersBackend(
+        tokenizer_object=made.backend_tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>",
+        padding_side="left", model_max_length=4096, chat_template=MISTRAL_TEMPLATE)
 
 
 def glm() -> Any:

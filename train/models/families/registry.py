@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.models.family import Family
-from train.models.families import chroma, flux, pixart, qwenimage, sd3, sd15, sd21, sdxl, zimage
+from train.models.families import chroma, flux, flux2, pixart, qwenimage, sd3, sd15, sd21, sdxl, zimage
 from train.models.family import DenoiserFamily
 from train.models.naming import Naming
 
@@ -20,6 +20,8 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "zimage": zimage.DENOISER,
     "chroma": chroma.DENOISER,
     "qwenimage": qwenimage.DENOISER,
+    "flux2": flux2.DEV,
+    "flux2_klein": flux2.KLEIN,
 }  # fmt: skip
 
 

@@ -1,0 +1,98 @@
+"""FLUX.2's text rows, and the tokenizer inside dev's processor."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+
+import tiny_pipelines
+
+from prep.errors import ModelError
+from prep.models.configs import Configs
+from prep.models.families.flux2 import DEV, DEV_LAYERS, KLEIN, KLEIN_LAYERS, SYSTEM
+from prep.models.family import TextOptions
+from prep.models.text.encoder import TextEncoder
+from prep.models.text.tokenizer import TokenCounter
+
+OPTIONS = TextOptions(max_length=512)
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory) -> Path:
+    return tiny_pipelines.save("flux2", tmp_path_factory.mktemp("flux2") / "model")
+
+
+def row_of(model: Path, caption: str = "a cat") -> torch.Tensor:
+    encoder = TextEncoder(model, DEV, OPTIONS, device="cpu", compute="float32", dtype="float32")
+    return torch.from_numpy(encoder.encode([caption])[0]["hidden"])
+
+
+@pytest.mark.parametrize(("build", "family", "layers"), [("flux2", DEV, DEV_LAYERS),
+                                                         ("flux2_klein", KLEIN, KLEIN_LAYERS)])
+def test_layers_and_length_are_the_pipeline_s(build, family, layers, tmp_path):
+    pipeline = tiny_pipelines.build(build)
+    for method in (pipeline.__call__, pipeline.encode_prompt):
+        defaults = {name: one.default for name, one in inspect.signature(method).parameters.items()}
+        assert defaults["text_encoder_out_layers"] == layers
+        assert defaults["max_sequence_length"] == family.text.max_length
+    shapes = family.text.shapes(Configs(tiny_pipelines.save(build, tmp_path / "model")), OPTIONS)
+    assert shapes == {"hidden": (512, 96)}
+    assert family.text.constants["layers"] == ",".join(str(number) for number in layers)
+
+
+def test_the_message_to_the_system_is_the_pipeline_s():
+    assert tiny_pipelines.build("flux2").system_message == SYSTEM == DEV.text.constants["system"]
+
+
+def as_processor(model: Path, root: Path, **tokenizer: Any) -> Path:
+    """A copy of the model whose index names the processor, as published."""
+    (root / "tokenizer").mkdir(parents=True)
+    for path in model.iterdir():
+        if path.name not in ("model_index.json", "tokenizer"):
+            (root / path.name).symlink_to(path)
+    index = json.loads((model / "model_index.json").read_text())
+    (root / "model_index.json").write_text(json.dumps({**index, "tokenizer": ["transformers", "PixtralProcessor"]}))
+    for path in (model / "tokenizer").iterdir():
+        (root / "tokenizer" / path.name).write_bytes(path.read_bytes())
+    config = json.loads((model / "tokenizer" / "tokenizer_config.json").read_text())
+    (root / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({
+        **config, "tokenizer_class": "LlamaTokenizerFast", "processor_class": "PixtralProcessor", **tokenizer}))
+    return root
+
+
+def test_of_a_processor_the_tokenizer_is_loaded(dev, tmp_path):
+    """It needs torchvision, which is not installed here, only for pictures."""
+    assert torch.equal(row_of(as_processor(dev, tmp_path / "model")), row_of(dev))
+
+
+def test_a_processor_s_template_may_be_in_a_file_of_its_own(dev, tmp_path):
+    model = as_processor(dev, tmp_path / "model")
+    template = (model / "tokenizer" / "chat_template.jinja").read_text()
+    (model / "tokenizer" / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match=r"cannot encode a caption: .*chat_template"):
+        row_of(model)
+    (model / "tokenizer" / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert torch.equal(row_of(model), row_of(dev))
+
+
+@pytest.mark.parametrize("content", ["[", "[]"])
+def test_a_template_file_that_is_damaged(dev, tmp_path, content):
+    model = as_processor(dev, tmp_path / "model")
+    (model / "tokenizer" / "chat_template.jinja").unlink()
+    (model / "tokenizer" / "chat_template.json").write_text(content)
+    with pytest.raises(ModelError, match="cannot load the tokenizer in"):
+        row_of(model)
+
+
+def test_a_tokenizer_without_a_limit_counts_up_to_the_family_s(dev, tmp_path):
+    model = as_processor(dev, tmp_path / "model", model_max_length=10**30)
+    counter = TokenCounter(model)
+    assert counter.limit == 512 and counter.longest(["a cat", "a"]) == 5
