@@ -8,7 +8,7 @@ share; the manifest stores it, so that an edited caption can be keyed without th
              context: image policy, VAE fingerprint, posterior, dtypes
     mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
     text     the final caption string; context: text fingerprint, max length, layout, dtypes, and what else the family's
-             pipeline makes rows from
+             pipeline makes rows from. A negative prompt has a key of its own where `negatives` is in the context
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class TextKeys:
 
     def __init__(self, context: Context) -> None:
         self._parts = json_template({"kind": "text", "caption": HOLE, "context": context})
+        self._context = context
         self.unconditional = unconditional_key(context)
 
     def key(self, caption: str) -> str:
@@ -71,10 +72,21 @@ class TextKeys:
         first, last = self._parts
         return digest_spelled(f"{first}{string(caption)}{last}")
 
+    def negative(self, caption: str) -> str:
+        """The key of the text row of the negative prompt `caption`."""
+        return negative_key(caption, self._context)
+
 
 def text_key(caption: str, context: Context) -> str:
     """The key of one text row."""
     return TextKeys(context).key(caption)
+
+
+def negative_key(caption: str, context: Context) -> str:
+    """The key of one negative prompt's row: that of the caption, unless the family encodes negatives otherwise."""
+    if "negatives" not in context:
+        return text_key(caption, context)
+    return digest_json({"kind": "text", "negative": caption, "context": context})
 
 
 def unconditional_key(context: Context) -> str:

@@ -149,5 +149,6 @@ def _more_text(model: Path, family: Family, options: TextOptions) -> dict[str, A
         **({"pipeline": {name: value if isinstance(value, str) else int(value) for name, value in values.items()}}
            if values else {}),
         **({"denoiser": dict(denoiser)} if denoiser else {}),
+        **({} if family.text.negative is None else {"negatives": "own"}),
         **({"constants": dict(family.text.constants)} if family.text.constants else {}),
     }

@@ -41,6 +41,7 @@ class TextTarget:
 
     key: str
     caption: str | None
+    negative: bool = False  # whether it is a negative prompt whose row differs from that of the same caption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +136,7 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     rows = tuple(_prompt(prompt, keys.text) for prompt in prompts)
     return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
                    unconditional=keys.text.unconditional, latents=latents, masks=masks,
-                   texts=_text_works(samples, rows, keys.text.unconditional),
+                   texts=_text_works(samples, rows, keys.text),
                    findings=(*survey.findings, *bucketing.findings),
                    notices=dataset_notes(recipe, survey, bucketing))
 
@@ -191,15 +192,17 @@ def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: Tex
 
 
 def _prompt(prompt: Prompt, keys: TextKeys) -> PromptTarget:
-    negative_key = keys.unconditional if prompt.negative is None else keys.key(prompt.negative)
+    negative_key = keys.unconditional if prompt.negative is None else keys.negative(prompt.negative)
     return PromptTarget(prompt=prompt.text, negative=prompt.negative, positive_key=keys.key(prompt.text),
                         negative_key=negative_key, settings=prompt.settings)
 
 
-def _text_works(samples: Iterable[Sample], prompts: Iterable[PromptTarget], unconditional: str) -> dict[str,
-                                                                                                        TextTarget]:
+def _text_works(samples: Iterable[Sample], prompts: Sequence[PromptTarget], keys: TextKeys) -> dict[str, TextTarget]:
     captions = {text.key: text.caption for sample in samples for text in sample.texts}
     captions |= {prompt.positive_key: prompt.prompt for prompt in prompts}
-    captions |= {prompt.negative_key: prompt.negative for prompt in prompts if prompt.negative is not None}
     works = {key: TextTarget(key=key, caption=caption) for key, caption in captions.items()}
-    return {**works, unconditional: TextTarget(key=unconditional, caption=None)}
+    for prompt in prompts:
+        if prompt.negative is not None and prompt.negative_key not in works:
+            own = prompt.negative_key != keys.key(prompt.negative)
+            works[prompt.negative_key] = TextTarget(key=prompt.negative_key, caption=prompt.negative, negative=own)
+    return {**works, keys.unconditional: TextTarget(key=keys.unconditional, caption=None)}

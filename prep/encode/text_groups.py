@@ -26,9 +26,11 @@ class TextGroups:
         from prep.models.text.lengths import LengthCounter
 
         counter = LengthCounter(self._model, self._family, self._options)
-        captions = {key: caption for key in lacking if (caption := self._texts[key].caption) is not None}
-        self._tokens |= dict(zip(captions, counter.groups(list(captions.values())), strict=True))
-        self._tokens |= {key: counter.unconditional() for key in lacking if key not in captions}
+        for negative in (False, True):
+            captions = {key: caption for key in lacking if (caption := self._texts[key].caption) is not None
+                        and self._texts[key].negative == negative}
+            self._tokens |= dict(zip(captions, counter.groups(list(captions.values()), negative=negative), strict=True))
+        self._tokens |= {key: counter.unconditional() for key in lacking if self._texts[key].caption is None}
 
     def tokens(self, key: str) -> int:
         """Tokens of the group of a row; 0 if rows are not trimmed, or if this one was not counted."""

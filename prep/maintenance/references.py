@@ -93,8 +93,8 @@ class References:
 
     def _keys_of(self, kind: int, number: int, owner: int) -> tuple[str, ...]:
         if kind == PROMPT:
-            caption = self._prompts[number].caption
-            return self._keys.unconditional() if caption is None else self._keys.text(caption)
+            prompt = self._prompts[number]
+            return self._keys.prompt(prompt.caption, negative=prompt.negative)
         if kind == TEXT:
             return self._keys.text(self._samples.captions(owner)[number - int(self._samples.text_offsets[owner])])
         if kind == MASK and not self._keys.knows_masks:
@@ -114,6 +114,7 @@ class References:
 class _Prompt:
     who: str
     caption: str | None  # None: the unconditional row
+    negative: bool = False
     shard: int
     row: int
 
@@ -123,7 +124,7 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
     for sample in document["samples"]:
         who = f"(prompt) {sample['prompt']}"
         yield _Prompt(who=who, caption=sample["prompt"], **sample["positive"])
-        yield _Prompt(who=who, caption=sample["negative"], **sample["negative_row"])
+        yield _Prompt(who=who, caption=sample["negative"], negative=True, **sample["negative_row"])
 
 
 class _Keys:
@@ -151,5 +152,10 @@ class _Keys:
     def text(self, caption: str) -> tuple[str, ...]:
         return UNKNOWN if self._texts is None else (self._texts.key(caption),)
 
-    def unconditional(self) -> tuple[str, ...]:
-        return UNKNOWN if self._texts is None else (self._texts.unconditional,)
+    def prompt(self, caption: str | None, *, negative: bool) -> tuple[str, ...]:
+        """`caption` None: the unconditional row."""
+        if self._texts is None:
+            return UNKNOWN
+        if caption is None:
+            return (self._texts.unconditional,)
+        return (self._texts.negative(caption) if negative else self._texts.key(caption),)

@@ -56,6 +56,8 @@ class TextFacts:
     shapes: Callable[[Configs, TextOptions], Mapping[str, Shape]]  # of the longest row; reads only configs
     encode: Callable[[Any, Sequence[str], TextOptions, Any], Sequence[TextRow]]  # pipeline, captions, options, device
     unconditional: Callable[[Any, TextOptions, Any], TextRow]  # the row that the pipeline uses without a prompt
+    # How negative prompts are encoded, if the pipeline does it otherwise than captions.
+    negative: Callable[[Any, Sequence[str], TextOptions, Any], Sequence[TextRow]] | None = None
     pipeline_options: tuple[str, ...] = ()  # values of model_index.json that decide rows, so they are in the keys
     # What the pipeline reads of the denoiser's config to make rows; also in the keys.
     denoiser_config: Callable[[Configs], Mapping[str, int]] | None = None
@@ -63,6 +65,12 @@ class TextFacts:
     clip: bool = False  # whether clip_skip means something
     windows: bool = False  # whether text_windows does
     shortest: int = 1  # fewest tokens that a recipe may ask for
+
+    def encode_texts(self, pipeline: Any, texts: Sequence[str], options: TextOptions, device: Any, *,
+                     negative: bool) -> Sequence[TextRow]:
+        """The rows of captions, or of negative prompts."""
+        encode = self.negative if negative and self.negative is not None else self.encode
+        return encode(pipeline, texts, options, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -227,6 +227,7 @@ KEY_OF = {
                                         None if d["alpha"] is None else tuple(d["alpha"]), d["context"]),
     "mask": lambda d: mask_key(d["origin"], placement(d["placement"]), d["context"]),
     "text": lambda d: keys.text_key(d["caption"], d["context"]),
+    "negative": lambda d: keys.negative_key(d["negative"], d["context"]),
     "unconditional": lambda d: keys.unconditional_key(d["context"]),
     "sample": lambda d: keys.sample_id(d["picture"], tuple(d["bucket"]), d["copy"]),
     "task": lambda d: importlib.import_module("prep.encode.plan")._task(d["field"], d["rows"]).key,
@@ -245,7 +246,7 @@ def test_golden_vectors_are_digests_of_their_own_text_and_what_the_code_makes(ki
 
 def test_the_members_of_a_key_are_those_of_its_vector():
     for row, spelled in rows(section(5), "row"):
-        kind = "unconditional" if row == "text of no prompt" else row
+        kind = {"text of no prompt": "unconditional", "negative text": "negative"}.get(row, row)
         members = set(re.findall(r'"(\w+)":', spelled))
         for _, text in blocks("json", f"{kind} "):
             assert set(json.loads(text)) == members, row

@@ -131,6 +131,8 @@ CASES = [
          packed=flux2_patched, normalized=by_batch_norm),
     *(Case(family="flux2_klein", build="flux2_klein", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0,
            packed=flux2_patched, normalized=by_batch_norm) for options in ({}, {"distilled": True})),
+    Case(family="lumina2", build="lumina2", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=shifted,
+         cut=without_padding),
 ]
 
 

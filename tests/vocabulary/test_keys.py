@@ -36,6 +36,8 @@ GOLDEN = {
              "1ea7cf897472e8592d5fdf602249ecc626726e0f47349a6b3edbd56d85508974"),
     "text, not ASCII": (keys.text_key("ein roter Hünd 犬 🐕", TEXT),
                         "9ed05797d3af7b6034ea360bf9efb46698bb098826abfe565e4e224fad837200"),
+    "negative": (keys.negative_key("a red dog", {**TEXT, "layout": "trimmed", "max_length": 256, "negatives": "own"}),
+                 "298c9fa0676007c4c6b3c7fe0479992d4343b902214622c066ef6324bb6dddce"),
     "unconditional": (keys.unconditional_key(TEXT),
                       "19993ecfe3090a176fcddc4b42200dbe8c700038d586e1838069683ea0b0c01a"),
     "sample": (keys.sample_id(PICTURE, (96, 96), 0),
@@ -104,6 +106,11 @@ def test_keys_are_digests_of_canonical_json_however_they_are_put_together(contex
         == digest_json({"kind": "mask", "origin": words, **shared})
     assert keys.TextKeys(context).key(words) == keys.text_key(words, context) \
         == digest_json({"kind": "text", "caption": words, "context": context})
+    own = {**context, "negatives": "own"}
+    assert keys.TextKeys(own).negative(words) == keys.negative_key(words, own) \
+        == digest_json({"kind": "text", "negative": words, "context": own})
+    plain = {name: value for name, value in context.items() if name != "negatives"}
+    assert keys.TextKeys(plain).negative(words) == keys.text_key(words, plain)
     assert keys.TextKeys(context).unconditional == keys.unconditional_key(context)
     assert keys.sample_id(words, pair, copy) == digest_json(
         {"kind": "sample", "picture": words, "bucket": list(pair), "copy": copy})

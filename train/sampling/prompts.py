@@ -17,7 +17,7 @@ from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import Problem
 from prep.fs.paths import is_inside, resolve
-from prep.keys import text_key
+from prep.keys import negative_key, text_key
 from prep.loader.index import Index
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
@@ -102,7 +102,7 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path) -> Found:
     lacking: list[Prompt] = []
     for prompt in prompts:
         positive = ledger.find(text_key(prompt.text, context))
-        against = unconditional if prompt.negative is None else ledger.find(text_key(prompt.negative, context))
+        against = unconditional if prompt.negative is None else ledger.find(negative_key(prompt.negative, context))
         if positive is None or against is None:
             lacking.append(prompt)
         else:

@@ -13,7 +13,7 @@ import torch
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.records import RowRef
 from prep.errors import ModelError
-from prep.keys import text_key
+from prep.keys import negative_key, text_key
 from prep.loader.index import Index
 from prep.loader.rows import DTYPES
 from prep.manifest.consistency import is_shape_of
@@ -33,28 +33,35 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
     Rows are computed in float32 and cast to the cache's dtype. Raises `ModelError`.
     """
     context = index.manifest.fields["text"].context
-    wanted = {text for prompt in prompts for text in (prompt.text, prompt.negative) if text is not None}
+    wanted = {text_key(prompt.text, context): (prompt.text, False) for prompt in prompts}
+    for prompt in prompts:
+        if prompt.negative is not None:
+            wanted.setdefault(negative_key(prompt.negative, context), (prompt.negative, True))
     ledger = load_ledger(index.cache)
-    rows: dict[str, RowRef | TextArrays] = {text: ref for text in wanted
-                                            if (ref := ledger.find(text_key(text, context)))}
-    lacking = sorted(wanted - set(rows))
+    rows: dict[str, RowRef | TextArrays] = {key: ref for key in wanted if (ref := ledger.find(key))}
+    lacking = {key: text for key, text in wanted.items() if key not in rows}
     if lacking:
-        rows |= dict(zip(lacking, _encode(index, model, lacking, device), strict=True))
+        rows |= dict(zip(lacking, _encode(index, model, list(lacking.values()), device), strict=True))
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
-    return tuple(PromptRows(prompt=prompt.text, positive=rows[prompt.text], settings=prompt.settings,
-                            negative=unconditional if prompt.negative is None else rows[prompt.negative])
+    return tuple(PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)],
+                            negative=unconditional if prompt.negative is None
+                            else rows[negative_key(prompt.negative, context)], settings=prompt.settings)
                  for prompt in prompts)
 
 
-def _encode(index: Index, model: Path, texts: Sequence[str], device: torch.device) -> list[TextArrays]:
-    """Encodes texts; a row for each, `[1, …]` by array. Raises `ModelError`."""
+def _encode(index: Index, model: Path, texts: Sequence[tuple[str, bool]], device: torch.device) -> list[TextArrays]:
+    """Encodes texts, each with whether it is a negative prompt; a row for each, `[1, …]` by array.
+
+    Raises `ModelError`.
+    """
     field, family = index.manifest.fields["text"], FAMILIES[index.manifest.family]
     dtypes = {name: str(array["dtype"]) for name, array in field.arrays.items()}
     quiet_libraries()
     encoder = TextEncoder(model, family, options_of(field.context), device=str(device), compute="float32",
                           dtype=next(dtype for dtype in dtypes.values() if dtype != "uint8"))
     found: list[TextArrays] = []
-    for text, arrays in zip(texts, encoder.encode(texts), strict=True):
+    for text, negative in texts:
+        (arrays,) = encoder.encode([text], negative=negative)
         if arrays is None:
             raise ModelError(f"the text encoder of {model} returns values that are not finite for '{text[:80]}'")
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}

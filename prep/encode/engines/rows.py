@@ -29,9 +29,11 @@ def text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
     tokens = job.tokens_of(task)
     for keys in chunks(task.rows, TEXT_BATCH):
         works = [job.wants.texts[key] for key in keys]
-        plain = [work for work in works if work.caption is not None]
-        captions = [work.caption for work in plain]
-        rows = dict(zip((work.key for work in plain), encoder.encode(captions, tokens) if plain else (), strict=True))
+        rows: dict[str, Any] = {}
+        for negative in (False, True):
+            texts = {work.key: work.caption for work in works if work.caption is not None and work.negative == negative}
+            if texts:
+                rows |= dict(zip(texts, encoder.encode(list(texts.values()), tokens, negative=negative), strict=True))
         for work in works:
             row = encoder.unconditional(tokens) if work.caption is None else rows[work.key]
             yield work.key, row if row is not None else non_finite(work.key, "text row")

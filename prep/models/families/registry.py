@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from prep.models.families import chroma, flux, flux2, pixart, qwenimage, sd3, sd15, sd21, sdxl, zimage
+from prep.models.families import (
+    chroma,
+    flux,
+    flux2,
+    lumina2,
+    pixart,
+    qwenimage,
+    sd3,
+    sd15,
+    sd21,
+    sdxl,
+    zimage,
+)
 from prep.models.family import Family
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in (
@@ -20,6 +32,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     qwenimage.FAMILY,
     flux2.DEV,
     flux2.KLEIN,
+    lumina2.FAMILY,
 )}  # fmt: skip
 
 

@@ -50,14 +50,15 @@ class TextEncoder:
         self.shapes: Mapping[str, Shape] = {name: tuple(array.shape) for name, array in row.items()}
 
     @torch.inference_mode()
-    def encode(self, captions: Sequence[str], tokens: int | None = None) -> list[Arrays | None]:
-        """One row per caption; `None` if it is not finite even in float32.
+    def encode(self, captions: Sequence[str], tokens: int | None = None, *,
+               negative: bool = False) -> list[Arrays | None]:
+        """One row per caption, or `negative` prompt; `None` if it is not finite even in float32.
 
         Trimmed rows are padded with zeros to `tokens`, and have an attention mask: 1 for text, 0 for padding. A batch
         that does not fit into the device's memory is halved. Raises `OutOfMemoryError` if one caption does not fit.
         """
-        rows = self.batches.run(list(captions), self._forward, CAPTION)
-        return [self._kept(row, tokens) or self._again(partial(self._forward, [caption]), tokens)
+        rows = self.batches.run(list(captions), lambda texts: self._forward(texts, negative), CAPTION)
+        return [self._kept(row, tokens) or self._again(partial(self._forward, [caption], negative), tokens)
                 for caption, row in zip(captions, rows, strict=True)]
 
     @torch.inference_mode()
@@ -89,9 +90,10 @@ class TextEncoder:
             return _padded(row, self._family, self._dtype, tokens)
         return {name: stored(value[None], self._dtype)[0] for name, value in row.items()}
 
-    def _forward(self, captions: list[str]) -> Sequence[TextRow]:
+    def _forward(self, captions: list[str], negative: bool) -> Sequence[TextRow]:
         # A copy, because some pipelines write their template into the list.
-        return _on_host(self._family.text.encode(self._pipeline, list(captions), self._options, self._device))
+        return _on_host(self._family.text.encode_texts(self._pipeline, list(captions), self._options, self._device,
+                                                       negative=negative))
 
     def _negative(self) -> Sequence[TextRow]:
         return _on_host([self._family.text.unconditional(self._pipeline, self._options, self._device)])

@@ -48,12 +48,13 @@ class LengthCounter:
         self._family, self._options = family, options
 
     @torch.inference_mode()
-    def groups(self, captions: Sequence[str]) -> list[int]:
-        """For each caption, the length of the group that its row belongs to, in tokens."""
+    def groups(self, captions: Sequence[str], *, negative: bool = False) -> list[int]:
+        """For each caption, or negative prompt, the length of the group that its row belongs to, in tokens."""
         found: list[int] = []
         for start in range(0, len(captions), BATCH):
             chunk = list(captions[start:start + BATCH])
-            rows = self._family.text.encode(self._pipeline, chunk, self._options, torch.device("cpu"))
+            rows = self._family.text.encode_texts(self._pipeline, chunk, self._options, torch.device("cpu"),
+                                                  negative=negative)
             found += [self._group(row) for row in rows]
         return found
 

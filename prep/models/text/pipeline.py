@@ -55,7 +55,9 @@ def assemble(model: Path, family: Family, parts: Mapping[str, Any]) -> Any:
     """
     index = pipeline_index(model)
     name = index.get("_class_name")
-    kind = getattr(diffusers, str(name) if name in family.pipelines else family.pipelines[0])
+    # A model may name a pipeline by a name that this release of diffusers no longer has.
+    known = name in family.pipelines and hasattr(diffusers, str(name))
+    kind = getattr(diffusers, str(name) if known else family.pipelines[0])
     wanted = inspect.signature(kind.__init__).parameters.values()
     components = {one.name: parts.get(one.name) for one in wanted if _is_component(one, index)}
     plain = {one.name: index[one.name] for one in wanted

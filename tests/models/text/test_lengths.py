@@ -39,10 +39,12 @@ def test_counted_lengths_are_those_of_the_rows(case, model, monkeypatch):
     alone = [len(row[ATTENTION_MASK]) for row in (*rows, encoder.unconditional()) if row is not None]
     assert len(alone) == len(CAPTIONS) + 1 and len(set(alone)) > 3
     assert max(alone) <= family.text.longest
+    negative = [len(row[ATTENTION_MASK]) for row in encoder.encode(CAPTIONS, negative=True) if row is not None]
     monkeypatch.delattr("prep.models.text.pipeline.load_model")  # no weights are read
     counter = LengthCounter(model, family, options)
     groups = [*counter.groups(CAPTIONS), counter.unconditional()]
     assert groups == [-(-length // GROUP) * GROUP for length in alone]
+    assert counter.groups(CAPTIONS, negative=True) == [-(-length // GROUP) * GROUP for length in negative]
 
 
 def test_a_row_is_the_same_in_any_group_and_beside_any_caption(case, model):

@@ -36,7 +36,7 @@ def test_rows_of_another_shape_are_refused(make, tiny_model):
 
 
 def test_a_row_that_is_not_finite_is_refused(make, tiny_model, monkeypatch):
-    monkeypatch.setattr(encoder.TextEncoder, "encode", lambda self, texts: [None for _ in texts])
+    monkeypatch.setattr(encoder.TextEncoder, "encode", lambda self, texts, **options: [None for _ in texts])
     with pytest.raises(ModelError, match=r"the text encoder of .*tiny returns values that are not finite for "
                                          r"'unheard of'"):
         encode_prompts(open_index(make().manifest), tiny_model, [parse_prompt("unheard of", "x")], CPU)

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.models.family import Family
-from train.models.families import chroma, flux, flux2, pixart, qwenimage, sd3, sd15, sd21, sdxl, zimage
+from train.models.families import (
+    chroma,
+    flux,
+    flux2,
+    lumina2,
+    pixart,
+    qwenimage,
+    sd3,
+    sd15,
+    sd21,
+    sdxl,
+    zimage,
+)
 from train.models.family import DenoiserFamily
 from train.models.naming import Naming
 
@@ -22,6 +34,7 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "qwenimage": qwenimage.DENOISER,
     "flux2": flux2.DEV,
     "flux2_klein": flux2.KLEIN,
+    "lumina2": lumina2.DENOISER,
 }  # fmt: skip
 
 

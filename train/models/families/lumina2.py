@@ -1,0 +1,45 @@
+"""Lumina Image 2.0: a transformer that joins text and picture; it counts time from noise to picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from prep.models.family import ATTENTION_MASK
+from train.models.families import padding, sd15
+from train.models.family import Conditions, DenoiserFamily, Prompted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The negative of the transformer's answer, which is latent - noise. It takes time from 0 to 1."""
+    answer_BChw: Tensor = transformer(
+        noised_BChw, timestep=1 - sigma_B, encoder_hidden_states=given.text["hidden"],
+        encoder_attention_mask=given.text[ATTENTION_MASK], return_dict=False)[0]
+    return -answer_BChw
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `Lumina2Pipeline.__call__`, which gives guided predictions the norm of unguided ones."""
+    return {**padding.embeddings(prompted), "latents": prompted.latent_1Chw, "guidance_scale": prompted.guidance}
+
+
+def longest_side(config: Mapping[str, Any]) -> int | None:
+    """Pixels: the positions of a side, of patches of 2 × 2 latent cells."""
+    positions = config.get("axes_lens", (300, 512, 512))
+    sides = [side for side in positions[1:] if type(side) is int] if isinstance(positions, list | tuple) else []
+    return min(sides) * 16 if sides else None
+
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("to_q", "to_k", "to_v", "to_out.0"),
+    # Attention and feed-forward layers of all blocks, the refiners' too; no modulation, no embeddings.
+    "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "feed_forward.linear_1", "feed_forward.linear_2",
+                   "feed_forward.linear_3"),
+}
+DENOISER = DenoiserFamily(
+    predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    guidance=4.0, config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)},
+    longest_side=longest_side, presets=PRESETS, kohya=None)
