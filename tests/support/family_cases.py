@@ -133,6 +133,8 @@ CASES = [
            packed=flux2_patched, normalized=by_batch_norm) for options in ({}, {"distilled": True})),
     Case(family="lumina2", build="lumina2", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=shifted,
          cut=without_padding),
+    Case(family="ovis", build="ovis", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,
+         normalized=shifted),
 ]
 
 

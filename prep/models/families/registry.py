@@ -9,6 +9,7 @@ from prep.models.families import (
     flux,
     flux2,
     lumina2,
+    ovis,
     pixart,
     qwenimage,
     sd3,
@@ -33,6 +34,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     flux2.DEV,
     flux2.KLEIN,
     lumina2.FAMILY,
+    ovis.FAMILY,
 )}  # fmt: skip
 
 

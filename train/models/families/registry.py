@@ -10,6 +10,7 @@ from train.models.families import (
     flux,
     flux2,
     lumina2,
+    ovis,
     pixart,
     qwenimage,
     sd3,
@@ -35,6 +36,7 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "flux2": flux2.DEV,
     "flux2_klein": flux2.KLEIN,
     "lumina2": lumina2.DENOISER,
+    "ovis": ovis.DENOISER,
 }  # fmt: skip
 
 
