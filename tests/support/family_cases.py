@@ -135,6 +135,7 @@ CASES = [
          cut=without_padding),
     Case(family="ovis", build="ovis", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,
          normalized=shifted),
+    Case(family="cogview4", build="cogview4", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
 ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from prep.models.families import (
     chroma,
+    cogview4,
     flux,
     flux2,
     lumina2,
@@ -35,6 +36,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     flux2.KLEIN,
     lumina2.FAMILY,
     ovis.FAMILY,
+    cogview4.FAMILY,
 )}  # fmt: skip
 
 

@@ -96,13 +96,12 @@ def mistral() -> Any:
 
 def glm() -> Any:
     """GLM's: pads on the left, and starts every text with two tokens, so that an empty one is never of length 0."""
-    start = ("[gMASK]", "<sop>")
-    tokenizer = qwen(("<|endoftext|>", *start, "<|user|>"), pad_side="left", end="<|endoftext|>")
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=" ".join([*start, "$A"]),
-        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in start],
-    )
-    return tokenizer
+    start, end = ("[gMASK]", "<sop>"), "<|endoftext|>"
+    made = qwen((end, *start, "<|user|>")).backend_tokenizer
+    made.post_processor = TemplateProcessing(
+        single=" ".join([*start, "$A"]), special_tokens=[(token, made.token_to_id(token)) for token in start])
+    return _untyped.PreTrainedTokenizerFast(tokenizer_object=made, pad_token=end, eos_token=end, padding_side="left",
+                                            model_max_length=4096)
 
 
 def gemma() -> Any:

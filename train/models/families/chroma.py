@@ -24,12 +24,11 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
     """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself."""
     if not transformer.is_gradient_checkpointing:
         return _velocity(transformer, noised_BChw, sigma_B, *padding.cut(given.text, "hidden"))
-    parts = [(numbers, _velocity(transformer, noised_BChw[numbers], sigma_B[numbers], hidden_GLD, None))
-             for numbers, hidden_GLD in padding.by_length(given.text, "hidden")]
-    velocity_BChw = parts[0][1].new_empty(noised_BChw.shape)
-    for numbers, part in parts:
-        velocity_BChw[numbers] = part
-    return velocity_BChw
+
+    def answer(numbers: list[int], hidden_GLD: Tensor) -> Tensor:
+        return _velocity(transformer, noised_BChw[numbers], sigma_B[numbers], hidden_GLD, None)
+
+    return padding.by_length(given.text, "hidden", answer)
 
 
 def _velocity(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, hidden_BLD: Tensor,

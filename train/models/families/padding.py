@@ -5,6 +5,7 @@ B samples, L tokens, D channels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prep.models.family import ATTENTION_MASK
@@ -35,12 +36,18 @@ def cut(text: TextArrays, name: str) -> tuple[Tensor, Tensor | None]:
     return text[name][:, :most], None if min(counts) == most else text[ATTENTION_MASK][:, :most].bool()
 
 
-def by_length(text: TextArrays, name: str) -> list[tuple[list[int], Tensor]]:
-    """The numbers of the rows of each length, and their arrays, [G, its length, …], without padding."""
+def by_length(text: TextArrays, name: str, answer: Callable[[list[int], Tensor], Tensor]) -> Tensor:
+    """[B, …] of what `answer` gives for the rows of each length, [G, …]: it is called with their numbers and arrays,
+    [G, that length, …], so without padding.
+    """
     groups: dict[int, list[int]] = {}
     for number, length in enumerate(lengths(text)):
         groups.setdefault(length, []).append(number)
-    return [(numbers, text[name][numbers][:, :length]) for length, numbers in groups.items()]
+    parts = [(numbers, answer(numbers, text[name][numbers][:, :length])) for length, numbers in groups.items()]
+    whole = parts[0][1].new_empty((len(text[name]), *parts[0][1].shape[1:]))
+    for numbers, part in parts:
+        whole[numbers] = part
+    return whole
 
 
 def embeddings(prompted: Prompted) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from prep.models.family import Family
 from train.models.families import (
     chroma,
+    cogview4,
     flux,
     flux2,
     lumina2,
@@ -37,6 +38,7 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "flux2_klein": flux2.KLEIN,
     "lumina2": lumina2.DENOISER,
     "ovis": ovis.DENOISER,
+    "cogview4": cogview4.DENOISER,
 }  # fmt: skip
 
 
