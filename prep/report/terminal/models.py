@@ -50,9 +50,9 @@ def models_table(families: Sequence[Mapping[str, Any]], *, width: int | None = N
 
 
 def _shortened(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A family's document with what makes a row narrow: the usual format of LoRA files, classes without "Pipeline"."""
+    """A family's document with what makes a row narrow: one format of LoRA files, one class without "Pipeline"."""
     return {**one, "lora_formats": one["lora_formats"][:1],
-            "pipelines": [name.removesuffix("Pipeline") for name in one["pipelines"]],
+            "pipelines": [name.removesuffix("Pipeline") for name in one["pipelines"][:1]],
             "predictions": [name.removesuffix("_prediction") for name in one["predictions"]]}
 
 
