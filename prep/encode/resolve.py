@@ -22,7 +22,7 @@ from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
-from prep.models.latents import latent_facts, require_posterior
+from prep.models.latents import latent_facts, require_posterior, vae_compute
 from prep.models.pipeline import infer_family, prediction_of
 from prep.progress import DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
@@ -130,7 +130,7 @@ def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOpt
         mask = mask_context(image=POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
     return Contexts(
         latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior=recipe.model.posterior,
-                              compute=compute, stored=stored),
+                              compute=vae_compute(model, specs.family, compute), stored=stored),
         mask=mask,
         text=text_context(text=text_fingerprint(model, file_digest), max_length=options.max_length,
                           layout=specs.family.text.layout, compute=compute, stored=stored,

@@ -194,7 +194,8 @@ def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: C
               specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
               text_options=wanted.text_options, text_groups=wanted.text_groups,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
-              compute=call.recipe.model.compute or call.recipe.model.dtype, device=call.device,
+              compute={name: str(wanted.contexts.by_field()[name]["compute"]) for name in ("latent", "text")},
+              device=call.device,
               batch_size=call.batch_size, jobs=call.jobs,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
     with gc_enabled():

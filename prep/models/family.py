@@ -93,5 +93,6 @@ class Family:
     scaling_factor: str  # if the VAE's config has none; decimal strings: canonical JSON has no floats
     shift_factor: str
     predictions: tuple[Prediction, ...]  # what its denoisers may predict
+    upcasts_vae: bool = False  # whether its pipeline computes a VAE with `force_upcast` in float32, not in float16
     text: TextFacts
     lora_formats: tuple[str, ...] = ("diffusers",)  # of LoRA files; kohya where other programs read its names, too

@@ -86,6 +86,16 @@ def require_posterior(model: Path) -> None:
                           "latent, without a standard deviation", hint="leave it out: nothing is lost")
 
 
+def vae_compute(model: Path, family: Family, compute: str) -> str:
+    """The dtype that the VAE computes in where `compute` is asked for: never one that the pipeline avoids.
+
+    SDXL's VAE overflows in float16; `force_upcast`, true if its config has none (diffusers 0.42), says so. Raises
+    `ModelError`.
+    """
+    avoided = compute == "float16" and family.upcasts_vae
+    return "float32" if avoided and read_config(model / "vae" / "config.json").get("force_upcast", True) else compute
+
+
 def _check_geometry(config: Config, path: Path, geometry: Geometry, family: Family) -> None:
     halvings = geometry.halvings(config)
     for name, seen, wanted in (("channels", config.get(*geometry.channels), family.latent_channels),

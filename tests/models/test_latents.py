@@ -17,7 +17,7 @@ from model_files import write_json, write_safetensors
 from prep.errors import ModelError
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
-from prep.models.latents import latent_facts
+from prep.models.latents import latent_facts, vae_compute
 from prep.models.vae import decode, posterior
 from prep.models.weights import read_vector
 
@@ -170,3 +170,14 @@ def test_a_vae_of_video_is_given_clips_of_one_frame():
     mean, std = posterior(AutoencoderKLQwenImage(), picture)
     assert torch.equal(std, picture / 4)
     assert torch.equal(mean, picture / 2) and torch.equal(decode(AutoencoderKLQwenImage(), mean), picture)
+
+
+@pytest.mark.parametrize(("name", "config", "asked", "wanted"), [
+    ("sdxl", {"force_upcast": True}, "float16", "float32"), ("sdxl", {}, "float16", "float32"),
+    ("sdxl", {"force_upcast": False}, "float16", "float16"), ("sdxl", {"force_upcast": True}, "bfloat16", "bfloat16"),
+    ("sdxl", {"force_upcast": True}, "float32", "float32"), ("sd15", {"force_upcast": True}, "float16", "float16"),
+    ("flux", {"force_upcast": True}, "float16", "float16"),
+])
+def test_a_vae_computes_in_what_its_pipeline_does(tmp_path, name, config, asked, wanted):
+    write_json(tmp_path / "vae" / "config.json", config)
+    assert vae_compute(tmp_path, FAMILIES[name], asked) == wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -35,7 +36,7 @@ class Job:
     tasks: tuple[Task, ...]
     alpha: str  # color that transparency is flattened onto
     origin: str  # of masks: "file" or "alpha"
-    compute: str  # dtype of the encoders
+    compute: Mapping[str, str]  # dtype that the encoder of each field computes in, as in its keys
     text_options: TextOptions
     text_groups: TextGroups
     device: str

@@ -110,8 +110,8 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Prog
             quiet_libraries()
             from prep.models.text.encoder import TextEncoder
 
-        encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, compute=job.compute,
-                              dtype=job.specs.dtype, expected=job.text)
+        encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device,
+                              compute=job.compute["text"], dtype=job.specs.dtype, expected=job.text)
     _check_text_shapes(job, encoder.shapes)
     with _bar(job, "text", progress) as tick:
         for task in _unfinished(job, tasks):
@@ -141,7 +141,7 @@ def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, t
             quiet_libraries()
             from prep.models.vae import VaeEncoder
 
-        encoder = VaeEncoder(job.model, device=job.device, compute=job.compute, dtype=job.specs.dtype,
+        encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
                              with_std=job.specs.with_std, expected=job.vae)
     with _bar(job, "latent", progress) as tick:
         for task, pixels in _ahead(job, tasks, pool, lambda work: picture_pixels(job, work), job.wants.latents):

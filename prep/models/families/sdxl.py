@@ -65,5 +65,6 @@ COMPONENTS = {
 FAMILY = Family(
     name="sdxl", models=("Stable Diffusion XL",), pipelines=("StableDiffusionXLPipeline",), denoiser="unet",
     components=COMPONENTS, latent_channels=4, factor=8, patch=1, step=64, resolution=1024, scaling_factor="0.13025",
-    shift_factor="0", predictions=("epsilon", "v_prediction"), text=TEXT, lora_formats=("kohya", "diffusers"),
+    shift_factor="0", predictions=("epsilon", "v_prediction"), upcasts_vae=True, text=TEXT,
+    lora_formats=("kohya", "diffusers"),
 )
