@@ -36,6 +36,7 @@ class Denoiser:
     family: Family
     levels: Tensor  # [timesteps] on the device: cumulative products of alphas; of a flow, sigmas
     prediction: str  # epsilon | v_prediction | flow
+    schedule: Mapping[str, Any]  # the scheduler's config, of a flow; else empty
     parameters: Mapping[str, nn.Parameter]  # the trained parameters, float32; empty if `adapt` is false
     device: torch.device
     dtype: torch.dtype  # of the forward pass
@@ -76,9 +77,11 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
         denoiser.enable_gradient_checkpointing()
     module_to_device(denoiser, device)
     levels = noise_schedule(model, prediction)
+    flow = prediction == "flow"
+    schedule = dict(load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).config) if flow else {}
     denoiser.train(adapt)
     return Denoiser(model=denoiser, family=facts, levels=to_device(levels, device), prediction=prediction,
-                    device=device, dtype=dtype,
+                    schedule=schedule, device=device, dtype=dtype,
                     parameters={name: value for name, value in denoiser.named_parameters() if name in trained})
 
 
@@ -88,7 +91,7 @@ def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, given: 
     text = {name: array if name == ATTENTION_MASK else array.to(denoiser.dtype) for name, array in given.text.items()}
     with autocast(denoiser.device, denoiser.dtype):
         return denoiser.calls.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
-                                      Conditions(text=text, sizes_B6=given.sizes_B6))
+                                      Conditions(text=text, sizes_B6=given.sizes_B6, schedule=denoiser.schedule))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ B samples, C latent channels, h w latent cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prep.geometry import Size
@@ -23,6 +23,7 @@ class Conditions:
 
     text: TextArrays
     sizes_B6: Tensor  # original height and width, top and left of the crop, height and width of the bucket, in pixels
+    schedule: Mapping[str, Any] = field(default_factory=dict)  # the scheduler's config; empty: that of published models
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ so do its authors in training (THUDM/CogKit, get_sigmas and get_timestep of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,15 @@ from train.models.family import Conditions, DenoiserFamily, Prompted
 if TYPE_CHECKING:
     from torch import Tensor
 
-# `calculate_shift` of the pipeline, with its defaults: the shift grows with the square root of the number of patches.
-BASE_PATCHES, BASE_SHIFT, MAX_SHIFT = 256, 0.25, 0.75
+# Of the published model's scheduler, and defaults of the pipeline.
+SCHEDULE: Mapping[str, Any] = {"use_dynamic_shifting": True, "time_shift_type": "linear", "base_image_seq_len": 256,
+                               "base_shift": 0.25, "max_shift": 0.75}
 
 
 def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
     """The transformer's velocity. The texts of each length have a call of their own: padding would be attended."""
-    time_B, sizes_B6 = 1000 * unshifted(sigma_B, *noised_BChw.shape[-2:]), given.sizes_B6
+    height, width = noised_BChw.shape[-2:]
+    time_B, sizes_B6 = 1000 * unshifted(sigma_B, shift_of(height // 2 * (width // 2), given.schedule)), given.sizes_B6
 
     def answer(numbers: list[int], hidden_GLD: Tensor) -> Tensor:
         velocity_GChw: Tensor = transformer(
@@ -33,9 +36,19 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
     return padding.by_length(given.text, "hidden", answer)
 
 
-def unshifted(sigma_B: Tensor, height: int, width: int) -> Tensor:
-    """The time, 0 to 1, whose shift for latents of `height` × `width` cells is sigma = s / (s + 1 / time - 1)."""
-    shift = BASE_SHIFT + MAX_SHIFT * (height // 2 * (width // 2) / BASE_PATCHES) ** 0.5
+def shift_of(patches: int, schedule: Mapping[str, Any]) -> float:
+    """The shift for a picture of so many patches: it grows with their square root, as in the pipeline's
+    `calculate_shift`, unless the scheduler's config has one for all sizes.
+    """
+    known = {**SCHEDULE, **schedule}
+    if not known["use_dynamic_shifting"]:
+        return float(known["shift"])
+    shift: float = known["base_shift"] + known["max_shift"] * math.sqrt(patches / known["base_image_seq_len"])
+    return shift if known["time_shift_type"] == "linear" else math.exp(shift)
+
+
+def unshifted(sigma_B: Tensor, shift: float) -> Tensor:
+    """The time, 0 to 1, that is shifted to sigma = shift / (shift + 1 / time - 1)."""
     time_B: Tensor = sigma_B / (sigma_B + shift * (1 - sigma_B))
     return time_B
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import tiny_pipelines
 
 from train.config.load import parse
 from train.models.denoiser import Denoiser, load, predict
-from train.models.families.cogview4 import unshifted
+from train.models.families.cogview4 import shift_of, unshifted
 from train.models.family import Conditions
 
 CPU = torch.device("cpu")
@@ -32,16 +34,41 @@ def watch(transformer: Any) -> list[dict[str, Any]]:
     return seen
 
 
+OTHERS = [{}, {"base_shift": 0.7, "max_shift": 1.0, "base_image_seq_len": 64}, {"time_shift_type": "exponential"},
+          {"use_dynamic_shifting": False, "shift": 3.0}]
+
+
+@pytest.mark.parametrize("changes", OTHERS, ids=str)
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (128, 64), (512, 512)])
-def test_the_time_of_each_step_is_the_pipeline_s(width, height):
+def test_the_time_of_each_step_is_the_pipeline_s(width, height, changes):
     pipeline = tiny_pipelines.build("cogview4")
+    pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config, **changes)
     seen = watch(pipeline.transformer)
     with torch.no_grad(), tiny_pipelines.known_warnings():
         pipeline("a cat", width=width, height=height, num_inference_steps=4, guidance_scale=1.0, output_type="latent")
     sigmas = pipeline.scheduler.sigmas[:-1]
     told = torch.cat([kwargs["timestep"] for kwargs in seen])
     assert told.tolist() == [1000.0, 667.0, 334.0, 1.0] and not torch.allclose(sigmas * 1000, told, rtol=0.01)
-    assert torch.allclose(1000 * unshifted(sigmas, height // 8, width // 8), told, rtol=1e-5)
+    patches, schedule = width // 16 * (height // 16), dict(pipeline.scheduler.config)
+    assert torch.allclose(1000 * unshifted(sigmas, shift_of(patches, schedule)), told, rtol=1e-5)
+    assert changes or shift_of(patches, {}) == shift_of(patches, schedule)
+
+
+def test_the_scheduler_s_config_counts_in_training(model, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    config = json.loads((other / "scheduler" / "scheduler_config.json").read_text())
+    (other / "scheduler" / "scheduler_config.json").write_text(json.dumps({**config, "base_shift": 2.0}))
+    told = []
+    for folder in (model, other):
+        denoiser = load(folder, parse({"precision": "fp32"}, ""), "flow", CPU, adapt=False)
+        seen = watch(denoiser.model)
+        with torch.no_grad():
+            stepped(denoiser, given(SIZES, [16, 16, 16]))
+        told.append(seen[0]["timestep"])
+    wanted = [1000 * unshifted(denoiser.levels[torch.tensor([100, 500, 900])], base + 0.75 * (24 / 256) ** 0.5)
+              for base in (0.25, 2.0)]
+    assert torch.allclose(told[0], wanted[0]) and torch.allclose(told[1], wanted[1])
 
 
 def given(sizes: list[list[float]], lengths: list[int], filler: float = 0.0) -> Conditions:
