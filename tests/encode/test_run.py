@@ -289,7 +289,7 @@ def test_a_task_that_another_process_finished_is_not_run_again(encode, tmp_path,
     for module in ("plan", "assemble"):
         monkeypatch.setattr(f"prep.encode.{module}.load_ledger", lambda *_, **__: empty_ledger())  # it ended just now
     monkeypatch.setattr("prep.encode.engines.rows.from_file", lambda *_: pytest.fail("decoded again"))
-    monkeypatch.setattr("prep.models.text.encoder.TextEncoder.encode", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr("prep.models.text.encoder.TextEncoder.encode", lambda *_, **__: pytest.fail("encoded again"))
     result = encode("--mask", "sidecar", code=7)  # the faked ledger has nothing to seal from
     assert "unconditional" in result.err and (tmp_path / "m.json").read_bytes() == whole
 

@@ -360,9 +360,9 @@ def counted(monkeypatch) -> Counter[str]:
         found["latent"] += len(pixels)
         return encode(self, pixels, *args)
 
-    def captions(self, given: Any, *args: Any) -> Any:
+    def captions(self, given: Any, *args: Any, **options: Any) -> Any:
         found["text"] += len(given)
-        return texts(self, given, *args)
+        return texts(self, given, *args, **options)
 
     def prompt(self, *args: Any) -> Any:
         found["text"] += 1
