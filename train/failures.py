@@ -54,11 +54,11 @@ class NotFinite(Exception):
 
 
 def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]]) -> None:
-    """Raises `NotFinite` unless both are finite. `parts`: the shots of each forward pass and the sum of its errors."""
+    """Raises `NotFinite` unless both are finite. `parts`: the shots of each forward pass and the sum of the losses."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
     passes = list(parts)
-    guilty = [shots for shots, error in passes if not math.isfinite(float(error))] or [shots for shots, _ in passes]
+    guilty = [shots for shots, loss in passes if not math.isfinite(float(loss))] or [shots for shots, _ in passes]
     raise NotFinite(loss, norm, (shot for shots in guilty for shot in shots))
 
 

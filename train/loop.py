@@ -1,7 +1,8 @@
 """The training loop, in plain functions without a trainer class.
 
-A step sums the gradients of one or more micro-batches and divides once. Besides the tensors, the state is one integer:
-every random draw is keyed by its step, so step k of a resumed run equals step k of an uninterrupted run.
+A step's gradient is the sum over its samples, in one or more micro-batches, divided by batch_size: a sample counts no
+more in a step that a short bucket leaves incomplete. Besides the tensors, the state is one integer: every random draw
+is keyed by its step, so step k of a resumed run equals step k of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from train.evaluate import evaluate, is_due
 from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
-from train.objectives.forward import forward, latents_of, loss_sums
+from train.objectives.forward import forward, latents_of, sample_losses
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
 from train.runs.log import Log
@@ -36,11 +37,11 @@ from train.state import (
     TrainState,
     apply_gradients,
     checkpoint_files,
+    clip_gradients,
     create_state,
     restore,
     result_files,
     result_name,
-    scale_gradients,
     state_of,
 )
 
@@ -114,11 +115,10 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
 class _Gathered:
     """Sums over the micro-batches of a step; the gradients are in the parameters."""
 
-    error: Tensor
-    weight: Tensor
+    loss: Tensor  # of all samples
     samples: int
     waited: float  # seconds for data
-    parts: tuple[tuple[tuple[draws.Draw, ...], Tensor], ...]  # draws and error of each forward pass
+    parts: tuple[tuple[tuple[draws.Draw, ...], Tensor], ...]  # draws and loss of each forward pass
 
 
 def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Progress) -> Generator[int]:
@@ -132,8 +132,8 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
             begun = time.perf_counter()
             _seed(config.seed, step)
             gathered = _gather(trainee, setup, feed, progress)
-            loss = float(gathered.error) / max(float(gathered.weight), 1e-12)
-            norm = scale_gradients(trainee, setup, gathered.weight)
+            loss = float(gathered.loss) / gathered.samples
+            norm = clip_gradients(trainee, setup)
             check_finite(loss, norm, gathered.parts)
             progress.whole = False
             rate = apply_gradients(trainee, setup, step)
@@ -147,20 +147,21 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
 def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: Progress) -> _Gathered:
     """Runs forward and backward over every micro-batch of one step."""
     denoiser, settings, latents = trainee.denoiser, setup.config.loss, latents_of(setup.manifest)
-    error = to_device(torch.zeros(()), denoiser.device)
-    weight, samples, waited, last = torch.zeros_like(error), 0, 0.0, False
+    loss = to_device(torch.zeros(()), denoiser.device)
+    samples, waited, last = 0, 0.0, False
     parts = []
     while not last:
         asked = time.perf_counter()
         batch = next(feed)
         progress.shots = batch.shots
         waited += time.perf_counter() - asked
-        sums = loss_sums(forward(denoiser, batch.to(denoiser.device), latents, settings), settings)
-        sums.error.backward()  # type: ignore[no-untyped-call]
-        error, weight = error + sums.error.detach(), weight + sums.weight
+        given = forward(denoiser, batch.to(denoiser.device), latents, settings)
+        part = (sample_losses(given, settings) * given.weight_B).sum()
+        (part / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
+        loss = loss + part.detach()
         samples, last = samples + len(batch.shots), batch.last
-        parts.append((batch.shots, sums.error.detach()))
-    return _Gathered(error=error, weight=weight, samples=samples, waited=waited, parts=tuple(parts))
+        parts.append((batch.shots, part.detach()))
+    return _Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts))
 
 
 def _seed(seed: int, step: int) -> None:

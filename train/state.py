@@ -63,13 +63,9 @@ def create_state(setup: Setup, device: torch.device) -> TrainState:
     return TrainState(denoiser=denoiser, optimizer=optimizer, shadow=shadow)
 
 
-def scale_gradients(trainee: TrainState, setup: Setup, weight: Tensor) -> float:
-    """Divides the summed gradients by `weight` and clips them; returns their norm before clipping."""
+def clip_gradients(trainee: TrainState, setup: Setup) -> float:
+    """Clips the gradients; returns their norm before."""
     held = [value for value in trainee.denoiser.parameters.values() if value.grad is not None]
-    with torch.no_grad():
-        for value in held:
-            assert value.grad is not None
-            value.grad.div_(weight.clamp(min=1e-12))  # if all masks are 0 and so is unmasked_weight, the error is 0 too
     return float(torch.nn.utils.clip_grad_norm_(held, setup.config.optimizer.clip or float("inf")))
 
 

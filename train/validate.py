@@ -11,8 +11,7 @@ from prep.loader.batches import batches
 from prep.loader.device import to_host
 from prep.loader.rows import Rows
 from train.models.denoiser import Denoiser, evaluating
-from train.objectives import loss
-from train.objectives.forward import forward, latents_of
+from train.objectives.forward import forward, latents_of, sample_losses
 from train.setup import Setup
 
 
@@ -29,9 +28,8 @@ class Validated:
 def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
     """The denoiser's current validation loss, or `None` without validation samples. Does not change the denoiser.
 
-    Each sample is predicted from its first view and first text. Masks weight the cells as in training, but the sum is
-    always divided by the number of cells (`loss.normalize_area` has no effect), and sample weights and min-SNR are not
-    applied, so that runs with different settings of these compare.
+    Each sample is predicted from its first view and first text. Masks weight the cells as in training; sample weights
+    and min-SNR are not applied, so that runs with different settings of these compare.
     """
     config = setup.config
     wanted = draws.spread(config.validation.timesteps, denoiser.timesteps)
@@ -43,7 +41,7 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
           batches(rows, requests, masked=setup.masked, pinned=denoiser.device.type == "cuda") as feed):
         for batch in feed:
             given = forward(denoiser, batch.to(denoiser.device), latents, config.loss)
-            each = loss.per_sample(given.predicted_BChw, given.target_BChw, given.weight_B1hw)
+            each = sample_losses(given, config.loss)
             for shot, value in zip(batch.shots, to_host(each).tolist(), strict=True):
                 sums[shot.timestep] += value
                 counts[shot.timestep] += 1

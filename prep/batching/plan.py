@@ -83,6 +83,21 @@ class StepPlan:
         """The micro-batches of step `step`, counted from the start of training."""
         return self.step(*divmod(step, self.steps_per_epoch))
 
+    def sizes(self, epoch: int) -> Indices:
+        """[steps_per_epoch]: how many samples each step of the epoch has."""
+        whole = np.full(self.steps_per_epoch, self.batch_size)
+        if self.underfill != "partial" or not self.steps_per_epoch:
+            return whole
+        total = int(self._starts[-1])
+        short = np.zeros(total, np.int64)  # what each micro-batch lacks
+        for end, count in zip(self._starts[1:].tolist(), self.counts, strict=True):
+            if count:
+                short[end - 1] = -count % self.micro_batch
+        lacking = np.full(self.steps_per_epoch * self.per_step, self.micro_batch)
+        lacking[:total] = short[permute(np.arange(total), total, plan_key("steps", self.seed, epoch))]
+        found: Indices = whole - lacking.reshape(-1, self.per_step).sum(axis=1)
+        return found
+
     def left_out(self, epoch: int) -> dict[int, Indices]:
         """Occurrences that the epoch drops, sorted, by bucket; the cost is proportional to their number."""
         if self.underfill != "drop":

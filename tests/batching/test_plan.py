@@ -52,6 +52,13 @@ def test_repeated_lists_every_filler(counts, batches, policy, epoch):
     assert policy == "repeat" or not fillers
 
 
+@given(COUNTS, BATCHES, POLICY, st.integers(0, 3))
+def test_sizes_are_those_of_the_steps(counts, batches, policy, epoch):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+    assert plan.sizes(epoch).tolist() == [sum(len(part.occurrences) for part in plan.step(epoch, number))
+                                          for number in range(plan.steps_per_epoch)]
+
+
 @given(COUNTS, BATCHES, POLICY)
 def test_sizes_of_steps_and_micro_batches(counts, batches, policy):
     plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)

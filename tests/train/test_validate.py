@@ -53,6 +53,13 @@ def test_masks_count_as_in_training(make, setup_of):
         setup_of(made, loss={"masked": False})).loss
 
 
+def test_masks_are_normalized_as_in_training(make, setup_of):
+    """Only the cells that train count, and the pictures of a small mask as much as those of a large one."""
+    made = make()
+    whole = run(setup_of(made, loss={"masked": True, "unmasked_weight": 0.0, "normalize_area": False})).loss
+    assert run(setup_of(made, loss={"masked": True, "unmasked_weight": 0.0, "normalize_area": True})).loss > 1.2 * whole
+
+
 def test_dropout_is_off_meanwhile_and_on_afterwards(make, setup_of):
     made = make()
     setup = setup_of(made, lora={"dropout": 0.9})

@@ -412,7 +412,7 @@ def test_runs_and_checkpoints_of_another_version(tmp_path):
                                          "version 1 or 2"):
         read_run(tmp_path)
     with pytest.raises(CacheError, match="it has format 'latentry/other' version 9, this program reads "
-                                         "'latentry/checkpoint' version 1 or 2"):
+                                         "'latentry/checkpoint' version 1 or 2 or 3"):
         read_state(tmp_path)
 
 

@@ -20,7 +20,7 @@ from prep.manifest.samples import open_samples
 from prep.manifest.tables import SAMPLES, read_table
 from train.check import check
 from train.config.load import parse
-from train.objectives.forward import forward, latents_of, loss_sums
+from train.objectives.forward import forward, latents_of, sample_losses
 from train.setup import RunRequest
 from train.state import create_state
 
@@ -66,9 +66,9 @@ def test_loss_of_a_batch_from_the_cache(prep, photos, tiny_model, tmp_path, dtyp
     with batches(Rows(setup.index), requests, masked=True, pinned=False) as feed, torch.no_grad():
         for batch in feed:
             found = forward(trainee.denoiser, batch, latents_of(setup.manifest), config.loss)
-            ours = loss_sums(found, config.loss)
+            ours = sample_losses(found, config.loss)
             plain, masked = usual_loss(pipeline, photos, samples, setup.manifest.buckets, batch)
-            assert float(ours.error / ours.weight) == pytest.approx(masked, rel=tolerance, abs=tolerance)
+            assert float(ours.mean()) == pytest.approx(masked, rel=tolerance, abs=tolerance)
             whole = float(((found.predicted_BChw - found.target_BChw) ** 2).mean())
             assert whole == pytest.approx(plain, rel=tolerance, abs=tolerance)
             seen += len(batch.shots)

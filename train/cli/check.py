@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from prep.cli.console import put, put_json
 from prep.formatting import printable
 from train.cli import options as opt
-from train.cli.summary import plan_lines
+from train.cli.summary import plan_lines, step_sizes
 
 if TYPE_CHECKING:
     from train.setup import CheckReport
@@ -40,6 +40,7 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
     return {"format": "latentry/check", "version": 1, "ok": not report.faults,
             "faults": [{"what": fault.message, "hint": fault.hint} for fault in report.faults],
             "steps_per_epoch": report.plan.steps_per_epoch if report.plan else 0,
+            "step_sizes": {str(size): steps for size, steps in step_sizes(report.plan).items()} if report.plan else {},
             "masked": report.setup.masked if report.setup else None,
             "left_out": list(report.left_out), "repeated": list(report.repeated)}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prep.formatting import counted, format_bytes, grouped, join_names, printable
+from prep.formatting import counted, format_bytes, grouped, join_names, join_texts, printable
 
 if TYPE_CHECKING:
+    from prep.batching.plan import StepPlan
     from train.setup import CheckReport, Setup
 
 
@@ -19,12 +21,29 @@ def plan_lines(report: CheckReport) -> list[str]:
         lines.append(f"{counted(sum(report.plan.counts), 'sample')} per epoch, in "
                      f"{counted(report.plan.steps_per_epoch, 'step')} of up to "
                      f"{counted(report.plan.batch_size, 'sample')}, micro-batches of up to {report.plan.micro_batch}")
+        lines += _short_steps(report.plan)
     if report.setup is not None:
         epochs = math.floor(report.setup.steps / report.setup.plan.steps_per_epoch * 10) / 10
         lines.append(f"{counted(report.setup.steps, 'step')} = {epochs} {'epoch' if epochs == 1 else 'epochs'}; "
                      "ready to train")
         lines += sample_lines(report.setup)
     return lines
+
+
+def _short_steps(plan: StepPlan) -> list[str]:
+    """A line on the first epoch's steps that have fewer samples than batch_size, if there are any."""
+    sizes = step_sizes(plan)
+    short = {size: steps for size, steps in sizes.items() if size < plan.batch_size}
+    if not short:
+        return []
+    told = [f"{grouped(steps)} of {size}" for size, steps in sorted(short.items(), reverse=True)]
+    return [f"{counted(sum(short.values()), 'step')} of the first epoch {'is' if sum(short.values()) == 1 else 'are'} "
+            f"short, with fewer samples ({join_texts(told, 5)}) and a gradient that is smaller in proportion"]
+
+
+def step_sizes(plan: StepPlan) -> dict[int, int]:
+    """How many steps of the first epoch have how many samples, the largest first."""
+    return dict(sorted(Counter(plan.sizes(0).tolist()).items(), reverse=True))
 
 
 def sample_lines(setup: Setup) -> list[str]:

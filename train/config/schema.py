@@ -63,7 +63,7 @@ class Loss:
     masked: Masked = setting("auto", check=switch_or_auto, choices=("auto", "true", "false"),
                              help="use masks; auto: if the manifest has any")
     unmasked_weight: float = setting(0.1, low=0, high=1, help="weight of a cell whose mask is 0")
-    normalize_area: bool = setting(False, help="divide by the sum of the masks instead of the number of cells")
+    normalize_area: bool = setting(False, help="divide each sample's loss by the mean of its own mask")
     min_snr: float = setting(0.0, low=0, high=1e6,
                              help="gamma of Min-SNR weighting (Hang et al. 2023), usually 5; 0: off")
 

@@ -83,7 +83,7 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
     )
 
 
-def loss_sums(given: Prediction, settings: Loss) -> loss.Sums:
-    """The batch's contribution to its step's loss."""
-    return loss.sums(given.predicted_BChw, given.target_BChw, weight_B1hw=given.weight_B1hw, weight_B=given.weight_B,
-                     normalize_area=settings.normalize_area)
+def sample_losses(given: Prediction, settings: Loss) -> Tensor:
+    """The loss of each sample, `[B]`, not yet multiplied by `given.weight_B`."""
+    return loss.per_sample(given.predicted_BChw, given.target_BChw, given.weight_B1hw,
+                           normalize_area=settings.normalize_area)

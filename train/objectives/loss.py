@@ -1,23 +1,16 @@
 """The training loss: squared error of a denoiser's prediction, weighted by cell, sample and timestep.
 
-B samples, C latent channels, h and w latent cells. Everything is float32. Functions return sums, not means: a step adds
-them over its micro-batches and divides once, so gradients do not depend on how the step is split.
+B samples, C latent channels, h and w latent cells. Everything is float32. A sample's loss is the mean over its own
+elements, so that a large picture counts as much as a small one. A step adds the losses of its samples, however they are
+split into micro-batches, and divides by a number that is known beforehand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sums:
-    """A micro-batch's contribution to its step: loss = Σ error / Σ weight."""
-
-    error: Tensor  # scalar with a gradient: Σ of weighted squared errors
-    weight: Tensor  # scalar: number of elements, or Σ of their mask weights
+_NO_AREA = 1e-12  # below any mean of weights other than 0
 
 
 def noised(kind: str, latent_BChw: Tensor, noise_BChw: Tensor, level_B: Tensor) -> Tensor:
@@ -54,23 +47,18 @@ def cell_weight(mask_B1hw: Tensor, unmasked_weight: float) -> Tensor:
     return unmasked_weight + (1 - unmasked_weight) * mask_B1hw
 
 
-def sums(predicted_BChw: Tensor, target_BChw: Tensor, *, weight_B1hw: Tensor | None, weight_B: Tensor,
-         normalize_area: bool) -> Sums:
-    """The sums of a micro-batch. `weight_B` scales each sample's error and is not part of the denominator."""
+def per_sample(predicted_BChw: Tensor, target_BChw: Tensor, weight_B1hw: Tensor | None, *,
+               normalize_area: bool) -> Tensor:
+    """Each sample's mean squared error, `[B]`, with its cells weighted by `weight_B1hw`.
+
+    `normalize_area` divides it by the mean of the sample's own weights, as OneTrainer's option of this name does: the
+    cells that train then count the same however small their area. Without any weight the loss is 0.
+    """
     squared_BChw = (predicted_BChw.float() - target_BChw).square()
     if weight_B1hw is None:
-        weight_B1hw = torch.ones_like(squared_BChw[:, :1])
-    error = (squared_BChw * weight_B1hw * _spread(weight_B, squared_BChw)).sum()
-    per_cell = weight_B1hw if normalize_area else torch.ones_like(weight_B1hw)
-    return Sums(error=error, weight=per_cell.sum() * squared_BChw.shape[1])
-
-
-def per_sample(predicted_BChw: Tensor, target_BChw: Tensor, weight_B1hw: Tensor | None) -> Tensor:
-    """Each sample's mean weighted squared error, `[B]`, as validation reports it."""
-    squared_BChw = (predicted_BChw.float() - target_BChw).square()
-    if weight_B1hw is not None:
-        squared_BChw = squared_BChw * weight_B1hw
-    return squared_BChw.mean(dim=(1, 2, 3))
+        return squared_BChw.mean(dim=(1, 2, 3))
+    mean_B = (squared_BChw * weight_B1hw).mean(dim=(1, 2, 3))
+    return mean_B / weight_B1hw.mean(dim=(1, 2, 3)).clamp(min=_NO_AREA) if normalize_area else mean_B
 
 
 def _spread(value_B: Tensor, like_BChw: Tensor) -> Tensor:

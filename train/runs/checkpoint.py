@@ -27,11 +27,16 @@ from prep.parse import Unparsed, count, digest_of, expect, list_of
 from train.runs.documents import read_sealed, refused
 
 FORMAT = "latentry/checkpoint"
-VERSION = 2
-_KEYS = {
-    1: ("format", "version", "step", "manifest", "config"),
-    2: ("format", "version", "step", "manifest", "data", "base", "config", "micro_batch", "adopted", "files"),
+VERSION = 3
+_SECOND = ("format", "version", "step", "manifest", "data", "base", "config", "micro_batch", "adopted", "files")
+_KEYS = {1: ("format", "version", "step", "manifest", "config"), 2: _SECOND, 3: (*_SECOND, "init", "meaning")}
+# How steps follow from data and settings. A change of the loss, the draws or the update gets a new number, so that no
+# run silently continues in another way.
+MEANINGS = {
+    1: "the loss of a step is the mean over its cells",
+    2: "the loss of a step is the sum of its samples' means, divided by batch_size",
 }
+MEANING = max(MEANINGS)
 STATE = "state.json"
 _NAME = re.compile(r"step-[0-9]{6,13}")
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
@@ -63,6 +68,8 @@ class State:
     data: DataFacts | None = None  # None: version 1
     base: Mapping[str, str] = field(default_factory=dict)  # fingerprints of denoiser and scheduler; empty: version 1
     micro_batch: int | None = None  # with which the steps are planned; None: version 1
+    meaning: int = MEANING  # of MEANINGS
+    init: Mapping[str, str] = field(default_factory=dict)  # what step 0 began with: {"name", "sha256"}; empty: nothing
     adopted: tuple[Mapping[str, Any], ...] = ()  # changes that --adopt accepted: {"step", "changes"}
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     version: int = VERSION
@@ -142,14 +149,28 @@ def _parse(folder: Path, body: Mapping[str, Any]) -> State:
     common: dict[str, Any] = {"step": step, "manifest": digest_of(body["manifest"], "manifest"),
                               "config": expect(body["config"], dict, "config"), "version": body["version"]}
     if body["version"] == 1:
-        return State(**common, files=_files_there(folder))
+        return State(**common, files=_files_there(folder), meaning=1)
     data, base = expect(body["data"], dict, "data"), expect(body["base"], dict, "base")
     files = {name: _file(name, value) for name, value in expect(body["files"], dict, "files").items()}
     return State(
         **common, files=files, micro_batch=count(body["micro_batch"], "micro_batch"),
         data=DataFacts(digest=digest_of(data.get("digest"), "data.digest"), facts=_facts(data.get("facts"))),
         base={name: digest_of(value, f"base.{name}") for name, value in base.items()},
+        meaning=1 if body["version"] == 2 else _meaning(body["meaning"]), init=_init(body.get("init", {})),
         adopted=tuple(list_of(body["adopted"], _adopted, "adopted")))
+
+
+def _meaning(value: Any) -> int:
+    number = count(value, "meaning")
+    if number not in MEANINGS:
+        raise Unparsed(f"meaning is {number}, expected {' or '.join(map(str, MEANINGS))}")
+    return number
+
+
+def _init(value: Any) -> Mapping[str, str]:
+    table = expect(value, dict, "init")
+    return {"name": expect(table.get("name"), str, "init.name"),
+            "sha256": digest_of(table.get("sha256"), "init.sha256")} if table else {}
 
 
 def _facts(value: Any) -> Mapping[str, Any]:

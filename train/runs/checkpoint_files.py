@@ -36,7 +36,8 @@ def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
     assert state.data is not None and state.micro_batch is not None, "a state that is saved is complete"
     body = {"format": FORMAT, "version": VERSION, "step": state.step, "manifest": state.manifest,
             "data": {"digest": state.data.digest, "facts": dict(state.data.facts)}, "base": dict(state.base),
-            "config": dict(state.config), "micro_batch": state.micro_batch,
+            "config": dict(state.config), "init": dict(state.init), "meaning": state.meaning,
+            "micro_batch": state.micro_batch,
             "adopted": [dict(each) for each in state.adopted]}
     write_folder(folder, parts, last=lambda files: Part(name=STATE, data=seal({**body, "files": files})))
     for old in list_checkpoints(run)[:-keep] if keep else ():

@@ -12,7 +12,7 @@ from prep.loader.identity import changes
 from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.config.table import SETTINGS
-from train.runs.checkpoint import State, find_checkpoint, read_state, way_out
+from train.runs.checkpoint import MEANING, MEANINGS, State, find_checkpoint, read_state, way_out
 from train.runs.directory import read_records
 from train.setup import Setup
 
@@ -81,8 +81,12 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
 
 
 def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
-    """Changes of data and model: for each, a description and the error that refuses it."""
+    """Changes of steps, data and model: for each, a description and the error that refuses it."""
     state, name = start.state, start.folder.name
+    if state.meaning != MEANING:
+        told = f"{MEANINGS[MEANING]}; was: {MEANINGS[state.meaning]}"
+        yield told, ConfigError(f"{name} was trained by an earlier version, in another way. Now {told}",
+                                hint=f"resume with that version, or {_ADOPT}")
     changed = _data_changes(start, setup)
     if changed:
         yield "; ".join(changed), CacheError(

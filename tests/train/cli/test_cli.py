@@ -33,6 +33,8 @@ def test_check_says_what_would_be_trained(train, make):
     assert on == ("7 training samples and 2 validation samples in 2 buckets: "
                   "latent bfloat16, mask uint8 for 6 of 9 (used), text bfloat16")
     assert plan == ["7 samples per epoch, in 4 steps of up to 2 samples, micro-batches of up to 2",
+                    "1 step of the first epoch is short, with fewer samples (1 of 1) and a gradient that is smaller in "
+                    "proportion",
                     "8 steps = 2.0 epochs; ready to train"]
     result = train("check", path, "--method", "full", "--no-masked", "--batch-size", 2, "--underfill", "drop")
     assert result.out.startswith("every weight of ")
@@ -55,7 +57,8 @@ def test_check_reports_as_json(train, make):
     result = train("check", make().path, "--batch-size", 2, "--underfill", "repeat", "--json")
     assert result.code == 0
     assert result.json == {"format": "latentry/check", "version": 1, "ok": True, "faults": [], "masked": True,
-                           "steps_per_epoch": 4, "left_out": [], "repeated": result.json["repeated"]}
+                           "steps_per_epoch": 4, "step_sizes": {"2": 4}, "left_out": [],
+                           "repeated": result.json["repeated"]}
     assert len(result.json["repeated"]) == 1 and result.json["repeated"][0].startswith("80/")
 
 

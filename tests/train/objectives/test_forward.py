@@ -11,7 +11,7 @@ from prep.loader.batches import batches
 from prep.loader.rows import Rows
 from train.failures import Progress
 from train.loop import _gather
-from train.objectives.forward import forward, latents_of, loss_sums
+from train.objectives.forward import forward, latents_of, sample_losses
 from train.state import create_state
 
 CPU = torch.device("cpu")
@@ -28,8 +28,8 @@ def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, pr
     requests = draws.training(setup.index, setup.plan, 0, 3, dropout=0.0, timesteps=1000)
     with batches(Rows(setup.index), requests, masked=False, pinned=False) as feed, torch.no_grad():
         for batch in feed:
-            ours = loss_sums(forward(trainee.denoiser, batch, latents_of(made.manifest), setup.config.loss),
-                             setup.config.loss)
+            ours = sample_losses(forward(trainee.denoiser, batch, latents_of(made.manifest), setup.config.loss),
+                                 setup.config.loss)
             latent = (torch.stack([torch.from_numpy(made.latents[made.samples[shot.sample].views[0].latent])
                                    for shot in batch.shots]) - 0.125) * 0.5
             text = torch.stack([torch.from_numpy(made.texts[made.samples[shot.sample].texts[0].key])
@@ -38,7 +38,11 @@ def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, pr
             wanted = batch.noise_BChw if prediction == "epsilon" else scheduler.get_velocity(
                 latent, batch.noise_BChw, batch.timestep_B)
             usual = torch.nn.functional.mse_loss(unet(noised, batch.timestep_B, text).sample, wanted)
-            assert float(ours.error / ours.weight) == pytest.approx(float(usual), abs=1e-5)
+            assert float(ours.mean()) == pytest.approx(float(usual), abs=1e-5)
+
+
+def bucket_of(setup, shots):
+    return int(setup.index.samples.bucket[shots[0].sample])
 
 
 def gradients(setup, shots, cut, settings):
@@ -50,11 +54,11 @@ def gradients(setup, shots, cut, settings):
             if "lora_B" in name:
                 value.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
     parts = [shots[start : start + cut] for start in range(0, len(shots), cut)]
-    requests = (draws.BatchRequest(bucket=0, shots=tuple(part), last=number == len(parts) - 1)
+    requests = (draws.BatchRequest(bucket=bucket_of(setup, part), shots=tuple(part), last=number == len(parts) - 1)
                 for number, part in enumerate(parts))
     with batches(Rows(setup.index), requests, masked=settings["masked"], pinned=False) as feed:
         gathered = _gather(trainee, setup, feed, Progress(done=0, kept=0, device=CPU))
-    return {name: value.grad / gathered.weight for name, value in denoiser.parameters.items()}, gathered
+    return {name: value.grad for name, value in denoiser.parameters.items()}, gathered
 
 
 @pytest.mark.parametrize("settings", [{"masked": False}, {"masked": True}, {"masked": True, "normalize_area": True}],
@@ -66,7 +70,32 @@ def test_gradients_do_not_depend_on_the_cut(make, setup_of, settings):
     whole, summed = gradients(setup, request.shots, 4, settings)
     for cut in (1, 2):
         cut_up, other = gradients(setup, request.shots, cut, settings)
-        assert float(other.weight) == pytest.approx(float(summed.weight), rel=1e-6)
-        assert float(other.error) == pytest.approx(float(summed.error), rel=1e-4)
+        assert other.samples == summed.samples == 4
+        assert float(other.loss) == pytest.approx(float(summed.loss), rel=1e-4)
         for name, value in whole.items():
             assert float((value - cut_up[name]).norm()) <= 1e-4 * float(value.norm()), name
+
+
+def test_a_large_picture_counts_once_beside_a_small_one(make, setup_of):
+    """Two buckets in one step: its gradient is the mean of each picture's own."""
+    settings = {"masked": False}
+    setup = setup_of(make(counts=(1, 1), validation=0), batch_size=2, micro_batch=1, loss=settings)
+    requests = list(draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000))
+    sizes = {setup.manifest.buckets[request.bucket] for request in requests}
+    assert len(sizes) == 2 and len({width * height for width, height in sizes}) == 2
+    both, summed = gradients(setup, [shot for request in requests for shot in request.shots], 1, settings)
+    alone = [gradients(setup, request.shots, 1, settings) for request in requests]
+    assert float(summed.loss) == pytest.approx(sum(float(one.loss) for _, one in alone), rel=1e-5)
+    for name, value in both.items():  # alone a picture is a short step: its gradient is divided by batch_size, too
+        assert torch.allclose(value, alone[0][0][name] + alone[1][0][name], rtol=1e-4, atol=1e-8), name
+
+
+def test_a_short_step_moves_the_weights_by_its_share(make, setup_of):
+    """One picture of a batch of four has the gradient that it has among four."""
+    settings = {"masked": False}
+    setup = setup_of(make(counts=(4, 0), validation=0), batch_size=4, loss=settings)
+    (request,) = draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000)
+    whole, _ = gradients(setup, request.shots, 4, settings)
+    parts = [gradients(setup, [shot], 1, settings)[0] for shot in request.shots]
+    for name, value in whole.items():
+        assert float((value - sum(part[name] for part in parts)).norm()) <= 1e-4 * float(value.norm()), name

@@ -36,37 +36,52 @@ def test_velocity_is_what_diffusers_computes(drawn):
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_masked_sums_equal_a_formula_in_numpy(drawn, normalize):
+def test_masked_means_equal_a_formula_in_numpy(drawn, normalize):
     said, wanted, _ = drawn
     mask = np.random.default_rng(0).random((3, 1, 5, 6), dtype=np.float32)
-    weight = np.array([1.0, 0.5, 2.0], dtype=np.float32)
     cells = loss.cell_weight(torch.from_numpy(mask), 0.1)
-    found = loss.sums(said, wanted, weight_B1hw=cells, weight_B=torch.from_numpy(weight), normalize_area=normalize)
-    error = area = 0.0
+    found = loss.per_sample(said, wanted, cells, normalize_area=normalize)
     for b in range(3):
+        error = area = 0.0
         for c in range(4):
             for y in range(5):
                 for x in range(6):
                     cell = mask[b, 0, y, x] * 1.0 + (1 - mask[b, 0, y, x]) * 0.1
-                    error += weight[b] * cell * float(said[b, c, y, x] - wanted[b, c, y, x]) ** 2
+                    error += cell * float(said[b, c, y, x] - wanted[b, c, y, x]) ** 2
                     area += cell if normalize else 1
-    assert float(found.error) == pytest.approx(error, rel=1e-5)
-    assert float(found.weight) == pytest.approx(area, rel=1e-5)
+        assert float(found[b]) == pytest.approx(error / area, rel=1e-5)
 
 
-def test_without_mask_the_quotient_is_the_mean(drawn):
+def test_area_is_normalized_as_in_onetrainer():
+    """Its `masked_losses`: losses times the mask (at least the unmasked weight), divided by each sample's mean of that.
+
+    Four pictures with masks of 100, 50, 10 and 2 percent, and the same error everywhere, then count the same.
+    """
+    torch.manual_seed(0)
+    said, wanted = torch.randn(4, 4, 10, 10), torch.randn(4, 4, 10, 10)
+    mask = (torch.arange(100).view(1, 1, 10, 10) < torch.tensor([100, 50, 10, 2]).view(4, 1, 1, 1)).float()
+    for unmasked in (0.0, 0.1):
+        clamped = mask.clamp(unmasked, 1)
+        losses = (said - wanted) ** 2 * clamped / clamped.mean(dim=(1, 2, 3), keepdim=True)
+        found = loss.per_sample(said, wanted, loss.cell_weight(mask, unmasked), normalize_area=True)
+        assert torch.allclose(found, losses.mean(dim=(1, 2, 3)), rtol=1e-5)
+    even = loss.per_sample(torch.ones(4, 4, 10, 10), torch.zeros(4, 4, 10, 10), mask, normalize_area=True)
+    assert torch.allclose(even, torch.ones(4))
+
+
+def test_without_mask_it_is_the_mean(drawn):
     said, wanted, _ = drawn
-    found = loss.sums(said, wanted, weight_B1hw=None, weight_B=torch.ones(3), normalize_area=False)
-    mean = torch.nn.functional.mse_loss(said, wanted)
-    assert float(found.error / found.weight) == pytest.approx(float(mean), rel=1e-5)
-    assert torch.allclose(loss.per_sample(said, wanted, None).mean(), mean)
+    for normalize in (False, True):
+        found = loss.per_sample(said, wanted, None, normalize_area=normalize)
+        assert torch.allclose(found.mean(), torch.nn.functional.mse_loss(said, wanted))
 
 
-def test_all_masked_out_has_no_weight_and_no_error(drawn):
+def test_all_masked_out_has_no_error(drawn):
     said, wanted, _ = drawn
-    found = loss.sums(said, wanted, weight_B1hw=loss.cell_weight(torch.zeros(3, 1, 5, 6), 0.0),
-                      weight_B=torch.ones(3), normalize_area=True)
-    assert float(found.error) == float(found.weight) == 0.0
+    said.requires_grad_(True)
+    found = loss.per_sample(said, wanted, loss.cell_weight(torch.zeros(3, 1, 5, 6), 0.0), normalize_area=True)
+    found.sum().backward()
+    assert found.tolist() == [0, 0, 0] and float(said.grad.abs().sum()) == 0
 
 
 def test_min_snr_follows_the_paper():

@@ -93,7 +93,7 @@ def test_what_a_crash_left_is_swept_away(tmp_path):
     ("[" * 100_000, "state.json: it is not JSON: "),
     ("[]", "state.json: it is [], expected a table"),
     ('{"format": "latentry/checkpoint", "version": 9}', "version 9, this program reads 'latentry/checkpoint' version "
-                                                         "1 or 2"),
+                                                         "1 or 2 or 3"),
     ('{"format": "latentry/checkpoint", "version": 2}', "state.json: it has the keys ['format', 'version'], expected "),
     (" " * (1 << 22) + "{}", "state.json: it has more than 4194304 bytes, expected a document of a run"),
 ], ids=["cut", "brackets", "list", "version", "keys", "large"])
@@ -125,6 +125,8 @@ def test_an_edited_state_is_refused(tmp_path, change):
     ({"step": -3}, "step is -3, expected "),
     ({"config": 3}, "config is 3, expected a table"),
     ({"micro_batch": "4"}, "micro_batch is '4', expected "),
+    ({"init": {"name": "x", "sha256": "y"}}, "init.sha256 is 'y', expected "),
+    ({"meaning": 3}, "meaning is 3, expected 1 or 2"),
     ({"base": {"denoiser": "x"}}, "base.denoiser is 'x', expected "),
     ({"files": {"../out": {"bytes": 1, "sha256": "0" * 64}}}, "it lists the file '../out', expected a path in the "
                                                               "checkpoint"),

@@ -149,8 +149,9 @@ def test_settings_in_a_checkpoint_that_are_none_of_ours(begun, tmp_path):
     assert caught.value.hint.startswith("another version of this program may have written it; ")
 
 
-def test_a_checkpoint_of_version_1_goes_on_with_its_manifest_alone(begun, setup_of, tmp_path):
+def test_a_checkpoint_of_version_1_goes_on_with_its_manifest_alone(begun, setup_of, tmp_path, monkeypatch):
     """It has the digest of the manifest and no other identity."""
+    monkeypatch.setattr("train.runs.resume.MEANING", 1)
     made, _, again = begun
     path = tmp_path / "run" / "checkpoints" / "step-000004" / "state.json"
     body = json.loads(path.read_text())
@@ -165,3 +166,20 @@ def test_a_checkpoint_of_version_1_goes_on_with_its_manifest_alone(begun, setup_
     changed = write_manifest(made.path, {**made.manifest.document, "rejected": 1})
     (fault,) = again(setup=setup_of(replace(made, manifest=changed), steps=8)).faults
     assert f"was trained on: manifest {changed.digest[:12]}, was {made.manifest.digest[:12]}" in fault.message
+
+
+def test_a_checkpoint_with_another_meaning_of_the_loss_is_refused_unless_adopted(begun, tmp_path):
+    """Earlier versions divided by the cells of a step, so the steps to come would not be those of the run."""
+    _, _, again = begun
+    path = tmp_path / "run" / "checkpoints" / "step-000004" / "state.json"
+    body = json.loads(path.read_text())
+    body = {name: body[name] for name in body if name not in ("self", "init", "meaning")}
+    path.write_bytes(seal({**body, "version": 2}))
+    (fault,) = again().faults
+    assert fault.message == ("step-000004 was trained by an earlier version, in another way. Now the loss of a "
+                             "step is the sum of its samples' means, divided by batch_size; was: the loss of a step is "
+                             "the mean over its cells")
+    assert fault.exit_code == 3
+    assert fault.hint == "resume with that version, or add --adopt to accept the change and continue"
+    found = again(adopt=True)
+    assert found.faults == () and found.adopted[0].startswith("the loss of a step is the sum of its samples' means")
