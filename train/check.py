@@ -21,9 +21,10 @@ from prep.models.hub import locate
 from prep.models.pipeline import infer_family, weighted_files
 from train.config.schema import Config
 from train.models.base import base_fingerprints, remembered_digests
-from train.models.families.registry import DENOISERS
+from train.models.families.registry import DENOISERS, naming_of
 from train.models.targets import read_weights, trained_numbers
-from train.setup import CheckReport, RunRequest, Setup
+from train.runs.initial import inspect_weights
+from train.setup import CheckReport, Initial, RunRequest, Setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,7 @@ class _Model:
     base: Mapping[str, str]
     others: Mapping[str, str]
     numbers: int
+    initial: Initial | None
 
 
 def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
@@ -65,14 +67,17 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
             _check_warmup(config, plan)
     with _Noting(faults):
         model = _model(asked, config, manifest, index, faults)
-    setup = None
+    setup, initial = None, None if model is None else model.initial
     if not faults and index and plan and model:
         setup = Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
                       base=model.base, numbers=model.numbers, others=model.others, steps=_steps(config, plan),
                       masked=_masked(index, config), prediction=_prediction(config, manifest),
-                      family=FAMILIES[manifest.family])
+                      family=FAMILIES[manifest.family], initial=initial, init=_recorded(initial))
     left_out, repeated = _uneven(index, plan)
-    return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated)
+    notes = [f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
+             ] if initial is not None and initial.unused else []
+    return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
+                       notes=tuple(notes))
 
 
 class _Noting:
@@ -160,21 +165,30 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
            faults: list[Problem]) -> _Model | None:
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
+    presets, initial = DENOISERS[family.name].presets, None
     numbers: int | None = None
     base: Mapping[str, str] | None = None
     others: Mapping[str, str] | None = None
     with _Noting(faults):
         _check_shapes(path, manifest, index)
     with _Noting(faults):
-        numbers = trained_numbers(read_weights(path, family), config, DENOISERS[family.name].presets)
+        weights = read_weights(path, family)
+        numbers = trained_numbers(weights, config, presets)
     with remembered_digests() as digest:
         with _Noting(faults):
             base = base_fingerprints(path, family, digest)
         with _Noting(faults):
             others = _check_encoders(path, manifest, asked.other_encoders, digest)
+        with _Noting(faults):
+            if asked.init is not None and numbers is not None:
+                initial = inspect_weights(asked.init, config, family, weights, presets, naming_of(family), digest)
     if numbers is None or base is None or others is None:
         return None
-    return _Model(path=path, base=base, others=others, numbers=numbers)
+    return _Model(path=path, base=base, others=others, numbers=numbers, initial=initial)
+
+
+def _recorded(initial: Initial | None) -> Mapping[str, str]:
+    return {} if initial is None else {"name": initial.name, "sha256": initial.digest}
 
 
 def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:

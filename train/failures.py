@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, from_system
+from prep.formatting import join_texts
 from prep.loader.draws import Draw
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
@@ -40,17 +41,20 @@ class NotFinite(Exception):
 
     def explained(self, rows: Rows, progress: Progress) -> Problem:
         """The error to raise: names the cache rows with non-finite values, or else suggests other settings."""
-        step = progress.done + 1
+        step, index = progress.done + 1, rows.index
         if found := rows.not_finite(self.shots):
-            names = [f"the {field} row of {rows.index.samples.name(shot.sample)} (shard {ref.shard[:12]}, row "
+            names = [f"the {field} row of {index.samples.name(shot.sample)} (shard {ref.shard[:12]}, row "
                      f"{ref.row})" for field, shot, ref in found[:NAMES]]
             more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
             return CacheError(f"step {step} cannot be trained: NaN or infinite values in {', '.join(names)}{more}",
                               hint="encoders never store such rows; to verify all rows and re-encode these, run "
-                                   + encode_command(rows.index.manifest, "--recheck"))
-        again = ", with --resume, and --from if the newest checkpoint already diverges" if progress.kept else ""
+                                   + encode_command(index.manifest, "--recheck"))
+        names = [f"{index.samples.name(shot.sample)} at timestep {shot.timestep}" for shot in self.shots]
+        again = (f", with --resume, which continues from step {progress.kept}, and --from if that already diverges"
+                 if progress.kept else "")
         return ConfigError(f"loss is {self.loss} and the gradient norm {self.norm} in step {step}, expected finite "
-                           "numbers", hint=f"try a smaller learning rate (--lr){again}")
+                           f"numbers; it trained on {join_texts(names, NAMES)}; the weights are still those of step "
+                           f"{progress.done}", hint=f"try a smaller learning rate (--lr){again}")
 
 
 def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prep.batching.plan import StepPlan
@@ -23,6 +23,18 @@ class RunRequest:
     model: str | None = None  # None: the manifest's
     download: bool = False
     other_encoders: bool = False  # train a model whose VAE or text encoder did not make the cache
+    init: Path | None = None  # weights to begin with; None: a fresh LoRA, or the model's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Initial:
+    """Weights that a new run begins with."""
+
+    name: str  # of the file or directory that was named
+    files: tuple[Path, ...]
+    digests: tuple[str, ...]  # SHA-256 of each
+    digest: str  # of all
+    unused: int  # tensors of text encoders, which are never trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +54,8 @@ class Setup:
     prediction: str
     family: Family  # of the manifest
     others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
+    initial: Initial | None = None  # None: also for a resumed run
+    init: Mapping[str, str] = field(default_factory=dict)  # {"name", "sha256"} of what step 0 began with, if anything
     adopted: tuple[Mapping[str, object], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 
     @property

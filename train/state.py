@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prep.errors import CacheError, ModelError
+from prep.errors import CacheError, ModelError, first_line
 from prep.loader.device import to_device
 from prep.models.family import Family
+from prep.parse import Unparsed
 from train.config.load import as_table
 from train.config.schema import Config
 from train.models import lora
@@ -25,8 +26,8 @@ from train.optim.ema import Shadow
 from train.runs.checkpoint import DataFacts, State
 from train.runs.checkpoint_files import Part, copy_into, read_tensors, tensor_names
 from train.runs.resume import Start
-from train.runs.safetensors_reader import Wanted
-from train.setup import Setup
+from train.runs.safetensors_reader import Wanted, read_safetensors
+from train.setup import Initial, Setup
 
 OPTIMIZER, AVERAGE = "optimizer.safetensors", "ema.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
@@ -57,10 +58,24 @@ def create_state(setup: Setup, device: torch.device) -> TrainState:
     if found != setup.base:
         raise ModelError(f"{setup.model} changed while it was loaded: it is {describe_base(found)}, and was "
                          f"{describe_base(setup.base)}", hint="try again when no other process writes to it")
+    if setup.initial is not None:
+        put_initial(denoiser.parameters, setup.initial, config.method, setup.family)
     optimizer = torch.optim.AdamW(denoiser.parameters.values(), lr=chosen.lr, betas=chosen.betas, eps=chosen.eps,
                                   weight_decay=chosen.weight_decay)
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
     return TrainState(denoiser=denoiser, optimizer=optimizer, shadow=shadow)
+
+
+def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str, family: Family) -> None:
+    """Copies the weights that a new run begins with. Raises `ModelError` if they changed since they were checked."""
+    values: dict[str, Tensor] = {}
+    for path, digest in zip(initial.files, initial.digests, strict=True):
+        try:
+            values |= read_safetensors(path, None, digest)
+        except (OSError, Unparsed) as error:
+            raise ModelError(f"{path} cannot be used: {first_line(error)}",
+                             hint="try again when no other process writes to it") from None
+    copy_into(parameters, lora.unpack(values, parameters, naming_of(family)) if method == "lora" else values)
 
 
 def clip_gradients(trainee: TrainState, setup: Setup) -> float:
@@ -89,7 +104,7 @@ def state_of(setup: Setup, step: int) -> State:
     identity = setup.identity
     return State(step=step, manifest=setup.manifest.digest, config=as_table(setup.config), base=setup.base,
                  data=DataFacts(digest=identity.digest, facts=identity.facts), micro_batch=setup.plan.micro_batch,
-                 adopted=setup.adopted)
+                 init=setup.init, adopted=setup.adopted)
 
 
 def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
@@ -124,6 +139,8 @@ def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str
              "latentry.base": json.dumps(dict(setup.base), sort_keys=True)}
     if setup.others:
         facts["latentry.other_encoders"] = json.dumps(dict(setup.others), sort_keys=True)
+    if setup.init:
+        facts["latentry.init"] = json.dumps(dict(setup.init), sort_keys=True)
     if setup.adopted:
         facts["latentry.adopted"] = json.dumps([dict(each) for each in setup.adopted], sort_keys=True)
     if setup.config.method == "lora":

@@ -18,15 +18,15 @@ def check(
     steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
-    settings: opt.Set = None, allow_other_encoders: opt.Others = False, download: opt.Download = False,
-    as_json: opt.AsJson = False,
+    settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
+    download: opt.Download = False, as_json: opt.AsJson = False,
 ) -> None:
     """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded."""
     chosen = opt.read_settings(config, settings, {
         "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
         "loss.masked": masked})
-    report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders), chosen)
+    report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
     if as_json:
         put_json(_as_json(report))
     else:
@@ -47,6 +47,7 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
 
 def _as_text(report: CheckReport) -> str:
     lines = plan_lines(report)
+    lines += [f"note: {printable(note)}" for note in report.notes]
     lines += [f"dropped: {printable(name)}" for name in report.left_out]
     lines += [f"repeated: {printable(name)}" for name in report.repeated]
     return "\n".join(lines)

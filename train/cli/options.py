@@ -42,6 +42,8 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like 
                                                metavar="NAME=VALUE")]
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "
                                       "make the cache; the output records it")]
+Init = Annotated[Path | None, typer.Option("--init-from", metavar="PATH", help="begin with these weights: a LoRA, a "
+                                           "denoiser, a run or a checkpoint; the result records it")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="only warnings and errors on stderr")]
 
 
@@ -55,10 +57,10 @@ def read_settings(path: Path | None, settings: list[str] | None, options: dict[s
     return load_config(path, overrides, before)
 
 
-def request_of(manifest: Path, model: str | None, download: bool, others: bool) -> RunRequest:
+def request_of(manifest: Path, model: str | None, download: bool, others: bool, init: Path | None = None) -> RunRequest:
     from train.setup import RunRequest
 
-    return RunRequest(manifest=manifest, model=model, download=download, other_encoders=others)
+    return RunRequest(manifest=manifest, model=model, download=download, other_encoders=others, init=init)
 
 
 def check_all(asked: RunRequest, config: Config) -> CheckReport:

@@ -31,13 +31,16 @@ def run(
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
-    settings: opt.Set = None, allow_other_encoders: opt.Others = False, download: opt.Download = False,
-    device: opt.Device = "auto", as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+    settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
+    download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Train from a manifest, which names the model and the cache. Ctrl-C saves a checkpoint and stops."""
     folder = output or Path("runs") / manifest.stem
     start = None
     if resume:
+        if init_from is not None:
+            raise UsageError("--init-from is given with --resume, but a resumed run has its own weights",
+                             hint="omit one of them")
         start = _start(folder, start_from)
     elif start_from is not None or adopt:
         raise UsageError(f"{'--adopt' if adopt else '--from'} is given without --resume", hint="add --resume")
@@ -45,7 +48,7 @@ def run(
         "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
         "loss.masked": masked}, None if start is None else start.state.config)
-    asked = opt.request_of(manifest, model, download, allow_other_encoders)
+    asked = opt.request_of(manifest, model, download, allow_other_encoders, init_from)
     setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
 
     from prep.fs.lock import PATIENCE, lock_directory
@@ -83,12 +86,13 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     assert setup is not None
     check_place(folder, setup)
     check_writable(folder)
+    notes = report.notes
     if start is None:
         check_unused(folder)
     else:
         setup, notes = _compared(start, setup, adopt)
-        for note in notes:
-            say(f"note: {printable(note)}")
+    for note in notes:
+        say(f"note: {printable(note)}")
     for line in [*plan_lines(report), *uneven_lines(report)] if not quiet else ():
         say(line)
     if not quiet:
@@ -127,7 +131,8 @@ def _compared(start: Start, setup: Setup, adopt: bool) -> tuple[Setup, tuple[str
     adopted: tuple[Any, ...] = start.state.adopted
     if found.adopted:
         adopted = (*adopted, {"step": start.state.step, "changes": list(found.adopted)})
-    return replace(setup, adopted=adopted), (*found.notes, *(f"accepted: {what}" for what in found.adopted))
+    notes = (*found.notes, *(f"accepted: {what}" for what in found.adopted))
+    return replace(setup, adopted=adopted, init=start.state.init), notes
 
 
 def _unchanged(folder: Path, named: str | None, start: Start | None) -> None:

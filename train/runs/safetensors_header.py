@@ -35,6 +35,11 @@ def read_header(handle: BinaryIO, size: int) -> dict[str, TensorInfo]:
 
     Raises `Unparsed` for anything that the format does not allow, or `OSError`.
     """
+    return read_header_and_metadata(handle, size)[0]
+
+
+def read_header_and_metadata(handle: BinaryIO, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The tensors as `read_header` gives them, and the file's metadata; raises as it does."""
     length = int.from_bytes(_exactly(handle, 8), "little")
     if length > min(MOST, size - 8):
         raise Unparsed(f"its header claims {length} bytes, expected at most {min(MOST, max(size - 8, 0))}")
@@ -43,7 +48,8 @@ def read_header(handle: BinaryIO, size: int) -> dict[str, TensorInfo]:
         document = json.loads(spelled, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise Unparsed(f"its header is not JSON: {str(error)[:80]}") from None
-    entries = {name: value for name, value in expect(document, dict, "its header").items() if name != "__metadata__"}
+    entries = dict(expect(document, dict, "its header"))
+    metadata = expect(entries.pop("__metadata__", {}), dict, "its metadata")
     found = {name: _info(value, f"tensor '{name[:80]}'") for name, value in entries.items()}
     at = 0
     ordered = dict(sorted(found.items(), key=lambda one: (one[1].start, one[1].end)))
@@ -53,7 +59,7 @@ def read_header(handle: BinaryIO, size: int) -> dict[str, TensorInfo]:
         at = info.end
     if 8 + length + at != size:
         raise Unparsed(f"it has {size} bytes, expected {8 + length + at} for its tensors")
-    return ordered
+    return ordered, {name: value for name, value in metadata.items() if isinstance(value, str)}
 
 
 def _info(value: Any, where: str) -> TensorInfo:

@@ -23,19 +23,20 @@ DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat1
 Wanted = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
-def read_safetensors(path: Path, wanted: Wanted, digest: str | None) -> dict[str, Tensor]:
-    """The tensors of the file at `path`, on the CPU; they must be exactly those in `wanted`.
+def read_safetensors(path: Path, wanted: Wanted | None, digest: str | None) -> dict[str, Tensor]:
+    """The tensors of the file at `path`, on the CPU; they must be exactly those in `wanted` (None: any).
 
     `digest`: the expected SHA-256 of the file, if any. Raises `Unparsed`, `OSError`.
     """
     with open_plain(path) as handle:
         hashed = _Hashed(handle)
         header = read_header(hashed, os.fstat(handle.fileno()).st_size)  # type: ignore[arg-type]  # only `read` is used
-        _compare(header, wanted)
+        if wanted is not None:
+            _compare(header, wanted)
         found = {name: _read(hashed, info) for name, info in header.items()}
     if digest is not None and hashed.hexdigest() != digest:
         raise Unparsed("its bytes do not match their digest")
-    return {name: found[name] for name in wanted}
+    return {name: found[name] for name in wanted or found}
 
 
 def names_of(path: Path) -> set[str]:

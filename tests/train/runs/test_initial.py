@@ -1,0 +1,203 @@
+"""A run that begins with given weights: of a file, a run, a checkpoint; what does not fit is refused before loading."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from runs import go
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from prep.errors import CacheError, ModelError, PathError
+from prep.models.families.registry import FAMILIES
+from train.check import check
+from train.config.load import parse
+from train.runs.initial import find_weights
+from train.runs.resume import find_start
+from train.setup import RunRequest
+from train.state import create_state
+
+CPU = torch.device("cpu")
+QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 2, "steps": 2, "precision": "fp32"}
+
+
+@pytest.fixture
+def trained(make, setup_of, tmp_path):
+    """What was made, and the run of a LoRA of rank 2."""
+    made = make()
+    go(setup_of(made, **QUICK, lora={"rank": 2}), tmp_path / "first")
+    return made, tmp_path / "first"
+
+
+def checked(made, path, **settings):
+    return check(RunRequest(manifest=made.path, init=path), parse({**QUICK, **settings}, "test"))
+
+
+def begun(made, path, **settings):
+    """The parameters of a new run that begins with the weights at `path`."""
+    report = checked(made, path, **settings)
+    assert report.faults == (), report.faults
+    return create_state(report.setup, CPU)
+
+
+def same(values, path):
+    """Whether parameters are the tensors of kohya's file at `path`."""
+    file = load_file(path)
+    names = {"lora_A": "lora_down", "lora_B": "lora_up"}
+    found = {}
+    for name, value in values.items():
+        module, end = name.split(".lora_")[0], next(kind for kind in names if kind in name)
+        found[f"lora_unet_{module.replace('.', '_')}.{names[end]}.weight"] = value
+    wanted = {name: value for name, value in file.items() if not name.endswith(".alpha")}
+    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_run_a_checkpoint_and_a_file_are_places_of_the_same_weights(trained):
+    made, run = trained
+    result = run / "lora.safetensors"
+    for place in (run, result, run / "checkpoints" / "step-000002"):
+        assert same(begun(made, place, lora={"rank": 2}).denoiser.parameters, result)
+    assert not same(create_state(checked(made, None, lora={"rank": 2}).setup, CPU).denoiser.parameters, result)
+
+
+def test_a_finished_run_whose_checkpoints_are_gone_is_its_result(trained, tmp_path):
+    _, run = trained
+    assert [path.name for path in find_weights(run, FAMILIES["sd15"], "lora")] == ["lora.safetensors"]
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    assert find_weights(run, FAMILIES["sd15"], "lora") == (run / "lora.safetensors",)
+
+
+def test_the_moving_average_is_preferred_and_both_start_from_it(make, setup_of, tmp_path):
+    made = make()
+    go(setup_of(made, **QUICK, lora={"rank": 2}, ema={"decay": 0.9}), tmp_path / "first")
+    state = begun(made, tmp_path / "first", lora={"rank": 2}, ema={"decay": 0.9})
+    average = tmp_path / "first" / "checkpoints" / "step-000002" / "ema.safetensors"
+    assert same(state.denoiser.parameters, average) and same(state.shadow, average)
+
+
+def test_the_result_names_what_the_run_began_with_also_after_a_resume(trained, tmp_path, setup_of):
+    made, run = trained
+    setup = checked(made, run / "lora.safetensors", lora={"rank": 2}).setup
+    go(setup, tmp_path / "second")
+    kept = find_start(tmp_path / "second").state.init
+    assert kept == {"name": "lora.safetensors", "sha256": setup.initial.digest}
+    with safe_open(tmp_path / "second" / "lora.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["latentry.init"]) == kept
+
+
+def test_every_weight_begins_with_those_of_a_directory_or_a_run(make, setup_of, tmp_path, tiny_model):
+    made = make()
+    go(setup_of(made, **QUICK, method="full", optimizer={"lr": 0.01}), tmp_path / "first")
+    wanted = load_file(tmp_path / "first" / "unet" / "diffusion_pytorch_model.safetensors")
+    plain = load_file(tiny_model / "unet" / "diffusion_pytorch_model.safetensors")
+    name = "conv_in.weight"
+    assert not torch.equal(wanted[name], plain[name])
+    for place in (tmp_path / "first", tmp_path / "first" / "unet",
+                  tmp_path / "first" / "unet" / "diffusion_pytorch_model.safetensors"):
+        assert torch.equal(begun(made, place, method="full").denoiser.parameters[name], wanted[name])
+    assert torch.equal(begun(made, tiny_model, method="full").denoiser.parameters[name], plain[name])
+
+
+@pytest.mark.parametrize("layout", ["kohya", "diffusers"])
+def test_half_precision_and_either_naming(make, setup_of, tmp_path, layout):
+    made = make()
+    settings = {"rank": 2, "alpha": 3.0, "format": layout}
+    go(setup_of(made, **QUICK, lora=settings), tmp_path / "first")
+    with safe_open(tmp_path / "first" / "lora.safetensors", "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(tmp_path / "first" / "lora.safetensors")
+    halves = {name: value.half() for name, value in tensors.items()}
+    save_file(halves, tmp_path / "half.safetensors", metadata=metadata)
+    parameters = begun(made, tmp_path / "half.safetensors", lora={**settings, "format": "auto"}).denoiser.parameters
+    sums = [sum(float(value.detach().float().abs().sum()) for name, value in some.items() if "alpha" not in name)
+            for some in (parameters, halves)]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-6) and {value.dtype for value in parameters.values()} == {
+        torch.float32}
+    (fault,) = checked(made, tmp_path / "half.safetensors", lora={"rank": 2}).faults
+    assert fault.message.endswith("but lora.alpha is 2") and fault.hint == "--set lora.alpha=3"
+    assert "half.safetensors has alpha 3 in " in fault.message
+
+
+def test_tensors_of_text_encoders_are_left_out_with_a_note(trained, tmp_path):
+    made, run = trained
+    tensors = load_file(run / "lora.safetensors")
+    tensors["lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight"] = torch.zeros(2, 8)
+    save_file(tensors, tmp_path / "both.safetensors")
+    report = checked(made, tmp_path / "both.safetensors", lora={"rank": 2})
+    assert report.faults == ()
+    assert report.notes == ("both.safetensors also adapts text encoders; 1 of its tensors are not used",)
+    assert same(create_state(report.setup, CPU).denoiser.parameters, run / "lora.safetensors")
+
+
+def test_other_layers_ranks_and_alphas_are_refused_with_the_setting_that_fits(trained):
+    made, run = trained
+    (fault,) = checked(made, run, lora={"rank": 4}).faults
+    assert fault.message.startswith(f"{run}/checkpoints/step-000002/lora.safetensors has rank 2 in ")
+    assert fault.message.endswith("but lora.rank is 4") and fault.hint == "--rank 2" and fault.exit_code == 3
+    (fault,) = checked(made, run, lora={"rank": 2, "targets": "all-linear"}).faults
+    assert " layers, like " in fault.message and "which are not those of lora.targets 'all-linear'" in fault.message
+    assert fault.hint == "--set lora.targets=attention"
+    (fault,) = checked(made, run, lora={"rank": 2, "targets": ["to_q"]}).faults
+    assert fault.hint == "--set lora.targets=attention"
+
+
+def test_files_of_other_things_are_refused(trained, tmp_path, tiny_model):
+    made, run = trained
+    lora = {"rank": 2}
+    tensors = load_file(run / "lora.safetensors")
+    first = next(name for name in tensors if name.endswith("lora_up.weight"))
+
+    def refused(spoiled, kind, said):
+        save_file(spoiled, tmp_path / "x.safetensors")
+        (fault,) = checked(made, tmp_path / "x.safetensors", lora=lora).faults
+        assert isinstance(fault, kind) and said in fault.message, fault.message
+
+    refused({**tensors, "lokr_w1": torch.zeros(1)}, ModelError,
+            "x.safetensors has the tensor 'lokr_w1', expected names of a LoRA of this model, like 'lora_unet_")
+    refused({**tensors, first: torch.zeros(3, 2)}, ModelError, "x.safetensors has shape [3, 2] 'up' of ")
+    refused({name: value for name, value in tensors.items() if name != first}, ModelError,
+            "x.safetensors has no tensor 'up' of ")
+    refused({**tensors, first: torch.zeros(32, 2, dtype=torch.int64)}, CacheError,
+            "has dtype I64, expected one of: F32, F16, BF16")
+    (fault,) = checked(made, run / "lora.safetensors", method="full").faults
+    assert "does not fit the denoiser: '" in fault.message and "is missing, expected shape [" in fault.message
+    weights = load_file(tiny_model / "unet" / "diffusion_pytorch_model.safetensors")
+    save_file({**weights, "more": torch.zeros(1)}, tmp_path / "x.safetensors")
+    (fault,) = checked(made, tmp_path / "x.safetensors", method="full").faults
+    assert fault.message.endswith("does not fit the denoiser: the model has no 'more'")
+
+
+def test_places_without_weights_are_refused(trained, tmp_path, tiny_model):
+    made, _ = trained
+    (fault,) = checked(made, tmp_path / "gone").faults
+    assert isinstance(fault, PathError)
+    assert fault.message == (f"--init-from {tmp_path / 'gone'} does not exist, expected a .safetensors file, a run, "
+                             "one of its checkpoints, or a diffusers directory")
+    (tmp_path / "x.ckpt").write_bytes(b"x")
+    (fault,) = checked(made, tmp_path / "x.ckpt").faults
+    assert "x.ckpt is not a safetensors file, expected" in fault.message
+    (fault,) = checked(made, tiny_model).faults
+    assert "tiny has no lora.safetensors, expected" in fault.message and "--model" in fault.hint
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    (fault,) = checked(made, tmp_path / "torn.safetensors").faults
+    assert isinstance(fault, CacheError) and fault.hint == "name an undamaged file of weights"
+
+
+def test_weights_that_change_after_the_check_are_refused(trained, tmp_path):
+    made, run = trained
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes((run / "lora.safetensors").read_bytes())
+    setup = checked(made, copy, lora={"rank": 2}).setup
+    copy.write_bytes(copy.read_bytes()[:-4] + b"\0\0\0\1")
+    with pytest.raises(ModelError, match=r"copy.safetensors cannot be used: its bytes do not match their digest"):
+        create_state(setup, CPU)
+
+
+def test_a_resumed_run_has_its_own_weights(train, trained, tmp_path):
+    made, run = trained
+    result = train("run", made.path, "-o", run, "--resume", "--init-from", run)
+    assert result.code == 2
+    assert result.err == ("error: --init-from is given with --resume, but a resumed run has its own weights\n"
+                          "hint: omit one of them\n")

@@ -1,0 +1,180 @@
+"""Weights that a new run begins with (`--init-from`): found, and compared with what the run trains. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prep.digest import digest_json
+from prep.errors import ConfigError, ModelError, PathError
+from prep.models.family import Family
+from prep.models.fingerprint import FileDigest
+from prep.models.weights import weight_files
+from prep.parse import Unparsed, brief
+from train.config.schema import Config, Lora
+from train.models.naming import Naming
+from train.models.targets import Presets, Shapes, layers_of, targeted
+from train.runs.checkpoint import STATE, list_checkpoints
+from train.runs.documents import open_plain, refused
+from train.runs.safetensors_header import TensorInfo, read_header_and_metadata
+from train.setup import Initial
+
+_TEXT = ("lora_te_", "lora_te1_", "lora_te2_", "lora_te3_", "text_encoder.", "text_encoder_2.", "text_encoder_3.")
+_CODES = {"F64": "<d", "F32": "<f", "F16": "<e", "BF16": "<f"}  # of `struct`
+_TRAINED = ("F32", "F16", "BF16")
+_PLACES = "expected a .safetensors file, a run, one of its checkpoints, or a diffusers directory"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _File:
+    """The header of a safetensors file, with the values of scalars."""
+
+    path: Path
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    scalars: Mapping[str, float]
+
+
+def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes, presets: Presets, naming: Naming,
+                    digest: FileDigest) -> Initial:
+    """The weights at `path` for a run with these settings. `weights`: the shapes of the denoiser's.
+
+    Raises `PathError`, `ModelError`, `ConfigError`.
+    """
+    paths = find_weights(path, family, config.method)
+    files = [_read(each) for each in paths]
+    unused = 0
+    if config.method == "lora":
+        unused = _check_lora(files[0], config.lora, weights, presets, naming)
+    else:
+        _check_full(path, {name: info.shape for file in files for name, info in file.tensors.items()}, weights)
+    digests = tuple(digest(each) for each in paths)
+    return Initial(name=path.name, files=paths, digests=digests, unused=unused,
+                   digest=digests[0] if len(digests) == 1 else digest_json(list(digests)))
+
+
+def find_weights(path: Path, family: Family, method: str) -> tuple[Path, ...]:
+    """The files of the weights at `path`. Of a run those of its newest checkpoint, or else its result; of a checkpoint
+    the moving average, if there is one. Raises `PathError`, `ModelError`."""
+    if path.is_file() and path.suffix == ".safetensors":
+        return (path,)
+    if not path.is_dir():
+        seen = "is not a safetensors file" if path.exists() else "does not exist"
+        raise PathError(f"--init-from {path} {seen}, {_PLACES}")
+    checkpoints = list_checkpoints(path)
+    folder = checkpoints[-1] if checkpoints else path
+    average, adapters, inner = folder / "ema.safetensors", folder / "lora.safetensors", folder / family.denoiser
+    if average.is_file() and (folder / STATE).is_file():
+        return (average,)
+    if method == "lora" and not adapters.is_file():
+        raise PathError(f"--init-from {path} has no lora.safetensors, {_PLACES}",
+                        hint="for a LoRA on other weights of the denoiser, name their model with --model")
+    return (adapters,) if method == "lora" else weight_files(inner if inner.is_dir() else folder,
+                                                             "diffusion_pytorch_model")
+
+
+def _read(path: Path) -> _File:
+    try:
+        with open_plain(path) as handle:
+            tensors, metadata = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
+            start, scalars = handle.tell(), dict[str, float]()
+            for name, info in tensors.items():
+                if info.dtype in _CODES and info.shape in ((), (1,)):
+                    handle.seek(start + info.start)
+                    data = handle.read(info.end - info.start)
+                    data = b"\0\0" + data if info.dtype == "BF16" else data  # the upper half of a float32
+                    (scalars[name],) = struct.unpack(_CODES[info.dtype], data)
+                elif info.dtype not in _TRAINED:
+                    raise Unparsed(f"'{name[:80]}' has dtype {info.dtype}, expected one of: {', '.join(_TRAINED)}")
+    except (OSError, Unparsed, struct.error) as error:
+        raise refused(path, error, "name an undamaged file of weights") from None
+    return _File(path=path, tensors=tensors, metadata=metadata, scalars=scalars)
+
+
+def _check_full(path: Path, there: Shapes, weights: Shapes) -> None:
+    """Raises `ModelError` unless the tensors are those of the denoiser."""
+    for name, shape in weights.items():
+        if there.get(name) != shape:
+            seen = f"has shape {list(there[name])}" if name in there else "is missing"
+            raise ModelError(f"{path} does not fit the denoiser: '{name[:80]}' {seen}, expected shape {list(shape)}",
+                             hint="name weights of the same architecture, or train a LoRA (--method lora)")
+    if others := sorted(there.keys() - weights.keys()):
+        raise ModelError(f"{path} does not fit the denoiser: the model has no '{others[0][:80]}'",
+                         hint="name weights of the same architecture")
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+
+def _check_lora(file: _File, lora: Lora, weights: Shapes, presets: Presets, naming: Naming) -> int:
+    """Compares layers, ranks and alphas with the settings; returns how many tensors adapt text encoders.
+
+    Raises `ConfigError`, `ModelError`.
+    """
+    layers = layers_of(weights)
+    used = [name for name in file.tensors if not name.startswith(_TEXT)]
+    tables = [_names(layers, layout, naming) for layout in ("diffusers", "kohya")[: 1 if naming.kohya is None else 2]]
+    names = max(tables, key=lambda table: sum(name in table for name in used))
+    if unknown := [name for name in used if name not in names]:
+        raise ModelError(f"{file.path} has the tensor '{unknown[0][:80]}', expected names of a LoRA of this model, "
+                         f"like '{next(iter(names))}'", hint="name a LoRA of the same family of models")
+    there = {names[name]: name for name in used}
+    adapted = sorted({module for module, _ in there})
+    if set(adapted) != set(targeted(layers, lora, presets)):
+        fitting = [preset for preset, ends in presets.items() if set(adapted) == set(_ending(layers, ends))]
+        raise ConfigError(f"{file.path} adapts {len(adapted)} layers, like {adapted[0]}, which are not those of "
+                          f"lora.targets {brief(lora.targets)}", hint=f"--set lora.targets={fitting[0]}" if fitting
+                          else "list in lora.targets the layers that it adapts")
+    for module in adapted:
+        _check_adapter(file, module, layers[module], {kind: there.get((module, kind)) for kind in _KINDS}, lora, naming)
+    return len(file.tensors) - len(used)
+
+
+_KINDS = ("down", "up", "alpha")
+
+
+def _names(layers: Shapes, layout: str, naming: Naming) -> dict[str, tuple[str, str]]:
+    """Every name that a tensor of an adapter can have → (layer, kind)."""
+    names = {naming.spell(layer, kind, layout): (layer, kind) for layer in layers for kind in ("down", "up")}
+    if layout == "kohya":
+        names |= {f"{naming.kohya_module(layer)}.alpha": (layer, "alpha") for layer in layers}
+    return names
+
+
+def _ending(layers: Shapes, ends: tuple[str, ...]) -> list[str]:
+    return [name for name in layers if any(name == end or name.endswith(f".{end}") for end in ends)]
+
+
+def _check_adapter(file: _File, module: str, layer: tuple[int, ...], names: Mapping[str, str | None], lora: Lora,
+                   naming: Naming) -> None:
+    """Raises `ConfigError` for another rank or alpha, `ModelError` for other shapes."""
+    shapes = {kind: file.tensors[name].shape if (name := names[kind]) else None for kind in ("down", "up")}
+    down = shapes["down"]
+    if down and down[0] != lora.rank:
+        raise ConfigError(f"{file.path} has rank {down[0]} in {module}, but lora.rank is {lora.rank}",
+                          hint=f"--rank {down[0]}")
+    wanted = {"down": (lora.rank, *layer[1:]), "up": (layer[0], lora.rank, *(1 for _ in layer[2:]))}
+    for kind, shape in wanted.items():
+        if shapes[kind] != shape:
+            seen = "no tensor" if shapes[kind] is None else f"shape {list(shapes[kind] or ())}"
+            raise ModelError(f"{file.path} has {seen} '{kind}' of {module}, expected shape {list(shape)}",
+                             hint="name a LoRA of the same family of models")
+    alpha = _alpha(file, names["alpha"], lora.rank, naming)
+    if abs(alpha - lora.alpha) > 1e-3 * lora.alpha:  # a float16 has three digits
+        raise ConfigError(f"{file.path} has alpha {alpha:g} in {module}, but lora.alpha is {lora.alpha:g}",
+                          hint=f"--set lora.alpha={alpha:g}")
+
+
+def _alpha(file: _File, name: str | None, rank: int, naming: Naming) -> float:
+    """The alpha of an adapter: a tensor, else that of diffusers' metadata, else its rank, as their readers take it."""
+    if name is not None and name in file.scalars:
+        return file.scalars[name]
+    try:
+        found = json.loads(file.metadata.get("lora_adapter_metadata", "{}")).get(f"{naming.component}.lora_alpha", rank)
+        return float(found)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return float(rank)
