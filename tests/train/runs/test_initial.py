@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -152,11 +153,12 @@ def test_files_of_other_things_are_refused(trained, tmp_path, tiny_model):
     def refused(spoiled, kind, said):
         save_file(spoiled, tmp_path / "x.safetensors")
         (fault,) = checked(made, tmp_path / "x.safetensors", lora=lora).faults
-        assert isinstance(fault, kind) and said in fault.message, fault.message
+        assert isinstance(fault, kind) and re.search(said, fault.message), fault.message
 
     refused({**tensors, "lokr_w1": torch.zeros(1)}, ModelError,
             "x.safetensors has the tensor 'lokr_w1', expected names of a LoRA of this model, like 'lora_unet_")
-    refused({**tensors, first: torch.zeros(3, 2)}, ModelError, "x.safetensors has shape [3, 2] 'up' of ")
+    refused({**tensors, first: torch.zeros(3, 2)}, ModelError,
+            r"x.safetensors has shape \[3, 2\] 'up' of .*, expected shape \[\d+, 2\]")
     refused({name: value for name, value in tensors.items() if name != first}, ModelError,
             "x.safetensors has no tensor 'up' of ")
     refused({**tensors, first: torch.zeros(32, 2, dtype=torch.int64)}, CacheError,
