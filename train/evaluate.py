@@ -1,4 +1,5 @@
-"""Validates and samples between steps, with the moving average if there is one."""
+"""Validates and samples between steps, with the moving average if there is one. A failure is a warning: it never ends
+the run."""
 
 from __future__ import annotations
 
@@ -34,32 +35,44 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
         every = config.validation.every
         if every and (ends or is_due(every, step)) and "validation" not in there:
             with log.phase(f"validating step {step}"):
-                found = validate(trainee.denoiser, rows, setup)
-            if found is not None:
-                log("validation", step, loss=found.loss, timesteps=found.timesteps, losses=found.losses,
-                    samples=found.samples)
+                _validate(trainee, rows, setup, log, step)
         every = config.sample.every
         if every and (ends or is_due(every, step)) and "sample" not in there:
             with log.phase(f"sampling step {step}"):
                 _sample(trainee, rows, setup, run, log, step)
 
 
+def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int) -> None:
+    """Logs the validation loss, or a warning."""
+    try:
+        found = validate(trainee.denoiser, rows, setup)
+    except Exception as error:
+        log("warning", step, text=f"no validation: {_told(error)}")
+        return
+    if found is not None:
+        log("validation", step, loss=found.loss, timesteps=found.timesteps, losses=found.losses, samples=found.samples)
+
+
 def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
-    """Writes a grid of sample pictures; on an error, logs a warning and returns, so that training continues."""
+    """Writes a grid of sample pictures, or logs a warning."""
     try:
         found = current(rows.index)
-        for warning in found.warnings:
-            log("warning", step, text=warning)
-        if not found.prompts:
-            return
         made = pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
         path = run / "samples" / f"step-{step:06d}.png"
-        make_dirs(path.parent)
-        labels = [prompt.prompt for prompt in found.prompts]
-        write_atomic(path, grid_png(made, labels, columns_of(len(made))))
-    except (Problem, OSError, RuntimeError, MemoryError) as error:
-        if not (isinstance(error, Problem | OSError) or is_out_of_memory(error)):
-            raise
-        log("warning", step, text=f"no sample pictures: {first_line(error)}")
+        if made:
+            make_dirs(path.parent)
+            write_atomic(path, grid_png(made, [prompt.prompt for prompt in found.prompts], columns_of(len(made))))
+    except Exception as error:
+        log("warning", step, text=f"no sample pictures: {_told(error)}")
         return
-    log("sample", step, picture=path.relative_to(run).as_posix())
+    for warning in found.warnings:
+        log("warning", step, text=warning)
+    if made:
+        log("sample", step, picture=path.relative_to(run).as_posix())
+
+
+def _told(error: Exception) -> str:
+    """An error in a line; if it was not expected, with its class."""
+    if is_out_of_memory(error):
+        return "too little memory"
+    return first_line(error) if isinstance(error, Problem | OSError) else f"{type(error).__name__}: {first_line(error)}"

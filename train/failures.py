@@ -29,6 +29,7 @@ class Progress:
     done: int  # finished steps
     kept: int  # the step of the newest checkpoint
     whole: bool = True  # False during an update: the weights then belong to no step
+    trying: bool = False  # the largest bucket, before the first step
     shots: tuple[Draw, ...] = ()  # of the newest forward pass
 
 
@@ -74,9 +75,11 @@ def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
         return OutOfMemoryError(f"{progress.device} has too little memory for the model",
                                 hint=kept + " or ".join(_smaller_model(config)))
     bucket = setup.manifest.buckets[int(setup.index.samples.bucket[progress.shots[0].sample])]
+    when = f"before step {progress.done + 1}, trying the largest bucket" if progress.trying else (
+        f"in step {progress.done + 1}")
     return OutOfMemoryError(
-        f"{progress.device} ran out of memory in step {progress.done + 1}, with {len(progress.shots)} samples of "
-        f"{bucket[0]}x{bucket[1]} in a forward pass", hint=kept + " or ".join(_less_memory(config)))
+        f"{progress.device} ran out of memory {when}, with {len(progress.shots)} samples of {bucket[0]}x{bucket[1]} "
+        "in a forward pass", hint=kept + " or ".join(_less_memory(config)))
 
 
 def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:

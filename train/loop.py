@@ -59,6 +59,8 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
             trainee = create_state(setup, device)
             if start is not None:
                 restore(trainee, start)
+        with log.phase("trying the largest bucket"):
+            _try_largest(trainee, setup, progress)
         moved = claim_run(run, setup, step=None if start is None else first)
         there = log.rewind(first)
         _train(trainee, setup, run, log, progress, there, moved)
@@ -92,7 +94,7 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
 
 
 def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
-    """Runs the steps. After each, saves a checkpoint if due, then validates and samples, which may fail."""
+    """Runs the steps. After each, saves a checkpoint if due, then validates and samples."""
     with _stopping() as stop, closing(_steps(trainee, rows, setup, log, progress)) as steps:
         try:
             for done in steps:
@@ -104,7 +106,7 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                 evaluate(trainee, rows, setup, run, log, done)
         except Exception as error:  # no failure may lose the steps since the last checkpoint
             if progress.whole and progress.done > progress.kept:
-                with suppress(OSError, RuntimeError):  # report the first failure
+                with suppress(Exception):  # report the first failure
                     _save(trainee, setup, run, log, progress)
             if isinstance(error, NotFinite):
                 raise error.explained(rows, progress) from None
@@ -146,8 +148,7 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
 
 def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: Progress) -> _Gathered:
     """Runs forward and backward over every micro-batch of one step."""
-    denoiser, settings, latents = trainee.denoiser, setup.config.loss, latents_of(setup.manifest)
-    loss = to_device(torch.zeros(()), denoiser.device)
+    loss = to_device(torch.zeros(()), trainee.denoiser.device)
     samples, waited, last = 0, 0.0, False
     parts = []
     while not last:
@@ -155,13 +156,39 @@ def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: 
         batch = next(feed)
         progress.shots = batch.shots
         waited += time.perf_counter() - asked
-        given = forward(denoiser, batch.to(denoiser.device), latents, settings)
-        part = (sample_losses(given, settings) * given.weight_B).sum()
-        (part / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
-        loss = loss + part.detach()
+        part = _pass(trainee, setup, batch)
+        loss = loss + part
         samples, last = samples + len(batch.shots), batch.last
-        parts.append((batch.shots, part.detach()))
+        parts.append((batch.shots, part))
     return _Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts))
+
+
+def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> Tensor:
+    """The summed loss of a micro-batch, after adding its share to the step's gradients."""
+    settings = setup.config.loss
+    given = forward(trainee.denoiser, batch.to(trainee.denoiser.device), latents_of(setup.manifest), settings)
+    loss = (sample_losses(given, settings) * given.weight_B).sum()
+    (loss / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+def _try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
+    """One forward and backward pass over the largest bucket, with memory held for the optimizer's moments.
+
+    Too little memory then shows at once, and not in the step that meets this bucket first. Nothing else changes.
+    """
+    if progress.done >= setup.steps:
+        return
+    parameters = trainee.denoiser.parameters.values()
+    moments = [torch.empty_like(value) for value in parameters if not trainee.optimizer.state.get(value)
+               for _ in range(2)]
+    request = draws.trial(setup.index, setup.plan, setup.config.micro_batch)
+    progress.shots, progress.trying = request.shots, True
+    with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
+        _pass(trainee, setup, next(feed))
+    trainee.optimizer.zero_grad(set_to_none=True)
+    progress.shots, progress.trying = (), False
+    del moments
 
 
 def _seed(seed: int, step: int) -> None:

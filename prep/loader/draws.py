@@ -70,6 +70,22 @@ def validation(index: Index, micro_batch: int, *, count: int, timesteps: int) ->
             yield BatchRequest(bucket=bucket, shots=tuple(shots[start : start + micro_batch]), last=True)
 
 
+def trial(index: Index, plan: StepPlan, most: int) -> BatchRequest:
+    """A forward pass of at most `most` samples that needs as much memory as any of training: the most pixels."""
+    def samples(bucket: int) -> int:
+        count = plan.counts[bucket]
+        return min(most, plan.micro_batch, plan.micro_batch if plan.underfill == "repeat" and count else count)
+
+    def pixels(bucket: int) -> int:
+        width, height = index.manifest.buckets[bucket]
+        return samples(bucket) * width * height
+
+    bucket = max(range(len(plan.counts)), key=pixels)
+    members = index.training[bucket]
+    shots = tuple(_fixed(index, int(members[number % len(members)]), 0) for number in range(samples(bucket)))
+    return BatchRequest(bucket=bucket, shots=shots, last=True)
+
+
 def spread(count: int, timesteps: int) -> list[int]:
     """The middles of `count` equal parts of the schedule: 125, 375, 625, 875 for 4 of 1000."""
     return [(2 * number + 1) * timesteps // (2 * count) for number in range(count)]

@@ -8,7 +8,7 @@ import numpy as np
 
 from prep.batching.plan import step_plan
 from prep.loader import draws
-from prep.loader.draws import NO_TEXT, spread, training, validation
+from prep.loader.draws import NO_TEXT, spread, training, trial, validation
 from prep.loader.index import open_index
 
 
@@ -87,3 +87,17 @@ def test_validation_never_changes(make):
     assert len({shot.noise for shot in shots}) == 8
     held = {sample for members in index.validation for sample in members.tolist()}
     assert {shot.sample for shot in shots} == held
+
+
+def test_a_trial_has_the_most_pixels_of_any_forward_pass(make):
+    """Buckets of 64x64 and 80x48: the larger one, unless it has too few samples to fill a forward pass."""
+    for counts, underfill, most, wanted in [((4, 4), "partial", 9, (0, 3)), ((4, 4), "partial", 2, (0, 2)),
+                                            ((1, 4), "partial", 9, (1, 3)), ((1, 4), "repeat", 9, (0, 3))]:
+        index = open_index(make(counts=counts, validation=0).manifest)
+        plan = step_plan(index.counts, seed=0, batch_size=6, micro_batch=3, underfill=underfill)
+        found = trial(index, plan, most)
+        assert (found.bucket, len(found.shots)) == wanted
+        assert {int(index.samples.bucket[shot.sample]) for shot in found.shots} == {found.bucket}
+        passes = training(index, plan, 0, 2 * plan.steps_per_epoch, dropout=0.0, timesteps=1000, most=most)
+        sizes = [len(one.shots) * np.prod(index.manifest.buckets[one.bucket]) for one in passes]
+        assert len(found.shots) * np.prod(index.manifest.buckets[found.bucket]) == max(sizes)

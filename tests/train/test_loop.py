@@ -239,22 +239,30 @@ def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, mon
     assert kept(tmp_path / "run") == ["step-000003"]
 
 
-def test_the_checkpoint_comes_before_what_may_fail(make, setup_of, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("error", "said"), [
+    (torch.OutOfMemoryError("CUDA out of memory"), "too little memory"),
+    (CacheError("a row is damaged"), "a row is damaged"),
+    (RuntimeError("shapes differ"), "RuntimeError: shapes differ")], ids=["memory", "row", "bug"])
+def test_a_failure_of_validation_is_a_warning(make, setup_of, tmp_path, monkeypatch, error, said):
     made = make()
-    setup = setup_of(made, **{**QUICK, "steps": 4, "validation": {"every": 2}}, lora={"rank": 2},
-                     checkpoint={"every": 2})
+    plain = {**QUICK, "steps": 4, "lora": {"rank": 2}, "ema": {"decay": 0.9}}
+    go(setup_of(made, **plain), tmp_path / "plain")
+    setup = setup_of(made, **{**plain, "validation": {"every": 2}})
     validate, calls = evaluate.validate, []
 
-    def out_of_memory(*args):
+    def fail_second(*args):
         calls.append(args)
         if len(calls) == 2:
-            raise torch.OutOfMemoryError
+            raise error
         return validate(*args)
 
-    monkeypatch.setattr(evaluate, "validate", out_of_memory)
-    with pytest.raises(OutOfMemoryError):
-        go(setup, tmp_path / "run")
-    assert kept(tmp_path / "run") == ["step-000002"]
+    monkeypatch.setattr(evaluate, "validate", fail_second)
+    go(setup, tmp_path / "run")
+    found = [(event["event"], event["step"]) for event in events(tmp_path / "run")
+             if event["event"] in ("validation", "warning")]
+    assert found == [("validation", 0), ("warning", 2), ("validation", 4)]
+    assert f"no validation: {said}" in [event.get("text") for event in events(tmp_path / "run")]
+    assert tensors(tmp_path / "plain" / "lora.safetensors") == tensors(tmp_path / "run" / "lora.safetensors")
 
 
 def test_after_ctrl_c_nothing_else_is_begun(make, setup_of, tmp_path):
@@ -375,11 +383,55 @@ def test_too_little_memory_for_the_model(make, setup_of, tmp_path, monkeypatch):
     assert caught.value.hint == "--precision bf16 (in another RUN)" and not (tmp_path / "run").exists()
 
 
-def test_another_runtime_error_stays_what_it_is(make, setup_of, tmp_path, monkeypatch):
+def test_a_failure_of_sampling_never_ends_a_run(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **{**QUICK, "steps": 2, "sample": {"every": 1}})
     monkeypatch.setattr(evaluate, "pictures", lambda *args: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+    go(setup, tmp_path / "run")
+    texts = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
+    assert texts == ["no sample pictures: RuntimeError: shapes differ"] * 3
+
+
+def test_a_runtime_error_in_a_step_stays_what_it_is_and_keeps_the_steps(make, setup_of, tmp_path, monkeypatch):
+    setup = setup_of(make(), **{**QUICK, "steps": 4}, lora={"rank": 2})
+    clip, calls = loop.clip_gradients, []
+
+    def fail_third(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("shapes differ")
+        return clip(*args)
+
+    monkeypatch.setattr(loop, "clip_gradients", fail_third)
     with pytest.raises(RuntimeError, match="shapes differ"):
         go(setup, tmp_path / "run")
+    assert kept(tmp_path / "run") == ["step-000002"]
+
+
+def test_the_largest_bucket_is_tried_before_the_first_step(make, setup_of, tmp_path, monkeypatch):
+    """With as many samples as a forward pass of training can have, and nothing is written if it does not fit."""
+    setup = setup_of(make(counts=(6, 3)), **QUICK, lora={"rank": 2})
+    tried = []
+
+    def too_large(trainee, setup, batch):
+        tried.append(batch.latent_BChw.shape)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(loop, "_pass", too_large)
+    with pytest.raises(OutOfMemoryError) as caught:
+        go(setup, tmp_path / "run")
+    assert caught.value.message == ("cpu ran out of memory before step 1, trying the largest bucket, with 2 samples of "
+                                    "64x64 in a forward pass")
+    assert caught.value.hint == "--micro-batch 1 or --set gradient_checkpointing=true"
+    assert [tuple(shape) for shape in tried] == [(2, 4, 8, 8)] and not (tmp_path / "run").exists()
+
+
+def test_a_trial_leaves_no_gradient_and_no_moment(make, setup_of):
+    setup = setup_of(make(), **QUICK, lora={"rank": 2})
+    trainee = loop.create_state(setup, torch.device("cpu"))
+    before = {name: value.detach().clone() for name, value in trainee.denoiser.parameters.items()}
+    loop._try_largest(trainee, setup, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
+    for name, value in trainee.denoiser.parameters.items():
+        assert torch.equal(value, before[name]) and value.grad is None and not trainee.optimizer.state.get(value)
 
 
 def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkeypatch):
