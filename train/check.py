@@ -16,6 +16,7 @@ from prep.loader.index import Index, open_index
 from prep.manifest.commands import encode_command, repair_command
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.families.registry import FAMILIES
+from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, weighted_files
@@ -172,6 +173,8 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     with _Noting(faults):
         _check_shapes(path, manifest, index)
     with _Noting(faults):
+        _check_min_snr(path, config, manifest)
+    with _Noting(faults):
         weights = read_weights(path, family)
         numbers = trained_numbers(weights, config, presets)
     with remembered_digests() as digest:
@@ -189,6 +192,16 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
 
 def _recorded(initial: Initial | None) -> Mapping[str, str]:
     return {} if initial is None else {"name": initial.name, "sha256": initial.digest}
+
+
+def _check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
+    """Raises `ConfigError` where the weight would be 0 / 0: the last timestep is pure noise, and its SNR 0."""
+    scheduler = read_config(model / "scheduler" / "scheduler_config.json")
+    zero = scheduler.get("rescale_betas_zero_snr") is True
+    if zero and config.loss.min_snr and _prediction(config, manifest) == "epsilon":
+        raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but the noise schedule of {model} ends in pure "
+                          "noise, from which a model that predicts epsilon learns nothing",
+                          hint="--set loss.min_snr=0, or --set prediction=v_prediction if the model predicts that")
 
 
 def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,13 +19,14 @@ from prep.manifest.commands import encode_command
 from prep.recipe.prompts import Prompt, read_prompts
 from train.check import check
 from train.models.denoiser import load
-from train.runs.directory import Run, read_run, require_manifest
+from train.runs.checkpoint import list_checkpoints
+from train.runs.directory import RESULTS, Run, read_run, require_manifest
 from train.runs.resume import Start, find_start
 from train.sampling.grid import columns_of, grid_png
 from train.sampling.prompts import Found, PromptRows, current, look_up
 from train.sampling.sampler import pictures
 from train.setup import Setup
-from train.state import averaged, put_weights
+from train.state import averaged, put_initial, put_weights
 
 Which = Literal["before", "after"]
 Encode = Callable[[Index, Path, Sequence[Prompt], torch.device], tuple[PromptRows, ...]]
@@ -62,8 +63,10 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     Writes only the grid. Raises the first fault that `train check` would report.
     """
     run = read_run(wanted.folder)
-    start = _start(wanted) if "after" in wanted.which else None
-    setup = _setup(run, wanted, start)
+    after = "after" in wanted.which
+    finished = after and _has_only_result(run, wanted)
+    start = _start(wanted) if after and not finished else None
+    setup = _setup(run, wanted, start, finished=finished)
     _check_output(out, setup)
     rows = Rows(setup.index)
     if wanted.texts:
@@ -76,7 +79,9 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
     labels = [head + prompt.prompt for prompt in found.prompts for head in heads]
     write_atomic(out, grid_png(cells, labels, len(columns) if len(columns) > 1 else columns_of(len(cells))))
-    return Shown(warnings=(*found.warnings, *_other_base(setup, start)), pictures=tuple(cells))
+    others = () if not after else _other_base(setup, run.base, "the run") if start is None else _other_base(
+        setup, start.state.base, start.folder.name)
+    return Shown(warnings=(*found.warnings, *others), pictures=tuple(cells))
 
 
 def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, found: Found,
@@ -86,7 +91,9 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
                                                if (value := getattr(wanted, name)) is not None})
     denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after",
                     family=setup.family.name)
-    if which == "after":
+    if which == "after" and setup.initial is not None:
+        put_initial(denoiser.parameters, setup.initial, setup.config.method, setup.family)
+    elif which == "after":
         assert start is not None
         put_weights(denoiser.parameters, start, averaged(start, setup.family), setup.family)
     return pictures(denoiser, rows, setup.model, found.prompts, settings)
@@ -102,10 +109,19 @@ def _check_output(out: Path, setup: Setup) -> None:
     check_replaceable(out, "PNG picture", lambda start: start.startswith(b"\x89PNG"))
 
 
-def _setup(run: Run, wanted: SampleRequest, start: Start | None) -> Setup:
-    """The setup of the checkpoint, or else of the run. Raises the first fault."""
+def _has_only_result(run: Run, wanted: SampleRequest) -> bool:
+    """Whether to sample with the result: of a run whose checkpoints are gone, unless one was named."""
+    return (wanted.checkpoint is None and not list_checkpoints(run.folder)
+            and any((run.folder / name).exists() for name in RESULTS))
+
+
+def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bool) -> Setup:
+    """The setup of the checkpoint, or else of the run; `finished`: with its result as weights.
+
+    Raises the first fault.
+    """
     asked = replace(run.asked, download=wanted.download, model=wanted.model or run.asked.model,
-                    manifest=wanted.manifest or run.asked.manifest)
+                    manifest=wanted.manifest or run.asked.manifest, init=run.folder if finished else None)
     if wanted.manifest is None:
         require_manifest(run)
     report = check(asked, run.config if start is None else start.config)
@@ -114,12 +130,10 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None) -> Setup:
     return report.setup
 
 
-def _other_base(setup: Setup, start: Start | None) -> list[str]:
-    """A warning for each part of the model that differs from the checkpoint's."""
-    return [] if start is None else [
-        f"the {part} of {setup.model} differs from that of {start.folder.name}: it is "
-        f"{setup.base.get(part, 'none')[:12]}, expected {digest[:12]}"
-        for part, digest in start.state.base.items() if setup.base.get(part) != digest]
+def _other_base(setup: Setup, base: Mapping[str, str], name: str) -> list[str]:
+    """A warning for each part of the model that differs from that of the checkpoint or run `name`."""
+    return [f"the {part} of {setup.model} differs from that of {name}: it is {setup.base.get(part, 'none')[:12]}, "
+            f"expected {digest[:12]}" for part, digest in base.items() if setup.base.get(part) != digest]
 
 
 def _start(wanted: SampleRequest) -> Start:

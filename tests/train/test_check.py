@@ -272,3 +272,13 @@ def test_targets_that_are_nowhere_are_found_before_loading(make, faults):
     assert fault.message.endswith("but no linear or convolution layer's name ends in it; did you mean 'to_q'?")
     (fault,) = faults(make(), {"lora": {"targets": ["to_q", "nowhere"]}})
     assert "lora.targets names 'nowhere'" in fault.message
+
+
+def test_min_snr_of_a_schedule_that_ends_in_noise_is_refused(make, faults, other_model):
+    edit(other_model / "scheduler" / "scheduler_config.json", rescale_betas_zero_snr=True)
+    (fault,) = faults(make(), {"loss": {"min_snr": 5.0}}, model=str(other_model))
+    assert fault.message == (f"loss.min_snr is 5, but the noise schedule of {other_model} ends in pure noise, from "
+                             "which a model that predicts epsilon learns nothing")
+    assert fault.exit_code == 3 and fault.hint.startswith("--set loss.min_snr=0, or ")
+    assert faults(make(), {"loss": {"min_snr": 5.0}, "prediction": "v_prediction"}, model=str(other_model)) == ()
+    assert faults(make(), {}, model=str(other_model)) == ()

@@ -222,6 +222,31 @@ def test_a_run_that_was_killed_logs_no_step_twice(make, setup_of, tmp_path):
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("last", ["checkpoint", "validation", "sample"])
+def test_what_a_stop_left_out_after_a_checkpoint_is_made_up_for(make, setup_of, tmp_path, last):
+    """Stopped between a checkpoint and its validation or pictures: the log tells what that of a whole run tells."""
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 4, "lora": {"rank": 2}, "checkpoint": {"every": 2},
+                              "validation": {"every": 2, "timesteps": 1},
+                              "sample": {"every": 2, "steps": 1, "size": [64, 64]}})
+    go(setup, tmp_path / "whole")
+
+    def die(event):
+        if event["event"] == last and event["step"] == 2:
+            raise NoPower
+
+    with pytest.raises(NoPower):
+        go(setup, tmp_path / "broken", watch=die)
+    go(setup, tmp_path / "broken", resume=True)
+    told = [[{name: value for name, value in event.items() if name not in ("seconds", "wait", "samples_per_second")}
+             for event in events(tmp_path / run) if event["event"] != "start"] for run in ("whole", "broken")]
+    assert told[0] == told[1]
+    assert [event["event"] for event in told[0] if event["step"] == 2] == ["step", "checkpoint", "validation", "sample"]
+    for step in (0, 2, 4):
+        name = f"samples/step-{step:06d}.png"
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
+
+
 def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, monkeypatch):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2})

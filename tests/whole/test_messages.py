@@ -372,7 +372,8 @@ def test_parts_of_a_model_that_do_not_load(model, path):
 def test_lora_targets_that_name_nothing(train, made):
     result = train("check", made.path, "--set", "lora.targets=[]")
     assert result.code == 3
-    assert "lora.targets is [], expected module names like 'to_q', or 'attention' or 'all-linear'" in result.err
+    assert ("lora.targets is [], expected module names like 'to_q', or 'attention', 'all-linear' or 'kohya'"
+            in result.err)
 
 
 def test_a_run_without_a_checkpoint(train, made, tmp_path):

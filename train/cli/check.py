@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prep.cli.console import put, put_json
@@ -10,16 +12,17 @@ from train.cli import options as opt
 from train.cli.summary import plan_lines, step_sizes
 
 if TYPE_CHECKING:
-    from train.setup import CheckReport
+    from prep.errors import Problem
+    from train.setup import CheckReport, Setup
 
 
 def check(
-    manifest: opt.ManifestArg, config: opt.ConfigOpt = None, model: opt.ModelOpt = None, method: opt.Method = None,
-    steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
+    manifest: opt.ManifestArg, config: opt.ConfigOpt = None, model: opt.ModelOpt = None, output: opt.Output = None,
+    method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
     settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
-    download: opt.Download = False, as_json: opt.AsJson = False,
+    download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
     """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded."""
     chosen = opt.read_settings(config, settings, {
@@ -27,6 +30,8 @@ def check(
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
         "loss.masked": masked})
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
+    if more := _check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device):
+        report = replace(report, faults=(*report.faults, *more), setup=None)
     if as_json:
         put_json(_as_json(report))
     else:
@@ -34,6 +39,37 @@ def check(
         if text:
             put(text)
     opt.stop_at_faults(report.faults, told=as_json)
+
+
+def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[Problem]:
+    """The fault of the run's directory, if it has one; without -o only that of its disk."""
+    from prep.errors import Problem
+    from train.runs.directory import check_place, check_space, check_unused, check_writable
+
+    try:
+        if setup is not None:
+            if named is not None:
+                check_place(named, setup)
+                check_writable(named)
+                check_unused(named)
+            check_space(named or usual, setup)
+    except Problem as problem:
+        return [problem]
+    return []
+
+
+def _check_device(name: str) -> list[Problem]:
+    """The fault of a device that was asked for, if it has one; only that imports torch."""
+    if name in ("auto", "cpu"):
+        return []
+    from prep.errors import Problem
+    from prep.models.tensors import pick_device
+
+    try:
+        pick_device(name)
+    except Problem as problem:
+        return [problem]
+    return []
 
 
 def _as_json(report: CheckReport) -> dict[str, Any]:

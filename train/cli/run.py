@@ -77,7 +77,7 @@ def run(
 def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None, adopt: bool, quiet: bool) -> Setup:
     """The checked setup of a new run, or of one that resumes from `start`; prints the plan. Exits on faults."""
     from train.check import check
-    from train.runs.directory import check_place, check_unused, check_writable
+    from train.runs.directory import check_place, check_space, check_unused, check_writable
 
     planned = None if start is None else start.state.micro_batch or start.config.micro_batch
     report = check(asked, chosen, planned=planned)
@@ -86,6 +86,7 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     assert setup is not None
     check_place(folder, setup)
     check_writable(folder)
+    check_space(folder, setup, 0 if start is None else start.state.step)
     notes = report.notes
     if start is None:
         check_unused(folder)

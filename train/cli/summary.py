@@ -66,8 +66,10 @@ def uneven_lines(report: CheckReport) -> list[str]:
 
 
 def place_line(folder: Path, setup: Setup) -> str:
-    """Where a run writes, and about how large its checkpoints are: weights, two moments, the average, in float32."""
-    size = format_bytes(4 * setup.numbers * (4 if setup.config.ema.decay else 3))
+    """Where a run writes, and about how large its checkpoints are."""
+    from train.runs.directory import checkpoint_bytes
+
+    size = format_bytes(checkpoint_bytes(setup))
     keep = setup.config.checkpoint.keep
     kept = f"the newest {keep} are kept" if keep else "all are kept"
     return f"writes to {printable(str(folder))}; a checkpoint takes about {size}, {kept}"

@@ -28,8 +28,10 @@ class Lora:
                            help="an adapter's output is scaled by alpha / rank")
     dropout: float = setting(0.0, low=0, high=0.99, help="dropout before each adapter")
     targets: str | tuple[str, ...] = setting(
-        "attention", check=targets_check, choices=("attention", "all-linear", "a list of suffixes of module names"),
-        help="layers that get an adapter")
+        "attention", check=targets_check, choices=("attention", "all-linear", "kohya",
+                                                   "a list of suffixes of module names"),
+        help="layers that get an adapter; all-linear: attention and feed-forward of all blocks; kohya: for a UNet, "
+        "proj_in and proj_out as well")
     format: Format = setting("auto", choices=get_args(Format), resume=True,
                              help="tensor names in the file; auto: kohya's for a UNet, which diffusers and ComfyUI "
                              "read, else those of diffusers")

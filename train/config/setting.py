@@ -92,10 +92,11 @@ def size_check(value: Any, where: str) -> tuple[Any, ...]:
 def targets_check(value: Any, where: str) -> str | tuple[str, ...]:
     """Checks a preset, or a list of suffixes of module names."""
     if isinstance(value, str):
-        return one_of(value, ("attention", "all-linear"), where)
+        return one_of(value, ("attention", "all-linear", "kohya"), where)
     names = list_of(list(value) if isinstance(value, tuple) else value, lambda each, at: expect(each, str, at), where)
     if not names or not all(names):
-        raise Unparsed(f"{where} is {names}, expected module names like 'to_q', or 'attention' or 'all-linear'")
+        raise Unparsed(f"{where} is {names}, expected module names like 'to_q', or 'attention', 'all-linear' or "
+                       "'kohya'")
     return tuple(names)
 
 

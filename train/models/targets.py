@@ -31,6 +31,9 @@ def layers_of(weights: Shapes) -> Shapes:
 def targeted(layers: Iterable[str], lora: Lora, presets: Presets) -> list[str]:
     """Full names of the layers that match `lora.targets`, in order. Raises `ConfigError` if there are none."""
     names = list(layers)
+    if isinstance(lora.targets, str) and lora.targets not in presets:
+        raise ConfigError(f"lora.targets is '{lora.targets}', expected {' or '.join(presets)} for this family of "
+                          "models", hint="or list suffixes of layer names: --set 'lora.targets=[\"to_q\", \"to_k\"]'")
     ends = presets[lora.targets] if isinstance(lora.targets, str) else lora.targets
     known = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
     for end in ends if lora.targets not in presets else ():

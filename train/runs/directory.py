@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,9 +25,10 @@ from typing import Any
 
 from prep.digest import canonical
 from prep.errors import CacheError, ConfigError, PathError
+from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
-from prep.parse import PATH, Unparsed, brief, expect, hub_id
+from prep.parse import PATH, Unparsed, brief, digest_of, expect, hub_id
 from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.runs import checkpoint
@@ -55,6 +57,7 @@ class Run:
     asked: RunRequest
     config: Config
     table: Mapping[str, Any]  # the settings as run.json has them
+    base: Mapping[str, str]  # fingerprints of the model; empty in runs of version 1
 
 
 @contextmanager
@@ -126,10 +129,37 @@ def check_place(folder: Path, setup: Setup) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raises `PathError` unless `folder`, or its nearest existing parent, is writable."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    there = _nearest(folder)
     if not os.access(there, os.W_OK | os.X_OK):
         raise PathError(f"run {folder} cannot be written: no permission to write in {there}",
                         hint="name another directory with -o")
+
+
+def checkpoint_bytes(setup: Setup) -> int:
+    """About the size of a checkpoint: weights, two moments, and the average, in float32."""
+    return 4 * setup.numbers * (4 if setup.config.ema.decay else 3)
+
+
+def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
+    """Raises `PathError` unless the disk has room for the checkpoints of the steps after `done`, and for the result.
+
+    One more than `checkpoint.keep` exist at a time: a new one is written before the oldest is removed.
+    """
+    there, settings = _nearest(folder), setup.config.checkpoint
+    coming = -(-(setup.steps - done) // (settings.every or setup.steps))
+    most = min(coming, settings.keep + 1 - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
+    size = checkpoint_bytes(setup)
+    needed, free = max(most, 0) * size + 4 * setup.numbers, shutil.disk_usage(there).free
+    if free < needed:
+        fewer = "" if settings.keep == 1 else ", or keep fewer checkpoints: --set checkpoint.keep=1"
+        raise PathError(f"{there} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "
+                        f"{counted(max(most, 0), 'checkpoint')} of about {format_bytes(size)} and the result",
+                        hint=f"free some space, name another directory with -o{fewer}")
+
+
+def _nearest(folder: Path) -> Path:
+    """`folder`, or its nearest parent that exists."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
 
 
 def read_run(folder: Path) -> Run:
@@ -141,7 +171,9 @@ def read_run(folder: Path) -> Run:
                            model=_model(folder, body["model"]),
                            other_encoders=expect(body["other_encoders"], bool, "other_encoders"))
         table = expect(body["config"], dict, "config")
-        return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table)
+        base = {name: digest_of(value, f"base.{name}") for name, value in
+                expect(body.get("base", {}), dict, "base").items()}
+        return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table, base=base)
     except FileNotFoundError:
         raise PathError(f"{folder} is not a training run: it has no run.json",
                         hint="name the directory that train run wrote (-o)") from None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,6 +97,37 @@ def test_a_device_that_is_not_there_is_said(train, make):
     result = train("run", made.path, "-o", made.root / "run", "--device", "toaster")
     assert result.code == 2 and "--device is 'toaster', expected auto, cpu, cuda, cuda:N or mps" in result.err
     assert not (made.root / "run").exists()
+
+
+def test_check_finds_what_run_would_refuse_of_its_place_and_device(train, make, monkeypatch):
+    made = make()
+    result = train("check", made.path, "--device", "cuda:7", "-o", made.root / "cache" / "run")
+    assert result.code == 5 and "--device is 'cuda:7', but this machine has no such device" in result.err
+    assert " lies inside cache " in result.err
+    assert "ready to train" not in result.out
+    run(train, made)
+    result = train("check", made.path, "-o", made.root / "run", "--json")
+    assert result.code == 5 and "already holds a run" in result.json["faults"][0]["what"]
+    monkeypatch.setattr("train.runs.directory.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+    for result in (train("check", made.path), train("run", made.path, "-o", made.root / "other")):
+        assert result.code == 5 and " has 1 byte of free space, expected " in result.err
+    assert not (made.root / "other").exists()
+
+
+def test_sample_works_from_the_result_when_checkpoints_are_gone(train, make):
+    made = make()
+    for method, more in (("lora", ["--set", "ema.decay=0.5"]), ("full", [])):
+        folder = made.root / method
+        assert train("run", made.path, "-o", folder, "--steps", 3, *SMALL, "--method", method, "--lr", "0.01",
+                     *more).code == 0
+        grids = [made.root / f"{method}-{number}.png" for number in range(2)]
+        assert train("sample", folder, "-o", grids[0], "--device", "cpu", "--compare").code == 0
+        shutil.rmtree(folder / "checkpoints")
+        result = train("sample", folder, "-o", grids[1], "--device", "cpu", "--compare")
+        assert result.code == 0, result.err
+        assert grids[0].read_bytes() == grids[1].read_bytes()
+    result = train("sample", folder, "-o", grids[1], "--device", "cpu", "--checkpoint", "step-3")
+    assert result.code == 5 and "has no checkpoint 'step-3'" in result.err
 
 
 def test_run_says_its_result_on_stdout_and_everything_else_on_stderr(train, make):

@@ -59,8 +59,8 @@ WRONG = [
     ({"caption_dropout": 1.1}, "caption_dropout is 1.1, expected a number from 0 to 1"),
     ({"sample": {"size": [100, 64]}}, "sample.size is [100, 64], expected [width, height] in multiples of 8"),
     ({"lora": {"targets": []}}, "lora.targets is [], expected module names like 'to_q', or 'attention'"),
-    ({"lora": {"targets": "atention"}}, "lora.targets is 'atention', expected one of: attention, all-linear; did you "
-     "mean 'attention'?"),
+    ({"lora": {"targets": "atention"}}, "lora.targets is 'atention', expected one of: attention, all-linear, kohya; "
+     "did you mean 'attention'?"),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from train.models import lora
 from train.models.denoiser import quiet
 from train.models.families.sd15 import PRESETS
 from train.models.naming import Naming
+from train.models.targets import targeted
 
 NAMING = Naming(component="unet", kohya="lora_unet_")
 
@@ -49,7 +50,7 @@ def ask(unet):
                     torch.randn(2, 8, 32, generator=drawn)).sample
 
 
-@pytest.mark.parametrize("targets", ["attention", "all-linear", ("to_q", "proj_in")], ids=str)
+@pytest.mark.parametrize("targets", ["attention", "all-linear", "kohya", ("to_q", "proj_in")], ids=str)
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
 def test_a_pipeline_answers_like_the_trained_model(unet, tiny_model, tmp_path, layout, targets):
     """alpha is not rank here, so a reader that ignores it would answer otherwise."""
@@ -125,3 +126,26 @@ def test_first_weights_are_float32_also_beside_a_base_of_half_precision(tiny_mod
     down = next(value for name, value in half.items() if "lora_A" in name)
     assert down.dtype == torch.float32 and not torch.equal(down, down.bfloat16().float())
     assert float(down.detach().abs().max()) <= down.shape[1] ** -0.5  # He's bound with the slope sqrt(5)
+
+
+def test_kohya_s_preset_adapts_what_sd_scripts_adapts(unet):
+    """Its `LoRANetwork`: every linear layer and 1x1 convolution inside the UNet's Transformer2DModel."""
+    attached = lora.attach(unet, Lora(rank=2, targets="kohya"), seed=0, presets=PRESETS)
+    found = {name.split(".lora_")[0] for name in attached}
+    inside = {f"{outer}.{name}".replace(".base_layer", "") for outer, block in unet.named_modules()
+              if type(block).__name__ == "Transformer2DModel" for name, module in block.named_modules()
+              if type(module).__name__ in ("Linear", "Conv2d") and "lora_" not in name}
+    assert found == inside and any(name.endswith("proj_in") for name in found)
+
+
+def test_a_preset_that_the_family_lacks():
+    with pytest.raises(ConfigError) as error:
+        targeted(["blocks.0.to_q"], Lora(targets="kohya"), {"attention": ("to_q",)})
+    assert error.value.message == "lora.targets is 'kohya', expected attention for this family of models"
+    assert "lora.targets=[" in error.value.hint
+
+
+def test_a_preset_that_matches_nothing():
+    with pytest.raises(ConfigError) as error:
+        targeted(["blocks.0.conv"], Lora(targets="attention"), {"attention": ("to_q",)})
+    assert error.value.message == "lora.targets is 'attention', but no layer of the model matches: to_q"

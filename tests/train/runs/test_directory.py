@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from crashes import Crashed, Disk, state
@@ -258,3 +260,30 @@ def test_a_run_lies_in_no_cache_not_even_another_one(claim, tmp_path):
     with pytest.raises(PathError, match=r"lies in the cache .*other$") as caught:
         go(tmp_path / "other" / "run", steps=3)
     assert caught.value.hint == "name a directory outside with -o"
+
+
+@pytest.mark.parametrize(("settings", "done", "kept", "wanted"), [
+    ({"steps": 100, "checkpoint": {"every": 10, "keep": 3}}, 0, 0, 4),
+    ({"steps": 100, "checkpoint": {"every": 10, "keep": 3}}, 30, 3, 1),
+    ({"steps": 100, "checkpoint": {"every": 0, "keep": 3}}, 0, 0, 1),
+    ({"steps": 100, "checkpoint": {"every": 10, "keep": 0}}, 0, 0, 10),
+    ({"steps": 100, "checkpoint": {"every": 10, "keep": 0}, "ema": {"decay": 0.9}}, 75, 7, 3),
+], ids=["new", "resumed", "last", "all", "rest"])
+def test_room_for_the_checkpoints_to_come(make, setup_of, tmp_path, monkeypatch, settings, done, kept, wanted):
+    setup = setup_of(make(), **settings)
+    for step in range(1, kept + 1):
+        (tmp_path / "run" / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    size = rundir.checkpoint_bytes(setup)
+    assert size == setup.numbers * (16 if "ema" in settings else 12)
+    needed = wanted * size + 4 * setup.numbers
+    monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
+    rundir.check_space(tmp_path / "run", setup, done)
+    monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
+    with pytest.raises(PathError) as caught:
+        rundir.check_space(tmp_path / "run", setup, done)
+    plural = "checkpoint" if wanted == 1 else "checkpoints"
+    assert re.search(r" has \S+ \S+ of free space, expected \S+ \S+ for \d+ checkpoints? of about \S+ \S+ and the "
+                     "result", caught.value.message)
+    assert f" for {wanted} {plural} of about " in caught.value.message
+    assert caught.value.hint == ("free some space, name another directory with -o, or keep fewer checkpoints: "
+                                 "--set checkpoint.keep=1")
