@@ -103,6 +103,10 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
     if asked not in predictions:
         raise ConfigError(f"prediction is '{asked}', expected {' or '.join(predictions)} for family "
                           f"'{manifest.family}'", hint="--set prediction=manifest")
+    wanted = {"none": asked, "debiased": "epsilon"}.get(config.loss.weighting, "flow")
+    if asked != wanted:
+        raise ConfigError(f"loss.weighting is '{config.loss.weighting}', which is for models that predict {wanted}, "
+                          f"but this one predicts {asked}", hint="--set loss.weighting=none")
     if asked == "flow" and config.loss.min_snr:
         raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but models of family '{manifest.family}' predict "
                           "a flow, which has no such weighting", hint="--set loss.min_snr=0")

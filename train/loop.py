@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +24,7 @@ from prep.loader import draws
 from prep.loader.batches import Batch, batches
 from prep.loader.device import to_device
 from prep.loader.rows import Rows
+from prep.loader.timesteps import Timesteps
 from prep.models.device.memory import is_out_of_memory
 from train.evaluate import evaluate, is_due
 from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
@@ -127,7 +128,8 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
     """Runs the optimizer steps; yields the number of finished steps after each."""
     config, timesteps, first = setup.config, trainee.denoiser.timesteps, progress.done
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
-                              timesteps=timesteps, most=config.micro_batch)
+                              timesteps=timesteps, chances=Timesteps(**asdict(config.timesteps)),
+                              most=config.micro_batch)
     pinned = trainee.denoiser.device.type == "cuda"
     with batches(rows, requests, masked=setup.masked, pinned=pinned) as feed:
         for step in range(first, setup.steps):

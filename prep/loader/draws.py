@@ -7,7 +7,7 @@ resume, and differs for each repeat. Validation keys omit the seed, so validatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from prep.batching.plan import MicroBatch, StepPlan
 from prep.batching.rng import draw_key, philox
 from prep.cache.ledger.columns import Column
 from prep.loader.index import Index
+from prep.loader.timesteps import UNIFORM, Timesteps
 
 NO_TEXT = -1  # the unconditional row
 _VALIDATION_SEED = 0  # fixed: validation noise and timesteps never depend on the run's seed
@@ -46,16 +47,19 @@ class BatchRequest:
 
 
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
-             most: int | None = None) -> Iterator[BatchRequest]:
+             chances: Timesteps = UNIFORM, most: int | None = None) -> Iterator[BatchRequest]:
     """The micro-batches of steps `first` to `total` - 1, in order, split into forward passes of at most `most` samples.
 
     Splitting changes no step: it keeps the same samples with the same draws.
     """
+    def timestep(stream: np.random.Generator) -> int:
+        return chances.draw(stream, timesteps)
+
     for step in range(first, total):
         parts = plan.at(step)
         epoch = step // plan.steps_per_epoch
         for number, part in enumerate(parts):
-            shots = tuple(_shots(index, part, plan.seed, epoch, dropout, timesteps))
+            shots = tuple(_shots(index, part, plan.seed, epoch, dropout, timestep))
             starts = range(0, len(shots), most or len(shots))
             for start in starts:
                 last = number == len(parts) - 1 and start == starts[-1]
@@ -91,14 +95,16 @@ def spread(count: int, timesteps: int) -> list[int]:
     return [(2 * number + 1) * timesteps // (2 * count) for number in range(count)]
 
 
-def _shots(index: Index, part: MicroBatch, seed: int, epoch: int, dropout: float, timesteps: int) -> Iterator[Draw]:
+def _shots(index: Index, part: MicroBatch, seed: int, epoch: int, dropout: float,
+           timestep: Callable[[np.random.Generator], int]) -> Iterator[Draw]:
     for occurrence, turn in zip(part.occurrences.tolist(), part.turns.tolist(), strict=True):
         sample, repeat = index.showing(part.bucket, occurrence)
         showing = repeat + turn * int(index.samples.repeats[sample])
-        yield _shot(index, sample, (seed, epoch, index.samples.ids[sample].tobytes(), showing), dropout, timesteps)
+        yield _shot(index, sample, (seed, epoch, index.samples.ids[sample].tobytes(), showing), dropout, timestep)
 
 
-def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: float, timesteps: int) -> Draw:
+def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: float,
+          timestep: Callable[[np.random.Generator], int]) -> Draw:
     def draw(purpose: str) -> np.random.Generator:
         return philox(draw_key(*key, purpose))
 
@@ -109,7 +115,7 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
                                                             draw("text").random())]
     dropped = dropout > 0 and draw("dropout").random() < dropout
     return Draw(sample=sample, view=view, text=NO_TEXT if dropped else text,
-                timestep=int(draw("timestep").integers(timesteps)), noise=draw_key(*key, "noise"),
+                timestep=timestep(draw("timestep")), noise=draw_key(*key, "noise"),
                 weight=float(samples.weight[sample]),
                 posterior=draw_key(*key, "posterior") if index.with_std else None)
 

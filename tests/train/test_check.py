@@ -282,3 +282,13 @@ def test_min_snr_of_a_schedule_that_ends_in_noise_is_refused(make, faults, other
     assert fault.exit_code == 3 and fault.hint.startswith("--set loss.min_snr=0, or ")
     assert faults(make(), {"loss": {"min_snr": 5.0}, "prediction": "v_prediction"}, model=str(other_model)) == ()
     assert faults(make(), {}, model=str(other_model)) == ()
+
+
+def test_a_weighting_of_another_prediction_is_refused(make, faults):
+    (fault,) = faults(make(), {"loss": {"weighting": "cosmap"}})
+    assert fault.message == ("loss.weighting is 'cosmap', which is for models that predict flow, but this one predicts "
+                             "epsilon")
+    assert fault.exit_code == 3 and fault.hint == "--set loss.weighting=none"
+    (fault,) = faults(make(), {"loss": {"weighting": "debiased"}, "prediction": "v_prediction"})
+    assert fault.message.endswith("predict epsilon, but this one predicts v_prediction")
+    assert faults(make(), {"loss": {"weighting": "debiased"}}) == ()

@@ -59,6 +59,21 @@ def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_pat
     assert losses[0] == losses[1] and len(losses[0]) == 12
 
 
+def test_timesteps_are_drawn_as_the_settings_say(make, setup_of, tmp_path, monkeypatch):
+    setup = setup_of(make(), **QUICK, lora={"rank": 2}, timesteps={"low": 0.25, "high": 0.5, "distribution": "mode"},
+                     loss={"huber": 0.1, "weighting": "debiased"})
+    drawn, gather = [], loop._gather
+
+    def watched(*args):
+        found = gather(*args)
+        drawn.extend(shot.timestep for shots, _ in found.parts for shot in shots)
+        return found
+
+    monkeypatch.setattr(loop, "_gather", watched)
+    go(setup, tmp_path / "run")
+    assert len(drawn) > 20 and all(250 <= timestep < 500 for timestep in drawn)
+
+
 def test_training_lowers_the_loss(make, setup_of, tmp_path):
     made = make(counts=(4, 0), validation=0)
     setup = setup_of(made, **{**QUICK, "steps": 60}, method="full", optimizer={"lr": 3e-3})

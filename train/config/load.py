@@ -117,6 +117,12 @@ def _together(config: Config) -> Config:
         raise Unparsed(f"steps is {config.steps} and epochs is {config.epochs}, expected one of them")
     if config.batch_size % config.micro_batch:
         raise Unparsed(f"batch_size is {config.batch_size}, expected a multiple of micro_batch {config.micro_batch}")
+    if config.timesteps.low >= config.timesteps.high:
+        raise Unparsed(f"timesteps.low is {config.timesteps.low:g} and timesteps.high is {config.timesteps.high:g}, "
+                       "expected a lower one first")
+    if config.loss.min_snr and config.loss.weighting != "none":
+        raise Unparsed(f"loss.min_snr is {config.loss.min_snr:g} and loss.weighting is '{config.loss.weighting}', "
+                       "expected one of them")
     if config.steps is None and config.epochs is None:
         return Config(**{each.name: getattr(config, each.name) for each in fields(config)} | {"steps": STEPS})
     return config

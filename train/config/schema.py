@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from prep.batching.plan import Underfill
+from prep.loader.timesteps import Distribution
 from train.config.setting import setting, size_check, switch_or_auto, targets_check
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp32"]
 Format = Literal["auto", "kohya", "diffusers"]
 Kind = Literal["manifest", "epsilon", "v_prediction", "flow"]
+Weighting = Literal["none", "debiased", "cosmap", "inverse-square"]
 Masked = Literal["auto"] | bool
 STEPS = 2000  # when neither steps nor epochs are given
 
@@ -60,7 +62,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Squared error of the prediction, weighted by mask, sample and timestep."""
+    """The error of the prediction, squared or Huber's, weighted by mask, sample and timestep."""
 
     masked: Masked = setting("auto", check=switch_or_auto, choices=("auto", "true", "false"),
                              help="use masks; auto: if the manifest has any")
@@ -68,6 +70,26 @@ class Loss:
     normalize_area: bool = setting(False, help="divide each sample's loss by the mean of its own mask")
     min_snr: float = setting(0.0, low=0, high=1e6,
                              help="gamma of Min-SNR weighting (Hang et al. 2023), usually 5; 0: off")
+    weighting: Weighting = setting("none", choices=get_args(Weighting),
+                                   help="weight by noise level; debiased: 1/sqrt(SNR) for epsilon (Yu et al. 2023); "
+                                   "for flows cosmap (Esser et al. 2024) or inverse-square: 1/sigma^2")
+    huber: float = setting(0.0, low=0, high=1e3,
+                           help="difference from which errors grow linearly, by Huber's loss; 0: squared everywhere")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimestepDraws:
+    """Which timesteps training draws; validation has its own. t is 0 for no noise and 1 for the most."""
+
+    distribution: Distribution = setting("uniform", choices=get_args(Distribution),
+                                         help="of t, before the shift (Esser et al. 2024, section 3.1)")
+    mean: float = setting(0.0, low=-10, high=10, help="logit-normal: mean of the logit; above 0: more noise")
+    std: float = setting(1.0, low=1e-3, high=10, help="logit-normal: standard deviation of the logit")
+    mode_scale: float = setting(1.29, low=-1, high=1.75, help="mode: above 0 favors the middle of the schedule")
+    shift: float = setting(1.0, low=0.01, high=100, help="moves t to shift·t / (1 + (shift - 1)·t), on top of the "
+                           "schedule's own; above 1: more noise")
+    low: float = setting(0.0, low=0, high=1, help="least t")
+    high: float = setting(1.0, low=0, high=1, help="largest t")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +153,7 @@ class Config:
     lora: Lora = field(default_factory=Lora)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
+    timesteps: TimestepDraws = field(default_factory=TimestepDraws)
     loss: Loss = field(default_factory=Loss)
     ema: Ema = field(default_factory=Ema)
     validation: Validation = field(default_factory=Validation)

@@ -79,11 +79,11 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
     return Prediction(
         predicted_BChw=predicted_BChw, weight_B1hw=weight_B1hw,
         target_BChw=loss.target(kind, latent_BChw, batch.noise_BChw, level_B),
-        weight_B=batch.weight_B * loss.min_snr_weight(kind, level_B, settings.min_snr),
+        weight_B=batch.weight_B * loss.timestep_weight(settings, kind, level_B),
     )
 
 
 def sample_losses(given: Prediction, settings: Loss) -> Tensor:
     """The loss of each sample, `[B]`, not yet multiplied by `given.weight_B`."""
     return loss.per_sample(given.predicted_BChw, given.target_BChw, given.weight_B1hw,
-                           normalize_area=settings.normalize_area)
+                           normalize_area=settings.normalize_area, huber=settings.huber)

@@ -1,4 +1,4 @@
-"""The training loss: squared error of a denoiser's prediction, weighted by cell, sample and timestep.
+"""The training loss: the error of a denoiser's prediction, weighted by cell, sample and timestep.
 
 B samples, C latent channels, h and w latent cells. Everything is float32. A sample's loss is the mean over its own
 elements, so that a large picture counts as much as a small one. A step adds the losses of its samples, however they are
@@ -7,8 +7,13 @@ split into micro-batches, and divides by a number that is known beforehand.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from train.config.schema import Loss
 
 _NO_AREA = 1e-12  # below any mean of weights other than 0
 
@@ -42,22 +47,51 @@ def min_snr_weight(kind: str, alpha_B: Tensor, gamma: float) -> Tensor:
     return ratio.clamp(max=gamma) / (ratio if kind == "epsilon" else ratio + 1)
 
 
+def debiased_weight(alpha_B: Tensor) -> Tensor:
+    """1 / sqrt(SNR), for a prediction of the noise (Yu et al. 2023, Unmasking Bias in Diffusion Model Training)."""
+    return ((1 - alpha_B) / alpha_B).sqrt()
+
+
+def cosmap_weight(sigma_B: Tensor) -> Tensor:
+    """The density of CosMap as a weight: 2 / (pi · (1 - 2 sigma + 2 sigma²)) (Esser et al. 2024, equation 21)."""
+    return 2 / (math.pi * (1 - 2 * sigma_B + 2 * sigma_B.square()))
+
+
+def timestep_weight(settings: Loss, kind: str, level_B: Tensor) -> Tensor:
+    """The weight of each sample's loss by its noise level."""
+    if settings.weighting == "debiased":
+        return debiased_weight(level_B)
+    if settings.weighting == "cosmap":
+        return cosmap_weight(level_B)
+    if settings.weighting == "inverse-square":
+        return level_B.pow(-2)
+    return min_snr_weight(kind, level_B, settings.min_snr)
+
+
+def error(predicted_BChw: Tensor, target_BChw: Tensor, huber: float) -> Tensor:
+    """The error of each element: squared; or twice Huber's (Huber 1964, equation 2.3), which is the squared error up to
+    the difference `huber` and grows linearly beyond."""
+    if not huber:
+        return (predicted_BChw.float() - target_BChw).square()
+    return 2 * functional.huber_loss(predicted_BChw.float(), target_BChw, reduction="none", delta=huber)
+
+
 def cell_weight(mask_B1hw: Tensor, unmasked_weight: float) -> Tensor:
     """1 where the mask is 1, `unmasked_weight` where it is 0, linear between."""
     return unmasked_weight + (1 - unmasked_weight) * mask_B1hw
 
 
 def per_sample(predicted_BChw: Tensor, target_BChw: Tensor, weight_B1hw: Tensor | None, *,
-               normalize_area: bool) -> Tensor:
-    """Each sample's mean squared error, `[B]`, with its cells weighted by `weight_B1hw`.
+               normalize_area: bool, huber: float = 0.0) -> Tensor:
+    """Each sample's mean error, `[B]`, with its cells weighted by `weight_B1hw`.
 
     `normalize_area` divides it by the mean of the sample's own weights, as OneTrainer's option of this name does: the
     cells that train then count the same however small their area. Without any weight the loss is 0.
     """
-    squared_BChw = (predicted_BChw.float() - target_BChw).square()
+    error_BChw = error(predicted_BChw, target_BChw, huber)
     if weight_B1hw is None:
-        return squared_BChw.mean(dim=(1, 2, 3))
-    mean_B = (squared_BChw * weight_B1hw).mean(dim=(1, 2, 3))
+        return error_BChw.mean(dim=(1, 2, 3))
+    mean_B = (error_BChw * weight_B1hw).mean(dim=(1, 2, 3))
     return mean_B / weight_B1hw.mean(dim=(1, 2, 3)).clamp(min=_NO_AREA) if normalize_area else mean_B
 
 

@@ -58,6 +58,10 @@ WRONG = [
     ({"loss": {"normalize_area": 1}}, "loss.normalize_area is 1, expected true or false"),
     ({"caption_dropout": 1.1}, "caption_dropout is 1.1, expected a number from 0 to 1"),
     ({"sample": {"size": [100, 64]}}, "sample.size is [100, 64], expected [width, height] in multiples of 8"),
+    ({"timesteps": {"low": 0.5, "high": 0.5}},
+     "timesteps.low is 0.5 and timesteps.high is 0.5, expected a lower one first"),
+    ({"loss": {"min_snr": 5.0, "weighting": "debiased"}},
+     "loss.min_snr is 5 and loss.weighting is 'debiased', expected one of them"),
     ({"lora": {"targets": []}}, "lora.targets is [], expected module names like 'to_q', or 'attention'"),
     ({"lora": {"targets": "atention"}}, "lora.targets is 'atention', expected one of: attention, all-linear, kohya; "
      "did you mean 'attention'?"),

@@ -49,7 +49,7 @@ def test_each_setting_has_help_and_accepts_its_default_only_in_bounds(row):
     given = row.value if not isinstance(row.value, tuple) else list(row.value)
     assert row.spec.check(given, row.name) == row.value
     section, _, key = row.name.rpartition(".")
-    for wrong in ({}, -1, "no such word"):
+    for wrong in ({}, -(10**9), "no such word"):
         with pytest.raises(ConfigError, match=re.escape(f"{row.name} ")):
             parse({section: {key: wrong}} if section else {key: wrong}, "x")
 

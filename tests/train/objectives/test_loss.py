@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from diffusers.training_utils import compute_loss_weighting_for_sd3, compute_snr
 
+from train.config.schema import Loss
 from train.objectives import loss
 
 
@@ -93,3 +95,27 @@ def test_min_snr_follows_the_paper():
     assert epsilon == pytest.approx(np.minimum(snr, 5) / snr, rel=1e-4)
     assert velocity == pytest.approx(np.minimum(snr, 5) / (snr + 1), rel=1e-4)
     assert loss.min_snr_weight("epsilon", alpha, 0.0).tolist() == [1, 1, 1]
+
+
+def test_debiased_weights_follow_the_paper():
+    """Yu et al. 2023: 1 / sqrt(SNR)."""
+    scheduler, timesteps = schedule("epsilon"), torch.tensor([1, 300, 999])
+    wanted = 1 / compute_snr(scheduler, timesteps).sqrt()
+    found = loss.timestep_weight(Loss(weighting="debiased"), "epsilon", scheduler.alphas_cumprod[timesteps])
+    assert torch.allclose(found, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("cosmap", "cosmap"), ("inverse-square", "sigma_sqrt"), ("none", "none")])
+def test_weights_of_flows_are_those_of_diffusers(ours, theirs):
+    sigma = torch.tensor([0.01, 0.3, 1.0])
+    wanted = compute_loss_weighting_for_sd3(theirs, sigma)
+    assert torch.allclose(loss.timestep_weight(Loss(weighting=ours), "flow", sigma), wanted, rtol=1e-5)
+
+
+def test_huber_is_squared_up_to_its_bound_and_linear_beyond():
+    """Twice equation 2.3 of Huber 1964: d² up to c, then 2 c |d| - c²."""
+    said = torch.tensor([0.0, 0.05, 0.1, 0.5, -2.0]).view(5, 1, 1, 1)
+    found = loss.per_sample(said, torch.zeros_like(said), None, normalize_area=False, huber=0.1)
+    assert found.tolist() == pytest.approx([0.0, 0.0025, 0.01, 2 * 0.1 * 0.5 - 0.01, 2 * 0.1 * 2 - 0.01], rel=1e-5)
+    assert loss.per_sample(said, torch.zeros_like(said), None, normalize_area=False).tolist() == pytest.approx(
+        [0.0, 0.0025, 0.01, 0.25, 4.0], rel=1e-5)

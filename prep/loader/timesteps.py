@@ -1,0 +1,59 @@
+"""Which timestep a showing draws: a function of its random stream.
+
+Timesteps are numbered from the least noise to the most. t is a timestep's place among them, from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # the settings' record names the distributions, and imports nothing heavy
+    import numpy as np
+
+Distribution = Literal["uniform", "logit-normal", "mode"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timesteps:
+    """A distribution over the timesteps of a noise schedule."""
+
+    distribution: Distribution = "uniform"
+    mean: float = 0.0  # of logit-normal
+    std: float = 1.0  # of logit-normal
+    mode_scale: float = 1.29  # of mode
+    shift: float = 1.0
+    low: float = 0.0
+    high: float = 1.0
+
+    def draw(self, stream: np.random.Generator, count: int) -> int:
+        """One of 0 to `count` - 1."""
+        if self == UNIFORM:
+            return int(stream.integers(count))
+        place = shifted(self._place(stream), self.shift)
+        return min(int((self.low + (self.high - self.low) * place) * count), count - 1)
+
+    def _place(self, stream: np.random.Generator) -> float:
+        if self.distribution == "logit-normal":
+            return logistic(self.mean + self.std * stream.standard_normal())
+        value = stream.random()
+        return value if self.distribution == "uniform" else mode(value, self.mode_scale)
+
+
+UNIFORM = Timesteps()
+
+
+def logistic(value: float) -> float:
+    """Of a normal value: logit-normal t (Esser et al. 2024, equation 19)."""
+    return 1 / (1 + math.exp(-value))
+
+
+def mode(value: float, scale: float) -> float:
+    """Of a uniform value: t with its mode in the middle for a positive `scale` (Esser et al. 2024, equation 20)."""
+    return 1 - value - scale * (math.cos(math.pi / 2 * value) ** 2 - 1 + value)
+
+
+def shifted(place: float, shift: float) -> float:
+    """t moved toward more noise, for a `shift` above 1 (Esser et al. 2024, equation 23, with shift = sqrt(m / n))."""
+    return shift * place / (1 + (shift - 1) * place)
