@@ -10,6 +10,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,14 @@ def _invoke(app, name: str, args, capsys: pytest.CaptureFixture[str]) -> Result:
         run(app, name, [str(arg) for arg in args])
     captured = capsys.readouterr()
     return Result(code=int(ending.value.code or 0), out=captured.out, err=captured.err)
+
+
+@pytest.fixture
+def decode_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`prep encode` decodes in this process, where its decoders can be replaced."""
+    from prep.encode.engines import local
+
+    monkeypatch.setattr(local, "WorkerPool", partial(local.WorkerPool, processes=False))
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,8 @@ def encode(
     jobs: opt.Jobs = opt.JOBS,
     shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB", min=1, max=4096)] = 256,
     max_rejects: Annotated[int | None, typer.Option(
-        help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile; "
-        "bad pictures do not count (default: 1 % of the samples, at least 10)")] = None,
+        help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile, "
+        "decoders that crashed; bad pictures do not count (default: 1 % of the samples, at least 10)")] = None,
     retry_rejects: Annotated[bool, typer.Option("--retry-rejects", help="retry rows that earlier runs rejected"
                                                 )] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,

@@ -9,7 +9,7 @@ import pytest
 from pictures import draw
 
 from prep.cache.store import open_cache
-from prep.encode.engines import rows
+from prep.encode.engines import decoding
 from prep.images.decode import decode_picture
 from prep.images.formats.parts import BadPicture
 
@@ -29,7 +29,7 @@ def encode(prep, photos, tiny_model, tmp_path):
 
 
 @pytest.fixture
-def decoder(monkeypatch):
+def decoder(monkeypatch, decode_here):
     """`decoder.lacking = sizes`: pictures of these sizes cannot be decoded, `decoder.says` why."""
     decode = decode_picture
 
@@ -43,7 +43,7 @@ def decoder(monkeypatch):
             raise BadPicture("undecodable", Decoder.says)
         return picture
 
-    monkeypatch.setattr("prep.encode.engines.rows.decode_picture", lacks)
+    monkeypatch.setattr("prep.encode.engines.decoding.decode_picture", lacks)
     return Decoder
 
 
@@ -112,7 +112,7 @@ def test_what_a_task_rejects_is_known_while_other_files_of_it_cannot_be_read(
     for number in range(3):
         draw(tmp_path / "photos" / f"{number}.png", (96 + number, 96), seed=number).with_suffix(".txt").write_text("x")
     shut: set[str] = set()
-    read = rows.read_blob
+    read = decoding.read_blob
 
     def refuse(blob):
         if blob.path.name in shut:
@@ -124,7 +124,7 @@ def test_what_a_task_rejects_is_known_while_other_files_of_it_cannot_be_read(
                    tmp_path / "m.json", *PLAIN, "--json")
         return [(one["path"], one["code"]) for one in prep(*command).json["rejected"]]
 
-    monkeypatch.setattr(rows, "read_blob", refuse)
+    monkeypatch.setattr(decoding, "read_blob", refuse)
     shut = {"0.png", "1.png"}
     for _ in range(2):
         assert rejected() == [("0.png", "unreadable-file"), ("1.png", "unreadable-file")]

@@ -224,13 +224,13 @@ def spoil(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_broken_picture_is_a_finding_and_is_not_tried_again(encode, photos, tmp_path, monkeypatch):
+def test_a_broken_picture_is_a_finding_and_is_not_tried_again(encode, photos, tmp_path, monkeypatch, decode_here):
     spoil(photos / "6.png")
     report = encode()
     assert [(one["path"], one["code"]) for one in report["rejected"]] == [("6.png", "corrupt-data")]
     assert report["samples"]["train"] == 7
     before = (tmp_path / "m.json").read_bytes()
-    monkeypatch.setattr("prep.encode.engines.rows.decode_picture", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr("prep.encode.engines.decoding.decode_picture", lambda *_, **__: pytest.fail("decoded again"))
     again = encode()
     assert again["encoded"]["latent"] == 0 and len(again["rejected"]) == 1
     assert (tmp_path / "m.json").read_bytes() == before
@@ -242,8 +242,8 @@ def test_broken_pictures_do_not_stop_the_run_and_rows_that_fail_without_cause_do
     assert len(encode("--max-rejects", 0)["rejected"]) == 4
     monkeypatch.setattr("prep.models.vae.VaeEncoder.encode", lambda self, pixels: [None] * len(pixels))
     result = encode("--max-rejects", 2, "--resolution", 64, code=7)
-    assert ("3 rows failed (a latent that is not finite, or a file that changed meanwhile), more than --max-rejects 2"
-            in result.err and "bad pictures do not count" in result.err)
+    assert ("3 rows failed (a latent that is not finite, a file that changed meanwhile, a decoder that crashed), more "
+            "than --max-rejects 2; the last: " in result.err and "bad pictures do not count" in result.err)
 
 
 def test_strict_is_for_pictures_that_are_left_out(encode, prep, photos, tiny_model, tmp_path):
@@ -256,11 +256,12 @@ def test_strict_is_for_pictures_that_are_left_out(encode, prep, photos, tiny_mod
         str(tmp_path / "m.json")), "the manifest is written all the same"
 
 
-def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, photos, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, photos, tmp_path, monkeypatch,
+                                                                       decode_here):
     encode(cache="whole", manifest="whole.json")
-    from prep.encode.engines import rows
+    from prep.encode.engines import decoding
 
-    read = rows.read_blob
+    read = decoding.read_blob
 
     def failing(blob):
         if blob.path.name == "3.png":
@@ -268,13 +269,13 @@ def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, p
         return read(blob)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "read_blob", failing)
+        patch.setattr(decoding, "read_blob", failing)
         patch.setattr("prep.encode.run.assemble_manifest", interrupt)
         encode(code=130)
     again = encode()
     assert again["encoded"] == {"latent": 1, "mask": 0, "text": 0} and not again["rejected"]
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "read_blob", failing)
+        patch.setattr(decoding, "read_blob", failing)
         (photos / "3.png").write_bytes((photos / "3.png").read_bytes() + b"\0")
         report = encode()
         assert [(one["path"], one["code"]) for one in report["rejected"]] == [("3.png", "unreadable-file")]
@@ -288,7 +289,7 @@ def test_a_task_that_another_process_finished_is_not_run_again(encode, tmp_path,
 
     for module in ("plan", "assemble"):
         monkeypatch.setattr(f"prep.encode.{module}.load_ledger", lambda *_, **__: empty_ledger())  # it ended just now
-    monkeypatch.setattr("prep.encode.engines.rows.from_file", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr("prep.encode.engines.rows._decoded", lambda *_: pytest.fail("decoded again"))
     monkeypatch.setattr("prep.models.text.encoder.TextEncoder.encode", lambda *_, **__: pytest.fail("encoded again"))
     result = encode("--mask", "sidecar", code=7)  # the faked ledger has nothing to seal from
     assert "unconditional" in result.err and (tmp_path / "m.json").read_bytes() == whole
@@ -502,7 +503,7 @@ def test_a_color_is_the_same_however_it_is_spelled(encode):
     assert encode("--alpha", "#808081")["encoded"]["latent"] == 1  # the one picture with transparency
 
 
-def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode, photos, monkeypatch):
+def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode, photos, monkeypatch, decode_here):
     from prep.images.decode import decode_picture, read_header
 
     with (photos / "0.png").open("wb") as stream:
@@ -517,7 +518,7 @@ def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode
         return called
 
     with monkeypatch.context() as patch:
-        patch.setattr("prep.encode.engines.rows.decode_picture", exhausted("1.png", decode_picture))
+        patch.setattr("prep.encode.engines.decoding.decode_picture", exhausted("1.png", decode_picture))
         patch.setattr("prep.dataset.facts.read_header", exhausted("2.png", read_header))
         found = {one["path"]: one for one in encode()["rejected"]}
     assert set(found) == {"0.png", "1.png", "2.png"}
@@ -528,17 +529,16 @@ def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode
 
 
 def test_a_file_that_became_huge_meanwhile(photos):
-    from prep.encode.engines.rows import from_file
-    from prep.encode.targets import PictureTarget
+    from prep.encode.engines.decoding import pixels_of
+    from prep.encode.engines.protocol import PictureMessage
     from prep.fs.blob import Blob
     from prep.geometry import Placement
 
     with (photos / "0.png").open("wb") as stream:
         stream.truncate(1 << 41)
-    made = from_file(PictureTarget(key="ab" * 32, name="0.png", file="0.png", blob=Blob(file=str(photos / "0.png")),
-                                   digest="cd" * 32, placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8))),
-                     lambda data: pytest.fail("read"))
-    assert made.code == "too-large" and "0.png cannot be read: it has 2199023255552 bytes" in made.detail
+    made = pixels_of(PictureMessage.of("picture", Blob(file=str(photos / "0.png")), "cd" * 32, color="white", factor=8,
+                                       placement=Placement(scaled=(8, 8), crop=(0, 0), bucket=(8, 8))))
+    assert made.code == "too-large" and "cannot be read: it has 2199023255552 bytes" in made.detail and not made.bad
 
 
 def test_the_command_is_kept_as_far_as_it_says_something(encode, tmp_path, tiny_model, photos):

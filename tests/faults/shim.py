@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -47,6 +48,7 @@ def install(plan: dict[str, Any]) -> Shim:
 
     for name in atomic.PRIMITIVES:
         setattr(atomic, name, shim.wrapped(name, getattr(atomic, name)))
+    local.WorkerPool = functools.partial(local.WorkerPool, processes=False)  # workers change no disk, and take time
     if plan.get("plain"):
         _take_away(atomic)
     if "task_rows" in plan:

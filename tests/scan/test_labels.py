@@ -91,18 +91,18 @@ def test_what_one_source_has_alone_keeps_its_name(prep, two, tmp_path):
     assert ("bad.png", "not-an-image") in said(prep("scan", tmp_path / "one", "--json").json["findings"])
 
 
-def test_rows_that_fail_later_are_told_apart(prep, two, tiny_model, tmp_path, monkeypatch):
+def test_rows_that_fail_later_are_told_apart(prep, two, tiny_model, tmp_path, monkeypatch, decode_here):
     """What only the engine notices: a picture, and a mask, that cannot be read any more."""
-    from prep.encode.engines import rows
+    from prep.encode.engines import decoding
 
     def failing(blob):
         if blob.path.parts[-2:] in (("two", "good.png"), ("mks", "two.png")):
             raise PermissionError(13, "Permission denied")
         return read(blob)
 
-    read = rows.read_blob
+    read = decoding.read_blob
     draw(tmp_path / "two" / "good.png", (96, 96), seed=77)  # no copy of the other source's
-    monkeypatch.setattr(rows, "read_blob", failing)
+    monkeypatch.setattr(decoding, "read_blob", failing)
     report = prep("encode", two, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--model", tiny_model,
                   *SMALL, "--json").json
     details = {one["path"]: one["detail"] for one in report["rejected"] if one["code"] == "unreadable-file"}

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "scan": ("fs", "images", "captions", "sources", "models", "recipe", "dataset", "workers"),
     "masks": ("fs", "images", "sources", "models", "recipe", "dataset"),
     "encode": ("fs", "images", "buckets", "batching", "models", "cache", "manifest", "recipe", "dataset",
-               "maintenance"),
+               "maintenance", "workers"),
     "report": ("fs", "images", "sources", "buckets", "cache", "manifest", "recipe", "dataset", "scan", "masks"),
     "api": ("dataset", "encode", "maintenance", "manifest", "masks", "scan", "export", "loader"),
     "cli": ANY,
@@ -91,7 +91,8 @@ LIBRARIES = {
     "jinja2": {"prep.report.pages.frame"}, "markupsafe": {"prep.report.pages.frame"},
     "rich": {"prep.cli.console", "prep.cli.ticker", "prep.report.terminal.*", "train.runs.watch"},
     "webdataset": {"prep.sources.tars"}, "braceexpand": {"prep.sources.tar_paths"},
-    "msgspec": {"prep.workers.protocol", "prep.scan.protocol", "prep.sources.table_files", "prep.sources.tar_members"},
+    "msgspec": {"prep.workers.protocol", "prep.scan.protocol", "prep.encode.engines.protocol",
+                "prep.sources.table_files", "prep.sources.tar_members"},
 }
 
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only

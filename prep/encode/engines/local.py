@@ -1,4 +1,4 @@
-"""Runs tasks in this process: threads decode pictures while the device encodes earlier ones.
+"""Runs tasks in this process: workers decode pictures while the device encodes earlier ones.
 
 A task becomes one shard and one commit, or nothing if interrupted. Batches never span tasks. Masks come first (no
 model), then text, then latents, so that text encoder and VAE are never in memory together.
@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,7 @@ from prep.cache.ledger.ledger import is_finished, write_commit
 from prep.cache.records import Reject, Shard, Task
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
+from prep.encode.engines.decoding import SERVICE
 from prep.encode.engines.job import Job, Outcome, provenance
 from prep.encode.engines.rows import NOT_FINITE, Made, latent_rows, mask_row, picture_pixels, text_rows
 from prep.encode.targets import PictureTarget
@@ -29,8 +30,10 @@ from prep.formatting import counted
 from prep.models.family import TOKEN
 from prep.progress import Progress, Tick, phase, silent
 from prep.runtime import defer_interrupts
+from prep.workers.pool import WorkerPool
 
 FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in encoding order, with their names for people
+Make = Callable[[Job, PictureTarget, WorkerPool], Any]
 
 
 def run(job: Job, progress: Progress = silent) -> Outcome:
@@ -43,14 +46,23 @@ def run(job: Job, progress: Progress = silent) -> Outcome:
     by_field: dict[str, list[Task]] = {"mask": [], "text": [], "latent": []}
     for task in job.tasks:
         by_field[task.field].append(task)
-    with ThreadPoolExecutor(job.jobs, thread_name_prefix="decode") as pool:
+    with WorkerPool(SERVICE) as decoders, ThreadPoolExecutor(job.jobs, thread_name_prefix="decode") as pool:
         try:
-            _encode_masks(job, by_field["mask"], pool, tally, progress)
+            _encode_masks(job, by_field["mask"], _Decoding(pool, decoders), tally, progress)
             _encode_texts(job, by_field["text"], tally, progress)
-            _encode_latents(job, by_field["latent"], pool, tally, progress)
+            _encode_latents(job, by_field["latent"], _Decoding(pool, decoders), tally, progress)
         finally:
+            decoders.close()  # first: threads of the pool may wait for them
             pool.shutdown(wait=True, cancel_futures=True)
     return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient), notices=tuple(tally.notices))
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """Threads, each of which waits for a worker process that decodes."""
+
+    pool: ThreadPoolExecutor
+    workers: WorkerPool
 
 
 class _Tally:
@@ -72,8 +84,9 @@ class _Tally:
         if isinstance(what, Finding):
             self.transient.append(what)
         if self.refused > self.limit:
-            raise CacheError(f"{counted(self.refused, 'row')} failed (a latent that is not finite, or a file that "
-                             f"changed meanwhile), more than --max-rejects {self.limit}; the last: {what.detail}",
+            raise CacheError(f"{counted(self.refused, 'row')} failed (a latent that is not finite, a file that changed "
+                             f"meanwhile, a decoder that crashed), more than --max-rejects {self.limit}; the last: "
+                             f"{what.detail}",
                              hint="--compute float32 helps if latents are not finite; bad pictures do not count")
 
     def note_batches(self, batches: Any, unit: str, advice: str) -> None:
@@ -91,12 +104,12 @@ def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tic
     return progress(f"encoding {FIELDS[field]}{which}", rows, "rows")
 
 
-def _encode_masks(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally,
+def _encode_masks(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally: _Tally,
                   progress: Progress) -> None:
     if not tasks:
         return
     with _bar(job, "mask", progress) as tick:
-        for task, rows in _ahead(job, tasks, pool, lambda work: mask_row(job, work), job.wants.masks):
+        for task, rows in _ahead(job, tasks, decoding, mask_row, job.wants.masks):
             _finish(job, task, rows, tally, tick, "cpu")
 
 
@@ -130,7 +143,7 @@ def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
                                  hint="check model_max_length in its tokenizer_config.json")
 
 
-def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, tally: _Tally,
+def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally: _Tally,
                     progress: Progress) -> None:
     if not tasks:
         return
@@ -144,24 +157,24 @@ def _encode_latents(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, t
         encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
                              with_std=job.specs.with_std, expected=job.vae)
     with _bar(job, "latent", progress) as tick:
-        for task, pixels in _ahead(job, tasks, pool, lambda work: picture_pixels(job, work), job.wants.latents):
+        for task, pixels in _ahead(job, tasks, decoding, picture_pixels, job.wants.latents):
             _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
     tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
 
 
-def _ahead(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureTarget], Any],
+def _ahead(job: Job, tasks: Sequence[Task], decoding: _Decoding, make: Make,
            works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
     """Each unfinished task with its (key, made) pairs in order; the pool works two batches ahead, across tasks."""
-    for task, results in groupby(_in_order(job, tasks, pool, make, works), key=lambda result: result[0]):
+    for task, results in groupby(_in_order(job, tasks, decoding, make, works), key=lambda result: result[0]):
         yield task, ((key, made) for _, key, made in results)
 
 
-def _in_order(job: Job, tasks: Sequence[Task], pool: ThreadPoolExecutor, make: Callable[[PictureTarget], Any],
+def _in_order(job: Job, tasks: Sequence[Task], decoding: _Decoding, make: Make,
               works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, str, Any]]:
     rows = ((task, key) for task in _unfinished(job, tasks) for key in task.rows)
     window: deque[tuple[Task, str, Future[Any]]] = deque()
     for task, key in rows:
-        window.append((task, key, pool.submit(make, works[key])))
+        window.append((task, key, decoding.pool.submit(make, job, works[key], decoding.workers)))
         if len(window) >= 2 * job.batch_size + job.jobs:
             first, name, future = window.popleft()
             yield first, name, future.result()

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from prep.cache.records import Reject, Task
-from prep.digest import digest_bytes
+from prep.encode.engines.decoding import DECODE, LIMITS
 from prep.encode.engines.job import Job
+from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
 from prep.encode.targets import PictureTarget
 from prep.findings import Finding
-from prep.fs.blob import error_code, read_blob
-from prep.geometry import fits_scaled
-from prep.images.decode import decode_picture, scale_and_crop
-from prep.images.formats.parts import BadPicture, NoDecoder
-from prep.images.mask import alpha_of, decode_mask, place_mask
+from prep.parse import Unparsed
+from prep.workers.pool import Cause, WorkerLost, WorkerPool
 
 A = TypeVar("A")
+Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
 Made = EncodedRow | Reject | Finding  # a row; a permanent failure; a failure of this run
 NOT_FINITE = "not-finite"
+LOST: Mapping[Cause, tuple[str, str]] = {  # how a worker was lost: code and detail of the finding
+    "slow": ("decoder-hung", "was not decoded within {seconds:g} seconds"),
+    "memory": ("too-large", "takes more memory than there is"),
+    "crash": ("decoder-crashed", "crashed its decoder, which ended {how}"),
+    "closed": ("decoder-crashed", "was not decoded: {how}"),
+}
 TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
 
@@ -53,42 +58,31 @@ def latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int
                 yield key, row if row is not None else non_finite(key, "latent")
 
 
-def picture_pixels(job: Job, work: PictureTarget) -> np.ndarray[Any, Any] | Reject | Finding:
-    return from_file(work, lambda data: scale_and_crop(decode_picture(data, alpha=job.alpha), work.placement))
+def picture_pixels(job: Job, work: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
+    return _decoded(job, work, "picture", decoders)
 
 
-def mask_row(job: Job, work: PictureTarget) -> Made:
-    read = alpha_of if job.origin == "alpha" else decode_mask
-
-    def make(data: bytes) -> np.ndarray[Any, Any]:
-        mask = read(data)
-        if not fits_scaled(mask.size, work.placement.scaled):
-            width, height = mask.size
-            raise BadPicture("mask-size-mismatch", f"mask has {width}x{height} pixels, not its picture's shape")
-        return place_mask(mask, work.placement, job.specs.family.factor)
-
-    made = from_file(work, make)
+def mask_row(job: Job, work: PictureTarget, decoders: WorkerPool) -> Made:
+    made = _decoded(job, work, "alpha" if job.origin == "alpha" else "mask", decoders)
     return {"mask": made[None]} if isinstance(made, np.ndarray) else made
 
 
-def from_file(work: PictureTarget, make: Callable[[bytes], Any]) -> np.ndarray[Any, Any] | Reject | Finding:
-    """`make` of the file's bytes, if they still have the digest in the key; else the reason for failure."""
+def _decoded(job: Job, work: PictureTarget, reading: Reading, decoders: WorkerPool) -> Pixels | Reject | Finding:
+    """What a worker makes of the file; a worker that is lost costs a finding, and the next run tries again."""
+    asked = PictureMessage.of(reading, work.blob, work.digest, work.placement, color=job.alpha,
+                              factor=job.specs.family.factor)
     try:
-        data = read_blob(work.blob)
-        if digest_bytes(data) != work.digest:
-            return Finding(path=work.name, code="changed-meanwhile", severity="error",
-                           detail=f"{work.file} changed while it was being encoded; run the command again")
-        return make(data)  # type: ignore[no-any-return]
-    except OSError as error:
-        return Finding(path=work.name, code=error_code(error), severity="error",
-                       detail=f"{work.file} cannot be read: {error.strerror or error}")
-    except MemoryError:  # not the picture's fault: another machine, or the next run, may have enough
-        return Finding(path=work.name, code="too-large", severity="error",
-                       detail=f"{work.file} takes more memory than there is")
-    except NoDecoder as error:  # not the picture's fault either
-        return Finding(path=work.name, code=error.code, severity="error", detail=f"{work.file} {error.detail}")
-    except BadPicture as error:
-        return Reject(key=work.key, code=error.code, detail=error.detail)
+        (answer,) = decoders.ask(DECODE, asked, LIMITS)
+        if not answer.code:
+            return answer.array(asked.shape)
+    except WorkerLost as lost:
+        code, detail = LOST[lost.cause]
+        answer = PixelsMessage(code=code, detail=detail.format(seconds=LIMITS.seconds, how=lost.detail))
+    except (Unparsed, ValueError) as error:
+        answer = PixelsMessage(code="decoder-crashed", detail=f"got an invalid answer from its decoder: {error}")
+    if answer.bad:
+        return Reject(key=work.key, code=answer.code, detail=answer.detail)
+    return Finding(path=work.name, code=answer.code, severity="error", detail=f"{work.file} {answer.detail}")
 
 
 def non_finite(key: str, what: str) -> Reject:

@@ -1,0 +1,68 @@
+"""Messages between `prep encode` and the workers that decode for it, as msgpack types."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from prep.fs.blob import Blob
+from prep.geometry import Placement, Size
+from prep.parse import Unparsed
+
+Reading = Literal["picture", "mask", "alpha"]  # what is made of a file: pixels, or a mask of it or of its transparency
+
+
+class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A file to decode and to fit into its bucket."""
+
+    reading: Reading
+    file: bytes  # a path; it may not be valid UTF-8
+    offset: int
+    length: int | None
+    digest: str  # that the file must have
+    scaled: Size
+    crop: tuple[int, int]
+    bucket: Size
+    flip: bool
+    color: str  # that transparency is flattened onto
+    factor: int  # pixels per latent cell and side
+
+    @classmethod
+    def of(cls, reading: Reading, blob: Blob, digest: str, placement: Placement, *, color: str,
+           factor: int) -> PictureMessage:
+        """The message of a file and its placement."""
+        return cls(reading=reading, file=os.fsencode(blob.file), offset=blob.offset, length=blob.length, digest=digest,
+                   scaled=placement.scaled, crop=placement.crop, bucket=placement.bucket, flip=placement.flip,
+                   color=color, factor=factor)
+
+    def blob(self) -> Blob:
+        """The file."""
+        return Blob(file=os.fsdecode(self.file), offset=self.offset, length=self.length)
+
+    def placement(self) -> Placement:
+        """How it is fitted to its bucket."""
+        return Placement(scaled=self.scaled, crop=self.crop, bucket=self.bucket, flip=self.flip)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the pixels: [H, W, 3] of a picture, [h, w] of a mask."""
+        wide, high = self.bucket
+        return (high, wide, 3) if self.reading == "picture" else (high // self.factor, wide // self.factor)
+
+
+class PixelsMessage(msgspec.Struct, frozen=True, array_like=True):
+    """The pixels of a file, or why there are none."""
+
+    pixels: memoryview = memoryview(b"")
+    code: str = ""  # of a finding; "": there are pixels
+    detail: str = ""
+    bad: bool = False  # the file's own fault, and not that of this run
+
+    def array(self, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+        """The pixels, uint8. Raises `Unparsed` for another number of them: a worker may be taken over by a picture."""
+        if self.pixels.nbytes != np.prod(shape):
+            raise Unparsed(f"{self.pixels.nbytes} bytes of pixels, expected {list(shape)}")
+        return np.frombuffer(self.pixels, np.uint8).reshape(shape)
