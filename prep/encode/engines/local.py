@@ -152,11 +152,12 @@ def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally:
             from prep.models.loading import quiet_libraries  # here: as above
 
             quiet_libraries()
+            from prep.models.device.allocator import kept_heap
             from prep.models.vae import VaeEncoder
 
         encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
                              with_std=job.specs.with_std, expected=job.vae)
-    with _bar(job, "latent", progress) as tick:
+    with kept_heap(encoder.batches.device), _bar(job, "latent", progress) as tick:
         for task, pixels in _ahead(job, tasks, decoding, picture_pixels, job.wants.latents):
             _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
     tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")

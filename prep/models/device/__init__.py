@@ -1,1 +1,1 @@
-"""What encoders ask of a device: batches that its memory holds."""
+"""What encoders ask of a device: batches that its memory holds, and how the CPU allocates."""
