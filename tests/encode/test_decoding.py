@@ -85,7 +85,7 @@ def test_what_a_decoder_died_of_is_tried_again(encode, photos, bad, monkeypatch)
 
 def test_a_mask_that_crashes_its_decoder(encode, photos, bad):
     add(photos, "odd mask")
-    draw_mask(photos / "odd mask-masklabel.png", (96, 96))
+    draw_mask(photos / "odd mask-masklabel.png", (192, 192))  # no copy of another
     result = encode("--mask", "sidecar")
     assert result.code == 0 and result.json["encoded"] == {"latent": 9, "mask": 3, "text": 8}
     ((path, detail),) = [(one["path"], one["detail"]) for one in result.json["rejected"]]
