@@ -95,15 +95,18 @@ class VaeEncoder:
 
 # VAEs of video, for which a picture is a clip of one frame: [B, C, 1, H, W].
 OF_VIDEO = frozenset({"AutoencoderKLQwenImage"})
+WITHOUT_POSTERIOR = frozenset({"AutoencoderDC"})  # these encode a picture to one latent
 
 
 def posterior(vae: Any, image_B3HW: torch.Tensor) -> Posterior:
-    """The posterior of pictures from -1 to 1."""
+    """The posterior of pictures from -1 to 1; of an autoencoder without one, its latent and a deviation of 0."""
     if type(vae).__name__ in OF_VIDEO:
         clip = vae.encode(image_B3HW[:, :, None]).latent_dist
         return Posterior(clip.mean[:, :, 0], clip.std[:, :, 0])
-    found = vae.encode(image_B3HW).latent_dist
-    return Posterior(found.mean, found.std)
+    made = vae.encode(image_B3HW)
+    if type(vae).__name__ in WITHOUT_POSTERIOR:
+        return Posterior(made.latent, torch.zeros_like(made.latent))
+    return Posterior(made.latent_dist.mean, made.latent_dist.std)
 
 
 def decode(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:

@@ -136,6 +136,9 @@ CASES = [
     Case(family="ovis", build="ovis", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,
          normalized=shifted),
     Case(family="cogview4", build="cogview4", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
+    *(Case(family="sana", build="sana", options=options, unguided=NO_CFG | AS_GIVEN, guided=CFG | AS_GIVEN,
+           guidance=4.0, normalized=scaled, encode=lambda vae, image: vae.encode(image).latent, cut=without_padding)
+      for options in ({}, {"solver": True, "timestep_scale": 0.5})),
 ]
 
 

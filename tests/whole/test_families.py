@@ -99,7 +99,10 @@ def pipeline_of(made: Path, case: Case) -> Any:
     calls = DENOISERS[case.family]
     import diffusers
 
-    pipe.scheduler = getattr(diffusers, calls.sampler).from_config(pipe.scheduler.config, **calls.sampler_options)
+    config = dict(pipe.scheduler.config)
+    if config.get("use_flow_sigmas"):
+        config["shift"] = config["flow_shift"]  # SANA's solver along a flow has another name for it
+    pipe.scheduler = getattr(diffusers, calls.sampler).from_config(config, **calls.sampler_options)
     pipe.set_progress_bar_config(disable=True)
     case.mended(pipe)
     return pipe

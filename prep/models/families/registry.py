@@ -13,6 +13,7 @@ from prep.models.families import (
     ovis,
     pixart,
     qwenimage,
+    sana,
     sd3,
     sd15,
     sd21,
@@ -37,6 +38,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     lumina2.FAMILY,
     ovis.FAMILY,
     cogview4.FAMILY,
+    sana.FAMILY,
 )}  # fmt: skip
 
 

@@ -27,6 +27,12 @@ def flow(shift: float = 1.0, **options: Any) -> Any:
     return _untyped.FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False, **options)
 
 
+def flow_solver(shift: float) -> Any:
+    """SANA's: DPM-Solver along a flow."""
+    return _untyped.DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True,
+                                                flow_shift=shift)
+
+
 def dynamic_flow(shift: float = 1.0, **options: Any) -> Any:
     """Flow matching, with a shift of the timesteps that grows with the picture's size."""
     return _untyped.FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=True, **options)

@@ -14,6 +14,7 @@ from train.models.families import (
     ovis,
     pixart,
     qwenimage,
+    sana,
     sd3,
     sd15,
     sd21,
@@ -39,6 +40,7 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "lumina2": lumina2.DENOISER,
     "ovis": ovis.DENOISER,
     "cogview4": cogview4.DENOISER,
+    "sana": sana.DENOISER,
 }  # fmt: skip
 
 

@@ -41,17 +41,17 @@ def _pixart(**options: Any) -> Any:
     )
 
 
-def sana() -> Any:
-    """SANA: Gemma 2, and latents of factor 32 without patches."""
+def sana(*, solver: bool = False, timestep_scale: float = 1.0) -> Any:
+    """SANA: Gemma 2, and latents of factor 32 without patches; `solver`: with the scheduler that is published."""
     tokenizer = tokenizers.gemma()
     return _untyped.SanaPipeline(
         tokenizer=tokenizer, text_encoder=text_encoders.gemma2(tokenizer), vae=vaes.deep_compression(),
         transformer=_untyped.SanaTransformer2DModel(
             in_channels=32, out_channels=32, num_attention_heads=2, attention_head_dim=8, num_layers=2,
             num_cross_attention_heads=2, cross_attention_head_dim=8, cross_attention_dim=16, caption_channels=WIDTH,
-            sample_size=32, patch_size=1,
+            sample_size=32, patch_size=1, timestep_scale=timestep_scale,
         ),
-        scheduler=schedulers.flow(3.0),
+        scheduler=schedulers.flow_solver(3.0) if solver else schedulers.flow(3.0),
     )
 
 
