@@ -168,9 +168,9 @@ def _tensor(value: Any, start: int) -> _Tensor:
 
 # Config keys that are a side of some tensor, or a number of layers with a tensor each.
 SIZES = ("base_dim", "block_out_channels", "cross_attention_dim", "decoder_block_out_channels",
-         "decoder_layers_per_block", "dim_mult", "encoder_block_out_channels", "encoder_layers_per_block", "hidden_size",
-         "in_channels", "intermediate_size", "latent_channels", "layers_per_block", "num_hidden_layers", "num_layers",
-         "out_channels", "transformer_layers_per_block", "vocab_size", "d_ff", "d_model")
+         "decoder_layers_per_block", "dim_mult", "encoder_block_out_channels", "encoder_layers_per_block",
+         "hidden_size", "in_channels", "intermediate_size", "latent_channels", "layers_per_block", "num_hidden_layers",
+         "num_layers", "out_channels", "transformer_layers_per_block", "vocab_size", "d_ff", "d_model")
 POSITIONS = "max_position_embeddings"  # of CLIP a table; language models compute positions, and allocate nothing
 SLACK = 16
 

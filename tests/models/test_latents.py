@@ -150,6 +150,20 @@ def test_a_vector_that_is_missing(tmp_path):
         read_vector([path], "bn.running_mean")
 
 
+@pytest.mark.parametrize(("config", "said"), [
+    ({}, None), ({"encoder_block_out_channels": [8, 8, 8]}, "have 4 pixels a side, expected 32"),
+    ({"latent_channels": 16}, "have 16 channels, expected 32"),
+])
+def test_the_factor_of_an_autoencoder_of_deep_compression(of, tmp_path, config, said):
+    wanted = replace(of("AutoencoderDC", 32), factor=32)
+    directory = model(tmp_path, "AutoencoderDC", scaling_factor=0.5, **config)
+    if said is None:
+        assert latent_facts(directory, wanted) == {"scaling_factor": "0.5", "shift_factor": "0"}
+        return
+    with pytest.raises(ModelError, match=said):
+        latent_facts(directory, wanted)
+
+
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
@@ -181,3 +195,16 @@ def test_a_vae_of_video_is_given_clips_of_one_frame():
 def test_a_vae_computes_in_what_its_pipeline_does(tmp_path, name, config, asked, wanted):
     write_json(tmp_path / "vae" / "config.json", config)
     assert vae_compute(tmp_path, FAMILIES[name], asked) == wanted
+
+
+class AutoencoderDC:
+    """Has no posterior; its latent is the picture, halved in value."""
+
+    def encode(self, image_B3HW: torch.Tensor) -> Any:
+        return SimpleNamespace(latent=image_B3HW / 2)
+
+
+def test_an_autoencoder_without_a_posterior_has_one_latent():
+    picture = torch.rand(2, 3, 4, 6)
+    latent, deviation = posterior(AutoencoderDC(), picture)
+    assert torch.equal(latent, picture / 2) and not deviation.any() and deviation.shape == latent.shape
