@@ -139,6 +139,7 @@ CASES = [
     *(Case(family="sana", build="sana", options=options, unguided=NO_CFG | AS_GIVEN, guided=CFG | AS_GIVEN,
            guidance=4.0, normalized=scaled, encode=lambda vae, image: vae.encode(image).latent, cut=without_padding)
       for options in ({}, {"solver": True, "timestep_scale": 0.5})),
+    Case(family="auraflow", build="auraflow", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.models.families import (
+    auraflow,
     chroma,
     cogview4,
     flux,
@@ -39,6 +40,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     ovis.FAMILY,
     cogview4.FAMILY,
     sana.FAMILY,
+    auraflow.FAMILY,
 )}  # fmt: skip
 
 

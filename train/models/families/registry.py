@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from prep.models.family import Family
 from train.models.families import (
+    auraflow,
     chroma,
     cogview4,
     flux,
@@ -41,6 +42,7 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "ovis": ovis.DENOISER,
     "cogview4": cogview4.DENOISER,
     "sana": sana.DENOISER,
+    "auraflow": auraflow.DENOISER,
 }  # fmt: skip
 
 

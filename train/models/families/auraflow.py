@@ -1,0 +1,50 @@
+"""AuraFlow: a transformer over latents and text, padding included, whose table of positions limits the size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+from train.models.families import sd15
+from train.models.family import Conditions, DenoiserFamily, Prompted, TextArrays
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity. Neither the attention nor the text has a mask."""
+    answer_BChw: Tensor = transformer(noised_BChw, encoder_hidden_states=given.text["hidden"], timestep=sigma_B,
+                                      return_dict=False)[0]
+    return answer_BChw
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `AuraFlowPipeline.__call__`, which asks for masks but uses them only to make embeddings."""
+    return {**sd15.call(transformer, prompted), "prompt_attention_mask": _mask(prompted.positive),
+            "negative_prompt_attention_mask": _mask(prompted.negative)}
+
+
+def _mask(text: TextArrays) -> Tensor:
+    return text["hidden"].new_ones(text["hidden"].shape[:2])
+
+
+def longest_side(config: Mapping[str, Any]) -> int | None:
+    """Pixels: the table has `pos_embed_max_size` patches of 2 × 2 latent cells, in a square."""
+    patches = config.get("pos_embed_max_size", 1024)  # as in the class of diffusers
+    return isqrt(patches) * 16 if type(patches) is int and patches > 0 else None
+
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    # Image and text projections of the joint attention, and the attention of the single blocks.
+    "attention": ATTENTION,
+    "all-linear": (*ATTENTION, *(f"{part}.{name}" for part in ("ff", "ff_context")
+                                 for name in ("linear_1", "linear_2", "out_projection"))),
+}
+DENOISER = DenoiserFamily(
+    predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    guidance=3.5,  # the pipeline's default
+    config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1)}, longest_side=longest_side,
+    presets=PRESETS, kohya=None)
