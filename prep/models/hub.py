@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from glob import escape
 from pathlib import Path
 
 from prep.errors import ModelError
@@ -41,9 +44,32 @@ def _snapshot(named: str, download: bool, parts: tuple[str, ...]) -> Path:
     try:
         name, _, revision = named.partition("@")
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(parts),
+                                      ignore_patterns=_unused(name, revision) if download else None,
                                       local_files_only=not download))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         if download:
             raise ModelError(f"model '{named}' could not be downloaded: {error}") from None
         raise ModelError(f"model '{named}' is neither a directory nor in the local Hub cache",
                          hint="name a directory, or add --download to download it from the Hub") from None
+
+
+def _unused(name: str, revision: str) -> list[str]:
+    """The files of a Hub model that are not worth downloading, as patterns; none if the Hub does not list its files."""
+    from huggingface_hub import list_repo_files
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return [escape(file) for file in unused_variants(list_repo_files(name, revision=revision or None))]
+    except (HfHubHTTPError, OSError):  # the download says what is wrong, or finds the model in the cache
+        return []
+
+
+_OF_VARIANT = re.compile(r"(?P<stem>(?:.*/)?[^/.]+?)(?:\.\w+(?:-\d+-of-\d+)?\.safetensors|-\d+-of-\d+\.\w+\.safetensors"
+                         r"|\.safetensors\.index\.\w+\.json)", re.ASCII)
+
+
+def unused_variants(files: Iterable[str]) -> list[str]:
+    """Those of `files` that are weights of a variant beside weights without one: `variant_of` never chooses them."""
+    there = set(files)
+    return [file for file in sorted(there) if (found := _OF_VARIANT.fullmatch(file))
+            and there & {f"{found['stem']}.safetensors", f"{found['stem']}.safetensors.index.json"}]
