@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 from types import TracebackType
 
@@ -223,8 +224,9 @@ def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
             raise ModelError(f"{model / family.denoiser} has {name} {config.get(name)!r}, but the cache's rows have "
                              f"{wanted}",
                              hint="train the model that the cache was made for, or run prep encode with this one")
-    longest_side = DENOISERS[named].longest_side
+    longest_side, largest_area = DENOISERS[named].longest_side, DENOISERS[named].largest_area
     _check_sides(model, manifest, None if longest_side is None else longest_side(config))
+    _check_areas(model, manifest, None if largest_area is None else largest_area(config))
 
 
 def _check_sides(model: Path, manifest: Manifest, most: int | None) -> None:
@@ -234,6 +236,15 @@ def _check_sides(model: Path, manifest: Manifest, most: int | None) -> None:
             raise ModelError(f"{model} takes sides of at most {most} pixels, but the manifest has the bucket "
                              f"{size[0]}x{size[1]}",
                              hint=f"set image.longest = {most} in the recipe, and run prep encode again")
+
+
+def _check_areas(model: Path, manifest: Manifest, most: int | None) -> None:
+    """Raises `ModelError` for a bucket that is not square and has more patches than the denoiser pads to."""
+    for width, height in manifest.buckets:
+        if most is not None and width != height and width * height > most:
+            raise ModelError(f"{model} takes at most {most} pixels of a picture that is not square, but the manifest "
+                             f"has the bucket {width}x{height}",
+                             hint=f"set image.resolution = {isqrt(most)} in the recipe, and run prep encode again")
 
 
 def _check_encoders(model: Path, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:

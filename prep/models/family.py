@@ -60,7 +60,7 @@ class TextFacts:
     negative: Callable[[Any, Sequence[str], TextOptions, Any], Sequence[TextRow]] | None = None
     pipeline_options: tuple[str, ...] = ()  # values of model_index.json that decide rows, so they are in the keys
     # What the pipeline reads of the denoiser's config to make rows; also in the keys.
-    denoiser_config: Callable[[Configs], Mapping[str, int]] | None = None
+    denoiser_config: Callable[[Configs], Mapping[str, int | str]] | None = None
     constants: Mapping[str, str | int] | None = None  # templates and the like of the pipeline's code, also in the keys
     clip: bool = False  # whether clip_skip means something
     windows: bool = False  # whether text_windows does

@@ -101,6 +101,12 @@ def chroma_mended(pipeline: Any) -> None:
     pipeline._get_t5_prompt_embeds = masked
 
 
+def with_layers(numbers: tuple[int, ...]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Leaves of Llama's layers those that HiDream's transformer looks up."""
+    name = "encoder_hidden_states_llama3"
+    return lambda given: {**given, name: [given[name][number] for number in numbers]}
+
+
 NO_CFG, CFG = {"guidance_scale": 1.0}, {"guidance_scale": 4.0}
 AS_GIVEN = {"use_resolution_binning": False, "clean_caption": False}  # sizes and captions
 CASES = [
@@ -140,6 +146,9 @@ CASES = [
            guidance=4.0, normalized=scaled, encode=lambda vae, image: vae.encode(image).latent, cut=without_padding)
       for options in ({}, {"solver": True, "timestep_scale": 0.5})),
     Case(family="auraflow", build="auraflow", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
+    *(Case(family="hidream", build="hidream", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0,
+           normalized=shifted, cut=with_layers(options.get("layers", (0, 1))))
+      for options in ({}, {"layers": (2, 0), "whole": False})),
 ]
 
 

@@ -98,6 +98,16 @@ def test_a_bucket_larger_than_the_positions_of_the_denoiser_is_refused(make, fau
     assert fault.hint == "set image.longest = 64 in the recipe, and run prep encode again"
 
 
+def test_a_bucket_of_more_patches_than_the_denoiser_pads_to_is_refused(make, faults, monkeypatch):
+    limited = replace(DENOISERS["sd15"], largest_area=lambda config: 800 * config["in_channels"])  # 3200
+    monkeypatch.setattr("train.check.DENOISERS", {"sd15": limited})
+    (fault,) = faults(make())
+    assert fault.message.endswith("tiny takes at most 3200 pixels of a picture that is not square, but the manifest "
+                                  "has the bucket 80x48")
+    assert fault.exit_code == 6
+    assert fault.hint == "set image.resolution = 56 in the recipe, and run prep encode again"
+
+
 def test_a_missing_manifest_is_the_only_fault(tmp_path):
     report = check(RunRequest(manifest=tmp_path / "gone.json"), parse({}, "test"))
     assert [fault.exit_code for fault in report.faults] == [4] and report.plan is None

@@ -104,6 +104,8 @@ def pipeline_of(made: Path, case: Case) -> Any:
         config["shift"] = config["flow_shift"]  # SANA's solver along a flow has another name for it
     pipe.scheduler = getattr(diffusers, calls.sampler).from_config(config, **calls.sampler_options)
     pipe.set_progress_bar_config(disable=True)
+    if case.family == "hidream":
+        pipe.default_sample_size = 8  # its pictures all have the area of a square of this size, in latent cells
     case.mended(pipe)
     return pipe
 

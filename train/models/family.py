@@ -54,5 +54,8 @@ class DenoiserFamily:
     config_widths: Mapping[str, tuple[str, int]]
     longest_side: Callable[[Mapping[str, Any]], int | None] | None = None  # in pixels, by its config; None: any
     vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
+    # Pixels of a picture that is not square, by the denoiser's config; None: any.
+    largest_area: Callable[[Mapping[str, Any]], int | None] | None = None
+    prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for sample pictures of this size
     presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
     kohya: str | None  # prefix of kohya's tensor names, if diffusers and ComfyUI read them for this family

@@ -94,6 +94,8 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
     given = Prompted(positive=_text(rows, prompt.positive, denoiser), negative=_text(rows, prompt.negative, denoiser),
                      latent_1Chw=noise, size=size,
                      guidance=calls.guidance if settings.guidance is None else settings.guidance)
+    if calls.prepare is not None:
+        calls.prepare(pipeline, size)
     with autocast(denoiser.device, denoiser.dtype):
         made = pipeline(**calls.call(denoiser.model, given), width=size[0], height=size[1],
                         num_inference_steps=settings.steps, output_type="latent", return_dict=False)[0]

@@ -59,14 +59,14 @@ PICTURES = {
 MISTRAL_TOKENIZERS = (("transformers", "PixtralProcessor"), ("transformers", "TokenizersBackend"),
                       ("transformers", "PreTrainedTokenizerFast"))
 DEV = Family(
-    name="flux2", pipelines=("Flux2Pipeline",), denoiser="transformer",
+    name="flux2", models=("FLUX.2 dev",), pipelines=("Flux2Pipeline",), denoiser="transformer",
     components={"text_encoder": (("transformers", "Mistral3ForConditionalGeneration"),),
                 "tokenizer": MISTRAL_TOKENIZERS, **PICTURES},
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     predictions=("flow",), text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}),
 )
 KLEIN = Family(
-    name="flux2_klein", pipelines=("Flux2KleinPipeline",), denoiser="transformer",
+    name="flux2_klein", models=("FLUX.2 klein",), pipelines=("Flux2KleinPipeline",), denoiser="transformer",
     components={"text_encoder": (("transformers", "Qwen3ForCausalLM"),),
                 "tokenizer": zimage.COMPONENTS["tokenizer"], **PICTURES},
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",

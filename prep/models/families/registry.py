@@ -10,6 +10,7 @@ from prep.models.families import (
     cogview4,
     flux,
     flux2,
+    hidream,
     lumina2,
     ovis,
     pixart,
@@ -41,6 +42,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     cogview4.FAMILY,
     sana.FAMILY,
     auraflow.FAMILY,
+    hidream.FAMILY,
 )}  # fmt: skip
 
 

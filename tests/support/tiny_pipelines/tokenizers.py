@@ -80,6 +80,13 @@ def qwen(special: Sequence[str] = CHAT, *, template: str = CHAT_TEMPLATE, pad_si
     return tokenizer
 
 
+def llama() -> Any:
+    """Llama 3's, whose class has no name of its own; its pipelines pad with the token that ends a text."""
+    usual = qwen(end="<|im_end|>")
+    return _untyped.PreTrainedTokenizerFast(tokenizer_object=usual.backend_tokenizer, eos_token=usual.eos_token,
+                                            model_max_length=4096, padding_side="right")
+
+
 def qwen3() -> Any:
     """Qwen3's, with the marks around thoughts."""
     return qwen(THINKING, end="<|im_end|>")

@@ -11,6 +11,7 @@ from train.models.families import (
     cogview4,
     flux,
     flux2,
+    hidream,
     lumina2,
     ovis,
     pixart,
@@ -43,6 +44,7 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "cogview4": cogview4.DENOISER,
     "sana": sana.DENOISER,
     "auraflow": auraflow.DENOISER,
+    "hidream": hidream.DENOISER,
 }  # fmt: skip
 
 

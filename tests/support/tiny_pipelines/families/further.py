@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import diffusers
@@ -71,15 +72,18 @@ def ernie() -> Any:
     )
 
 
-def hidream() -> Any:
-    """HiDream: two CLIPs, T5 and Llama, some layers of which its transformer's config lists; mixture of experts."""
+def hidream(*, layers: Sequence[int] = (0, 1), whole: bool = True) -> Any:
+    """HiDream: two CLIPs, T5 and Llama, `layers` of which its transformer's config lists; mixture of experts.
+
+    `whole`: the transformer returns pictures, not patches, also in training.
+    """
     first, second, third = tokenizers.clip(), tokenizers.open_clip(), tokenizers.t5()
-    fourth = tokenizers.qwen(end="<|im_end|>")
+    fourth = tokenizers.llama()
     transformer = _untyped.HiDreamImageTransformer2DModel(
         patch_size=2, in_channels=16, out_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16,
         num_attention_heads=2, caption_channels=[WIDTH, WIDTH], text_emb_dim=2 * WIDTH, num_routed_experts=2,
-        num_activated_experts=1, axes_dims_rope=(8, 4, 4), max_resolution=(16, 16), llama_layers=[0, 1],
-        force_inference_output=True,
+        num_activated_experts=1, axes_dims_rope=(8, 4, 4), max_resolution=(16, 16), llama_layers=[*layers],
+        force_inference_output=whole,
     )
     return _untyped.HiDreamImagePipeline(
         scheduler=schedulers.flow(3.0), vae=vaes.flux(), transformer=transformer,

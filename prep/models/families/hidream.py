@@ -1,0 +1,96 @@
+"""HiDream-I1: two CLIPs for a pooled vector, T5 and layers of Llama 3.1 for the tokens, and FLUX.1's VAE.
+
+Sources: `HiDreamImagePipeline.encode_prompt` in diffusers 0.42: 128 tokens of each encoder; no attention has a mask for
+them, so padding is part of a row. It returns every layer of Llama; rows hold only those that the transformer's config
+lists, each once. That is most of them: a row has 34 MB in half precision. The transformer takes patches of 2 × 2 latent
+cells. The model is published without Llama: the directory must have it, as `pipeline.save_pretrained` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prep.errors import ModelError
+from prep.models.configs import Configs
+from prep.models.families import flux, sd3, sd15
+from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.parse import brief
+
+LAYERS, LLAMA = "llama_layers", "text_encoder_4"
+MOST_LAYERS = 128  # that a config may list; the published ones list 48
+
+
+def layers_of(listed: Any) -> list[int]:
+    """The layers of Llama that the value `llama_layers` of a transformer's config names, each once, sorted.
+
+    Of a pipeline without its transformer, the value is text. Raises `ValueError`.
+    """
+    found = listed.split(",") if isinstance(listed, str) else listed
+    if not isinstance(found, list) or not 1 <= len(found) <= MOST_LAYERS:
+        raise ValueError
+    return sorted({int(layer) for layer in found})
+
+
+def denoiser_config(configs: Configs) -> Mapping[str, str]:
+    """The layers of Llama in rows. Raises `ModelError` if the config does not say, or if there is no Llama."""
+    if not configs.has(LLAMA):
+        raise ModelError(f"{configs.model} has no {LLAMA}, which HiDream is published without",
+                         hint="load the pipeline with text_encoder_4 and tokenizer_4 of Llama 3.1 8B Instruct, and "
+                         "save it: pipeline.save_pretrained(DIR)")
+    listed = configs("transformer").get(LAYERS)
+    most = configs.width(LLAMA, "num_hidden_layers")
+    try:
+        layers = layers_of(listed if isinstance(listed, list) else None)
+        if not all(0 <= layer < most for layer in layers):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ModelError(f"{configs.model / 'transformer' / 'config.json'} has {LAYERS} {brief(listed)}, expected "
+                         f"layers from 0 to {most - 1}") from None
+    return {LAYERS: ",".join(map(str, layers))}
+
+
+def shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
+    """`t5` [token, channel], `llama` [layer, token, channel] and `pooled` [channel] of both CLIPs."""
+    layers = len(layers_of(denoiser_config(configs)[LAYERS]))
+    pooled = sum(configs.width(name, "projection_dim") for name in ("text_encoder", "text_encoder_2"))
+    return {"t5": (options.max_length, configs.width("text_encoder_3", "d_model")),
+            "llama": (layers, options.max_length, configs.width(LLAMA, "hidden_size")), "pooled": (pooled,)}
+
+
+def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
+    """The arrays of each caption; all encoders read the same text."""
+    t5_BLD, _, llama_NBLD, _, pooled_BD, _ = pipeline.encode_prompt(
+        prompt=list(captions), device=device, do_classifier_free_guidance=False,
+        max_sequence_length=options.max_length)
+    llama_BNLD = llama_NBLD[layers_of(pipeline.transformer.config.llama_layers)].transpose(0, 1)
+    return [{"t5": t5, "llama": llama, "pooled": pooled}
+            for t5, llama, pooled in zip(t5_BLD, llama_BNLD, pooled_BD, strict=True)]
+
+
+def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
+    """The pipeline's own negative: the encoding of ""."""
+    return encode(pipeline, [""], options, device)[0]
+
+
+TEXT = TextFacts(arrays={"t5": ("token", "channel"), "llama": ("layer", "token", "channel"), "pooled": ("channel",)},
+                 layout="full", max_length=128, longest=128, shapes=shapes, encode=encode, unconditional=unconditional,
+                 denoiser_config=denoiser_config)
+COMPONENTS = {
+    "text_encoder": sd3.PROJECTED_CLIP,
+    "text_encoder_2": sd3.PROJECTED_CLIP,
+    "text_encoder_3": flux.COMPONENTS["text_encoder_2"],
+    LLAMA: (("transformers", "LlamaForCausalLM"),),
+    "tokenizer": sd15.COMPONENTS["tokenizer"],
+    "tokenizer_2": sd15.COMPONENTS["tokenizer"],
+    "tokenizer_3": flux.T5_TOKENIZERS,
+    # The names of the class before and since transformers 5.
+    "tokenizer_4": (("transformers", "PreTrainedTokenizerFast"), ("transformers", "TokenizersBackend")),
+    "transformer": (("diffusers", "HiDreamImageTransformer2DModel"),),
+    "vae": flux.COMPONENTS["vae"],
+}
+FAMILY = Family(
+    name="hidream", models=("HiDream-I1",), pipelines=("HiDreamImagePipeline",), denoiser="transformer",
+    components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
+    shift_factor="0.1159", predictions=("flow",), text=TEXT,
+)
