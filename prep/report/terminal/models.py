@@ -59,7 +59,7 @@ def _shortened(one: Mapping[str, Any]) -> dict[str, Any]:
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
     text, most = one["text"], one["text"]["max_length"]["default"]
     return (one["name"], f"{one['latent']['channels']}x{one['latent']['pixels_per_cell']}", str(one["step"]),
-            ", ".join(one["predictions"]), ", ".join(text["arrays"]),
+            ", ".join(one["predictions"]), "+".join(text["arrays"]),
             str(most) if text["layout"] == "full" else f"1-{most}",
             *(", ".join(one[name]) for name in ("lora_formats", "pipelines", "models")))
 
