@@ -138,6 +138,15 @@ def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOpt
     )
 
 
+def _plain(value: Any) -> str | int:
+    """A value of model_index.json as contexts have them: a list is spelled with commas, null is the default."""
+    if value is None:
+        return "default"
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return value if isinstance(value, str) else int(value)
+
+
 def _more_text(model: Path, family: Family, options: TextOptions) -> dict[str, Any]:
     """What else decides text rows; empty for a family without options, whose keys are as they were before others."""
     configs = Configs(model)
@@ -146,7 +155,7 @@ def _more_text(model: Path, family: Family, options: TextOptions) -> dict[str, A
     return {
         **({"clip_skip": options.clip_skip} if options.clip_skip else {}),
         **({"text_windows": options.windows} if options.windows > 1 else {}),
-        **({"pipeline": {name: value if isinstance(value, str) else int(value) for name, value in values.items()}}
+        **({"pipeline": {name: _plain(value) for name, value in values.items()}}
            if values else {}),
         **({"denoiser": dict(denoiser)} if denoiser else {}),
         **({} if family.text.negative is None else {"negatives": "own"}),

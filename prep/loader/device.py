@@ -26,8 +26,16 @@ def record_copies(device: torch.device) -> torch.cuda.Event | None:
 
 
 def module_to_device(model: M, device: torch.device, dtype: torch.dtype | None = None) -> M:
-    """Moves the weights of `model` to `device` (and `dtype`), in place."""
-    return model.to(device=device, dtype=dtype)
+    """Moves the weights of `model` to `device` (and `dtype`), in place.
+
+    Those that its class in diffusers wants in float32 keep their dtype.
+    """
+    wanted = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    kept = {name: value.data for name, value in model.named_parameters() if wanted & set(name.split("."))}
+    moved = model.to(device=device, dtype=dtype)
+    for name, value in kept.items():
+        moved.get_parameter(name).data = value.to(device)
+    return moved
 
 
 def to_host(tensor: Tensor) -> Tensor:

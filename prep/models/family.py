@@ -92,6 +92,7 @@ class Family:
     resolution: int  # side of its training pictures, in pixels
     scaling_factor: str  # if the VAE's config has none; decimal strings: canonical JSON has no floats
     shift_factor: str
+    batch_norm_eps: float | None = None  # of a VAE with a batch norm; None: that of its config
     predictions: tuple[Prediction, ...]  # what its denoisers may predict
     upcasts_vae: bool = False  # whether its pipeline computes a VAE with `force_upcast` in float32, not in float16
     text: TextFacts

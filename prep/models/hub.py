@@ -12,7 +12,7 @@ from prep.formatting import shell_name
 from prep.parse import Unparsed, hub_id
 
 # The files we use of a pipeline, or of a single model: configs, tokenizers and safetensors; never pickles or code.
-PIPELINE = ("model_index.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors")
+PIPELINE = ("model_index.json", "*/*.json", "*/*.jinja", "*/*.txt", "*/*.model", "*/*.safetensors")
 SINGLE = ("*.json", "*.txt", "*.model", "*.safetensors")
 
 

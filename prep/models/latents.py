@@ -130,11 +130,13 @@ def _statistics(config: Config, path: Path, channels: int) -> dict[str, list[str
 def _batch_norm(model: Path, config: Config, path: Path, family: Family) -> dict[str, list[str]]:
     """`mean` and `std` by channel, row and column of a patch: the running statistics of the VAE's batch norm.
 
-    `Flux2Pipeline` divides by the square root of the variance plus the epsilon of the VAE's config (diffusers 0.42).
+    `Flux2Pipeline` divides by the square root of the variance plus the epsilon of the VAE's config (diffusers 0.42);
+    some families have an epsilon of their own.
     """
     if config.get("patch_size", [2, 2]) != [2, 2]:
         raise ModelError(f"{path} has patch_size {brief(config['patch_size'])}, expected [2, 2]", hint=FETCH_AGAIN)
-    epsilon = config.get("batch_norm_eps", BATCH_NORM_EPS)
+    own = config.get("batch_norm_eps", BATCH_NORM_EPS)
+    epsilon = own if family.batch_norm_eps is None else family.batch_norm_eps
     if type(epsilon) not in (int, float) or not 0 < epsilon <= 1:
         raise ModelError(f"{path} has batch_norm_eps {brief(epsilon)}, expected a number above 0, at most 1",
                          hint=FETCH_AGAIN)

@@ -1,13 +1,15 @@
-"""What is downloaded of a Hub model: no weights of a variant that would not be used."""
+"""What is downloaded of a Hub model: every file of a tokenizer, no weights of a variant that would not be used."""
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from prep.models.hub import PIPELINE, locate, unused_variants
+from prep.models.pipeline import _TOKENIZER_FILES
 from prep.models.weights import variant_of
 
 STEM = "diffusion_pytorch_model"
@@ -74,3 +76,9 @@ def test_a_hub_that_lists_nothing_is_asked_for_everything(hub):
     listed["files"] = OfflineModeIsEnabled("offline")
     locate("owner/name@v1", download=True)
     assert calls[0]["ignore_patterns"] == []
+
+
+def test_every_file_of_a_tokenizer_is_downloaded():
+    """Newer releases of transformers write chat templates to files of their own; without one, no caption is encoded."""
+    for name in _TOKENIZER_FILES:
+        assert any(fnmatch(f"tokenizer/{name}", pattern) for pattern in PIPELINE), name

@@ -44,12 +44,31 @@ def flux2_patched(latent: Tensor) -> Tensor:
     return Flux2Pipeline._patchify_latents(latent)
 
 
-def by_batch_norm(vae: Any, mean: Tensor) -> Tensor:
+def by_batch_norm(vae: Any, mean: Tensor, epsilon: float | None = None) -> Tensor:
     from diffusers import Flux2Pipeline
 
+    epsilon = vae.config.batch_norm_eps if epsilon is None else epsilon
+
     center, variance = (values.view(1, -1, 1, 1) for values in (vae.bn.running_mean, vae.bn.running_var))
-    normalized = (flux2_patched(mean) - center) / torch.sqrt(variance + vae.config.batch_norm_eps)
+    normalized = (flux2_patched(mean) - center) / torch.sqrt(variance + epsilon)
     return Flux2Pipeline._unpatchify_latents(normalized)
+
+
+def ernie_normalized(vae: Any, mean: Tensor) -> Tensor:
+    return by_batch_norm(vae, mean, 1e-5)  # of the pipeline's code
+
+
+def krea2_without_padding(given: dict[str, Any]) -> dict[str, Any]:
+    """Padding is between the caption and the end of the template; positions of text are all zero."""
+    mask = given.get("encoder_attention_mask")
+    if mask is None:
+        return given
+    kept, text = mask[0].bool(), mask.shape[1]
+    ids = given["position_ids"]
+    assert not ids[:text].any()
+    shorter = {"encoder_hidden_states": given["encoder_hidden_states"][:, kept],
+               "position_ids": torch.cat([ids[:text][kept], ids[text:]])}
+    return {name: value for name, value in (given | shorter).items() if name != "encoder_attention_mask"}
 
 
 def of_video(vae: Any, image: Tensor) -> Tensor:
@@ -149,6 +168,11 @@ CASES = [
     *(Case(family="hidream", build="hidream", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0,
            normalized=shifted, cut=with_layers(options.get("layers", (0, 1))))
       for options in ({}, {"layers": (2, 0), "whole": False})),
+    # As with Z-Image, 0 is off.
+    Case(family="krea2", build="krea2", unguided={"guidance_scale": 0.0}, guided={"guidance_scale": 3.0}, guidance=4.0,
+         packed=flux_packed, encode=of_video, normalized=by_channel, cut=krea2_without_padding),
+    Case(family="ernie", build="ernie", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux2_patched,
+         normalized=ernie_normalized),
 ]
 
 

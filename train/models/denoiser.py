@@ -164,5 +164,6 @@ def quiet() -> None:
 
 def _load_model(model: Path, family: Family) -> Any:
     kind = getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1])
-    return load_model(kind, weighted_files(model, family.denoiser), "denoiser", low_cpu_mem_usage=False,
+    frugal = kind._keep_in_fp32_modules is not None  # diffusers insists on it then
+    return load_model(kind, weighted_files(model, family.denoiser), "denoiser", low_cpu_mem_usage=frugal,
                       torch_dtype=torch.float32)

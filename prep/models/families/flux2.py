@@ -66,7 +66,8 @@ DEV = Family(
     predictions=("flow",), text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}),
 )
 KLEIN = Family(
-    name="flux2_klein", models=("FLUX.2 klein",), pipelines=("Flux2KleinPipeline",), denoiser="transformer",
+    name="flux2_klein", models=("FLUX.2 klein 4B", "FLUX.2 klein 9B"), pipelines=("Flux2KleinPipeline",),
+    denoiser="transformer",
     components={"text_encoder": (("transformers", "Qwen3ForCausalLM"),),
                 "tokenizer": zimage.COMPONENTS["tokenizer"], **PICTURES},
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",

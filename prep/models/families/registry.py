@@ -8,9 +8,11 @@ from prep.models.families import (
     auraflow,
     chroma,
     cogview4,
+    ernie,
     flux,
     flux2,
     hidream,
+    krea2,
     lumina2,
     ovis,
     pixart,
@@ -43,6 +45,8 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (
     sana.FAMILY,
     auraflow.FAMILY,
     hidream.FAMILY,
+    krea2.FAMILY,
+    ernie.FAMILY,
 )}  # fmt: skip
 
 

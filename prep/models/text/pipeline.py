@@ -61,7 +61,7 @@ def assemble(model: Path, family: Family, parts: Mapping[str, Any]) -> Any:
     wanted = inspect.signature(kind.__init__).parameters.values()
     components = {one.name: parts.get(one.name) for one in wanted if _is_component(one, index)}
     plain = {one.name: index[one.name] for one in wanted
-             if one.name in index and one.name not in components and isinstance(index[one.name], bool | int | str)}
+             if one.name in index and one.name not in components and _is_plain(index[one.name])}
     pipeline = kind(**components, **{**plain, **_never(wanted)})
     values = {} if family.text.denoiser_config is None else family.text.denoiser_config(Configs(model))
     if values and family.denoiser not in parts:
@@ -72,8 +72,16 @@ def assemble(model: Path, family: Family, parts: Mapping[str, Any]) -> Any:
 
 def _is_component(parameter: inspect.Parameter, index: Mapping[str, Any]) -> bool:
     """Whether a parameter of a pipeline's constructor is a component, not a plain option."""
-    named = isinstance(index.get(parameter.name), list)
+    value = index.get(parameter.name)
+    named = isinstance(value, list) and not _is_plain(value)
     return parameter.name != "self" and (named or parameter.default is inspect.Parameter.empty)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value of model_index.json is an option: a component is a list of two names, or of two nulls."""
+    if isinstance(value, list):
+        return all(type(one) is int for one in value)
+    return isinstance(value, bool | int | str)
 
 
 def _never(wanted: Any) -> dict[str, bool]:

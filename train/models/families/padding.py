@@ -50,16 +50,16 @@ def by_length(text: TextArrays, name: str, answer: Callable[[list[int], Tensor],
     return whole
 
 
-def embeddings(prompted: Prompted) -> dict[str, Tensor]:
-    """`hidden` and its mask, of the prompt and of its negative, under the names that most pipelines have for them.
+def embeddings(prompted: Prompted, name: str = "hidden", mask: str = "prompt_attention_mask") -> dict[str, Tensor]:
+    """An array and its mask, of the prompt and of its negative, under the names that most pipelines have for them.
 
     The shorter one is padded with zeros, also in its mask: some pipelines take both only at one length.
     """
-    length = max(text["hidden"].shape[1] for text in (prompted.positive, prompted.negative))
+    length = max(text[name].shape[1] for text in (prompted.positive, prompted.negative))
     found: dict[str, Tensor] = {}
     for prefix, text in (("", prompted.positive), ("negative_", prompted.negative)):
-        found[f"{prefix}prompt_embeds"] = _padded(text, "hidden", length)
-        found[f"{prefix}prompt_attention_mask"] = _padded(text, ATTENTION_MASK, length)
+        found[f"{prefix}prompt_embeds"] = _padded(text, name, length)
+        found[f"{prefix}{mask}"] = _padded(text, ATTENTION_MASK, length)
     return found
 
 

@@ -9,9 +9,11 @@ from train.models.families import (
     auraflow,
     chroma,
     cogview4,
+    ernie,
     flux,
     flux2,
     hidream,
+    krea2,
     lumina2,
     ovis,
     pixart,
@@ -45,6 +47,8 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
     "sana": sana.DENOISER,
     "auraflow": auraflow.DENOISER,
     "hidream": hidream.DENOISER,
+    "krea2": krea2.DENOISER,
+    "ernie": ernie.DENOISER,
 }  # fmt: skip
 
 

@@ -44,8 +44,11 @@ def cogview4() -> Any:
 
 
 def krea2() -> Any:
-    """Krea 2: three layers of Qwen3-VL stacked, with a mask; Qwen-Image's VAE."""
-    tokenizer = tokenizers.qwen()
+    """Krea 2: three layers of Qwen3-VL stacked, with a mask; Qwen-Image's VAE.
+
+    The end of its template has five tokens, as with the published tokenizer: the pipeline counts on it.
+    """
+    tokenizer = tokenizers.qwen((*tokenizers.CHAT, "assistant"), end="<|im_end|>")
     transformer = _untyped.Krea2Transformer2DModel(
         in_channels=64, num_layers=2, attention_head_dim=16, num_attention_heads=2, num_key_value_heads=1,
         intermediate_size=32, timestep_embed_dim=16, text_hidden_dim=WIDTH, num_text_layers=3,

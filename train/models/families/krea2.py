@@ -1,0 +1,53 @@
+"""Krea 2: a transformer over packed latents and the stacked layers of text tokens, with a mask of the padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from train.models.families import flux, packing, padding
+from train.models.family import Conditions, Prompted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself."""
+    layers_BLND, mask_BL = padding.cut(given.text, "layers")
+    packed = transformer(
+        hidden_states=packing.pack(noised_BChw), encoder_hidden_states=layers_BLND, timestep=sigma_B,
+        position_ids=positions(noised_BChw, layers_BLND.shape[1]), encoder_attention_mask=mask_BL,
+        return_dict=False)[0]
+    return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+
+
+def positions(like_BChw: Tensor, tokens: int) -> Tensor:
+    """[tokens + N, 3] float32: zero for each text token, then row and column of each patch on axes 1 and 2."""
+    patches = packing.positions(like_BChw)
+    found = patches.new_zeros((tokens + len(patches), patches.shape[1]))
+    found[tokens:] = patches
+    return found
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `Krea2Pipeline.__call__`, which adds its guidance scale times the difference to the positive
+    prediction: 0 is off there, and each value means what is one more elsewhere. Both texts have one length: positions
+    are made for the positive one.
+    """
+    given = padding.embeddings(prompted, "layers", mask="prompt_embeds_mask")
+    return {**{name: value.bool() if name.endswith("mask") else value for name, value in given.items()},
+            "latents": packing.pack(prompted.latent_1Chw), "guidance_scale": prompted.guidance - 1}
+
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    # Of the attention in all blocks, those that fuse text layers, too.
+    "attention": ("to_q", "to_k", "to_v", "to_out.0"),
+    # With the attention's gates and the feed-forward layers; no modulation, no embeddings.
+    "all-linear": ("to_q", "to_k", "to_v", "to_gate", "to_out.0", "ff.gate", "ff.up", "ff.down"),
+}
+DENOISER = replace(
+    flux.DENOISER, predict=predict, call=call, presets=PRESETS,
+    guidance=5.5,  # the pipeline's default is 4.5, counted from 0
+    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)})
