@@ -29,6 +29,8 @@ class Case:
     mended: Callable[[Any], None] = lambda pipeline: None  # changes a pipeline that does not do what its authors say
     cut: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given  # a denoiser's arguments, without padding
     rtol: float = 0.0  # of a picture from cached rows
+    surrounding: int = 0  # most tokens in a whole row besides the longest tokenizer's, and besides padding
+    padded_left: bool = False
 
 
 def flux_packed(latent: Tensor) -> Tensor:
@@ -134,7 +136,8 @@ CASES = [
     Case(family="sd21", build="sd21", options={"prediction": "epsilon"}, unguided=NO_CFG, guided=CFG, guidance=4.0,
          normalized=scaled),
     Case(family="sdxl", build="sdxl", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
-    *(Case(family="sd3", build="sd3", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=shifted)
+    *(Case(family="sd3", build="sd3", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=shifted,
+           surrounding=77)  # CLIP's
       for options in ({}, {"qk_norm": "rms_norm"}, {"qk_norm": "rms_norm", "dual": (0,)}, {"without_t5": True})),
     Case(family="flux", build="flux", unguided={"guidance_scale": 3.5}, guided=CFG, guidance=4.0, packed=flux_packed,
          normalized=shifted),
@@ -153,9 +156,9 @@ CASES = [
          guided={"true_cfg_scale": 4.0, "negative_prompt": " "}, guidance=4.0, packed=flux_packed, encode=of_video,
          normalized=by_channel),
     Case(family="flux2", build="flux2", unguided={"guidance_scale": 3.5}, guided=CFG, guidance=4.0,
-         packed=flux2_patched, normalized=by_batch_norm),
+         packed=flux2_patched, normalized=by_batch_norm, surrounding=300, padded_left=True),  # the system's message
     *(Case(family="flux2_klein", build="flux2_klein", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0,
-           packed=flux2_patched, normalized=by_batch_norm) for options in ({}, {"distilled": True})),
+           packed=flux2_patched, normalized=by_batch_norm, surrounding=60) for options in ({}, {"distilled": True})),
     Case(family="lumina2", build="lumina2", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=shifted,
          cut=without_padding),
     Case(family="ovis", build="ovis", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,

@@ -128,14 +128,14 @@ def watched(model: Any) -> Iterator[list[dict[str, Any]]]:
         handle.remove()
 
 
-def text_of(rows: Rows, caption: str) -> dict[str, torch.Tensor]:
-    """The cached text row of a caption."""
-    for sample in range(len(rows.index.samples)):
-        if caption in rows.index.samples.captions(sample):
-            first = int(rows.index.samples.text_offsets[sample])
-            texts = rows.index.samples.texts
-            return rows.text([rows.index.ref(int(texts["shard"][first]), int(texts["row"][first]))])
-    raise AssertionError(caption)
+def text_of(rows: Rows, *captions: str) -> dict[str, torch.Tensor]:
+    """The cached text rows of captions."""
+    samples, refs = rows.index.samples, {}
+    for sample in range(len(samples)):
+        first = int(samples.text_offsets[sample])
+        refs[samples.captions(sample)[0]] = rows.index.ref(int(samples.texts["shard"][first]),
+                                                           int(samples.texts["row"][first]))
+    return rows.text([refs[caption] for caption in captions])
 
 
 def noise(rows: Rows, side: int = 64) -> torch.Tensor:
@@ -264,21 +264,52 @@ def options_for(ours: Any) -> Any:
 def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made):
     rows, ours = Rows(open_index(read_manifest(made))), denoiser_of(made)
     texts = [text_of(rows, caption) for caption in CAPTIONS[:2]]
-    refs = []
-    for caption in CAPTIONS[:2]:
-        for sample in range(len(rows.index.samples)):
-            if caption in rows.index.samples.captions(sample):
-                first = int(rows.index.samples.text_offsets[sample])
-                columns = rows.index.samples.texts
-                refs.append(rows.index.ref(int(columns["shard"][first]), int(columns["row"][first])))
     latent = noise(rows).expand(2, -1, -1, -1)
     sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).expand(2, 6)
     time = torch.tensor([300, 300])
     with torch.no_grad(), tiny_pipelines.known_warnings():
-        together = predict(ours, latent, time, Conditions(text=rows.text(refs), sizes_B6=sizes))
+        together = predict(ours, latent, time, Conditions(text=text_of(rows, *CAPTIONS[:2]), sizes_B6=sizes))
         alone = [predict(ours, latent[:1], time[:1], Conditions(text=text, sizes_B6=sizes[:1])) for text in texts]
     assert torch.allclose(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(alone[0], alone[1], rtol=1e-3, atol=1e-4), "the captions make no difference"
+
+
+def test_padding_is_masked_or_part_of_a_row(case, made):
+    """Rows are stored without padding where the denoiser masks it, and whole where it is an input like any other."""
+    rows, pipe, ours = Rows(open_index(read_manifest(made))), pipeline_of(made, case), denoiser_of(made)
+    text = ours.family.text
+    tokens = [name for name, dims in text.arrays.items() if dims[0] == "token"]
+    latent, sizes = noise(rows), torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
+
+    def answer(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        count = len(given[tokens[0]])
+        with torch.no_grad(), tiny_pipelines.known_warnings():
+            return predict(ours, latent.expand(count, -1, -1, -1), torch.tensor([300]).expand(count),
+                           Conditions(text=given, sizes_B6=sizes.expand(count, -1)))[:1]
+
+    def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return float((one - other).abs().max()) > 1e-3 * float(one.abs().max())
+
+    alone = text_of(rows, CAPTIONS[0])
+    if text.layout == "full":
+        used = case.surrounding + max(len(one(CAPTIONS[0])["input_ids"]) for name, one in pipe.components.items()
+                                      if name.startswith("tokenizer") and one is not None)
+        kept = slice(-used, None) if case.padded_left else slice(used)
+        short = {name: array[:, kept] if name in tokens else array for name, array in alone.items()}
+        assert all(short[name].shape[1] == used < alone[name].shape[1] for name in tokens)
+        assert differ(answer(alone), answer(short)), "padding makes no difference: rows can be stored without it"
+        return
+    length = int(alone["attention_mask"].sum())
+    short = {name: array[:, :length] for name, array in alone.items()}
+    padded = text_of(rows, *CAPTIONS[:2])  # a longer row beside it, so that its padding is not cut off
+    padding = padded["attention_mask"] == 0
+    assert padding[0, length:].all() and not padding[0, :length].any() and padding.shape[1] > length + 16
+    for name in tokens:
+        junk = torch.randn(padded[name].shape, generator=torch.Generator().manual_seed(0))
+        padded[name][padding] = 10 * junk[padding]
+    assert torch.allclose(answer(padded), answer(short), rtol=1e-4, atol=1e-5)
+    unmasked = padded | {"attention_mask": torch.ones_like(padded["attention_mask"])}
+    assert differ(answer(unmasked), answer(short)), "the denoiser does not look at these tokens"
 
 
 def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):
