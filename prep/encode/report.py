@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prep.encode.truncation import Truncated
 from prep.findings import Finding, rejected_lines
-from prep.formatting import counted, grouped, printable
+from prep.formatting import counted, grouped, printable, shell_name
+
+TRUNCATED = 10  # captions listed by name
+WIDTH = 120  # characters of what is said about each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +28,7 @@ class EncodeReport:
     samples: Mapping[str, int]
     dry_run: bool
     masks: Mapping[str, int] | None = None  # how many were found and used; None: no masks requested
+    truncated: Truncated = field(default_factory=Truncated)
 
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
@@ -31,6 +36,7 @@ class EncodeReport:
                 "manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
                 "encoded": dict(self.encoded), "reused": dict(self.reused),
                 "rejected": [one.as_json() for one in self.rejected],
+                "truncated": [one.as_json() for one in self.truncated.findings],
                 "masks": None if self.masks is None else dict(self.masks),
                 "bytes": self.bytes, "seconds": round(seconds, 3)}
 
@@ -41,6 +47,7 @@ class EncodeReport:
         kept = ", ".join(f"{grouped(count)} {field}" for field, count in self.reused.items())
         lines = [f"{verb}: {done} ({size}); reused: {kept}"]
         lines += rejected_lines(self.rejected, every=every)
+        lines += _truncated_lines(self.truncated, every=every)
         if not self.dry_run:
             roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.samples.items())
             lines.append(f"{printable(str(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
@@ -52,3 +59,21 @@ class EncodeReport:
             return ""
         found, used = self.masks["found"], self.masks["used"]
         return f"; {counted(found, 'mask')} found, {grouped(used)} used" if found else "; no masks found"
+
+
+def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:
+    """The lines about captions and prompts that are cut; unless `every`, the first ones, shortened."""
+    cut = [one for one in truncated.findings if one.severity == "warning"]
+    partly = len(truncated.findings) - len(cut)
+    lines = [f"{one.severity}: {shell_name(one.path)}: {one.code}: "
+             f"{printable(one.detail if every else _shortened(one.detail))}"
+             for one in (cut if every else cut[:TRUNCATED])]
+    if len(cut) > len(lines):
+        lines.append(f"and {grouped(len(cut) - len(lines))} more captions that are cut; --json lists all by name")
+    if partly:
+        lines.append(f"info: {counted(partly, 'caption')} longer than one text encoder reads; another reads all of it")
+    return [*lines, f"hint: {truncated.hint}"] if cut and truncated.hint else lines
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= WIDTH else f"{text[:WIDTH - 1]}…"

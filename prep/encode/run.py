@@ -18,6 +18,7 @@ from prep.encode.limits import check_manifest_size
 from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.report import EncodeReport
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
+from prep.encode.truncation import TextReading, find_truncated
 from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted, join_names
@@ -76,8 +77,11 @@ def _encode(call: EncodeCall) -> EncodeReport:
     frame = fixed_fields(wanted, call.cache, output)
     _require_samples(call, wanted)
     check_manifest_size(wanted, frame, output)
+    reading = TextReading(model=model, family=wanted.specs.family, options=wanted.text_options)
+    truncated = find_truncated(wanted.wants, reading, facts, call.progress)
+    wanted = replace(wanted, wants=replace(wanted.wants, findings=(*wanted.wants.findings, *truncated.findings)))
     if call.dry_run:
-        return _dry_run(call, wanted)
+        return replace(_dry_run(call, wanted), truncated=truncated)
     cache = open_cache(call.cache, create=True)
     facts.save()
     if call.recheck:
@@ -90,7 +94,7 @@ def _encode(call: EncodeCall) -> EncodeReport:
         drop_plan(cache, planned, output)
         report = _report(call, wanted, planned, outcome, sealed, asked)  # while gc can remove no table
     facts.save()
-    return report
+    return replace(report, truncated=truncated)
 
 
 def open_facts(cache: Path, *, trust: bool) -> Memo:

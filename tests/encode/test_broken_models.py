@@ -89,6 +89,14 @@ def test_the_message_about_a_text_row_of_another_shape(refused):
                      said)
 
 
+def test_tokenizers_that_fail_on_every_caption(refused, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such token")
+
+    monkeypatch.setattr("prep.models.text.lengths.StandIn.forward", fail)
+    assert "model cannot count the tokens of a caption: no such token" in refused(lambda model: None)
+
+
 def test_an_encoder_that_fails_on_every_caption(refused, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("no kernel for this")

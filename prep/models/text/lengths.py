@@ -6,7 +6,7 @@ Rows of families with trimmed text are stored in groups of equal length, so leng
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,28 +14,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
+from prep.models.components import class_of
 from prep.models.family import GROUP, TOKEN, Family, TextOptions, TextRow
-from prep.models.fingerprint import text_files
+from prep.models.fingerprint import TextFiles, text_files
+from prep.models.pipeline import pipeline_index
 from prep.models.text.pipeline import assemble, tokenizers_of
 
 MOST_LAYERS = 128  # hidden states that a pipeline may ask for
 BATCH = 256  # captions counted at once
 
 
-class _Counting(nn.Module):
-    """Stands in for a text encoder: hidden states of one channel, all zero."""
+class StandIn(nn.Module):
+    """Stands in for a text encoder: hidden states of one channel, all zero. With `projected`, the first output is a
+    vector for each caption.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, projected: bool = False) -> None:
         super().__init__()
+        self._projected = projected
+        self.final_layer_norm = nn.Identity()
         self.config = SimpleNamespace(hidden_size=1, use_attention_mask=False, text_config=SimpleNamespace())
         self.dtype = torch.float32
         self.device = torch.device("cpu")
 
     def forward(self, input_ids: Tensor, *args: Any, **options: Any) -> Any:
         hidden_BL1 = torch.zeros(*input_ids.shape, 1)
+        if self._projected:
+            return CLIPTextModelOutput(text_embeds=hidden_BL1[:, 0], last_hidden_state=hidden_BL1,
+                                       hidden_states=(hidden_BL1,) * MOST_LAYERS)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_BL1, pooler_output=hidden_BL1[:, 0],
                                           hidden_states=(hidden_BL1,) * MOST_LAYERS)
+
+
+def text_pipeline(model: Path, family: Family, files: TextFiles, tokenizers: Mapping[str, Any]) -> Any:
+    """The pipeline of `model` with these tokenizers, and a stand-in for each text encoder. Raises `ModelError`."""
+    index = pipeline_index(model)
+    encoders = {name: StandIn(projected=class_of(index, name, model)[1].endswith("WithProjection"))
+                for name in files.encoders}
+    return assemble(model, family, {**encoders, **tokenizers})
 
 
 class LengthCounter:
@@ -43,8 +61,7 @@ class LengthCounter:
 
     def __init__(self, model: Path, family: Family, options: TextOptions) -> None:
         files = text_files(model)
-        stand_ins: dict[str, Any] = {name: _Counting() for name in files.encoders}
-        self._pipeline = assemble(model, family, stand_ins | tokenizers_of(model, family, files))
+        self._pipeline = text_pipeline(model, family, files, tokenizers_of(model, family, files))
         self._family, self._options = family, options
 
     @torch.inference_mode()

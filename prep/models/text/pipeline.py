@@ -16,10 +16,12 @@ from prep.errors import ModelError
 from prep.models.components import class_of
 from prep.models.configs import Configs
 from prep.models.family import Family
+from prep.models.files import ComponentFiles
 from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_model, load_tokenizer
 from prep.models.pipeline import pipeline_index
 
+CLIP_POSITIONS = 77  # if a config does not say
 TOO_LONG = "set model_max_length in its tokenizer_config.json"
 
 
@@ -36,16 +38,18 @@ def load_text_pipeline(model: Path, family: Family, files: TextFiles, dtype: tor
         return load_model(kind, files.encoders[name], spoken(name), trust_remote_code=False, **options)
 
     parts = {name: encoder(name) for name in files.encoders}
-    parts |= tokenizers_of(model, family, files)
-    _check_lengths(parts, model)
-    return assemble(model, family, parts)
+    return assemble(model, family, parts | tokenizers_of(model, family, files))
 
 
 def tokenizers_of(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:
     """The tokenizers of `model` by component name. Raises `ModelError`."""
     index = pipeline_index(model)
-    return {name: load_tokenizer(_class_of(index, name, model, family), found)
-            for name, found in files.tokenizers.items()}
+    found = {name: load_tokenizer(_class_of(index, name, model, family), one) for name, one in files.tokenizers.items()}
+    for name, encoder in files.encoders.items():
+        tokenizer = found.get(tokenizer_name(name))
+        if tokenizer is not None and _class_of(index, name, model, family).startswith("CLIPText"):
+            _check_length(tokenizer, encoder, name, model)
+    return found
 
 
 def assemble(model: Path, family: Family, parts: Mapping[str, Any]) -> Any:
@@ -105,14 +109,14 @@ def spoken(component: str) -> str:
     return component.replace("_", " ")
 
 
-def _check_lengths(parts: Mapping[str, Any], model: Path) -> None:
-    """Raises `ModelError` if a tokenizer lets through more tokens than its text encoder has positions for."""
-    for name, encoder in parts.items():
-        tokenizer = parts.get(name.replace("text_encoder", "tokenizer"))
-        if name.startswith("text_encoder") and isinstance(encoder.config, transformers.CLIPTextConfig):
-            most = encoder.config.max_position_embeddings
-            if tokenizer is not None and tokenizer.model_max_length > most:
-                raise ModelError(f"the {spoken(name.replace('text_encoder', 'tokenizer'))} of {model} takes "
-                                 f"{tokenizer.model_max_length} tokens, its {spoken(name)} only {most}", hint=TOO_LONG)
+def tokenizer_name(encoder: str) -> str:
+    """The name of a text encoder's tokenizer: tokenizer_2 for text_encoder_2."""
+    return encoder.replace("text_encoder", "tokenizer")
 
 
+def _check_length(tokenizer: Any, encoder: ComponentFiles, name: str, model: Path) -> None:
+    """Raises `ModelError` if a tokenizer lets through more tokens than its CLIP text encoder has positions for."""
+    most = encoder.config.get("max_position_embeddings", CLIP_POSITIONS)
+    if isinstance(most, int) and tokenizer.model_max_length > most:
+        raise ModelError(f"the {spoken(tokenizer_name(name))} of {model} takes {tokenizer.model_max_length} tokens, "
+                         f"its {spoken(name)} only {most}", hint=TOO_LONG)

@@ -1,0 +1,111 @@
+"""Finds captions and prompts that are longer than the text encoders read, and says which words are lost.
+
+The tokenizers are loaded only for captions that are new: what is lost of a caption is remembered by the key of its row,
+which covers the caption, the tokenizers, the template and the options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prep.encode.targets import Targets
+from prep.findings import Finding, finding
+from prep.fs.memo import Memo
+from prep.models.family import Family, TextFacts, TextOptions
+from prep.progress import Progress, phase
+from prep.recipe.validate import MOST_WINDOWS
+
+if TYPE_CHECKING:
+    from prep.models.text.truncation import Truncation
+
+KIND = "lost-1"  # of a text row's key: what is lost of its caption; raise the number when `_record` changes
+MOST_LOST = 500  # characters of lost words in a finding
+PART, WHOLE, PROMPT = "caption-over-one-limit", "caption-over-limit", "prompt-over-limit"
+MARKS = 2  # start and end of a window
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextReading:
+    """How a model's text encoders read captions."""
+
+    model: Path
+    family: Family
+    options: TextOptions
+
+    def truncations(self, captions: Sequence[str]) -> Iterable[Truncation | None]:
+        """What is lost of each caption. Raises `ModelError`."""
+        from prep.models.loading import quiet_libraries  # here: a run without new captions imports no torch
+        quiet_libraries()
+        from prep.models.text.truncation import TruncationFinder
+
+        return TruncationFinder(self.model, self.family, self.options).find(captions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Truncated:
+    """The findings on captions and prompts that are cut, and what helps."""
+
+    findings: tuple[Finding, ...] = ()
+    hint: str = ""
+
+
+def find_truncated(wants: Targets, reading: TextReading, facts: Memo, progress: Progress) -> Truncated:
+    """The findings on the captions of all samples and on prompts. Raises `ModelError`."""
+    records = _records(wants, reading, facts, progress)
+    findings = tuple(dict.fromkeys(_findings(wants, records)))
+    most = max((record["tokens"] for record in records.values() if not record["whole"]), default=0)
+    return Truncated(findings=findings, hint=_advice(reading.family.text, reading.options, most) if most else "")
+
+
+def _records(wants: Targets, reading: TextReading, facts: Memo, progress: Progress) -> Mapping[str, Any]:
+    """What is lost, by key of a text row; without those of which nothing is lost."""
+    known = {key: facts.get_digest(KIND, key) for key, text in wants.texts.items() if text.caption is not None}
+    lacking = [key for key, record in known.items() if record is None]
+    if lacking:
+        with phase(progress, "counting tokens"):
+            captions = [str(wants.texts[key].caption) for key in lacking]
+            for key, found in zip(lacking, reading.truncations(captions), strict=True):
+                known[key] = _record(found)
+                facts.put_digest(KIND, key, known[key] or b"")
+    return {key: json.loads(record) for key, record in known.items() if record}
+
+
+def _record(found: Truncation | None) -> bytes:
+    if found is None:
+        return b""
+    lost = "" if found.whole else found.lost if len(found.lost) <= MOST_LOST else f"{found.lost[:MOST_LOST - 1]}…"
+    return json.dumps({"encoder": found.encoder, "tokens": found.tokens, "read": found.read, "lost": lost,
+                       "whole": found.whole}).encode()
+
+
+def _findings(wants: Targets, records: Mapping[str, Any]) -> Iterator[Finding]:
+    if not records:
+        return
+    for sample, label in zip(wants.samples, wants.labels, strict=True):
+        for text in sample.texts:
+            if record := records.get(text.key):
+                yield finding(label, PART if record["whole"] else WHOLE, _detail(record))
+    for prompt in wants.prompts:
+        for key in (prompt.positive_key, prompt.negative_key):
+            if (record := records.get(key)) and not record["whole"]:
+                yield finding(prompt.prompt, PROMPT, _detail(record))
+
+
+def _detail(record: Mapping[str, Any]) -> str:
+    read = f"{record['encoder']} reads {record['read']} of {record['tokens']} tokens"
+    return f"{read}, {record['whole']} all of them" if record["whole"] else f"{read}, and not '{record['lost']}'"
+
+
+def _advice(facts: TextFacts, options: TextOptions, tokens: int) -> str:
+    """What helps to read captions of up to so many tokens."""
+    inner = options.max_length - MARKS
+    if facts.windows and options.windows < MOST_WINDOWS:
+        windows = min(MOST_WINDOWS, -(-tokens // inner))
+        return f"--text-windows {windows} reads up to {windows * inner} tokens of a caption"
+    if options.max_length < facts.longest:
+        return f"--max-length {facts.longest} reads more of a caption"
+    return "shorten these captions; models of this family read no more"
