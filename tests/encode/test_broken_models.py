@@ -90,7 +90,7 @@ def test_the_message_about_a_text_row_of_another_shape(refused):
 
 
 def test_tokenizers_that_fail_on_every_caption(refused, monkeypatch):
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no such token")
 
     monkeypatch.setattr("prep.models.text.lengths.StandIn.forward", fail)

@@ -56,6 +56,12 @@ def text_pipeline(model: Path, family: Family, files: TextFiles, tokenizers: Map
     return assemble(model, family, {**encoders, **tokenizers})
 
 
+def row_length(family: Family, row: TextRow) -> int:
+    """The tokens of a row."""
+    dims = family.text.arrays
+    return max(int(value.shape[dims[name].index(TOKEN)]) for name, value in row.items() if TOKEN in dims[name])
+
+
 class LengthCounter:
     """Counts the tokens of rows with a pipeline's own tokenizers. Raises `ModelError` if they cannot be loaded."""
 
@@ -81,6 +87,4 @@ class LengthCounter:
         return self._group(self._family.text.unconditional(self._pipeline, self._options, torch.device("cpu")))
 
     def _group(self, row: TextRow) -> int:
-        length = max(value.shape[self._family.text.arrays[name].index(TOKEN)] for name, value in row.items()
-                     if TOKEN in self._family.text.arrays[name])
-        return max(GROUP, -(-length // GROUP) * GROUP)
+        return max(GROUP, -(-row_length(self._family, row) // GROUP) * GROUP)

@@ -1,8 +1,8 @@
 """Finds what text encoders do not read of long captions, without reading their weights.
 
-The pipeline's own `encode_prompt` encodes two probes with stand-ins for the encoders, while its tokenizers are watched:
-that shows what it writes around a caption, and after how many tokens it cuts. Captions are then given to the tokenizers
-alone. A caption's tokens are those between the template's.
+The pipeline's own `encode_prompt` encodes a few probes with stand-ins for the encoders, while its tokenizers are
+watched: that shows what it writes around a caption, and after how many tokens it cuts. Captions are then given to the
+tokenizers alone. A caption's tokens are those between the template's.
 
 100,000 captions of 60 words take about 10 s with CLIP on one core; the pipeline would take minutes.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from prep.models.family import Family, TextOptions
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import text_files
 from prep.models.pipeline import pipeline_index
-from prep.models.text.lengths import text_pipeline
+from prep.models.text.lengths import row_length, text_pipeline
 from prep.models.text.pipeline import tokenizer_name, tokenizers_of
 
 BATCH = 1024  # captions counted at once
-# The first is in no template; the second shows what becomes of spaces and capital letters.
-_PROBES = ("vwxyz", " A É  b ")
+# The first is in no template; the second shows what becomes of spaces and capital letters; the third is longer than any
+# encoder reads.
+_PROBES = ("vwxyz", " A É  b ", "a " * 5000)
 _CHANGES: tuple[Callable[[str], str], ...] = (str, str.strip, str.lower, lambda text: text.lower().strip())
 _KIND = re.compile(r"(Text|Encoder|Model|For[A-Z]).*")  # of an encoder's class: CLIPTextModel, T5EncoderModel
 
@@ -56,7 +57,7 @@ class TruncationFinder:
             seen = {name: stack.enter_context(_watched(tokenizers[tokenizer_name(name)])) for name in files.encoders
                     if tokenizer_name(name) in tokenizers}
             try:
-                family.text.encode(pipeline, list(_PROBES), options, torch.device("cpu"))
+                rows = family.text.encode(pipeline, list(_PROBES), options, torch.device("cpu"))
             except Exception as error:  # some faulty configs fail only here
                 raise ModelError(f"the tokenizers of {model} cannot count the tokens of a caption: {first_line(error)}",
                                  hint=FETCH_AGAIN) from None
@@ -64,6 +65,9 @@ class TruncationFinder:
         kinds = {name: _KIND.sub("", class_of(index, name, model)[1]) for name in seen}
         self._readers = [_reader(kinds[name], tokenizers[tokenizer_name(name)], calls)
                          for name, calls in seen.items() if len(calls) >= len(_PROBES)]
+        if family.text.layout == "trimmed" and len(self._readers) == 1:
+            short, _, longest = (row_length(family, row) for row in rows)
+            self._readers = [self._readers[0].within(short, longest)]
 
     def find(self, captions: Sequence[str]) -> Iterator[Truncation | None]:
         """For each caption what is lost of it; `None` if every encoder reads all of it."""
@@ -93,6 +97,16 @@ class _Reader:
     after: str
     change: Callable[[str], str]  # of the caption itself
     room: int  # tokens that are kept
+    added: int  # tokens for start and end, beside these
+
+    def within(self, short: int, longest: int) -> _Reader:
+        """The reader of a pipeline that may also cut rows: of the first probe to `short` tokens, of any to `longest`.
+
+        Rows may lack the first tokens of the template.
+        """
+        (tokens,) = self._lengths([f"{self.before}{_PROBES[0]}{self.after}"])
+        dropped = max(0, tokens + self.added - short)
+        return replace(self, room=min(self.room, longest + dropped - self.added))
 
     def truncations(self, captions: Sequence[str]) -> list[Truncation | None]:
         """What is lost of each caption."""
@@ -151,17 +165,19 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A text that a tokenizer was given, and how many of its tokens it kept at most."""
+    """A text that a tokenizer was given, how many of its tokens it kept at most, and how many it added."""
 
     text: str
     room: int
+    added: int
 
 
 def _reader(encoder: str, tokenizer: Any, calls: Sequence[_Call]) -> _Reader:
     """The reader of a tokenizer that was called so for each of the probes."""
     before, _, after = calls[0].text.partition(_PROBES[0])
     change = next((change for change in _CHANGES if f"{before}{change(_PROBES[1])}{after}" == calls[1].text), str)
-    return _Reader(encoder=encoder, tokenizer=tokenizer, before=before, after=after, change=change, room=calls[0].room)
+    return _Reader(encoder=encoder, tokenizer=tokenizer, before=before, after=after, change=change, room=calls[0].room,
+                   added=calls[0].added)
 
 
 @contextmanager
@@ -176,7 +192,7 @@ def _watched(tokenizer: Any) -> Iterator[list[_Call]]:
         if options.get("truncation"):
             added = self.num_special_tokens_to_add() if options.get("add_special_tokens", True) else 0
             room = (options.get("max_length") or self.model_max_length) - added
-            seen.extend(_Call(one, room) for one in ([text] if isinstance(text, str) else text))
+            seen.extend(_Call(one, room, added) for one in ([text] if isinstance(text, str) else text))
         return kind.__call__(self, text, *args, **options)
 
     tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
