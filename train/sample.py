@@ -15,7 +15,7 @@ from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 from prep.loader.index import Index
 from prep.loader.rows import Rows
-from prep.manifest.commands import encode_command
+from prep.manifest.commands import prompts_command
 from prep.recipe.prompts import Prompt, read_prompts
 from train.check import check
 from train.models.denoiser import load
@@ -155,5 +155,5 @@ def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
                          "the manifest has no sample prompts and no captions",
                          hint="encode a prompt with --prompt TEXT, or store the rows of a prompt file: "
-                         + encode_command(setup.manifest, "--prompts", named))
+                         + prompts_command(setup.manifest, named))
     return found

@@ -19,11 +19,12 @@ from prep.cli.init import init
 from prep.cli.inspect_manifest import inspect
 from prep.cli.mask import mask
 from prep.cli.models import models
+from prep.cli.prompts import prompts
 from prep.cli.scan import scan
 from prep.cli.verify import verify
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
-               (init, scan, bucket, mask, encode, inspect, verify, diff, gc, compact, clean, convert, models, codes,
+               (init, scan, bucket, mask, encode, prompts, inspect, verify, diff, gc, compact, clean, convert, models, codes,
                 demo))
 
 

@@ -42,20 +42,21 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
     if wanted.wants.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     samples, rejected = _split(wanted, ledger, refs, transient)
-    prompts, lost = _prompts(wanted, refs)
+    prompts, lost = split_prompts(wanted.wants.prompts, refs)
     used = _used(wanted, samples, prompts, refs)
     reader = Reader(cache.root)
     numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
     means = coverage(reader, facts, samples, refs)
     reader.close()
     buckets = sorted({sample.bucket for sample in samples})
-    findings = [*wanted.wants.findings, *rejected, *lost]
+    findings, file = [*wanted.wants.findings, *rejected, *lost], wanted.recipe.prompts
     document = {
         **frame,
         "fields": _fields(wanted, used, ledger),
         "buckets": _buckets(buckets, samples),
         "samples": _roles(Counter(sample.role for sample in samples)),
-        "prompts": _prompt_document(wanted, path, prompt_bytes, prompts, refs, numbers),
+        "prompts": prompt_document(None if file is None else relative_to_manifest(file, path), prompt_bytes,
+                                   wanted.wants.unconditional, prompts, refs, numbers),
         "tables": {
             "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, means)),
             "shards": write_table(cache, shards),
@@ -106,11 +107,13 @@ def keys_of(sample: Sample) -> list[str]:
     return [*(view.latent for view in sample.views), *masks, *(text.key for text in sample.texts)]
 
 
-def _prompts(wanted: ResolvedRecipe, refs: Mapping[str, RowRef]) -> tuple[list[PromptTarget], list[Finding]]:
-    kept = [prompt for prompt in wanted.wants.prompts if prompt.positive_key in refs and prompt.negative_key in refs]
+def split_prompts(prompts: Sequence[PromptTarget],
+                  refs: Mapping[str, RowRef]) -> tuple[list[PromptTarget], list[Finding]]:
+    """The prompts with both rows in the cache, and a finding for each other prompt."""
+    kept = [prompt for prompt in prompts if prompt.positive_key in refs and prompt.negative_key in refs]
     lost = [Finding(path=prompt.prompt, code="prompt-not-encoded", severity="warning",
                     detail="this sample prompt has no text row, so no picture is made for it")
-            for prompt in wanted.wants.prompts if prompt not in kept]
+            for prompt in prompts if prompt not in kept]
     return kept, lost
 
 
@@ -126,14 +129,15 @@ def _used(wanted: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[P
 
 def _shard_table(ledger: Ledger, used: set[str], wanted: ResolvedRecipe, reader: Reader) -> tuple[dict[str, int], Any]:
     """Number of each used shard in the table, and the table."""
-    rows = [_shard_row(shard, field, wanted, reader)
+    rows = [shard_row(shard, field, wanted.specs.as_manifest(field), reader)
             for shard, field in zip(ledger.shards, ledger.fields, strict=True) if shard.digest in used]
     table = build_shards(rows)
     return {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}, table
 
 
-def _shard_row(shard: Shard, field: str, wanted: ResolvedRecipe, reader: Reader) -> dict[str, Any]:
-    specs = [reader.array_info(shard.digest, name)[0] for name in wanted.specs.as_manifest(field)]
+def shard_row(shard: Shard, field: str, arrays: Iterable[str], reader: Reader) -> dict[str, Any]:
+    """A shard's row of the table; `arrays` are the names of the field's arrays."""
+    specs = [reader.array_info(shard.digest, name)[0] for name in arrays]
     return {"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
             "shapes": canonical({spec.name: list(spec.shape) for spec in specs}).decode(),
             "dtypes": canonical({spec.name: spec.dtype for spec in specs}).decode()}
@@ -201,16 +205,16 @@ def _roles(counts: Counter[Role]) -> dict[str, int]:
     return {"train": counts["train"], "validation": counts["validation"], "prior": counts["prior"]}
 
 
-def _prompt_document(wanted: ResolvedRecipe, path: Path, data: bytes | None, prompts: Iterable[PromptTarget],
-                     refs: Mapping[str, RowRef], numbers: Mapping[str, int]) -> dict[str, Any]:
+def prompt_document(file: str | None, data: bytes | None, unconditional: str, prompts: Iterable[PromptTarget],
+                    refs: Mapping[str, RowRef], numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The prompts of a manifest: their file, relative to it, with its bytes; `unconditional` is a key of `refs`."""
     def row(key: str) -> dict[str, int]:
         return {"shard": numbers[refs[key].shard], "row": refs[key].row}
 
-    file = wanted.recipe.prompts
     return {
-        "file": None if file is None else relative_to_manifest(file, path),
+        "file": file,
         "digest": None if data is None else digest_bytes(data),
-        "unconditional": row(wanted.wants.unconditional),
+        "unconditional": row(unconditional),
         "samples": [{**prompt.as_document(), "positive": row(prompt.positive_key),
                      "negative_row": row(prompt.negative_key)} for prompt in prompts],
     }

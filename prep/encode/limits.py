@@ -7,7 +7,7 @@ options, paths, and the number of buckets.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from prep.errors import ConfigError
 from prep.manifest.document import LIMIT, relative_to_manifest
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed
+from prep.recipe.prompts import Prompt, read_prompts
 
+PROMPT_BYTES = 1 << 18  # the manifest contains them, and stays below 1 MiB
 _COUNT = (1 << 53) - 1  # the largest number that `prep.parse.count` accepts
 _ROW = {"shard": (1 << 31) - 1, "row": MAX_ROWS - 1}  # the tables have int32
 _DIGEST = "0" * 64
@@ -37,7 +39,12 @@ def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: 
 
     `frame` comes from `prep.encode.assemble.fixed_fields`.
     """
-    document = _largest(wanted, frame, path)
+    check_document_size(_largest(wanted, frame, path), path)
+
+
+def check_document_size(document: Mapping[str, Any], path: Path) -> None:
+    """Raises `ConfigError` if `document`, the largest that the manifest at `path` may become, is too large or invalid.
+    """
     size = len(canonical(document))
     if size <= LIMIT:
         try:
@@ -58,17 +65,30 @@ def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> di
     sizes = sorted({bucket for bucket, _ in counts})
     buckets = [{"size": list(size), **{role: counts[size, role] for role in _ROLES}} for size in sizes]
     largest = dict.fromkeys(("rows", "shards", "bytes"), _COUNT)
-    file = wanted.recipe.prompts
     return {
         **frame,
         "fields": {field: {"context": context, "arrays": wanted.specs.as_manifest(field), **largest}
                    for field, context in wanted.contexts.by_field().items()},
         "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in _ROLES},
-        "prompts": {"file": None if file is None else relative_to_manifest(file, path), "digest": _DIGEST,
-                    "unconditional": _ROW, "samples": [_prompt(prompt) for prompt in wanted.wants.prompts]},
+        "prompts": largest_prompts(wanted.recipe.prompts, path, wanted.wants.prompts),
         "tables": dict.fromkeys(("samples", "shards", "findings"), _DIGEST), "rejected": _COUNT, "self": _DIGEST,
     }
 
 
+def largest_prompts(file: Path | None, path: Path, prompts: Sequence[PromptTarget]) -> dict[str, Any]:
+    """The prompts of the manifest at `path`, all encoded, with the places of their rows at maximum."""
+    return {"file": None if file is None else relative_to_manifest(file, path), "digest": _DIGEST,
+            "unconditional": _ROW, "samples": [_prompt(prompt) for prompt in prompts]}
+
+
 def _prompt(prompt: PromptTarget) -> dict[str, Any]:
     return {**prompt.as_document(), "positive": _ROW, "negative_row": _ROW}
+
+
+def read_small_prompts(path: Path) -> tuple[bytes, list[Prompt]]:
+    """The bytes of a prompt file that a manifest can hold, and its prompts. Raises `PathError`, `ConfigError`."""
+    data, prompts = read_prompts(path)
+    if len(data) > PROMPT_BYTES:
+        raise ConfigError(f"prompt file {path} has {len(data)} bytes, expected at most {PROMPT_BYTES}",
+                          hint="it is for the few prompts of sample pictures; captions lie beside the pictures")
+    return data, prompts

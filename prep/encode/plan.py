@@ -11,14 +11,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from prep.cache.ledger.ledger import Ledger, empty_ledger, forget_rejects, load_ledger, remove_foreign_commits
 from prep.cache.plans import read_plan, remove_plan, write_plan
 from prep.cache.records import RowRef, Task
 from prep.cache.store import Cache, sync_recent_directories
 from prep.digest import digest_json, digest_strings
-from prep.encode.resolve import ResolvedRecipe
+from prep.encode.targets import Targets
+from prep.encode.text_groups import TextGroups
 from prep.fs import atomic
+
+
+class Wanted(Protocol):
+    """Wanted rows, their sizes and groups: `ResolvedRecipe`, or less."""
+
+    @property
+    def wants(self) -> Targets: ...
+    @property
+    def text_groups(self) -> TextGroups: ...
+    def group_of(self, field: str, key: str) -> tuple[int, int]: ...
+    def row_bytes(self, field: str, key: str) -> int: ...
+
 
 SHARD_BYTES = 256 << 20
 TASK_ROWS = 256  # at most: an interruption loses one task, some seconds on a GPU
@@ -37,7 +51,7 @@ class EncodePlan:
     digest: str  # of all wanted keys: the plan's name
 
 
-def plan(wanted: ResolvedRecipe, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
+def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
          retry: bool = False) -> EncodePlan:
     """The tasks to run: with `store`, those of the stored plan if there is one; without a cache, all.
 
@@ -60,7 +74,7 @@ def plan(wanted: ResolvedRecipe, cache: Cache | None, *, shard_bytes: int = SHAR
     return replace(planned, tasks=tasks)
 
 
-def _compare_with_ledger(wanted: ResolvedRecipe, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
+def _compare_with_ledger(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
                          retry: bool = False) -> EncodePlan:
     """The wanted rows in the cache, and tasks for the missing rows; with `retry`, for rejected rows too."""
     ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
@@ -87,7 +101,7 @@ def drop_plan(cache: Cache, planned: EncodePlan, manifest: Path) -> None:
         remove_plan(cache, planned.digest)
 
 
-def _tasks(wanted: ResolvedRecipe, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
+def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
     """Tasks of one field and one shape, their rows sorted by key, in a fixed order."""
     tasks: list[Task] = []
     for field, names in missing.items():
@@ -100,7 +114,7 @@ def _tasks(wanted: ResolvedRecipe, missing: dict[str, list[str]], shard_bytes: i
     return tasks
 
 
-def _valid_tasks(wanted: ResolvedRecipe, stored: Iterable[Task]) -> Iterator[Task]:
+def _valid_tasks(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
     """The tasks of a stored plan that are valid for these wants: rows of one field and shape, none of them twice.
 
     The cache is untrusted: no plan in it may get a row encoded as another field or shape.

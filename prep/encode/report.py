@@ -66,7 +66,7 @@ def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:
     cut = [one for one in truncated.findings if one.severity == "warning"]
     partly = len(truncated.findings) - len(cut)
     lines = [f"{one.severity}: {shell_name(one.path)}: {one.code}: "
-             f"{printable(one.detail if every else _shortened(one.detail))}"
+             f"{printable(one.detail if every else shortened(one.detail))}"
              for one in (cut if every else cut[:TRUNCATED])]
     if len(cut) > len(lines):
         lines.append(f"and {grouped(len(cut) - len(lines))} more captions that are cut; --json lists all by name")
@@ -75,5 +75,6 @@ def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:
     return [*lines, f"hint: {truncated.hint}"] if cut and truncated.hint else lines
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """At most `WIDTH` characters of a text."""
     return text if len(text) <= WIDTH else f"{text[:WIDTH - 1]}…"

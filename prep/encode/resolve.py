@@ -132,9 +132,7 @@ def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOpt
         latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior=recipe.model.posterior,
                               compute=vae_compute(model, specs.family, compute), stored=stored),
         mask=mask,
-        text=text_context(text=text_fingerprint(model, file_digest), max_length=options.max_length,
-                          layout=specs.family.text.layout, compute=compute, stored=stored,
-                          more=_more_text(model, specs.family, options)),
+        text=text_context_of(model, specs.family, options, file_digest, compute=compute, stored=stored),
     )
 
 
@@ -145,6 +143,14 @@ def _plain(value: Any) -> str | int:
     if isinstance(value, list):
         return ",".join(map(str, value))
     return value if isinstance(value, str) else int(value)
+
+
+def text_context_of(model: Path, family: Family, options: TextOptions, file_digest: FileDigest, *, compute: str,
+                    stored: str) -> dict[str, Any]:
+    """The key context of text rows. Raises `ModelError`."""
+    return text_context(text=text_fingerprint(model, file_digest), max_length=options.max_length,
+                        layout=family.text.layout, compute=compute, stored=stored,
+                        more=_more_text(model, family, options))
 
 
 def _more_text(model: Path, family: Family, options: TextOptions) -> dict[str, Any]:

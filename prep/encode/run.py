@@ -14,7 +14,7 @@ from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
 from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome
-from prep.encode.limits import check_manifest_size
+from prep.encode.limits import check_manifest_size, read_small_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.report import EncodeReport
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
@@ -31,11 +31,8 @@ from prep.manifest.document import Manifest, looks_like_manifest
 from prep.manifest.opened import findings_of, open_manifest
 from prep.models.hub import locate
 from prep.progress import Progress
-from prep.recipe.prompts import Prompt, read_prompts
 from prep.recipe.schema import Recipe
 from prep.runtime import gc_disabled, gc_enabled
-
-PROMPT_BYTES = 1 << 18  # the manifest contains them, and stays below 1 MiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +67,8 @@ def _encode(call: EncodeCall) -> EncodeReport:
     check_places(call.recipe, call.cache, output)
     check_can_create(call.cache)
     model = _model(call)
-    prompt_bytes, prompts = _prompts(call.recipe)
+    named = call.recipe.prompts
+    prompt_bytes, prompts = (None, []) if named is None else read_small_prompts(named)
     facts = open_facts(call.cache, trust=not call.rehash)
     wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, progress=call.progress)
     call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
@@ -177,16 +175,6 @@ def _model(call: EncodeCall) -> Path:
         raise ModelError("no model is named, so the encoders are unknown",
                          hint="add --model MODEL, or set path in [model] of the recipe")
     return locate(call.recipe.model.path, download=call.download and not call.dry_run)
-
-
-def _prompts(recipe: Recipe) -> tuple[bytes | None, list[Prompt]]:
-    if recipe.prompts is None:
-        return None, []
-    data, prompts = read_prompts(recipe.prompts)
-    if len(data) > PROMPT_BYTES:
-        raise ConfigError(f"prompt file {recipe.prompts} has {len(data)} bytes, expected at most {PROMPT_BYTES}",
-                          hint="it is for the few prompts of sample pictures; captions lie beside the pictures")
-    return data, prompts
 
 
 def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache, model: Path) -> Outcome:

@@ -141,6 +141,14 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
                    notices=dataset_notes(recipe, survey, bucketing))
 
 
+def prompt_targets(prompts: Sequence[Prompt], context: Mapping[str, Any]) -> Targets:
+    """The targets of prompts alone, and of the unconditional row; `context` is that of text rows."""
+    keys = TextKeys(context)
+    rows = tuple(_prompt(prompt, keys) for prompt in prompts)
+    return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.unconditional, latents={}, masks={},
+                   texts=_text_works((), rows, keys.unconditional), findings=())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Keys:
     """Makes the keys of each field, from the item and the settings here."""

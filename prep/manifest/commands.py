@@ -22,6 +22,11 @@ def encode_command(manifest: Manifest, *options: Path | str) -> str:
     return f"prep encode {_here(named)}{given} --cache {_here(manifest.cache_root)} -o {_here(manifest.path)}"
 
 
+def prompts_command(manifest: Manifest, file: Path) -> str:
+    """The `prep prompts` command that encodes the prompts of a file and names it in the manifest."""
+    return f"prep prompts {_here(file)} --manifest {_here(manifest.path)}"
+
+
 def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
     """The commands that list and repair damage; `recorded` is False if the cache could not be written."""
     why = "" if recorded else "the cache cannot be written here, so the damage is not recorded in it; "

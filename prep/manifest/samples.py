@@ -88,6 +88,27 @@ def build_samples(
     return pa.Table.from_batches(batches, schema=SAMPLES)
 
 
+def renumber_shards(table: pa.Table, numbers: Column) -> pa.Table:
+    """The SAMPLES table with other shard numbers: `numbers` has the new number of each old one."""
+    batches = []
+    for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+        columns = [_renumbered(column, field.type, numbers) if field.name in ("views", "texts") else column
+                   for column, field in zip(batch.columns, SAMPLES, strict=True)]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=SAMPLES))
+    return pa.Table.from_batches(batches, schema=SAMPLES)
+
+
+def _renumbered(column: pa.Array, kind: pa.ListType, numbers: Column) -> pa.Array:
+    """A column of views or texts, with other shard numbers; -1 remains."""
+    flat = pc.list_flatten(column)
+    fields = {field.name: pc.struct_field(flat, field.name) for field in kind.value_type}
+    for name in fields:
+        if name.endswith("shard"):
+            old = fields[name].to_numpy()
+            fields[name] = pa.array(np.where(old < 0, old, numbers[old]).astype(np.int32))
+    return _lists(pc.list_value_length(column).to_numpy(), list(fields.values()), kind)
+
+
 def _views(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> pa.Array:
     views = [view for sample in block for view in sample.views]
     placements = [view.placement for view in views]
@@ -115,7 +136,7 @@ def _places(keys: Sequence[str | None], refs: Mapping[str, RowRef], shard_index:
             [-1 if ref is None else ref.row for ref in found]]
 
 
-def _lists(lengths: Sequence[int], columns: Sequence[Any], kind: pa.ListType) -> pa.Array:
+def _lists(lengths: Sequence[int] | Column, columns: Sequence[Any], kind: pa.ListType) -> pa.Array:
     """A list array: `lengths` records per list; `columns` in the order of the record's fields."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])

@@ -72,6 +72,8 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     (photos / "0.txt").write_text("changed")
     draw(photos / "new.png", (96, 96), seed=50).with_suffix(".txt").write_text("new")
     checked(*encode, "-o", b, "--alpha", "black")
+    (photos.parent / "prompts.txt").write_text(f"a cat --n a dog --w 64\n{'long ' * 99}\n")
+    assert checked("prompts", photos.parent / "prompts.txt", "--manifest", a, "--device", "cpu")["findings"]
     checked("inspect", a)
     checked("inspect", a, "--sample", "0.png")
     checked("diff", a, b)

@@ -8,7 +8,7 @@ import pytest
 
 from prep.digest import canonical
 from prep.encode import limits as ceiling
-from prep.encode.run import PROMPT_BYTES
+from prep.encode.limits import PROMPT_BYTES
 from prep.manifest import schema as document
 from prep.manifest.document import LIMIT, read_manifest
 

@@ -109,7 +109,7 @@ def test_eight_pictures_with_batch_16(encode, prep, train, place, underfill, sho
     assert [step["samples"] for step in events(place / "run", "step")] == [shown]
 
 
-def test_prompts_edited_while_text_is_cached(encode, train, place, monkeypatch):
+def test_prompts_edited_while_text_is_cached(encode, prep, train, place, monkeypatch):
     """sd-scripts: `'NoneType' object has no attribute 'to'`. Here: noticed; new ones are shown once they have rows."""
     encode()
     sample = evaluate._sample
@@ -119,7 +119,7 @@ def test_prompts_edited_while_text_is_cached(encode, train, place, monkeypatch):
         if step == 2:
             (place / "prompts.txt").write_text("picture number 1\na new idea\n")
         if step == 4:
-            encode()
+            assert prep("prompts", "prompts.txt", "--manifest", "m.json").code == 0
         if step == 6:
             (place / "prompts.txt").write_text("")
         if step == 8:
@@ -132,8 +132,7 @@ def test_prompts_edited_while_text_is_cached(encode, train, place, monkeypatch):
     warnings = events(place / "run", "warning")
     assert [warning["step"] for warning in warnings] == [2, 6, 8]
     assert "the prompt in line 2 of prompts.txt has no text row yet" in warnings[0]["text"]
-    assert "to encode it, run prep encode photos --model " in warnings[0]["text"]
-    assert warnings[0]["text"].count("--prompts prompts.txt") == 1
+    assert "to encode it, run prep prompts prompts.txt --manifest m.json" in warnings[0]["text"]
     pictures = [place / "run" / event["picture"] for event in events(place / "run", "sample")]
     widths = [np.asarray(Image.open(path)).shape[1] for path in pictures]
     assert widths == [192, 192, 384, 192, 192]  # 1, 1, 2, 1, 1 side by side, each shown at twice its size

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prep.formatting import counted, format_bytes, grouped, join_names, join_texts, printable
+from prep.manifest.commands import prompts_command
 
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
@@ -53,7 +54,7 @@ def sample_lines(setup: Setup) -> list[str]:
         return []
     held_out = any(len(members) for members in setup.index.validation)
     return [f"no prompt file: sample pictures show captions of {'validation' if held_out else 'training'} samples "
-            "(prep encode --prompts FILE adds prompts)"]
+            f"(to add prompts: {prompts_command(setup.manifest, Path('prompts.txt'))})"]
 
 
 def uneven_lines(report: CheckReport) -> list[str]:

@@ -19,7 +19,7 @@ from prep.errors import Problem
 from prep.fs.paths import is_inside, resolve
 from prep.keys import negative_key, text_key
 from prep.loader.index import Index
-from prep.manifest.commands import encode_command
+from prep.manifest.commands import prompts_command
 from prep.manifest.document import Manifest
 from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file
 from train.models.family import TextArrays
@@ -107,7 +107,7 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path) -> Found:
             lacking.append(prompt)
         else:
             found.append(PromptRows(prompt=prompt.text, positive=positive, negative=against, settings=prompt.settings))
-    command = encode_command(index.manifest, "--prompts", path)
+    command = prompts_command(index.manifest, path)
     warnings = [f"the prompt in line {prompt.line} of {path} has no text row yet and is skipped; to encode it, run "
                 f"{command}" for prompt in lacking[:WARNINGS]]
     if len(lacking) > WARNINGS:

@@ -237,7 +237,7 @@ def test_sample_with_prompts_of_one_s_own(train, make):
     own.write_text("unheard of\n")
     result = train("sample", made.root / "run", "--prompts", own, "-o", made.root / "g.png", "--device", "cpu")
     assert result.code == 7 and "the cache has no text row of any prompt in" in result.err
-    (named,) = re.findall(r"--prompts (\S+)", result.err)  # once, as it is typed in this directory
+    (named,) = re.findall(r"prep prompts (\S+)", result.err)  # once, as it is typed in this directory
     assert Path(named).resolve() == own.resolve()
 
 
@@ -253,8 +253,8 @@ def test_without_prompts_captions_are_sampled_and_said_to_be(train, make, tmp_pa
     made = make(prompts=None)
     result = run(train, made)
     assert result.code == 0
-    assert ("no prompt file: sample pictures show captions of validation samples (prep encode --prompts FILE adds "
-            "prompts)\n") in result.err
+    assert "no prompt file: sample pictures show captions of validation samples (to add prompts: prep prompts " in (
+        result.err)
     assert (made.root / "run" / "samples" / "step-000003.png").is_file()
     assert train("sample", made.root / "run", "-o", tmp_path / "g.png", "--device", "cpu").code == 0
 

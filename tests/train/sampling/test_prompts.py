@@ -52,8 +52,8 @@ def test_a_new_prompt_is_left_out_with_the_command_that_makes_it(opened):
     assert words(found.prompts) == ["a red circle"]
     one, other = found.warnings
     assert one.startswith(f"the prompt in line 2 of {made.root / 'prompts.txt'} has no text row yet and is skipped; "
-                          "to encode it, run prep encode photos --model ")
-    assert "--prompts " in one and "in line 3 of " in other
+                          "to encode it, run prep prompts ")
+    assert "prompts.txt --manifest " in one and "in line 3 of " in other
 
 
 def test_only_new_prompts_leave_the_manifest_s(opened):

@@ -1,0 +1,272 @@
+"""Runs `prep prompts`: replaces the sample prompts of a manifest, and encodes only the rows that its cache lacks.
+
+Samples, fields of pictures and everything else that decides training steps stay as they are, so a run can resume. The
+manifest is what `prep encode` with these prompts would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prep.cache.ledger.ledger import load_ledger
+from prep.cache.reader import Reader
+from prep.cache.records import RowRef, Shard
+from prep.cache.store import Cache
+from prep.digest import canonical
+from prep.encode.assemble import prompt_document, shard_row, split_prompts
+from prep.encode.engines.job import Job
+from prep.encode.limits import check_document_size, largest_prompts, read_small_prompts
+from prep.encode.plan import EncodePlan, drop_plan, plan
+from prep.encode.report import shortened
+from prep.encode.resolve import remembered_digest, text_context_of, text_options_of
+from prep.encode.run import open_facts
+from prep.encode.targets import Targets, prompt_targets
+from prep.encode.text_groups import TextGroups
+from prep.encode.truncation import PROMPT, TextReading, Truncated, find_truncated
+from prep.errors import CacheError, ManifestError, ModelError
+from prep.findings import Finding
+from prep.formatting import counted, grouped, printable
+from prep.fs.lock import PATIENCE, lock_directory
+from prep.fs.memo import Memo
+from prep.fs.paths import NamedPath, check_disjoint, resolve
+from prep.keys import TextKeys
+from prep.manifest.commands import encode_command
+from prep.manifest.document import Manifest, read_manifest, relative_to_manifest, write_manifest
+from prep.manifest.opened import OpenedManifest, open_manifest
+from prep.manifest.samples import renumber_shards
+from prep.manifest.tables import build_findings, build_shards, write_table
+from prep.models.configs import Configs
+from prep.models.families.registry import FAMILIES
+from prep.models.family import options_of
+from prep.models.fields import FieldSpecs
+from prep.models.fingerprint import Expected
+from prep.models.hub import locate
+from prep.parse import brief
+from prep.progress import Progress, phase
+from prep.recipe.schema import STORED_DTYPES, ModelOptions
+
+NOT_ENCODED = "prompt-not-encoded"
+MOST_REJECTS = 10  # rows that may fail before the run stops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptsCall:
+    """A call of `prep prompts`."""
+
+    file: Path
+    manifest: Path
+    model: str | None  # None: that of the manifest
+    device: str
+    download: bool
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptsReport:
+    """The result of a run."""
+
+    file: Path
+    manifest: Path
+    prompts: int  # in the manifest
+    encoded: int  # text rows
+    reused: int
+    truncated: Truncated
+    lost: tuple[Finding, ...]  # prompts that could not be encoded
+
+    def as_json(self, seconds: float) -> dict[str, Any]:
+        """The document of `--json`."""
+        findings = (*self.lost, *self.truncated.findings)
+        return {"format": "latentry/prompts", "version": 1, "manifest": str(self.manifest), "file": str(self.file),
+                "prompts": self.prompts, "encoded": self.encoded, "reused": self.reused,
+                "findings": [one.as_json() for one in findings], "seconds": round(seconds, 3)}
+
+    def as_text(self, seconds: float) -> str:
+        """A short summary for people."""
+        lines = [f"{one.severity}: {printable(shortened(one.path))}: {one.code}: {printable(shortened(one.detail))}"
+                 for one in (*self.lost, *self.truncated.findings)]
+        if hint := self.truncated.hint:
+            lines.append(f"hint: {'prep encode ' if hint.startswith('--') else ''}{hint}")
+        return "\n".join([*lines, f"{printable(str(self.manifest))}: {counted(self.prompts, 'prompt')} in "
+                          f"{seconds:.1f} s; text rows: {grouped(self.encoded)} encoded, "
+                          f"{grouped(self.reused)} reused"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wanted:
+    """The rows of prompts: what `prep.encode.plan` asks of wanted rows."""
+
+    wants: Targets
+    specs: FieldSpecs
+    text_groups: TextGroups
+
+    def group_of(self, field: str, key: str) -> tuple[int, int]:
+        return 0, self.text_groups.tokens(key)
+
+    def row_bytes(self, field: str, key: str) -> int:
+        return self.specs.row_bytes(field, None, self.text_groups.tokens(key))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Text:
+    """How the manifest's text rows were encoded, and are again."""
+
+    reading: TextReading
+    context: Mapping[str, Any]
+    specs: FieldSpecs
+    expected: Expected
+
+
+def run_prompts(call: PromptsCall) -> PromptsReport:
+    """Encodes the prompts and rewrites the manifest. Raises `PathError`, `ConfigError`, `ManifestError`, `CacheError`,
+    `ModelError`.
+    """
+    path = resolve(call.manifest)  # a link is followed once, for the file and for the paths in it
+    manifest = read_manifest(path)
+    data, prompts = read_small_prompts(call.file)
+    for role, place in (("cache", manifest.cache_root), ("manifest", path)):
+        check_disjoint([NamedPath(role="prompts", path=call.file), NamedPath(role=role, path=place)])
+    opened = open_manifest(manifest)
+    _ = opened.samples  # errors in the tables show before anything is encoded
+    facts = open_facts(manifest.cache_root, trust=True)
+    text = _text_of(call, manifest, facts)
+    wants = prompt_targets(prompts, text.context)
+    check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, wants.prompts),
+                         "options": _options(manifest, call.file)}, path)
+    truncated = find_truncated(wants, text.reading, facts, call.progress)
+    with lock_directory(opened.cache.root, exclusive=False, patience=PATIENCE):
+        planned, encoded = _encode(call, opened.cache, wants, text)
+        lost, kept = _rewrite(call, opened, wants, data, truncated)
+        drop_plan(opened.cache, planned, path)
+    facts.save()
+    return PromptsReport(file=call.file, manifest=call.manifest, prompts=kept, encoded=encoded,
+                         reused=len(wants.texts) - encoded, truncated=truncated, lost=lost)
+
+
+def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
+    """How text rows are encoded. Raises `ModelError` unless they would be as those of the manifest."""
+    model = locate(call.model or manifest.model, download=call.download)
+    context, family = manifest.fields["text"].context, FAMILIES[manifest.family]
+    try:
+        chosen = options_of(context)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ManifestError(f"{manifest.path} does not say how its text rows were encoded: {error!r}",
+                            hint=encode_command(manifest, "--prompts", call.file)) from None
+    options = text_options_of(family, ModelOptions(max_length=chosen.max_length, clip_skip=chosen.clip_skip,
+                                                   text_windows=chosen.windows), Configs(model))
+    compute, stored = context.get("compute"), context.get("stored")
+    if compute not in STORED_DTYPES or stored not in STORED_DTYPES:
+        raise ManifestError(f"{manifest.path} has text rows of dtype {brief(stored)}, computed in {brief(compute)}, "
+                            f"expected {' or '.join(STORED_DTYPES)}")
+    file_digest = remembered_digest(facts)
+    with phase(call.progress, "hashing the model"):
+        made = text_context_of(model, family, options, file_digest, compute=compute, stored=stored)
+    _require_same(made, context, model, manifest, call.file)
+    specs = FieldSpecs(family=family, dtype=stored, text=family.text.shapes(Configs(model), options))
+    return _Text(reading=TextReading(model=model, family=family, options=options), context=context, specs=specs,
+                 expected=Expected(digest=str(context["text"]), file_digest=file_digest))
+
+
+def _require_same(made: Mapping[str, Any], context: Mapping[str, Any], model: Path, manifest: Manifest,
+                  file: Path) -> None:
+    """Raises `ModelError` unless text rows that this program makes with `model` are like those of the manifest."""
+    differing = sorted(name for name in {*made, *context} if made.get(name) != context.get(name))
+    if not differing:
+        return
+    again = f"encode everything again: {encode_command(manifest, '--prompts', file)}"
+    if "text" in differing:
+        raise ModelError(f"the text encoder of {model} did not make the text rows of {manifest.path}: it is "
+                         f"{str(made['text'])[:12]}, expected {str(context['text'])[:12]}",
+                         hint=f"name the model that did with --model, or {again}")
+    name = differing[0]
+    raise ModelError(f"text rows of {manifest.path} were made with {name} {brief(context.get(name))}, and would now be "
+                     f"made with {brief(made.get(name))}", hint=again)
+
+
+def _encode(call: PromptsCall, cache: Cache, wants: Targets, text: _Text) -> tuple[EncodePlan, int]:
+    """Encodes the rows that the cache lacks: the plan, and how many rows were made."""
+    reading = text.reading
+    groups = TextGroups(reading.model, reading.family, reading.options, wants.texts)
+    planned = plan(_Wanted(wants=wants, specs=text.specs, text_groups=groups), cache, retry=True)
+    if not planned.tasks:
+        return planned, 0
+    from prep.encode.engines.local import run  # here: a run with nothing to do loads no engine and no torch
+
+    job = Job(cache=cache, model=reading.model, vae=text.expected, text=text.expected, specs=text.specs, wants=wants,
+              tasks=planned.tasks, text_options=reading.options, text_groups=groups, alpha="reject", origin="none",
+              compute=str(text.context["compute"]), device=call.device, batch_size=1, jobs=1, max_rejects=MOST_REJECTS)
+    return planned, run(job, call.progress).encoded.get("text", 0)
+
+
+def _rewrite(call: PromptsCall, opened: OpenedManifest, wants: Targets, data: bytes,
+             truncated: Truncated) -> tuple[tuple[Finding, ...], int]:
+    """Writes the manifest with these prompts: findings on those that have no rows, and the number of the others."""
+    manifest, cache = opened.manifest, opened.cache
+    samples, own = opened.samples, _own_rows(opened)
+    ledger = load_ledger(cache)
+    refs = {**ledger.resolve(sorted(wants.texts)), **{key: own[key] for key in wants.texts if key in own}}
+    if wants.unconditional not in refs:
+        raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
+    prompts, lost = split_prompts(wants.prompts, refs)
+    of_prompts = {key for one in prompts for key in (one.positive_key, one.negative_key)} | {wants.unconditional}
+    shards = _shards(opened, {refs[key].shard for key in of_prompts}, ledger.shards)
+    table = build_shards(shards)
+    numbers = {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}
+    moved = np.array([numbers.get(shard["digest"], -1) for shard in opened.shards])
+    tables = dict(manifest.document["tables"])
+    if not np.array_equal(moved, np.arange(len(moved))):
+        tables["samples"] = write_table(cache, renumber_shards(samples.table, moved))
+    tables["shards"] = write_table(cache, table)
+    kept = [Finding(**one) for one in opened.findings if one["code"] not in (PROMPT, NOT_ENCODED)]  # type: ignore[arg-type]
+    tables["findings"] = write_table(cache, build_findings([*kept, *lost, *truncated.findings]))
+    texts = [shard for shard in shards if shard["field"] == "text"]
+    fields = {**manifest.document["fields"], "text": {
+        **manifest.document["fields"]["text"], "rows": len(of_prompts | own.keys()), "shards": len(texts),
+        "bytes": sum(shard["bytes"] for shard in texts)}}
+    place = relative_to_manifest(call.file, manifest.path)
+    document = {name: value for name, value in manifest.document.items() if name != "self"}
+    write_manifest(manifest.path, {
+        **document, "fields": fields, "tables": tables, "options": _options(manifest, call.file),
+        "prompts": prompt_document(place, data, wants.unconditional, prompts, refs, numbers)})
+    return tuple(lost), len(prompts)
+
+
+def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
+    """The places of the text rows of the manifest's samples, by key."""
+    keys, texts = TextKeys(opened.manifest.fields["text"].context), opened.samples.texts
+    digests = [shard["digest"] for shard in opened.shards]
+    captions = (text["caption"] for texts in opened.samples.table["texts"].to_pylist() for text in texts)
+    return {keys.key(caption): RowRef(shard=digests[shard], row=row) for caption, shard, row in
+            zip(captions, texts["shard"].tolist(), texts["row"].tolist(), strict=True)}
+
+
+def _shards(opened: OpenedManifest, needed: set[str], known: Sequence[Shard]) -> list[dict[str, Any]]:
+    """The rows of the table of shards: those that samples use, and those `needed` for prompts."""
+    columns = (opened.samples.views["latent_shard"], opened.samples.views["mask_shard"],
+               opened.samples.texts["shard"])
+    used = {int(number) for column in columns for number in np.unique(column) if number >= 0}
+    found = [_spelled(shard) for number, shard in enumerate(opened.shards)
+             if number in used or shard["digest"] in needed]
+    added = needed - {shard["digest"] for shard in found}
+    reader = Reader(opened.cache.root)
+    arrays = opened.manifest.fields["text"].arrays
+    found += [shard_row(shard, "text", arrays, reader) for shard in known if shard.digest in added]
+    reader.close()
+    return found
+
+
+def _spelled(shard: Mapping[str, Any]) -> dict[str, Any]:
+    return {**shard, **{name: canonical(shard[name]).decode() for name in ("shapes", "dtypes")}}
+
+
+def _options(manifest: Manifest, file: Path) -> list[Any]:
+    """The recorded options, so that the command that they spell encodes these prompts."""
+    options, place = list(manifest.document["options"]), relative_to_manifest(file, manifest.path)
+    if place == manifest.document["prompts"]["file"]:
+        return options
+    at = options.index("--prompts") if "--prompts" in options else len(options)
+    return [*options[:at], "--prompts", {"path": place}, *options[at + 2:]]
