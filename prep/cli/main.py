@@ -24,8 +24,8 @@ from prep.cli.scan import scan
 from prep.cli.verify import verify
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
-               (init, scan, bucket, mask, encode, prompts, inspect, verify, diff, gc, compact, clean, convert, models, codes,
-                demo))
+               (init, scan, bucket, mask, encode, prompts, inspect, verify, diff, gc, compact, clean, convert, models,
+                codes, demo))
 
 
 def main() -> NoReturn:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prep.formatting import counted, format_bytes, grouped, join_names, join_texts, printable
-from prep.manifest.commands import prompts_command
 
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
@@ -52,6 +51,8 @@ def sample_lines(setup: Setup) -> list[str]:
     prompts = setup.manifest.document["prompts"]
     if not setup.config.sample.every or prompts["samples"] or prompts["file"] is not None:
         return []
+    from prep.manifest.commands import prompts_command
+
     held_out = any(len(members) for members in setup.index.validation)
     return [f"no prompt file: sample pictures show captions of {'validation' if held_out else 'training'} samples "
             f"(to add prompts: {prompts_command(setup.manifest, Path('prompts.txt'))})"]
