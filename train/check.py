@@ -13,6 +13,7 @@ from prep.cache.damage import UnrecordedDamage
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
 from prep.errors import CacheError, ConfigError, ModelError, Problem
+from prep.formatting import counted, shell_name
 from prep.loader.index import Index, open_index
 from prep.manifest.commands import encode_command, repair_command
 from prep.manifest.document import Manifest, read_manifest
@@ -127,7 +128,10 @@ def _masked(index: Index, config: Config) -> bool:
 
 
 def check_shards(index: Index) -> None:
-    """Raises `CacheError` for the first shard that is missing, has the wrong size, or has a damaged header or index."""
+    """Raises `CacheError` for the first shard that is missing or damaged, or not the one that the manifest describes.
+
+    Sizes, headers and shard indexes are read; rows are checked when they are read.
+    """
     for shard in index.shards:
         try:
             size = shard_bytes(index.cache.shard(shard.digest))
@@ -140,11 +144,18 @@ def check_shards(index: Index) -> None:
         if size != shard.bytes:
             raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) has {size} bytes, expected "
                              f"{shard.bytes}", hint=encode_command(index.manifest))
+    arrays = [(shard, array) for shard in index.shards for array in shard.shapes]
     try:
-        Reader(index.cache.root).open_all((shard.digest, array) for shard in index.shards for array in shard.shapes)
+        headers = Reader(index.cache.root).open_all((shard.digest, array) for shard, array in arrays)
     except CacheError as error:
         hint = repair_command(index.manifest, recorded=not isinstance(error, UnrecordedDamage))
         raise CacheError(error.message, hint=hint) from None
+    for (shard, array), (spec, rows) in zip(arrays, headers, strict=True):
+        if (spec.shape, spec.dtype, rows) != (shard.shapes[array], shard.dtypes[array], shard.rows):
+            raise CacheError(f"shard {shard.digest}, array '{array}' has {counted(rows, 'row')} of {list(spec.shape)} "
+                             f"{spec.dtype}, expected {shard.rows} of {list(shard.shapes[array])} "
+                             f"{shard.dtypes[array]}: its files were replaced", hint="check the cache: prep verify "
+                             f"{shell_name(str(index.manifest.path))}")
 
 
 def _plan(index: Index, config: Config, planned: int | None) -> StepPlan:

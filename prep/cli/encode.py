@@ -21,7 +21,7 @@ def encode(
     cache: Annotated[Path, typer.Option(help="the cache directory; created if missing", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the manifest to write")] = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
-    device: opt.Device = "auto",
+    device: opt.Devices = "auto",
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the VAE", min=1)] = 4,
     jobs: opt.Jobs = opt.JOBS,
     shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB", min=1, max=4096)] = 256,

@@ -28,6 +28,8 @@ SourceArg = Annotated[Path, typer.Argument(
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json", show_default=False)]
 CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache directory", show_default=False)]
 Device = Annotated[str, choice(help="where models run", words=DEVICES, other="cuda:N")]
+Devices = Annotated[str, choice(help="where models run; several, or all GPUs, work side by side",
+                                words=(*DEVICES, "all"), other="cuda:N,…")]
 Underfill = Annotated[str, choice(help="what to do with a bucket's last micro-batch if it is short", words=UNDERFILL)]
 Download = Annotated[bool, typer.Option("--download", help="download a Hub model that is not in the Hub's cache")]
 Jobs = Annotated[int, typer.Option(help="threads that read and decode", min=1)]

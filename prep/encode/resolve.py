@@ -71,7 +71,7 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
                        text=FAMILIES[family].text.shapes(Configs(model), options),
                        with_std=recipe.model.posterior == "mean+std")
-    file_digest = remembered_digest(facts)
+    file_digest = RememberedDigest(facts)
     with phase(progress, "hashing the model"):
         prediction = prediction_of(model, specs.family)
         contexts = contexts_of(recipe, model, specs, options, file_digest)
@@ -94,9 +94,14 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
                           text_groups=TextGroups(model, specs.family, options, wants.texts))
 
 
-def remembered_digest(facts: Memo) -> FileDigest:
-    """`digest_file`, remembered in `facts` for unchanged files."""
-    return lambda path: str(facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
+@dataclass(frozen=True, slots=True)
+class RememberedDigest:
+    """`digest_file`, remembered in `facts` for unchanged files. It can be sent to other processes."""
+
+    facts: Memo
+
+    def __call__(self, path: Path) -> str:
+        return str(self.facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
 
 
 def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> TextOptions:

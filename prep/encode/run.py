@@ -180,7 +180,7 @@ def _model(call: EncodeCall) -> Path:
 def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache, model: Path) -> Outcome:
     if not planned.tasks:
         return Outcome(encoded={}, transient=())
-    from prep.encode.engines.local import run  # here: a run with nothing to do loads no engine and no torch
+    from prep.encode.engines.devices import run  # here: a run with nothing to do loads no engine and no torch
 
     job = Job(cache=cache, model=model, vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
               specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,

@@ -121,6 +121,10 @@ class Memo:
             else:
                 self._connection = _open(self._path)
 
+    def __reduce__(self) -> tuple[type[Memo], tuple[Path | None]]:
+        """A copy for another process, which reads what was saved. It trusts all of it: this run has renewed it."""
+        return Memo, (self._path,)
+
     def recall(self, name: bytes) -> bytes | None:
         """The record of this name; `None` if it is missing or damaged."""
         if not self.trust:

@@ -30,6 +30,25 @@ def pick_device(name: str | None) -> torch.device:
 
     A numbered CUDA device also becomes the current device, for library calls that name none.
     """
+    device = _checked(name)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
+def device_names(text: str) -> tuple[str, ...]:
+    """The devices in `text`: names separated by commas, or `all` for each GPU. Raises `UsageError`."""
+    if text == "all":
+        count = torch.cuda.device_count()
+        if not count:
+            raise UsageError("--device is 'all', which is every CUDA GPU, but torch finds none",
+                             hint="omit --device to use the best device available")
+        return tuple(f"cuda:{number}" for number in range(count))
+    return tuple(str(_checked(name)) for name in text.split(","))
+
+
+def _checked(name: str | None) -> torch.device:
+    """The device called `name`, which this machine has. Raises `UsageError`."""
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()),
              "xpu": torch.xpu.device_count()}
     if name is None or name == "auto":
@@ -45,6 +64,4 @@ def pick_device(name: str | None) -> torch.device:
         raise UsageError(f"--device is '{name}', but this machine has no such device: torch finds {had}",
                          hint="omit --device to use the best device available" if built else
                          "this build of torch has no CUDA; install the build for your GPU: see pytorch.org")
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
     return device

@@ -10,6 +10,7 @@ import pytest
 from prep.cache import plans
 from prep.encode import plan as encode
 from prep.encode.engines import local
+from prep.encode.engines.claims import Claims
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
 
@@ -33,6 +34,7 @@ class Job:
     """As much of a job as the order of tasks needs."""
 
     cache = None
+    claims = Claims()
 
 
 class Task:

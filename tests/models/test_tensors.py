@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prep.errors import UsageError
-from prep.models.tensors import pick_device
+from prep.models.tensors import device_names, pick_device
 
 CPU_BUILD = "this build of torch has no CUDA; install the build for your GPU: see pytorch.org"
 LEAVE = "omit --device to use the best device available"
@@ -40,6 +40,18 @@ def test_the_second_gpu_is_the_one_that_everything_uses(machine):
     done = machine(cuda=2)
     assert pick_device("cuda:1") == torch.device("cuda:1")
     assert done == ["cuda:1"]
+
+
+def test_all_is_every_gpu(machine):
+    done = machine(cuda=3)
+    assert device_names("all") == ("cuda:0", "cuda:1", "cuda:2")
+    assert device_names("cuda:2,cpu") == ("cuda:2", "cpu")
+    assert not done, "only the process that uses it makes it current"
+    machine()
+    with pytest.raises(UsageError, match=r"^--device is 'all', which is every CUDA GPU, but torch finds none$"):
+        device_names("all")
+    with pytest.raises(UsageError, match=r"^--device is 'cuda:1', but"):
+        device_names("cpu,cuda:1")
 
 
 @pytest.mark.parametrize(("has", "name", "found", "hint"), [

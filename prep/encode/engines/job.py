@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from prep.cache.records import Task
 from prep.cache.store import Cache
+from prep.encode.engines.claims import Claims
 from prep.encode.targets import Targets
 from prep.encode.text_groups import TextGroups
 from prep.findings import Finding
@@ -39,10 +40,11 @@ class Job:
     compute: Mapping[str, str]  # dtype that the encoder of each field computes in, as in its keys
     text_options: TextOptions
     text_groups: TextGroups
-    device: str
+    device: str  # one for `local`, any number for `devices`
     batch_size: int  # pictures per forward pass of the VAE
     jobs: int  # threads that decode
     max_rejects: int  # rows that may fail before the run stops
+    claims: Claims = field(default_factory=Claims)
 
     def bucket_of(self, task: Task) -> Size | None:
         """The bucket that all rows of a latent or mask task have."""

@@ -1,4 +1,4 @@
-"""Runs tasks in this process: workers decode pictures while the device encodes earlier ones.
+"""Runs tasks on one device, in this process: workers decode pictures while the device encodes earlier ones.
 
 A task becomes one shard and one commit, or nothing if interrupted. Batches never span tasks. Masks come first (no
 model), then text, then latents, so that text encoder and VAE are never in memory together.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from prep.cache.ledger.ledger import is_finished, write_commit
@@ -72,20 +72,22 @@ class _Tally:
         self.encoded: Counter[str] = Counter()
         self.transient: list[Finding] = []
         self.notices: list[str] = []
-        self.limit = job.max_rejects
-        self.refused = 0
+        self._limit = job.max_rejects
+        self._claims = job.claims
 
     def refuse(self, what: Reject | Finding) -> None:
         """Counts a failed row, unless its picture is bad: bad pictures do not count as failures of the run.
 
         Raises `CacheError` if there are too many.
         """
-        self.refused += isinstance(what, Finding) or what.code == NOT_FINITE
         if isinstance(what, Finding):
             self.transient.append(what)
-        if self.refused > self.limit:
-            raise CacheError(f"{counted(self.refused, 'row')} failed (a latent that is not finite, a file that changed "
-                             f"meanwhile, a decoder that crashed), more than --max-rejects {self.limit}; the last: "
+        elif what.code != NOT_FINITE:
+            return
+        failed = self._claims.failed()
+        if failed > self._limit:
+            raise CacheError(f"{counted(failed, 'row')} failed (a latent that is not finite, a file that changed "
+                             f"meanwhile, a decoder that crashed), more than --max-rejects {self._limit}; the last: "
                              f"{what.detail}",
                              hint="--compute float32 helps if latents are not finite; bad pictures do not count")
 
@@ -106,15 +108,17 @@ def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tic
 
 def _encode_masks(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally: _Tally,
                   progress: Progress) -> None:
-    if not tasks:
+    left = _left(job, tasks)
+    if left is None:
         return
     with _bar(job, "mask", progress) as tick:
-        for task, rows in _ahead(job, tasks, decoding, mask_row, job.wants.masks):
+        for task, rows in _ahead(job, left, decoding, mask_row, job.wants.masks):
             _finish(job, task, rows, tally, tick, "cpu")
 
 
 def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Progress) -> None:
-    if not tasks:
+    left = _left(job, tasks)
+    if left is None:
         return
     with phase(progress, "loading the text encoder"):
         with defer_interrupts():
@@ -127,7 +131,7 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Prog
                               compute=job.compute["text"], dtype=job.specs.dtype, expected=job.text)
     _check_text_shapes(job, encoder.shapes)
     with _bar(job, "text", progress) as tick:
-        for task in _unfinished(job, tasks):
+        for task in left:
             _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
     tally.note_batches(encoder.batches, "captions", "")
 
@@ -145,7 +149,8 @@ def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
 
 def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally: _Tally,
                     progress: Progress) -> None:
-    if not tasks:
+    left = _left(job, tasks)
+    if left is None:
         return
     with phase(progress, "loading the VAE"):
         with defer_interrupts():
@@ -158,21 +163,21 @@ def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally:
         encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
                              with_std=job.specs.with_std, expected=job.vae)
     with kept_heap(encoder.batches.device), _bar(job, "latent", progress) as tick:
-        for task, pixels in _ahead(job, tasks, decoding, picture_pixels, job.wants.latents):
+        for task, pixels in _ahead(job, left, decoding, picture_pixels, job.wants.latents):
             _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
     tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
 
 
-def _ahead(job: Job, tasks: Sequence[Task], decoding: _Decoding, make: Make,
+def _ahead(job: Job, tasks: Iterable[Task], decoding: _Decoding, make: Make,
            works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
-    """Each unfinished task with its (key, made) pairs in order; the pool works two batches ahead, across tasks."""
+    """Each task with its (key, made) pairs in order; the pool works two batches ahead, across tasks."""
     for task, results in groupby(_in_order(job, tasks, decoding, make, works), key=lambda result: result[0]):
         yield task, ((key, made) for _, key, made in results)
 
 
-def _in_order(job: Job, tasks: Sequence[Task], decoding: _Decoding, make: Make,
+def _in_order(job: Job, tasks: Iterable[Task], decoding: _Decoding, make: Make,
               works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, str, Any]]:
-    rows = ((task, key) for task in _unfinished(job, tasks) for key in task.rows)
+    rows = ((task, key) for task in tasks for key in task.rows)
     window: deque[tuple[Task, str, Future[Any]]] = deque()
     for task, key in rows:
         window.append((task, key, decoding.pool.submit(make, job, works[key], decoding.workers)))
@@ -183,8 +188,15 @@ def _in_order(job: Job, tasks: Sequence[Task], decoding: _Decoding, make: Make,
         yield first, name, future.result()
 
 
+def _left(job: Job, tasks: Sequence[Task]) -> Iterator[Task] | None:
+    """The tasks that are left for this process; `None` if there are none, so that no model is loaded for them."""
+    found = _unfinished(job, tasks)
+    first = next(found, None)
+    return None if first is None else chain([first], found)
+
+
 def _unfinished(job: Job, tasks: Sequence[Task]) -> Iterator[Task]:
-    """The tasks that no other process has finished by the time they are reached.
+    """The tasks that no other process has finished by the time they are reached, nor one of this run has taken.
 
     Processes that follow the same plan start at random places. A process that reaches a finished task jumps to another
     random place, since another process is probably working on the tasks that follow.
@@ -193,6 +205,8 @@ def _unfinished(job: Job, tasks: Sequence[Task]) -> Iterator[Task]:
     left.rotate(-start_at(left))
     while left:
         task = left.popleft()
+        if not job.claims.take(task.key):
+            continue
         if is_finished(job.cache, task.key):
             left.rotate(-start_at(left))
         else:

@@ -1,0 +1,45 @@
+"""Which tasks of a plan are taken, and how many rows failed: shared by the processes that work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from multiprocessing.context import BaseContext
+
+
+class Claims:
+    """For one process: nobody else takes a task."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+
+    def take(self, task: str) -> bool:
+        """Whether the task with this key was free; from now on it is taken."""
+        return True
+
+    def failed(self) -> int:
+        """Counts one more failed row; how many there are now, of all processes."""
+        self._failed += 1
+        return self._failed
+
+
+class SharedClaims(Claims):
+    """For processes that are started with it. Tasks that a process took and did not finish wait for the next run."""
+
+    def __init__(self, context: BaseContext, tasks: Sequence[str]) -> None:
+        super().__init__()
+        self._numbers = {task: number for number, task in enumerate(tasks)}
+        self._lock = context.Lock()
+        self._taken = context.RawArray("b", len(tasks))
+        self._failures = context.RawValue("l", 0)
+
+    def take(self, task: str) -> bool:
+        number = self._numbers[task]
+        with self._lock:
+            free = not self._taken[number]
+            self._taken[number] = 1
+        return free
+
+    def failed(self) -> int:
+        with self._lock:
+            self._failures.value += 1
+            return int(self._failures.value)

@@ -1,0 +1,28 @@
+"""Claims: every task is taken once, by whoever asks first."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from prep.encode.engines.claims import Claims, SharedClaims
+
+
+def test_alone_every_task_is_free_and_failures_are_counted():
+    claims = Claims()
+    assert claims.take("a") and claims.take("a")
+    assert [claims.failed(), claims.failed()] == [1, 2]
+
+
+def test_each_task_is_taken_once():
+    claims, tasks = SharedClaims(multiprocessing.get_context("spawn"), list("abcdefgh")), "abcdefgh"
+    with ThreadPoolExecutor(4) as pool:
+        taken = Counter(task for task, free in zip(tasks * 8, pool.map(claims.take, tasks * 8), strict=True) if free)
+    assert taken == Counter(tasks)
+
+
+def test_failures_are_counted_together():
+    claims = SharedClaims(multiprocessing.get_context("spawn"), [])
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(lambda _: claims.failed(), range(40))) == list(range(1, 41))
