@@ -36,6 +36,11 @@ def pick_device(name: str | None) -> torch.device:
     return device
 
 
+def share_cpu(processes: int) -> None:
+    """Leaves torch in this process its share of the processors, if so many processes compute on the CPU."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+
+
 def device_names(text: str) -> tuple[str, ...]:
     """The devices in `text`: names separated by commas, or `all` for each GPU. Raises `UsageError`."""
     if text == "all":

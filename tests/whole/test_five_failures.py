@@ -6,6 +6,7 @@ What happened elsewhere stands in each docstring; the test shows that here it ca
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 
@@ -170,12 +171,15 @@ def test_a_cache_is_no_source_and_no_batch_mixes_shapes(encode, prep, train, pla
     assert refused.code == 5 and "which holds no pictures" in refused.err
     manifest = json.loads((place / "m.json").read_text())
     assert len(manifest["buckets"]) > 1
-    shards = {path.parent for path in (place / "cache" / "shards").glob("*/*/latent")}
-    one, other = sorted(shards)[:2]
+    shards = {path.parent: tuple(json.loads((path / "zarr.json").read_text())["shape"])
+              for path in (place / "cache" / "shards").glob("*/*/latent")}
+    one, other = ({shape: path for path, shape in shards.items()}[shape] for shape in ((1, 4, 18, 8), (1, 4, 8, 18)))
     shutil.rmtree(one / "latent")
-    shutil.copytree(other / "latent", one / "latent")
+    shutil.copytree(other / "latent", one / "latent")  # of the same size
     result = train("run", "m.json", "-o", "run", "--steps", 2, *QUICK)
     assert result.code == 7 and one.name in result.err and not (place / "run").exists()
+    assert re.search(r"shard \w+, array 'latent' has 1 row of \[4, 8, 18\] bfloat16, expected 1 of \[4, 18, 8\] "
+                     r"bfloat16: its files were replaced", " ".join(result.err.split()))
 
 
 def test_validation_over_cached_latents_keeps_to_one_device(encode, train, place, monkeypatch):

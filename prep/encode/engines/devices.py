@@ -145,9 +145,9 @@ def _work(job: Job, reports: Connection, on_cpu: int) -> None:
     """Runs the tasks that this process can claim, and reports the outcome."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes
     if job.device == "cpu":
-        import torch
+        from prep.models.tensors import share_cpu  # here: as above
 
-        torch.set_num_threads(max(1, torch.get_num_threads() // on_cpu))
+        share_cpu(on_cpu)
     with suppress(BrokenPipeError):  # the command is gone, and nobody waits for the rest
         try:
             outcome = local.run(job, _Reports(reports))
