@@ -23,7 +23,7 @@ from prep.encode.engines.job import Job
 from prep.encode.limits import check_document_size, largest_prompts, read_small_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.report import shortened
-from prep.encode.resolve import remembered_digest, text_context_of, text_options_of
+from prep.encode.resolve import RememberedDigest, text_context_of, text_options_of
 from prep.encode.run import open_facts
 from prep.encode.targets import Targets, prompt_targets
 from prep.encode.text_groups import TextGroups
@@ -162,7 +162,7 @@ def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
     if compute not in STORED_DTYPES or stored not in STORED_DTYPES:
         raise ManifestError(f"{manifest.path} has text rows of dtype {brief(stored)}, computed in {brief(compute)}, "
                             f"expected {' or '.join(STORED_DTYPES)}")
-    file_digest = remembered_digest(facts)
+    file_digest = RememberedDigest(facts)
     with phase(call.progress, "hashing the model"):
         made = text_context_of(model, family, options, file_digest, compute=compute, stored=stored)
     _require_same(made, context, model, manifest, call.file)
@@ -198,7 +198,7 @@ def _encode(call: PromptsCall, cache: Cache, wants: Targets, text: _Text) -> tup
 
     job = Job(cache=cache, model=reading.model, vae=text.expected, text=text.expected, specs=text.specs, wants=wants,
               tasks=planned.tasks, text_options=reading.options, text_groups=groups, alpha="reject", origin="none",
-              compute=str(text.context["compute"]), device=call.device, batch_size=1, jobs=1, max_rejects=MOST_REJECTS)
+              compute={"text": str(text.context["compute"])}, device=call.device, batch_size=1, jobs=1, max_rejects=MOST_REJECTS)
     return planned, run(job, call.progress).encoded.get("text", 0)
 
 

@@ -146,7 +146,7 @@ def prompt_targets(prompts: Sequence[Prompt], context: Mapping[str, Any]) -> Tar
     keys = TextKeys(context)
     rows = tuple(_prompt(prompt, keys) for prompt in prompts)
     return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.unconditional, latents={}, masks={},
-                   texts=_text_works((), rows, keys.unconditional), findings=())
+                   texts=_text_works((), rows, keys), findings=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
