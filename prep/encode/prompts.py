@@ -198,7 +198,8 @@ def _encode(call: PromptsCall, cache: Cache, wants: Targets, text: _Text) -> tup
 
     job = Job(cache=cache, model=reading.model, vae=text.expected, text=text.expected, specs=text.specs, wants=wants,
               tasks=planned.tasks, text_options=reading.options, text_groups=groups, alpha="reject", origin="none",
-              compute={"text": str(text.context["compute"])}, device=call.device, batch_size=1, jobs=1, max_rejects=MOST_REJECTS)
+              compute={"text": str(text.context["compute"])}, device=call.device, batch_size=1, jobs=1,
+              max_rejects=MOST_REJECTS)
     return planned, run(job, call.progress).encoded.get("text", 0)
 
 
