@@ -1,6 +1,8 @@
 """What each change to pictures, captions, masks, model or options makes `prep encode` encode again, and nothing else.
 
 Counted at the encoders themselves: pictures given to the VAE, captions given to the text encoders, mask rows made.
+Stable Diffusion 1.5 has all cases; FLUX.1, with two encoders, and Z-Image, with a template, those about text. Other
+families, and all cases of these, are slow tests.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from prep.encode.engines import job
 from prep.fs import memo
 from prep.models import vae
 from prep.models.families.registry import FAMILIES
+from prep.models.family import Family
 from prep.models.text import encoder, pipeline
 
 SIZES = [(64, 64), (70, 64), (96, 32), (64, 64)]  # the second has room for a crop, the third has its own bucket
 PICTURES, MASKS, TEXTS = 4, 2, 5  # rows: four captions, and the unconditional row
 NOTHING, ALL_LATENTS, ALL_TEXTS = (0, 0, 0), (PICTURES, 0, 0), (0, 0, TEXTS)
-TRIMMED = [name for name, family in FAMILIES.items() if family.text.layout == "trimmed"]
 BUILT = {name: name.replace("-", "_") for name in FAMILIES}  # the names of tiny_pipelines
 
 
@@ -205,6 +207,22 @@ def adapter(component: str) -> Change:
     return change
 
 
+def template(component: str) -> Change:
+    """Other words around each caption."""
+    def change(world: World) -> None:
+        path = world.model / component / "chat_template.jinja"
+        path.write_text(path.read_text() + "{{ 'and more' }}")
+    return change
+
+
+def index(**values: Any) -> Change:
+    """Other values in model_index.json."""
+    def change(world: World) -> None:
+        path = world.model / "model_index.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return change
+
+
 def move_model(world: World) -> World:
     world.model.rename(world.root / "moved-model")
     return replace(world, model_name="moved-model")
@@ -247,6 +265,17 @@ def meaning(name: str) -> Callable[[pytest.MonkeyPatch], Any]:
     return program
 
 
+def other_constants(family: str) -> Callable[[pytest.MonkeyPatch], Any]:
+    """A version of the program that has other templates and the like for a family."""
+    @contextmanager
+    def program(patch: pytest.MonkeyPatch) -> Iterator[None]:
+        facts = FAMILIES[family]
+        constants = {name: f"other {value}" for name, value in (facts.text.constants or {}).items()}
+        patch.setitem(FAMILIES, family, replace(facts, text=replace(facts.text, constants=constants)))
+        yield
+    return program
+
+
 @contextmanager
 def as_usual(patch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
@@ -265,10 +294,11 @@ class Case:
     second: Callable[[pytest.MonkeyPatch], Any] = as_usual
     code: int = 0
     message: str = ""
+    text: bool = False  # whether it is about text
 
 
 CASES = [
-    Case(name="nothing"),
+    Case(name="nothing", text=True),
     Case(name="file times", change=touch),
     Case(name="picture", start=room_for_other_bytes, change=other_bytes_of_that_size, wanted=(1, 0, 0)),
     Case(name="rename", change=rename),
@@ -278,10 +308,10 @@ CASES = [
     Case(name="removed", change=remove),
     Case(name="order of files", change=recreate_backwards),
     Case(name="order of sources", start=recipe("[01]*", "[23]*"), change=recipe("[23]*", "[01]*")),
-    Case(name="caption", change=edit_caption, wanted=(0, 0, 1)),
+    Case(name="caption", change=edit_caption, wanted=(0, 0, 1), text=True),
     Case(name="caption of another", change=same_caption_twice),
-    Case(name="caption deleted", change=delete_caption, wanted=(0, 0, 1)),
-    Case(name="prompts", change=prompts, wanted=(0, 0, 1)),
+    Case(name="caption deleted", change=delete_caption, wanted=(0, 0, 1), text=True),
+    Case(name="prompts", change=prompts, wanted=(0, 0, 1), text=True),
     Case(name="mask", change=edit_mask, wanted=(0, 1, 0)),
     Case(name="mask deleted", change=delete_mask),
     Case(name="masks on", start=option(mask="none"), fresh=True, change=option(mask="sidecar"), wanted=(0, MASKS, 0)),
@@ -291,7 +321,8 @@ CASES = [
     Case(name="bucket set", change=option(buckets="list", sizes="64x64,64x32"), wanted=(1, 1, 0)),  # of 96x32
     Case(name="crop", change=option(crop="random"), wanted=(1, 0, 0)),  # of the only picture that is cropped
     Case(name="flip", change=option(flip="both"), wanted=(PICTURES, MASKS, 0)),
-    Case(name="dtype", change=option(dtype="bfloat16"), wanted=(PICTURES, 0, TEXTS)),
+    Case(name="posterior", change=option(posterior="mean+std"), wanted=ALL_LATENTS),
+    Case(name="dtype", change=option(dtype="bfloat16"), wanted=(PICTURES, 0, TEXTS), text=True),
     Case(name="compute dtype", change=option(compute="bfloat16"), wanted=(PICTURES, 0, TEXTS)),
     Case(name="VAE weights", change=weights("vae"), wanted=ALL_LATENTS),
     Case(name="VAE config", change=config("vae", sample_size=128), wanted=ALL_LATENTS),
@@ -300,30 +331,61 @@ CASES = [
     Case(name="batch size and threads", start=option(batch_size=1, jobs=1), fresh=True,
          change=option(batch_size=3, jobs=3)),
     Case(name="shard size", change=option(shard_mib=1)),
-    Case(name="device", first=second_device, fresh=True),
-    Case(name="library versions", second=newer_libraries),
+    Case(name="device", first=second_device, fresh=True, text=True),
+    Case(name="library versions", second=newer_libraries, text=True),
     Case(name="libraries that saved the model", change=config("text_encoder", transformers_version="9")),
     Case(name="meaning of latents", second=meaning("LATENT_MEANING"), wanted=ALL_LATENTS),
     Case(name="meaning of masks", second=meaning("MASK_MEANING"), wanted=(0, MASKS, 0)),
-    Case(name="meaning of text", second=meaning("TEXT_MEANING"), wanted=ALL_TEXTS),
+    Case(name="meaning of text", second=meaning("TEXT_MEANING"), wanted=ALL_TEXTS, text=True),
 ]
 
 
 def cases_of(family: str) -> list[Case]:
-    """The cases of every family, and one for each of its text encoders and tokenizers."""
-    found = [*CASES, Case(name="denoiser", change=config(FAMILIES[family].denoiser, sample_size=8))]
-    for name in FAMILIES[family].components:
+    """The cases of every family, and those of its own: its text encoders, tokenizers and options of text."""
+    facts = FAMILIES[family]
+    found = [*CASES, Case(name="denoiser", change=config(facts.denoiser, sample_size=8)), *option_cases(facts)]
+    if any(not kind.startswith(("CLIP", "T5")) for name, kinds in facts.components.items() for _, kind in kinds
+           if name.startswith("text_encoder")):
+        found = [case for case in found if case.name != "device"]  # caches of language models leave the second device
+    for name in facts.components:
         if name.startswith("text_encoder"):
-            found += [Case(name=f"{name} weights", change=weights(name), wanted=ALL_TEXTS),
-                      Case(name=f"{name} config", change=config(name, initializer_range=0.5), wanted=ALL_TEXTS),
-                      Case(name=f"{name} adapter", change=adapter(name), code=6,
+            found += [Case(name=f"{name} weights", change=weights(name), wanted=ALL_TEXTS, text=True),
+                      Case(name=f"{name} config", change=config(name, initializer_range=0.5), wanted=ALL_TEXTS,
+                           text=True),
+                      Case(name=f"{name} adapter", change=adapter(name), code=6, text=True,
                            message="an adapter beside the weights is not in the fingerprint")]
         if name.startswith("tokenizer"):
-            found.append(Case(name=f"{name}", change=tokenizer(name), wanted=ALL_TEXTS))
+            found.append(Case(name=f"{name}", change=tokenizer(name), wanted=ALL_TEXTS, text=True))
     return found
 
 
-TESTED = ["sd15", "sdxl", *TRIMMED[:1]]
+def option_cases(family: Family) -> Iterator[Case]:
+    """Cases of the options that a family's text has."""
+    facts = family.text
+    if facts.shortest < facts.longest:
+        yield Case(name="max length", change=option(max_length=facts.max_length // 2), wanted=ALL_TEXTS, text=True)
+        yield Case(name="max length given", change=option(max_length=facts.max_length), text=True)
+    if facts.clip:
+        yield Case(name="clip skip", change=option(clip_skip=1), wanted=ALL_TEXTS, text=True)
+    if facts.windows:
+        yield Case(name="text windows", change=option(text_windows=2), wanted=ALL_TEXTS, text=True)
+    if "zimage" in family.name:
+        yield Case(name="template", change=template("tokenizer"), wanted=ALL_TEXTS, text=True)
+    for name in facts.pipeline_options:
+        yield Case(name=name, change=index(**{name: False}), wanted=ALL_TEXTS, text=True)
+    if facts.constants:
+        yield Case(name="constants", second=other_constants(family.name), wanted=ALL_TEXTS, text=True)
+
+
+TESTED = [name for name in FAMILIES if BUILT[name] in tiny_pipelines.FAMILIES]
+
+
+def parameters() -> Iterator[Any]:
+    """Every case of every family; quick are those of the families named at the top."""
+    for family in TESTED:
+        for case in cases_of(family):
+            quick = family == "sd15" or (family in ("flux", "zimage") and case.text)
+            yield pytest.param(family, case, id=f"{family}-{case.name}", marks=() if quick else pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -412,8 +474,7 @@ def copied(worlds, run, tmp_path, monkeypatch):
     return copy
 
 
-@pytest.mark.parametrize(("family", "case"), [(family, case) for family in TESTED for case in cases_of(family)],
-                         ids=lambda value: value if isinstance(value, str) else value.name)
+@pytest.mark.parametrize(("family", "case"), list(parameters()))
 def test_change(family, case, copied, run, monkeypatch):
     world = copied(family)
     world = case.start(world) or world
