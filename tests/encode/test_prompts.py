@@ -175,7 +175,7 @@ def test_an_interrupted_run_leaves_the_manifest_and_goes_on(encode, prompts, pla
     encode()
     written = (place / "m.json").read_bytes()
 
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -190,9 +190,9 @@ def test_prompts_that_cannot_be_encoded_are_findings_until_they_are_replaced(enc
     encode()
     with monkeypatch.context() as patch:
         encoded = TextEncoder.encode
-        patch.setattr(TextEncoder, "encode", lambda self, captions, *args: [
+        patch.setattr(TextEncoder, "encode", lambda self, captions, *args, **options: [
             None if "red" in caption else row
-            for caption, row in zip(captions, encoded(self, captions, *args), strict=True)])
+            for caption, row in zip(captions, encoded(self, captions, *args, **options), strict=True)])
         result = prompts()
     assert result.code == 0 and result.json["prompts"] == 1
     assert [(one["path"], one["code"]) for one in result.json["findings"]] == [("a red cat", "prompt-not-encoded")]
