@@ -43,5 +43,5 @@ COMPONENTS = {
 FAMILY = Family(
     name="auraflow", models=("AuraFlow",), pipelines=("AuraFlowPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=4, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.13025",
-    shift_factor="0", predictions=("flow",), text=TEXT,
+    shift_factor="0", predictions=("flow",), upcasts_vae=True, text=TEXT,
 )
