@@ -83,7 +83,7 @@ def _of_all(found: Sequence[Truncation | None], encoders: Sequence[str]) -> Trun
     if not cut:
         return None
     whole = next((name for name, one in zip(encoders, found, strict=True) if one is None), "")
-    best = min(cut, key=lambda one: len(one.lost))
+    best = min(cut, key=lambda one: len("".join(one.lost.split())))  # decoding adds spaces
     return Truncation(encoder=best.encoder, tokens=best.tokens, read=best.read, lost=best.lost, whole=whole)
 
 
