@@ -34,7 +34,7 @@ test-all: venv
 # deprecations.
 test-floors: $(FLOORS_STAMP)
 	$(FLOORS_VENV)/bin/python -m pytest -q -p no:cacheprovider -W ignore::DeprecationWarning tests/models \
-		tests/train/models tests/encode/test_run.py
+		tests/train/models tests/encode/test_run.py tests/whole/test_families.py
 
 $(FLOORS_STAMP): pyproject.toml .ci/constraints.txt .ci/floors.py
 	$(PYTHON) -m venv $(FLOORS_VENV)
