@@ -101,11 +101,12 @@ def sample_id(picture: str, bucket: tuple[int, int], copy: int) -> str:
 
 
 def latent_context(*, image: Mapping[str, str | int], vae: str, posterior: str, compute: str,
-                   stored: str) -> dict[str, Any]:
-    """What all latents of a run share: image policy, VAE fingerprint, posterior, dtypes."""
+                   stored: str, tile: int = 0) -> dict[str, Any]:
+    """What all latents of a run share: image policy, VAE fingerprint, posterior, dtypes, and the side of tiles if any.
+    """
     policy = {name: value for name, value in image.items() if not name.startswith("mask_")}
     return {"meaning": LATENT_MEANING, "image": policy, "vae": vae, "posterior": posterior, "compute": compute,
-            "stored": stored}
+            "stored": stored, **({"tile": tile} if tile else {})}
 
 
 def mask_context(*, image: Mapping[str, str | int], origin: str, factor: int) -> dict[str, Any]:

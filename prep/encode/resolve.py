@@ -135,7 +135,8 @@ def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOpt
         mask = mask_context(image=POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
     return Contexts(
         latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior=recipe.model.posterior,
-                              compute=vae_compute(model, specs.family, compute), stored=stored),
+                              compute=vae_compute(model, specs.family, compute), stored=stored,
+                              tile=recipe.model.tile),
         mask=mask,
         text=text_context_of(model, specs.family, options, file_digest, compute=compute, stored=stored),
     )

@@ -187,7 +187,7 @@ def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: C
               text_options=wanted.text_options, text_groups=wanted.text_groups,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
               compute={name: str(wanted.contexts.by_field()[name]["compute"]) for name in ("latent", "text")},
-              device=call.device,
+              tile=call.recipe.model.tile, device=call.device,
               batch_size=call.batch_size, jobs=call.jobs,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
     with gc_enabled():

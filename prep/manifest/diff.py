@@ -25,6 +25,7 @@ NOUNS = {"latent": "latents", "mask": "masks", "text": "text rows"}
 # What a changed entry in a field's key context means for all of its rows; {a} is the old value, {b} the new value.
 WORDS: Mapping[str, str] = {
     "latent.vae": "the VAE differs",
+    "latent.tile": "side of tiles in pixels: {b}, was {a}",
     "latent.posterior": "the {b} of the VAE's posterior is stored, was {a}",
     "text.text": "the text encoder or its tokenizer differs",
     "text.max_length": "up to {b} tokens are encoded, was {a}",

@@ -39,13 +39,15 @@ class Posterior(NamedTuple):
 class VaeEncoder:
     """A VAE on its device; `encode` returns rows ready to store."""
 
-    def __init__(self, model: Path, *, device: str, compute: str, dtype: str, with_std: bool = False,
+    def __init__(self, model: Path, *, device: str, compute: str, dtype: str, with_std: bool = False, tile: int = 0,
                  expected: Expected | None = None) -> None:
         """Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint."""
         self._device, self._dtype, self._with_std = pick_device(device), dtype, with_std
         self.batches = FittingBatches(self._device, compute)
         self._vae = move(load_vae(model, DTYPES[compute], expected), self._device, "the VAE", compute).eval()
         self._vae.requires_grad_(False)
+        if tile:
+            encode_in_tiles(self._vae, tile)
         try:
             self.encode(np.zeros((1, PROBE, PROBE, 3), np.uint8))
         except OutOfMemoryError:
@@ -91,6 +93,20 @@ class VaeEncoder:
         split = {name: stored(each, self._dtype) for name, each in arrays.items()}
         return [{name: each[number] for name, each in split.items()} if fine else None
                 for number, fine in enumerate(finite)]
+
+
+def encode_in_tiles(vae: Any, side: int) -> None:
+    """Makes `vae` encode pictures with a longer side than `side` pixels in tiles that overlap by a quarter.
+
+    Tiles and their blending are diffusers' own; only their size is not that of the VAE's config.
+    """
+    if hasattr(vae, "tile_sample_min_size"):
+        vae.enable_tiling()
+        vae.tile_sample_min_size, vae.tile_overlap_factor = side, 0.25
+        vae.tile_latent_min_size = side >> (len(vae.config.block_out_channels) - 1)
+    else:
+        vae.enable_tiling(tile_sample_min_height=side, tile_sample_min_width=side,
+                          tile_sample_stride_height=side * 3 // 4, tile_sample_stride_width=side * 3 // 4)
 
 
 # VAEs of video, for which a picture is a clip of one frame: [B, C, 1, H, W].

@@ -69,6 +69,9 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="model.posterior", flag="--posterior", choices=POSTERIORS,
                  help="what is stored of the VAE's posterior: with mean+std, rows twice as large, training draws new "
                  "latents at each showing"),
+    RecipeOption(key="model.tile", flag="--tile", kind=int,
+                 help="encode pictures with a side of more pixels than this in overlapping tiles, with less memory; "
+                 "a multiple of 128"),
     RecipeOption(key="image.resolution", flag="--resolution", parse=_resolution, help="target side in pixels: bucket "
                  "areas are about its square; with several, like 512,1024, one sample at each"),
     RecipeOption(key="image.step", flag="--step", kind=int, help="pixels between bucket sides (default: 8 x patch size "

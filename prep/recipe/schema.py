@@ -31,6 +31,7 @@ class ModelOptions:
     clip_skip: int = 0  # last layers of CLIP that are skipped, beyond those that the family skips anyway
     text_windows: int = 1  # of 75 tokens each that CLIP reads one after the other
     posterior: str = "mean"  # what is stored of the VAE's posterior; with mean+std training draws from it
+    tile: int = 0  # pixels; pictures with a longer side are encoded in overlapping tiles of this side; 0: never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,8 @@ from prep.sources.item import MaskFrom
 
 MOST_TOKENS = 1 << 16  # of a caption; each family has its own limit
 MOST_LAYERS = 64  # of a text encoder
+TILE_STEP = 128  # pixels: tiles advance by three quarters of their side, in latent cells of up to 32 pixels
+MOST_TILE = 1 << 14  # pixels
 MOST_WINDOWS = 3  # as in sd-scripts
 NO_FOCUS = ("image.crop is 'focus' and there are no masks, expected masks to focus on: sidecar, alpha or a "
             "directory")
@@ -33,6 +35,9 @@ def validate_recipe(recipe: Recipe) -> Recipe:
     within(model.clip_skip, 0, MOST_LAYERS, "model.clip_skip")
     within(model.text_windows, 1, MOST_WINDOWS, "model.text_windows")
     one_of(model.posterior, POSTERIORS, "model.posterior")
+    within(model.tile, 0, MOST_TILE, "model.tile")
+    if model.tile % TILE_STEP:
+        raise Unparsed(f"model.tile is {model.tile}, expected 0 or a multiple of {TILE_STEP} pixels")
     within(recipe.validation, 0, 0.9, "validation.fraction")
     for number, source in enumerate(recipe.sources):
         check_caption(recipe.caption_of(number), "caption" if source.caption is None else f"source[{number}].caption")

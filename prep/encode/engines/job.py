@@ -38,6 +38,7 @@ class Job:
     alpha: str  # color that transparency is flattened onto
     origin: str  # of masks: "file" or "alpha"
     compute: Mapping[str, str]  # dtype that the encoder of each field computes in, as in its keys
+    tile: int = 0  # pixels; the VAE encodes larger pictures in tiles of this side; 0: never
     text_options: TextOptions
     text_groups: TextGroups
     device: str  # one for `local`, any number for `devices`

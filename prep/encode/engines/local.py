@@ -161,7 +161,7 @@ def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally:
             from prep.models.vae import VaeEncoder
 
         encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
-                             with_std=job.specs.with_std, expected=job.vae)
+                             with_std=job.specs.with_std, tile=job.tile, expected=job.vae)
     with kept_heap(encoder.batches.device), _bar(job, "latent", progress) as tick:
         for task, pixels in _ahead(job, left, decoding, picture_pixels, job.wants.latents):
             _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
