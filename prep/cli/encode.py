@@ -12,7 +12,7 @@ from prep.cli import options as opt
 from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.ticker import progress
-from prep.errors import EXIT_FINDINGS
+from prep.errors import EXIT_FINDINGS, UsageError
 
 
 @opt.with_recipe_options()
@@ -24,6 +24,9 @@ def encode(
     device: opt.Devices = "auto",
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the VAE", min=1)] = 4,
     jobs: opt.Jobs = opt.JOBS,
+    encoder_memory: Annotated[float | None, typer.Option(
+        help="GiB of the device for the weights of a text encoder; a larger one stays in the computer's memory, and "
+        "its layers are copied one by one (default: no limit)", min=0)] = None,
     shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB", min=1, max=4096)] = 256,
     max_rejects: Annotated[int | None, typer.Option(
         help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile, "
@@ -36,19 +39,25 @@ def encode(
     download: opt.Download = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
     dry_run: Annotated[bool, typer.Option(
-        "--dry-run", help="show how many rows are missing and their size; write nothing")] = False,
+        "--dry-run", help="show which rows are missing, their size and the weights of the encoders; write nothing"
+        )] = False,
+    measure: Annotated[bool, typer.Option(
+        "--measure", help="with --dry-run: encode a few rows, and estimate time and peak memory of the run")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
     from prep.encode.run import EncodeCall, run_encode
 
     quiet_pillow()
+    if measure and not dry_run:
+        raise UsageError("--measure is given without --dry-run, expected both", hint="add --dry-run")
     recipe = opt.recipe_from_options(source, **given)
     begun = time.monotonic()
     report = run_encode(EncodeCall(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
-        recheck=recheck, download=download, dry_run=dry_run,
+        recheck=recheck, download=download, dry_run=dry_run, measure=measure,
+        encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
     if not quiet:
         for line in report.notices:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prep.encode.estimate import Estimate
 from prep.encode.truncation import Truncated
 from prep.findings import Finding, rejected_lines
 from prep.formatting import counted, grouped, printable, shell_name
@@ -29,6 +30,7 @@ class EncodeReport:
     dry_run: bool
     masks: Mapping[str, int] | None = None  # how many were found and used; None: no masks requested
     truncated: Truncated = field(default_factory=Truncated)
+    estimate: Estimate | None = None  # of a dry run: what the run would take
 
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
@@ -38,6 +40,7 @@ class EncodeReport:
                 "rejected": [one.as_json() for one in self.rejected],
                 "truncated": [one.as_json() for one in self.truncated.findings],
                 "masks": None if self.masks is None else dict(self.masks),
+                "estimate": None if self.estimate is None else self.estimate.as_json(),
                 "bytes": self.bytes, "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float, *, every: bool = False) -> str:
@@ -46,6 +49,7 @@ class EncodeReport:
         done = ", ".join(f"{grouped(count)} {field}" for field, count in self.encoded.items())
         kept = ", ".join(f"{grouped(count)} {field}" for field, count in self.reused.items())
         lines = [f"{verb}: {done} ({size}); reused: {kept}"]
+        lines += [] if self.estimate is None else self.estimate.as_lines()
         lines += rejected_lines(self.rejected, every=every)
         lines += _truncated_lines(self.truncated, every=every)
         if not self.dry_run:

@@ -128,17 +128,17 @@ def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> T
 def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOptions,
                 file_digest: FileDigest) -> Contexts:
     """The key contexts of a recipe. Raises `ModelError`."""
-    compute, stored = recipe.model.compute or recipe.model.dtype, recipe.model.dtype
-
+    stored = recipe.model.dtype
     mask = None
     if recipe.mask_origin != "none":
         mask = mask_context(image=POLICY, origin=recipe.mask_origin, factor=specs.family.factor)
     return Contexts(
         latent=latent_context(image=POLICY, vae=vae_fingerprint(model, file_digest), posterior=recipe.model.posterior,
-                              compute=vae_compute(model, specs.family, compute), stored=stored,
+                              compute=vae_compute(model, specs.family, recipe.model.compute or stored), stored=stored,
                               tile=recipe.model.tile),
         mask=mask,
-        text=text_context_of(model, specs.family, options, file_digest, compute=compute, stored=stored),
+        text=text_context_of(model, specs.family, options, file_digest, stored=stored,
+                             compute=recipe.model.compute or specs.family.text_compute or stored),
     )
 
 

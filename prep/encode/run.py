@@ -14,6 +14,7 @@ from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
 from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome
+from prep.encode.estimate import estimate
 from prep.encode.limits import check_manifest_size, read_small_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.report import EncodeReport
@@ -53,6 +54,8 @@ class EncodeCall:
     progress: Progress
     retry_rejects: bool = False
     recheck: bool = False  # verify what is reused
+    measure: bool = False  # with dry_run: encode a few rows to estimate time and memory
+    encoder_memory: int | None = None  # bytes of the device for the weights of a text encoder; None: no limit
 
 
 @gc_disabled()
@@ -182,16 +185,19 @@ def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: C
         return Outcome(encoded={}, transient=())
     from prep.encode.engines.devices import run  # here: a run with nothing to do loads no engine and no torch
 
-    job = Job(cache=cache, model=model, vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
+    with gc_enabled():
+        return run(_job(call, wanted, planned, cache, model), call.progress)
+
+
+def _job(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache, model: Path) -> Job:
+    return Job(cache=cache, model=model, vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
               specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
               text_options=wanted.text_options, text_groups=wanted.text_groups,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
               compute={name: str(wanted.contexts.by_field()[name]["compute"]) for name in ("latent", "text")},
-              tile=call.recipe.model.tile, device=call.device,
+              tile=call.recipe.model.tile, device=call.device, encoder_memory=call.encoder_memory,
               batch_size=call.batch_size, jobs=call.jobs,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
-    with gc_enabled():
-        return run(job, call.progress)
 
 
 def _dry_run(call: EncodeCall, wanted: ResolvedRecipe) -> EncodeReport:
@@ -199,7 +205,15 @@ def _dry_run(call: EncodeCall, wanted: ResolvedRecipe) -> EncodeReport:
     if call.recheck and cache is not None:
         recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
     planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
-    return EncodeReport(manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
+    measured = None
+    if call.measure and planned.tasks:
+        from prep.encode.engines.measure import measure  # here: it imports torch
+
+        with gc_enabled():
+            measured = measure(_job(call, wanted, planned, cache or Cache(root=call.cache), wanted.model),
+                               call.progress)
+    return EncodeReport(estimate=estimate(wanted, planned, cache, measured),
+                        manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                         rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
 
 

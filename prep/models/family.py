@@ -97,3 +97,13 @@ class Family:
     upcasts_vae: bool = False  # whether its pipeline computes a VAE with `force_upcast` in float32, not in float16
     text: TextFacts
     lora_formats: tuple[str, ...] = ("diffusers",)  # of LoRA files; kohya where other programs read its names, too
+
+    @property
+    def text_compute(self) -> str | None:
+        """The dtype that text encoders compute in if the recipe does not say; `None`: that of the rows.
+
+        CLIP computes in that of the rows. With T5 or a language model it is bfloat16: half the memory, and float16
+        would overflow.
+        """
+        encoders = [known for name, known in self.components.items() if name.startswith("text_encoder")]
+        return None if all(kind.startswith("CLIP") for known in encoders for _, kind in known) else "bfloat16"

@@ -59,7 +59,8 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="model.path", flag="--model", help="a diffusers pipeline directory, or a Hub id"),
     RecipeOption(key="model.dtype", flag="--dtype", choices=STORED_DTYPES, help="dtype of the stored rows"),
     RecipeOption(key="model.compute", flag="--compute", aliases=("--compute-dtype",), choices=STORED_DTYPES,
-                 help="dtype in which the encoders compute (default: that of the rows)"),
+                 help="dtype in which the encoders compute (default: that of the rows; text of families with T5 or a "
+                 "language model: bfloat16)"),
     RecipeOption(key="model.max_length", flag="--max-length", kind=int,
                  help="tokens of a caption, at most; the rest is cut off (default: the model family's)"),
     RecipeOption(key="model.clip_skip", flag="--clip-skip", kind=int,

@@ -23,7 +23,7 @@ WIDTH = 118  # columns of a comment
 KEY_COMMENTS: Mapping[str, str] = {
     "model.path": 'a diffusers pipeline directory, or a Hub id like "owner/name"',
     "model.dtype": "of the stored rows",
-    "model.compute": "of the encoders",
+    "model.compute": "of the encoders; default: dtype; text of families with T5 or a language model: bfloat16",
     "model.max_length": "tokens of a caption, at most; 0: the model family's",
     "model.clip_skip": "last layers of CLIP that are skipped; 1: the last but one is used",
     "model.text_windows": "of 75 tokens that CLIP reads: 1 | 2 (150 tokens) | 3 (225 tokens)",

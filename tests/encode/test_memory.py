@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline
+from diffusers import AutoencoderKL
 from row_values import read_row
+from transformers import CLIPTextModel
 
 from prep.cache.reader import Reader
 from prep.cache.shard_header import read_keys
@@ -72,6 +73,11 @@ def test_latents_and_text_are_encoded_in_smaller_batches_with_the_same_keys_and_
     assert not any(encode("small", "--batch-size", 1).json["encoded"].values())
 
 
+def test_a_limit_for_encoders_does_nothing_on_the_cpu_and_says_so(encode):
+    assert "--encoder-memory does nothing on cpu" in encode("limited", "--encoder-memory", 0.5).err
+    assert "--encoder-memory" not in encode("limited", "--encoder-memory", 0.5).err, "nothing was encoded"
+
+
 def test_a_device_with_room_says_nothing(encode):
     assert "memory" not in encode("roomy").err
 
@@ -101,7 +107,7 @@ def test_an_encoder_that_does_not_fit(encode, monkeypatch, kind, what):
     def full(*_, **__):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(AutoencoderKL if kind is VaeEncoder else DiffusionPipeline, "to", full)
+    monkeypatch.setattr(AutoencoderKL if kind is VaeEncoder else CLIPTextModel, "to", full)
     result = encode("small")
     assert result.code == 9 and f"cpu has too little memory for {what}" in result.err
 

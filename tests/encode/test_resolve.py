@@ -29,6 +29,24 @@ def test_what_a_recipe_leaves_out_is_the_family_s(tiny_model):
     assert chosen("sdxl", tiny_model, text_windows=3, max_length=77) == TextOptions(max_length=77, windows=3)
 
 
+def test_text_of_t5_and_language_models_is_computed_in_bfloat16_unless_the_recipe_says(tmp_path, prep, photos):
+    pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+    import tiny_pipelines
+
+    for build in ("sd15", "flux"):
+        tiny_pipelines.save(build, tmp_path / build)
+    found = {}
+    for build, options in (("sd15", ("--dtype", "float32")), ("flux", ("--dtype", "float32")), ("flux", ()),
+                           ("flux", ("--dtype", "float16", "--compute", "float32"))):
+        result = prep("encode", photos, "--model", tmp_path / build, "--cache", tmp_path / "cache", "-o",
+                      tmp_path / "m.json", "--resolution", 64, "--step", 32, "--device", "cpu", *options)
+        assert result.code == 0, result.err
+        fields = json.loads((tmp_path / "m.json").read_bytes())["fields"]
+        found[build, *options] = [fields[name]["context"]["compute"] for name in ("latent", "text")]
+    assert list(found.values()) == [["float32", "float32"], ["float32", "bfloat16"], ["bfloat16", "bfloat16"],
+                                    ["float32", "float32"]]
+
+
 @pytest.mark.parametrize(("family", "options", "said", "hint"), [
     ("flux", {"max_length": 513}, "model.max_length is 513, expected 1 to 512 for family 'flux'",
      "leave it out for the family's own, 512"),

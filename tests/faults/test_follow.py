@@ -48,7 +48,8 @@ def in_turn(tasks, writers, seed, monkeypatch):
     monkeypatch.setattr(local, "is_finished", lambda _, key: key in done)
     monkeypatch.setattr(local, "start_at", lambda left: draw.randrange(len(left)) if left else 0)
     at = dict.fromkeys(range(writers))
-    orders = {number: local._unfinished(Job, [Task(key) for key in range(tasks)]) for number in at}
+    all_tasks = [Task(key) for key in range(tasks)]
+    orders = {number: local._unfinished(Job, local._from_somewhere(all_tasks)) for number in at}
     while orders:
         number = draw.choice(sorted(orders))
         if at[number] is not None:

@@ -66,7 +66,7 @@ def made(case, tmp_path_factory) -> Path:
     (root / "prompts.txt").write_text(f"{CAPTIONS[1]}\n{CAPTIONS[0]} --n {CAPTIONS[2]}\n")
     words = ["encode", root / "photos", "--model", root / "model", "--cache", root / "cache", "-o", root / "m.json",
              "--prompts", root / "prompts.txt", "--resolution", 64, "--step", 32, "--dtype", "float32",
-             "--device", "cpu"]
+             "--compute", "float32", "--device", "cpu"]
     with pytest.raises(SystemExit) as ending:
         run(app, "prep", [str(word) for word in words])
     assert not ending.value.code

@@ -100,7 +100,8 @@ LIBRARIES = {
 LAZY = {
     "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.encode.run", "prep.encode.text_groups",
     "prep.encode.truncation", "prep.encode.prompts",
-    "prep.encode.engines.local", "prep.encode.engines.devices", "prep.models.hub",
+    "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure", "prep.models.hub",
+    "prep.models.device.memory",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
 }

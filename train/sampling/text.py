@@ -30,7 +30,7 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
                    device: torch.device) -> tuple[PromptRows, ...]:
     """`prompts` with their text rows: cached rows where they exist; the rest are encoded and not saved.
 
-    Rows are computed in float32 and cast to the cache's dtype. Raises `ModelError`.
+    Rows are computed in float32 (T5 and language models: bfloat16) and cast to the cache's dtype. Raises `ModelError`.
     """
     context = index.manifest.fields["text"].context
     wanted = {text_key(prompt.text, context): (prompt.text, False) for prompt in prompts}
@@ -57,7 +57,9 @@ def _encode(index: Index, model: Path, texts: Sequence[tuple[str, bool]], device
     field, family = index.manifest.fields["text"], FAMILIES[index.manifest.family]
     dtypes = {name: str(array["dtype"]) for name, array in field.arrays.items()}
     quiet_libraries()
-    encoder = TextEncoder(model, family, options_of(field.context), device=str(device), compute="float32",
+    encoder = TextEncoder(model, family, options_of(field.context), device=str(device),
+                          first=[([text], negative) for text, negative in texts],
+                          compute=family.text_compute or "float32",
                           dtype=next(dtype for dtype in dtypes.values() if dtype != "uint8"))
     found: list[TextArrays] = []
     for text, negative in texts:

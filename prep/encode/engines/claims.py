@@ -9,6 +9,8 @@ from multiprocessing.context import BaseContext
 class Claims:
     """For one process: nobody else takes a task."""
 
+    shared = False  # whether other processes take tasks, too
+
     def __init__(self) -> None:
         self._failed = 0
 
@@ -24,6 +26,8 @@ class Claims:
 
 class SharedClaims(Claims):
     """For processes that are started with it. Tasks that a process took and did not finish wait for the next run."""
+
+    shared = True
 
     def __init__(self, context: BaseContext, tasks: Sequence[str]) -> None:
         super().__init__()

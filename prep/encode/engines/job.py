@@ -39,6 +39,7 @@ class Job:
     origin: str  # of masks: "file" or "alpha"
     compute: Mapping[str, str]  # dtype that the encoder of each field computes in, as in its keys
     tile: int = 0  # pixels; the VAE encodes larger pictures in tiles of this side; 0: never
+    encoder_memory: int | None = None  # bytes of the device for the weights of a text encoder; None: no limit
     text_options: TextOptions
     text_groups: TextGroups
     device: str  # one for `local`, any number for `devices`

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import Any
 
 from prep.cache.ledger.ledger import is_finished, write_commit
@@ -22,7 +22,16 @@ from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
 from prep.encode.engines.decoding import SERVICE
 from prep.encode.engines.job import Job, Outcome, provenance
-from prep.encode.engines.rows import NOT_FINITE, Made, latent_rows, mask_row, picture_pixels, text_rows
+from prep.encode.engines.rows import (
+    NOT_FINITE,
+    Made,
+    by_kind,
+    latent_rows,
+    mask_row,
+    picture_pixels,
+    text_batches,
+    text_rows,
+)
 from prep.encode.targets import PictureTarget
 from prep.errors import CacheError, ModelError
 from prep.findings import Finding
@@ -33,6 +42,7 @@ from prep.runtime import defer_interrupts
 from prep.workers.pool import WorkerPool
 
 FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in encoding order, with their names for people
+TAKEN = 8  # tasks of text that a process takes at once, if there are several
 Make = Callable[[Job, PictureTarget, WorkerPool], Any]
 
 
@@ -117,8 +127,10 @@ def _encode_masks(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally: _
 
 
 def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Progress) -> None:
-    left = _left(job, tasks)
-    if left is None:
+    left = _from_somewhere(tasks)
+    ours = _unfinished(job, left)
+    first = next(ours, None)
+    if first is None:
         return
     with phase(progress, "loading the text encoder"):
         with defer_interrupts():
@@ -127,12 +139,15 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Prog
             quiet_libraries()
             from prep.models.text.encoder import TextEncoder
 
-        encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device,
-                              compute=job.compute["text"], dtype=job.specs.dtype, expected=job.text)
+        encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
+                              compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
+                              first=_captions(job, [first, *(() if job.claims.shared else left)]))
     _check_text_shapes(job, encoder.shapes)
     with _bar(job, "text", progress) as tick:
-        for task in left:
+        for task, coming in _with_coming(job, chain([first], ours), left):
+            encoder.prepare(_captions(job, coming))
             _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
+    tally.notices += encoder.placement.notices
     tally.note_batches(encoder.batches, "captions", "")
 
 
@@ -190,19 +205,42 @@ def _in_order(job: Job, tasks: Iterable[Task], decoding: _Decoding, make: Make,
 
 def _left(job: Job, tasks: Sequence[Task]) -> Iterator[Task] | None:
     """The tasks that are left for this process; `None` if there are none, so that no model is loaded for them."""
-    found = _unfinished(job, tasks)
+    found = _unfinished(job, _from_somewhere(tasks))
     first = next(found, None)
     return None if first is None else chain([first], found)
 
 
-def _unfinished(job: Job, tasks: Sequence[Task]) -> Iterator[Task]:
-    """The tasks that no other process has finished by the time they are reached, nor one of this run has taken.
+def _with_coming(job: Job, ours: Iterator[Task], left: Iterable[Task]) -> Iterator[tuple[Task, list[Task]]]:
+    """Each task, with itself and those that this process will probably encode after it.
 
-    Processes that follow the same plan start at random places. A process that reaches a finished task jumps to another
-    random place, since another process is probably working on the tasks that follow.
+    Processes of one run take several tasks at once, because each must load every text encoder for what it takes.
     """
+    while block := list(islice(ours, TAKEN if job.claims.shared else 1)):
+        for number, task in enumerate(block):
+            yield task, [*block[number:], *(() if job.claims.shared else left)]
+
+
+def _captions(job: Job, tasks: Iterable[Task]) -> Iterator[tuple[list[str], bool]]:
+    """The captions of unfinished tasks, in the batches in which they will be encoded."""
+    unfinished = (task for task in tasks if not is_finished(job.cache, task.key))
+    return ((captions, negative) for task in unfinished for works in text_batches(job, task)
+            for _, captions, negative in by_kind(works))
+
+
+def _from_somewhere(tasks: Sequence[Task]) -> deque[Task]:
+    """The tasks, from a random one on, so that processes that follow the same plan start at different places."""
     left = deque(tasks)
     left.rotate(-start_at(left))
+    return left
+
+
+def _unfinished(job: Job, left: deque[Task]) -> Iterator[Task]:
+    """Takes from `left` the tasks that no other process has finished by the time they are reached, nor one of this run
+    has taken.
+
+    When it reaches a finished task it jumps to a random place, since another process is probably working on the tasks
+    that follow.
+    """
     while left:
         task = left.popleft()
         if not job.claims.take(task.key):

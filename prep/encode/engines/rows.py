@@ -11,7 +11,7 @@ from prep.cache.records import Reject, Task
 from prep.encode.engines.decoding import DECODE, LIMITS
 from prep.encode.engines.job import Job
 from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
-from prep.encode.targets import PictureTarget
+from prep.encode.targets import PictureTarget, TextTarget
 from prep.findings import Finding
 from prep.parse import Unparsed
 from prep.workers.pool import Cause, WorkerLost, WorkerPool
@@ -32,16 +32,26 @@ TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
 def text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
     tokens = job.tokens_of(task)
-    for keys in chunks(task.rows, TEXT_BATCH):
-        works = [job.wants.texts[key] for key in keys]
+    for works in text_batches(job, task):
         rows: dict[str, Any] = {}
-        for negative in (False, True):
-            texts = {work.key: work.caption for work in works if work.caption is not None and work.negative == negative}
-            if texts:
-                rows |= dict(zip(texts, encoder.encode(list(texts.values()), tokens, negative=negative), strict=True))
+        for keys, captions, negative in by_kind(works):
+            rows |= dict(zip(keys, encoder.encode(captions, tokens, negative=negative), strict=True))
         for work in works:
             row = encoder.unconditional(tokens) if work.caption is None else rows[work.key]
             yield work.key, row if row is not None else non_finite(work.key, "text row")
+
+
+def text_batches(job: Job, task: Task) -> Iterator[list[TextTarget]]:
+    """The rows of a text task, as many at a time as the text encoder gets."""
+    return ([job.wants.texts[key] for key in keys] for keys in chunks(task.rows, TEXT_BATCH))
+
+
+def by_kind(works: Iterable[TextTarget]) -> Iterator[tuple[list[str], list[str], bool]]:
+    """Keys and captions of a batch that are encoded together, and whether they are negative prompts."""
+    for negative in (False, True):
+        texts = {work.key: work.caption for work in works if work.caption is not None and work.negative == negative}
+        if texts:
+            yield list(texts), list(texts.values()), negative
 
 
 def latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int) -> Iterator[tuple[str, Made]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from prep.errors import OutOfMemoryError
+from prep.models.tensors import pick_device
 
 Row = TypeVar("Row")
 Items = TypeVar("Items", bound="Sliced")
@@ -51,6 +53,11 @@ class FittingBatches:
                 rows += made
         return rows
 
+    def parts(self, items: Items) -> list[Items]:
+        """The batches that `run` would make of `items`, if none of them is too large."""
+        size = self.size or len(items)
+        return [items[start:start + size] for start in range(0, len(items), size)]
+
     def one(self, forward: Callable[[], Sequence[Row]], what: str) -> Row:
         """The only row of `forward`. Raises `OutOfMemoryError` if `what` does not fit."""
         return self.run([None], lambda _: forward(), what)[0]
@@ -62,9 +69,10 @@ class FittingBatches:
         free_memory(self.device)
 
 
-def too_little_memory(device: torch.device, what: str, compute: str) -> OutOfMemoryError:
+def too_little_memory(device: torch.device, what: str, compute: str, *, offload: bool = False) -> OutOfMemoryError:
     """The error for a device that does not hold `what`; the hint names options of `prep encode`."""
     less = ["--compute bfloat16"] if compute == "float32" else []
+    less += ["--encoder-memory with fewer GiB than the device has"] if offload and device.type != "cpu" else []
     less += ["a smaller --resolution"]
     less += ["--device cpu"] if device.type != "cpu" else ["a computer with more memory"]
     return OutOfMemoryError(f"{device} has too little memory for {what}",
@@ -81,14 +89,27 @@ def _tried(part: Items, forward: Callable[[Items], Sequence[Row]]) -> Sequence[R
     return None
 
 
-def move(model: Any, device: torch.device, what: str, compute: str) -> Any:
-    """`model` on its device. Raises `OutOfMemoryError`."""
+def move(model: Any, device: torch.device, what: str, compute: str, *, offload: bool = False) -> Any:
+    """`model` on its device; `offload`: --encoder-memory applies to it. Raises `OutOfMemoryError`."""
     try:
         return model.to(device)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    raise too_little_memory(device, what, compute)
+    raise too_little_memory(device, what, compute, offload=offload)
+
+
+def peak_memory(name: str) -> int | None:
+    """Bytes that this process has had at most, on the device `name` if that has memory of its own; `None`: unknown."""
+    device = pick_device(name)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
 
 
 def free_memory(device: torch.device) -> None:

@@ -37,9 +37,11 @@ def _in_windows(pipeline: Any, captions: Sequence[str], options: TextOptions, de
     """Hidden states [B, L, D] of both encoders, windows side by side along L; pooled vectors [B, D] of the first
     window.
     """
+    layer = -(options.clip_skip + 2)
     first = clip.encode(pipeline.tokenizer, pipeline.text_encoder, captions, options, device)
+    one = clip.joined(first.hidden_states[layer], options)  # before the next encoder takes the memory of this one
     second = clip.encode(pipeline.tokenizer_2, pipeline.text_encoder_2, captions, options, device)
-    one, two = (clip.joined(made.hidden_states[-(options.clip_skip + 2)], options) for made in (first, second))
+    two = clip.joined(second.hidden_states[layer], options)
     hidden_BLD = two.new_empty(*two.shape[:2], one.shape[2] + two.shape[2])
     hidden_BLD[..., :one.shape[2]], hidden_BLD[..., one.shape[2]:] = one, two
     return hidden_BLD, second.text_embeds[::options.windows]

@@ -5,49 +5,101 @@ Denoiser and VAE are not loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from prep.errors import ModelError, OutOfMemoryError, first_line
-from prep.models.device.memory import FittingBatches, move
+from prep.errors import ModelError, Problem, first_line
+from prep.models.device.memory import FittingBatches
+from prep.models.device.offload import Placement
 from prep.models.family import ATTENTION_MASK, TOKEN, Family, Shape, TextOptions, TextRow
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_text, text_files
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
-from prep.models.text.pipeline import load_text_pipeline
+from prep.models.text.pipeline import assemble, encoder_configs, load_encoder, spoken, tokenizers_of
+from prep.models.text.swapping import Encoders
 
 CAPTION = "a caption in the text encoder"  # in messages
+TextBatch = tuple[Sequence[str], bool]  # captions, and whether they are negative prompts
 Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one row
 
 
 class TextEncoder:
-    """A pipeline's tokenizers and text encoders on their device."""
+    """A pipeline's tokenizers and text encoders; of several encoders one is in memory at a time."""
 
     def __init__(self, model: Path, family: Family, options: TextOptions, *, device: str, compute: str, dtype: str,
-                 expected: Expected | None = None) -> None:
-        """Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint."""
-        self._family, self._options, self._device, self._dtype = family, options, pick_device(device), dtype
-        files = text_files(model)
+                 expected: Expected | None = None, memory: int | None = None,
+                 first: Iterable[TextBatch] = ()) -> None:
+        """`memory` limits the bytes of weights on the device; `first` are the batches that will be encoded first.
+
+        Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint.
+        """
+        self._family, self._options, self._dtype = family, options, dtype
+        self._device = pick_device(device)
+        self.placement = Placement(self._device, memory, compute)
         self.batches = FittingBatches(self._device, compute)
-        loaded = load_text_pipeline(model, family, files, DTYPES[compute])
-        self._pipeline = move(loaded, self._device, "the text encoder", compute)
-        self._encoders = [getattr(self._pipeline, name) for name in files.encoders]
-        if expected is not None:
-            expected.require(digest_text(files, expected.file_digest), f"the text encoder of {model}")
+        self._prepared: set[tuple[tuple[str, ...], bool]] = set()
+        files = text_files(model)
+
+        self.loading = 0.0  # seconds that loading encoders has taken so far
+
+        def load(name: str) -> Any:
+            begun = time.monotonic()
+            loaded = load_encoder(model, family, name, files, DTYPES[compute])
+            if expected is not None:
+                expected.require(digest_text(files, expected.file_digest), f"the text encoder of {model}")
+            placed = self.placement.place(loaded, spoken(name))
+            self.loading += time.monotonic() - begun
+            return placed
+
+        configs = encoder_configs(model, family, files) if len(files.encoders) > 1 else {}
+        self._encoders = Encoders(list(files.encoders), load, configs, DTYPES[compute], self._device)
+        tokenizers = tokenizers_of(model, family, files)
+        self._pipeline = assemble(model, family, {**self._encoders.parts, **tokenizers})
+        self.shapes: Mapping[str, Shape] = self._probe(model, first)
+
+    def _probe(self, model: Path, first: Iterable[TextBatch]) -> Mapping[str, Shape]:
+        """Prepares the batches, and returns the shapes of a row's arrays. Raises as `__init__` does."""
         try:
+            self.prepare(first)
             with torch.inference_mode():
                 row = self.batches.one(self._negative, CAPTION)
-        except OutOfMemoryError:
+        except Problem:
             raise
         except Exception as error:  # some faulty configs fail only here
             raise ModelError(f"the text encoder in {model / 'text_encoder'} cannot encode a caption: "
                              f"{first_line(error)}", hint=FETCH_AGAIN) from None
-        self.shapes: Mapping[str, Shape] = {name: tuple(array.shape) for name, array in row.items()}
+        return {name: tuple(array.shape) for name, array in row.items()}
+
+    @torch.inference_mode()
+    def prepare(self, batches: Iterable[TextBatch]) -> None:
+        """Prepares to encode these batches, as many as fit, so that no encoder is loaded for each of them.
+
+        Does nothing if the first one is prepared, or if there is but one encoder.
+        """
+        if len(self._encoders.names) == 1:
+            return
+        coming = ((tuple(captions), negative) for captions, negative in batches)
+        begin = next(coming, None)
+        if begin is None or begin in self._prepared:
+            return
+        taken: list[tuple[tuple[str, ...], bool] | None] = []  # each work's batch; None before the last of the batch
+
+        def works() -> Iterator[Callable[[], Any]]:
+            yield self._call_negative
+            for captions, negative in chain([begin], coming):
+                parts, call = self.batches.parts(captions), partial(self._call, negative=negative)
+                taken.extend([*[None] * (len(parts) - 1), (captions, negative)])
+                yield from (partial(self.batches.run, part, call, CAPTION) for part in parts)
+
+        count = self._encoders.prepare(works(), least=2)  # no prompt, and the first batch
+        self._prepared = {batch for batch in taken[:count - 1] if batch is not None}
 
     @torch.inference_mode()
     def encode(self, captions: Sequence[str], tokens: int | None = None, *,
@@ -73,14 +125,8 @@ class TextEncoder:
         return self._kept(row, tokens)
 
     def _in_float32(self, forward: Callable[[], Sequence[TextRow]]) -> Sequence[TextRow]:
-        usual = [encoder.dtype for encoder in self._encoders]
-        try:
-            for encoder in self._encoders:
-                encoder.to(torch.float32)
+        with self._encoders.in_float32():
             return forward()
-        finally:
-            for encoder, dtype in zip(self._encoders, usual, strict=True):
-                encoder.to(dtype)
 
     def _kept(self, row: TextRow, tokens: int | None) -> Arrays | None:
         """The row as stored, or `None` if it is not finite."""
@@ -90,13 +136,19 @@ class TextEncoder:
             return _padded(row, self._family, self._dtype, tokens)
         return {name: stored(value[None], self._dtype)[0] for name, value in row.items()}
 
-    def _forward(self, captions: list[str], negative: bool) -> Sequence[TextRow]:
-        # A copy, because some pipelines write their template into the list.
-        return _on_host(self._family.text.encode_texts(self._pipeline, list(captions), self._options, self._device,
-                                                       negative=negative))
+    def _forward(self, captions: Sequence[str], negative: bool) -> Sequence[TextRow]:
+        return _on_host(self._encoders.run(partial(self._call, captions, negative=negative)))
 
     def _negative(self) -> Sequence[TextRow]:
-        return _on_host([self._family.text.unconditional(self._pipeline, self._options, self._device)])
+        return _on_host([self._encoders.run(self._call_negative)])
+
+    def _call(self, captions: Sequence[str], *, negative: bool) -> Sequence[TextRow]:
+        # A copy, because some pipelines write their template into the list.
+        return self._family.text.encode_texts(self._pipeline, list(captions), self._options, self._device,
+                                              negative=negative)
+
+    def _call_negative(self) -> TextRow:
+        return self._family.text.unconditional(self._pipeline, self._options, self._device)
 
 
 def _on_host(rows: Sequence[TextRow]) -> list[TextRow]:

@@ -18,27 +18,28 @@ from prep.models.configs import Configs
 from prep.models.family import Family
 from prep.models.files import ComponentFiles
 from prep.models.fingerprint import TextFiles
-from prep.models.loading import dtype_keyword, load_model, load_tokenizer
+from prep.models.loading import dtype_keyword, load_model, load_part, load_tokenizer
 from prep.models.pipeline import pipeline_index
 
 CLIP_POSITIONS = 77  # if a config does not say
 TOO_LONG = "set model_max_length in its tokenizer_config.json"
 
 
-def load_text_pipeline(model: Path, family: Family, files: TextFiles, dtype: torch.dtype) -> Any:
-    """The pipeline of `model` with its text parts on the CPU, encoders in `dtype` whatever their configs say.
-
-    Raises `ModelError`.
-    """
-    index = pipeline_index(model)
+def load_encoder(model: Path, family: Family, name: str, files: TextFiles, dtype: torch.dtype) -> Any:
+    """The text encoder `name` of `model` on the CPU, in `dtype` whatever its config says. Raises `ModelError`."""
     options: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
+    return load_model(_encoder_class(model, family, name), files.encoders[name], spoken(name), trust_remote_code=False,
+                      **options)
 
-    def encoder(name: str) -> Any:
-        kind = getattr(transformers, _class_of(index, name, model, family))
-        return load_model(kind, files.encoders[name], spoken(name), trust_remote_code=False, **options)
 
-    parts = {name: encoder(name) for name in files.encoders}
-    return assemble(model, family, parts | tokenizers_of(model, family, files))
+def encoder_configs(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:
+    """The configs of the text encoders of `model`, as transformers reads them. Raises `ModelError`."""
+    return {name: load_part(_encoder_class(model, family, name).config_class, found, f"config of the {spoken(name)}")
+            for name, found in files.encoders.items()}
+
+
+def _encoder_class(model: Path, family: Family, name: str) -> Any:
+    return getattr(transformers, _class_of(pipeline_index(model), name, model, family))
 
 
 def tokenizers_of(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:

@@ -34,6 +34,12 @@ def test_families_that_share_a_pipeline_class_tell_their_models_apart():
     assert families_of_pipeline("OtherPipeline") == families_of_pipeline(None) == families_of_pipeline([]) == {}
 
 
+def test_only_families_with_clip_alone_compute_text_in_the_dtype_of_the_rows():
+    found = {name: family.text_compute for name, family in FAMILIES.items()}
+    assert {found.pop(name) for name in ("sd15", "sd21", "sdxl")} == {None}
+    assert set(found.values()) == {"bfloat16"}
+
+
 @pytest.mark.parametrize(("unet", "family"), [
     (SD15, "sd15"), ({**SD15, "use_linear_projection": False}, "sd15"), ({**SD15, "class_embed_type": None}, "sd15"),
     (SD21, "sd21"), ({**SD21, "upcast_attention": True}, "sd21"),

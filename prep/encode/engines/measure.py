@@ -1,0 +1,92 @@
+"""Encodes a few rows in memory to estimate how long a whole run takes, and how much memory; it writes nothing.
+
+Latents are measured on a batch of the largest bucket, and take time in proportion to their pixels. Time to write shards
+is not counted: encoders are slower.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from prep.cache.records import Task
+from prep.encode.engines.decoding import SERVICE
+from prep.encode.engines.job import Job
+from prep.encode.engines.rows import by_kind, latent_rows, mask_row, picture_pixels, text_batches, text_rows
+from prep.encode.estimate import Measured
+from prep.geometry import Size
+from prep.models.loading import quiet_libraries
+from prep.progress import Progress, phase
+from prep.workers.pool import WorkerPool
+
+TEXTS, MASKS = 32, 8  # rows to encode; pictures: a batch
+
+
+def measure(job: Job, progress: Progress) -> Measured:
+    """Runs the encoders on some rows of `job`. Raises `ModelError`, `OutOfMemoryError`."""
+    with WorkerPool(SERVICE) as decoders:
+        return _measured(job, decoders, progress)
+
+
+def _measured(job: Job, decoders: WorkerPool, progress: Progress) -> Measured:
+    by_field: dict[str, list[Task]] = {field: [task for task in job.tasks if task.field == field]
+                                       for field in ("mask", "text", "latent")}
+    quiet_libraries()
+    from prep.models.device.memory import peak_memory  # here: --dry-run without --measure imports no torch
+
+    seconds, rows = 0.0, {}
+    for field, run in (("mask", _masks), ("text", _texts), ("latent", _latents)):
+        if by_field[field]:
+            with phase(progress, f"measuring {field}"):
+                took, rows[field] = run(job, by_field[field], decoders)
+            seconds += took
+    return Measured(seconds=seconds, memory=peak_memory(job.device), rows=rows)
+
+
+def _masks(job: Job, tasks: list[Task], decoders: WorkerPool) -> tuple[float, int]:
+    keys = [key for task in tasks for key in task.rows]
+    took, made = _timed(lambda: [mask_row(job, job.wants.masks[key], decoders) for key in keys[:MASKS]])
+    return took / len(made) * len(keys) / job.jobs, len(made)
+
+
+def _texts(job: Job, tasks: list[Task], _decoders: WorkerPool) -> tuple[float, int]:
+    from prep.models.text.encoder import TextEncoder
+
+    task = max(tasks, key=lambda one: (job.tokens_of(one) or 0, len(one.rows)))
+    task = replace(task, rows=task.rows[:TEXTS])
+    batches = [(captions, negative) for works in text_batches(job, task) for _, captions, negative in by_kind(works)]
+    begun = time.monotonic()
+    encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
+                          compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
+                          first=batches)
+    count = len(list(text_rows(job, task, encoder)))
+    took = time.monotonic() - begun - encoder.loading  # not every caption takes the time to load
+    return encoder.loading + took / count * sum(len(one.rows) for one in tasks), count
+
+
+def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> tuple[float, int]:
+    from prep.models.vae import VaeEncoder
+
+    def area(task: Task) -> int:
+        bucket: Size | None = job.bucket_of(task)
+        assert bucket is not None, "a latent has a bucket"
+        return bucket[0] * bucket[1]
+
+    task = max(tasks, key=lambda one: (area(one), len(one.rows)))
+    begun = time.monotonic()
+    encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
+                         with_std=job.specs.with_std, tile=job.tile, expected=job.vae)
+    loading = time.monotonic() - begun
+    keys = task.rows[:job.batch_size]
+    decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.wants.latents[key], decoders)) for key in keys])
+    encoding, _ = _timed(lambda: list(latent_rows(iter(pixels), encoder, job.batch_size)))
+    each = max(decoding / job.jobs, encoding) / len(keys)  # threads decode meanwhile
+    return loading + each * sum(area(one) * len(one.rows) for one in tasks) / area(task), len(keys)
+
+
+def _timed(work: Callable[[], list[Any]]) -> tuple[float, list[Any]]:
+    begun = time.monotonic()
+    made = work()
+    return time.monotonic() - begun, made

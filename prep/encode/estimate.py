@@ -1,0 +1,128 @@
+"""Estimates what a run would take, for `prep encode --dry-run`: bytes of its rows, memory, and time if it is measured.
+
+Bytes are compared with those of the same rows as many caches have them: float32, and text padded to the longest row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from prep.arrays import ITEM_BYTES, ArraySpec
+from prep.cache.reader import Reader
+from prep.cache.store import Cache
+from prep.encode.plan import EncodePlan
+from prep.encode.resolve import ResolvedRecipe
+from prep.formatting import clock, format_bytes, grouped
+from prep.models.fingerprint import text_files, vae_files
+from prep.models.weights import read_shapes
+
+FLOAT32 = 4  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldEstimate:
+    """The rows of a field."""
+
+    encode: int  # rows to make
+    reuse: int  # rows that the cache has
+    bytes: int  # of the rows to make
+    stored: int  # bytes of all of them
+    padded: int  # the same in float32, text padded to its longest row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a short run of the encoders took, and what a whole run would take."""
+
+    seconds: float  # of a whole run
+    memory: int | None  # bytes, at their peak: of the device if that has memory of its own, else of the process
+    rows: Mapping[str, int]  # how many were encoded, by field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a run would take."""
+
+    fields: Mapping[str, FieldEstimate]
+    weights: int  # bytes of the largest encoder that would be loaded
+    measured: Measured | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of the document of `--json`."""
+        found = self.measured
+        return {
+            "fields": {name: {"encode": one.encode, "reuse": one.reuse, "bytes": one.bytes, "stored": one.stored,
+                              "padded_float32": one.padded} for name, one in self.fields.items()},
+            "weights": self.weights,
+            "measured": None if found is None else {"seconds": round(found.seconds, 1), "memory": found.memory,
+                                                    "rows": dict(found.rows)},
+        }
+
+    def as_lines(self) -> list[str]:
+        """The same for people."""
+        lines = [f"{name}: {grouped(one.encode)} to encode ({format_bytes(one.bytes)}), {grouped(one.reuse)} reused"
+                 for name, one in self.fields.items()]
+        stored, padded = (sum(getattr(one, name) for one in self.fields.values()) for name in ("stored", "padded"))
+        if stored:
+            lines.append(f"all rows: {format_bytes(stored)}; as float32, with padded text: {format_bytes(padded)}, "
+                         f"{padded / stored:.1f} times as much")
+        if self.weights:
+            lines.append(f"weights of the largest encoder: {format_bytes(self.weights)}")
+        if self.measured is not None:
+            tried = ", ".join(f"{grouped(count)} {name}" for name, count in self.measured.rows.items())
+            memory = self.measured.memory
+            peak = "" if memory is None else f"; peak memory: about {format_bytes(memory)}"
+            lines.append(f"time: about {clock(self.measured.seconds)}{peak} (measured with {tried})")
+        return lines
+
+
+def estimate(wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache | None, measured: Measured | None) -> Estimate:
+    """What running `planned` would take. Raises `ModelError`, `CacheError`."""
+    tasks: dict[str, list[tuple[tuple[ArraySpec, ...], int]]] = {field: [] for field in planned.missing}
+    for task in planned.tasks:
+        bucket = wanted.wants.bucket_of(task.field, task.rows[0])
+        tokens = None if bucket else wanted.group_of(task.field, task.rows[0])[1]
+        specs = wanted.specs.arrays_of(task.field, bucket, tokens)
+        tasks[task.field].append((specs, len(task.rows)))
+    there = {field: [] if cache is None else list(_stored(wanted, planned, cache, field)) for field in planned.missing}
+    fields = {field: FieldEstimate(
+        encode=planned.missing[field], reuse=planned.reused[field], bytes=_bytes(tasks[field]),
+        stored=_bytes([*tasks[field], *there[field]]),
+        padded=sum(count * _padded(wanted, field, specs) for specs, count in (*tasks[field], *there[field])))
+        for field in planned.missing}
+    return Estimate(fields=fields, weights=_weights(wanted, planned), measured=measured)
+
+
+def _stored(wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache,
+            field: str) -> Iterable[tuple[tuple[ArraySpec, ...], int]]:
+    """The arrays of wanted rows in the cache, and how many there are of each."""
+    shards = Counter(planned.refs[key].shard for key in wanted.wants.works()[field] if key in planned.refs)
+    reader = Reader(cache.root)
+    try:
+        for shard, count in sorted(shards.items()):
+            yield tuple(reader.array_info(shard, name)[0] for name in wanted.specs.as_manifest(field)), count
+    finally:
+        reader.close()
+
+
+def _bytes(rows: Iterable[tuple[tuple[ArraySpec, ...], int]]) -> int:
+    return sum(count * spec.row_bytes for specs, count in rows for spec in specs)
+
+
+def _padded(wanted: ResolvedRecipe, field: str, specs: Iterable[ArraySpec]) -> int:
+    """Bytes of a row in float32; of text, of the longest, without an attention mask."""
+    shapes = wanted.specs.text.values() if field == "text" else [spec.shape for spec in specs]
+    return FLOAT32 * sum(prod(shape) for shape in shapes)
+
+
+def _weights(wanted: ResolvedRecipe, planned: EncodePlan) -> int:
+    """Bytes of the largest encoder that missing rows need, in its compute dtype. Raises `ModelError`."""
+    text = text_files(wanted.model).encoders.values() if planned.missing["text"] else ()
+    vae = [vae_files(wanted.model)] if planned.missing["latent"] else []
+    contexts = wanted.contexts
+    return max((ITEM_BYTES[context["compute"]] * sum(map(prod, read_shapes(files.weights).values()))
+                for found, context in ((text, contexts.text), (vae, contexts.latent)) for files in found), default=0)
