@@ -24,6 +24,9 @@ def test_another_class_is_refused(named):
     assert error.value.hint == "only these classes are loaded; code in a model directory is never run"
 
 
+FORMER = {"Lumina2Text2ImgPipeline"}  # names that diffusers has given up
+
+
 def test_every_listed_class_is_one_of_its_library():
     import diffusers
     import transformers
@@ -33,7 +36,7 @@ def test_every_listed_class_is_one_of_its_library():
     libraries = {"diffusers": diffusers, "transformers": transformers}
     for family in FAMILIES.values():
         assert {family.denoiser, "vae", "text_encoder", "tokenizer"} <= set(family.components)
-        assert all(hasattr(diffusers, pipeline) for pipeline in family.pipelines)
+        assert all(hasattr(diffusers, pipeline) for pipeline in set(family.pipelines) - FORMER)
         for known in family.components.values():
             for library, kind in known:
                 assert getattr(libraries[library], kind).__name__, kind

@@ -66,13 +66,22 @@ def forget_validation(monkeypatch):
 @pytest.mark.parametrize("plant", [
     lambda patch: patch.setattr(data, "to_device", stay),
     lambda patch: patch.setattr(model, "to_device", stay),
-    lambda patch: patch.setattr(sample, "module_to_device", stay),
-    forget_validation,
-], ids=["batch", "schedule", "vae", "validation"])
+], ids=["batch", "schedule"])
 def test_a_forgotten_move_is_caught(elsewhere, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         elsewhere()
+
+
+@pytest.mark.parametrize(("plant", "what"), [
+    (lambda patch: patch.setattr(sample, "module_to_device", stay), "no sample pictures"),
+    (forget_validation, "no validation"),
+], ids=["vae", "validation"])
+def test_a_forgotten_move_beside_the_steps_is_a_warning(elsewhere, monkeypatch, plant, what):
+    plant(monkeypatch)
+    said = [event["text"] for event in elsewhere() if event["event"] == "warning"]
+    assert said and all(text.startswith(f"{what}: ") for text in said)
+    assert "Expected all tensors to be on the same device" in said[0]
 
 
 def test_the_play_itself():

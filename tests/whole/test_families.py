@@ -288,7 +288,7 @@ def test_padding_is_masked_or_part_of_a_row(case, made):
                            Conditions(text=given, sizes_B6=sizes.expand(count, -1)))[:1]
 
     def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-        return float((one - other).abs().max()) > 1e-3 * float(one.abs().max())
+        return float((one - other).abs().max()) > 2e-5 * float(one.abs().max())  # of float32: rounding is 1e-6
 
     alone = text_of(rows, CAPTIONS[0])
     if text.layout == "full":
