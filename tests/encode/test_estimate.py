@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from prep.cache.store import Cache
 from prep.manifest.document import read_manifest
 from prep.models.device import memory
+from prep.workers.pool import WorkerPool
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--mask", "sidecar")
 
@@ -123,13 +125,14 @@ def test_time_grows_with_rows_and_pixels_but_not_the_time_to_load(encode, photos
     from prep.encode.engines import measure as measuring
 
     clock = iter(range(10_000))
+    monkeypatch.setattr(measuring, "WorkerPool", partial(WorkerPool, processes=False))  # their deadlines read the clock
     monkeypatch.setattr(measuring, "_timed", lambda work: (2.0, work()))
     monkeypatch.setattr(measuring.time, "monotonic", lambda: next(clock))
     seen = {}
     for field in ("_masks", "_texts", "_latents"):
         run = getattr(measuring, field)
-        monkeypatch.setattr(measuring, field, lambda job, tasks, run=run, field=field: seen.setdefault(
-            field, (run(job, tasks), job, tasks))[0])
+        monkeypatch.setattr(measuring, field, lambda job, tasks, pool, run=run, field=field: seen.setdefault(
+            field, (run(job, tasks, pool), job, tasks))[0])
     encode("--dry-run", "--measure", "--batch-size", 2, "--jobs", 4)
     (masks, count), _, _ = seen["_masks"]
     assert masks == 2 / count * 3 / 4

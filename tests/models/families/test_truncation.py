@@ -17,7 +17,7 @@ from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
 from prep.models.fingerprint import text_files
 from prep.models.text import truncation
-from prep.models.text.pipeline import load_text_pipeline
+from prep.models.text.pipeline import assemble, load_encoder, tokenizers_of
 from prep.models.text.truncation import TruncationFinder
 
 WORDS = "Ein süßer Hund; 日本 🐕‍🦺 sits HERE. " * 60  # longer than any encoder reads
@@ -48,7 +48,9 @@ def test_the_lost_words_are_those_that_change_no_row(case, model):
     assert found is not None and not found.whole and found.read < found.tokens
     assert WORDS.strip().endswith(found.lost) and len(found.lost) > 20
     kept = WORDS.strip().removesuffix(found.lost)
-    pipeline = load_text_pipeline(model, family, text_files(model), torch.float32)
+    found_files = text_files(model)
+    encoders = {name: load_encoder(model, family, name, found_files, torch.float32) for name in found_files.encoders}
+    pipeline = assemble(model, family, encoders | tokenizers_of(model, family, found_files))
     changed = kept + "other words and signs, long enough to fill the rest " * 40
     whole, other, less = (family.text.encode(pipeline, [text], options, torch.device("cpu"))[0]
                           for text in (WORDS, changed, kept[:-len(kept) // 8]))
