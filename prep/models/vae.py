@@ -18,6 +18,7 @@ from prep.models.device.memory import FittingBatches, move
 from prep.models.fields import STD
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_vae, vae_files
+from prep.models.latents import GEOMETRIES
 from prep.models.loading import load_model
 from prep.models.pipeline import pipeline_index
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
@@ -111,7 +112,6 @@ def encode_in_tiles(vae: Any, side: int) -> None:
 
 # VAEs of video, for which a picture is a clip of one frame: [B, C, 1, H, W].
 OF_VIDEO = frozenset({"AutoencoderKLQwenImage"})
-WITHOUT_POSTERIOR = frozenset({"AutoencoderDC"})  # these encode a picture to one latent
 
 
 def posterior(vae: Any, image_B3HW: torch.Tensor) -> Posterior:
@@ -120,7 +120,7 @@ def posterior(vae: Any, image_B3HW: torch.Tensor) -> Posterior:
         clip = vae.encode(image_B3HW[:, :, None]).latent_dist
         return Posterior(clip.mean[:, :, 0], clip.std[:, :, 0])
     made = vae.encode(image_B3HW)
-    if type(vae).__name__ in WITHOUT_POSTERIOR:
+    if not GEOMETRIES[type(vae).__name__].posterior:
         return Posterior(made.latent, torch.zeros_like(made.latent))
     return Posterior(made.latent_dist.mean, made.latent_dist.std)
 
