@@ -128,8 +128,8 @@ def _encode_masks(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally: _
 
 def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Progress) -> None:
     left = _from_somewhere(tasks)
-    ours = _unfinished(job, left)
-    first = next(ours, None)
+    turns = _with_coming(job, _unfinished(job, left), left)
+    first = next(turns, None)
     if first is None:
         return
     with phase(progress, "loading the text encoder"):
@@ -141,10 +141,10 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Prog
 
         encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
                               compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
-                              first=_captions(job, [first, *(() if job.claims.shared else left)]))
+                              first=_captions(job, first[1]))
     _check_text_shapes(job, encoder.shapes)
     with _bar(job, "text", progress) as tick:
-        for task, coming in _with_coming(job, chain([first], ours), left):
+        for task, coming in chain([first], turns):
             encoder.prepare(_captions(job, coming))
             _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
     tally.notices += encoder.placement.notices
