@@ -28,6 +28,8 @@ from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.latents import latent_facts
 from prep.parse import color_of
 
+NOT_ENCODED = "prompt-not-encoded"  # the finding on a sample prompt without a text row
+
 
 def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame: Mapping[str, Any],
                       prompt_bytes: bytes | None,
@@ -111,7 +113,7 @@ def split_prompts(prompts: Sequence[PromptTarget],
                   refs: Mapping[str, RowRef]) -> tuple[list[PromptTarget], list[Finding]]:
     """The prompts with both rows in the cache, and a finding for each other prompt."""
     kept = [prompt for prompt in prompts if prompt.positive_key in refs and prompt.negative_key in refs]
-    lost = [Finding(path=prompt.prompt, code="prompt-not-encoded", severity="warning",
+    lost = [Finding(path=prompt.prompt, code=NOT_ENCODED, severity="warning",
                     detail="this sample prompt has no text row, so no picture is made for it")
             for prompt in prompts if prompt not in kept]
     return kept, lost

@@ -18,7 +18,7 @@ from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
 from prep.cache.store import Cache
 from prep.digest import canonical
-from prep.encode.assemble import prompt_document, shard_row, split_prompts
+from prep.encode.assemble import NOT_ENCODED, prompt_document, shard_row, split_prompts
 from prep.encode.engines.job import Job
 from prep.encode.limits import check_document_size, largest_prompts, read_small_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
@@ -50,7 +50,6 @@ from prep.parse import brief
 from prep.progress import Progress, phase
 from prep.recipe.schema import STORED_DTYPES, ModelOptions
 
-NOT_ENCODED = "prompt-not-encoded"
 MOST_REJECTS = 10  # rows that may fail before the run stops
 
 
