@@ -1,12 +1,16 @@
-"""Defers Ctrl-C during imports, because interrupting torch's import can kill the process; controls the collector."""
+"""Defers Ctrl-C during imports, because interrupting torch's import can kill the process; controls the collector;
+says how much memory this process took.
+"""
 
 from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 
@@ -49,3 +53,15 @@ def gc_enabled() -> Iterator[None]:
     finally:
         gc.disable()
         gc.unfreeze()
+
+
+def peak_resident() -> int | None:
+    """Bytes of memory that this process took at most; `None` on systems that do not say."""
+    if sys.platform == "win32":
+        return None
+    with suppress(OSError, IndexError):  # Linux, where getrusage also counts what the parent had at the start
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used << 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -161,7 +162,7 @@ def test_measuring_without_a_dry_run_is_refused(encode):
 
 def test_peak_memory_is_that_of_the_device_if_it_has_memory_of_its_own(monkeypatch):
     assert memory.peak_memory("cpu") > 1 << 26
-    monkeypatch.setattr(memory.sys, "platform", "win32")
+    monkeypatch.setattr(sys, "platform", "win32")
     assert memory.peak_memory("cpu") is None
     monkeypatch.setattr(memory, "pick_device", torch.device)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 12345)

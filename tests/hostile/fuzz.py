@@ -25,6 +25,7 @@ from victims import SMALLER, Undo, Victim, both, replaced, sealed, victim, with_
 from prep.cache import plans, shard_format  # noqa: E402
 from prep.formatting import printable  # noqa: E402
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS  # noqa: E402
+from prep.runtime import peak_resident  # noqa: E402
 
 GROWTH = 200 << 20  # bytes of resident memory, over all attacks
 ROOM = 1 << 30  # bytes of address space that an attack may ask for
@@ -212,16 +213,6 @@ def told(text: str) -> str:
     return "\n".join(line[:300] for line in text.splitlines()[-30:])
 
 
-def resident() -> int:
-    """Bytes of memory that this program took at most. On Linux, getrusage counts what its parent had before it, too."""
-    import resource
-
-    if sys.platform == "linux":
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
-
-
 def limit() -> None:
     import resource
 
@@ -237,7 +228,7 @@ def main(root: Path, jobs: list[str], user: int | None = None) -> None:
     for kind in KINDS:  # what is imported late is imported now: an ordinary user may not be able to read this Python
         for seed in (-1, -2, -8):
             attack(target, watch, kind, seed, None)
-    before = resident()
+    before = peak_resident()
     if sys.platform == "linux":
         limit()
     for job in jobs:
@@ -250,7 +241,7 @@ def main(root: Path, jobs: list[str], user: int | None = None) -> None:
             except BaseException:
                 print(f"\n{kind} {seed} failed:\n{told(traceback.format_exc())}", flush=True)
                 sys.exit(1)
-            grown = resident() - before
+            grown = peak_resident() - before
             if grown > GROWTH:
                 print(f"\n{kind} {seed}: memory grew by {grown >> 20} MB", flush=True)
                 sys.exit(1)

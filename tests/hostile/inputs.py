@@ -25,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sup
 import onlookers  # noqa: E402
 import seeds  # noqa: E402
 import spoil  # noqa: E402
-from fuzz import TooLong, resident, told, too_long  # noqa: E402
+from fuzz import TooLong, told, too_long  # noqa: E402
 from onlookers import Watch  # noqa: E402
 from walking import item_of, walk, walk_tar  # noqa: E402
 
@@ -41,6 +41,7 @@ from prep.images.formats.parts import BadPicture  # noqa: E402
 from prep.recipe.init import init_from_file  # noqa: E402
 from prep.recipe.load import load_recipe  # noqa: E402
 from prep.recipe.overview import overview_of  # noqa: E402
+from prep.runtime import peak_resident  # noqa: E402
 from prep.scan.examine import check_item, exact_pixels, preview_jpeg  # noqa: E402
 from prep.scan.protocol import ExaminedMessage  # noqa: E402
 from prep.sources.item import Item  # noqa: E402
@@ -405,7 +406,7 @@ def main(root: Path, words: list[str]) -> int:
     warm(bench)
     if sys.platform == "linux":
         limit()
-    failed, before = 0, resident()
+    failed, before = 0, peak_resident()
     for kind, first, count in jobs_of(words):
         start_size = size(1) if sys.platform == "linux" else 0
         bench.refused, bench.told, begun, slowest = 0, {}, time.monotonic(), (0.0, 0)
@@ -421,15 +422,15 @@ def main(root: Path, words: list[str]) -> int:
                 bench.watch.seen.clear()
                 failed += 1
             slowest = max(slowest, (time.monotonic() - start, seed))
-            if resident() - before > GROWTH:
-                print(f"\n{kind} {seed} failed: memory grew by {(resident() - before) >> 20} MB", flush=True)
-                before, failed = resident(), failed + 1
+            if peak_resident() - before > GROWTH:
+                print(f"\n{kind} {seed} failed: memory grew by {(peak_resident() - before) >> 20} MB", flush=True)
+                before, failed = peak_resident(), failed + 1
         left = size(1) - start_size if sys.platform == "linux" else 0
         if left > LEFT:
             print(f"\n{kind} failed: {left >> 20} MB are left behind", flush=True)
             failed += 1
         print(f"\n{kind}: {count} cases, {bench.refused} refused, {time.monotonic() - begun:.1f} s, slowest "
-              f"{slowest[0]:.1f} s ({slowest[1]}), memory grew by {(resident() - before) >> 20} MB", flush=True)
+              f"{slowest[0]:.1f} s ({slowest[1]}), memory grew by {(peak_resident() - before) >> 20} MB", flush=True)
         print(f"{kind} told: {json.dumps(dict(sorted(bench.told.items())))}", flush=True)
     return 1 if failed else 0
 

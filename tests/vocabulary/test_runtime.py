@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from prep.runtime import defer_interrupts
+from prep.runtime import defer_interrupts, peak_resident
 
 LOADING = """
 import os, signal, sys, threading
@@ -72,3 +73,20 @@ def test_torch_loads_to_its_end(after):
     done = subprocess.run([sys.executable, "-c", LOADING.format(after=after)], capture_output=True, text=True,
                           timeout=120)
     assert (done.returncode, done.stdout) == (130, "loaded\n"), done.stderr
+
+
+def test_the_peak_of_memory_is_this_process_s_own():
+    """On Linux, getrusage also counts what the parent had."""
+    held = b"x" * (300 << 20)
+    grow = ("from prep.runtime import peak_resident; before = peak_resident(); held = b'x' * (100 << 20); "
+            "print(before, peak_resident())")
+    answer = subprocess.run([sys.executable, "-c", grow], capture_output=True, text=True, check=True)
+    before, after = map(int, answer.stdout.split())
+    assert 1 << 20 < before < 200 << 20 and 90 << 20 < after - before < 150 << 20 and held
+
+
+def test_the_peak_of_memory_without_proc(monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda _: "")
+    assert peak_resident() > 1 << 20
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert peak_resident() is None

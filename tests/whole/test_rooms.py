@@ -101,7 +101,7 @@ LAZY = {
     "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.encode.run", "prep.encode.text_groups",
     "prep.encode.truncation", "prep.encode.prompts",
     "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure", "prep.models.hub",
-    "prep.models.device.memory",
+    "prep.runtime",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -10,6 +9,7 @@ import torch
 
 from prep.errors import OutOfMemoryError
 from prep.models.tensors import pick_device
+from prep.runtime import peak_resident
 
 Row = TypeVar("Row")
 Items = TypeVar("Items", bound="Sliced")
@@ -104,12 +104,7 @@ def peak_memory(name: str) -> int | None:
     device = pick_device(name)
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
+    return peak_resident()
 
 
 def free_memory(device: torch.device) -> None:
