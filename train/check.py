@@ -67,7 +67,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
         with _Noting(faults):
             plan = _plan(index, config, planned)
         with _Noting(faults):
-            _check_warmup(config, plan)
+            _check_schedule(config, plan)
     with _Noting(faults):
         model = _model(asked, config, manifest, index, faults)
     setup, initial = None, None if model is None else model.initial
@@ -171,11 +171,15 @@ def _steps(config: Config, plan: StepPlan) -> int:
     return config.steps or (config.epochs or 0) * plan.steps_per_epoch
 
 
-def _check_warmup(config: Config, plan: StepPlan | None) -> None:
-    steps = 0 if plan is None else _steps(config, plan)
-    if plan is not None and config.schedule.warmup > steps:
-        raise ConfigError(f"schedule.warmup is {config.schedule.warmup}, but the run has {steps} steps: the learning "
+def _check_schedule(config: Config, plan: StepPlan | None) -> None:
+    steps, schedule = 0 if plan is None else _steps(config, plan), config.schedule
+    if plan is not None and schedule.warmup > steps:
+        raise ConfigError(f"schedule.warmup is {schedule.warmup}, but the run has {steps} steps: the learning "
                           "rate would never reach optimizer.lr", hint=f"--set schedule.warmup={steps // 10}")
+    falling = max(steps - schedule.warmup, 1)
+    if plan is not None and schedule.name == "cosine-restarts" and schedule.cycles > falling:
+        raise ConfigError(f"schedule.cycles is {schedule.cycles}, but only {falling} steps follow the warm-up",
+                          hint=f"--set schedule.cycles={min(4, falling)}")
 
 
 def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,

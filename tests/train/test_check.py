@@ -258,6 +258,15 @@ def test_a_warmup_longer_than_the_run_is_refused(make, faults):
     assert faults(make(), {"steps": 20, "schedule": {"warmup": 20}}) == ()
 
 
+def test_more_restarts_than_steps_are_refused(make, faults):
+    asked = {"steps": 20, "schedule": {"name": "cosine-restarts", "warmup": 4, "cycles": 17}}
+    (fault,) = faults(make(), asked)
+    assert fault.message == "schedule.cycles is 17, but only 16 steps follow the warm-up"
+    assert fault.exit_code == 3 and fault.hint == "--set schedule.cycles=4"
+    assert faults(make(), {**asked, "schedule": {**asked["schedule"], "cycles": 16}}) == ()
+    assert faults(make(), {**asked, "schedule": {**asked["schedule"], "name": "cosine"}}) == (), "it has no cycles"
+
+
 def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):
     from train.models.denoiser import load
 

@@ -18,6 +18,7 @@ Format = Literal["auto", "kohya", "diffusers"]
 Kind = Literal["manifest", "epsilon", "v_prediction", "flow"]
 Weighting = Literal["none", "debiased", "cosmap", "inverse-square"]
 Masked = Literal["auto"] | bool
+ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial"]
 STEPS = 2000  # when neither steps nor epochs are given
 
 
@@ -55,9 +56,13 @@ class Optimizer:
 class Schedule:
     """The learning rate over the steps, as a factor of optimizer.lr."""
 
-    name: Literal["constant", "cosine"] = setting("constant", choices=("constant", "cosine"),
-                                                  help="the learning rate after the warm-up")
+    name: ScheduleName = setting("constant", choices=get_args(ScheduleName),
+                                 help="the learning rate after the warm-up; all but constant fall until the last step")
     warmup: int = setting(0, low=0, help="steps of linear warm-up")
+    floor: float = setting(0.0, low=0, high=1, help="fraction of optimizer.lr that the schedule falls to")
+    cycles: int = setting(1, low=1, help="cosine-restarts: how often it falls, each time from the full rate")
+    power: float = setting(1.0, low=1e-3, high=100, help="polynomial: exponent of the fall; 1: linear, above 1: faster "
+                           "at first")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

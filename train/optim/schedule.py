@@ -8,14 +8,26 @@ from train.config.schema import Schedule
 
 
 def factor(schedule: Schedule, step: int, total: int) -> float:
-    """The factor for `optimizer.lr` in step `step` (from 0) of `total`; in (0, 1].
+    """The factor for `optimizer.lr` in step `step` (from 0) of `total`; in [0, 1].
 
-    Warm-up rises linearly and reaches 1 in its last step. Cosine then falls toward 0, which it would reach at step
-    `total` (Loshchilov & Hutter 2017, equation 5, without restarts).
+    Warm-up rises linearly and reaches 1 in its last step. Then all but constant fall toward `floor`, which they would
+    reach at step `total`: floor + (1 - floor) · fall(progress).
     """
     if step < schedule.warmup:
         return (step + 1) / schedule.warmup
     if schedule.name == "constant":
         return 1.0
-    progress = (step - schedule.warmup) / max(total - schedule.warmup, 1)
-    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    progress = min((step - schedule.warmup) / max(total - schedule.warmup, 1), 1.0)
+    return schedule.floor + (1 - schedule.floor) * _fall(schedule, progress)
+
+
+def _fall(schedule: Schedule, progress: float) -> float:
+    """The fall from 1 to 0 as progress goes from 0 to 1. Cosine: Loshchilov & Hutter 2017, equation 5, with restarts of
+    equal length for cosine-restarts."""
+    if schedule.name == "linear":
+        return 1 - progress
+    if schedule.name == "polynomial":
+        return float((1 - progress) ** schedule.power)
+    if schedule.name == "cosine-restarts" and progress < 1:
+        progress = progress * schedule.cycles % 1.0
+    return 0.5 * (1 + math.cos(math.pi * progress))

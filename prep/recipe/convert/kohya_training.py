@@ -28,6 +28,15 @@ _NUMBERS: Mapping[str, tuple[str, type]] = {
     "max_grad_norm": ("optimizer.clip", float), "min_snr_gamma": ("loss.min_snr", float), "seed": ("seed", int),
     "network_dropout": ("lora.dropout", float), "validate_every_n_steps": ("validation.every", int),
 }
+_OF_SCHEDULES = ("lr_scheduler_num_cycles", "lr_scheduler_power", "lr_scheduler_min_lr_ratio")
+_CYCLES = ("lr_scheduler_num_cycles", "schedule.cycles", int)
+# Each schedule's name here, and its own settings. cosine_with_min_lr counts cycles differently, and has one by default.
+_SCHEDULES: Mapping[str, tuple[Any, ...]] = {
+    "constant": ("constant",), "constant_with_warmup": ("constant",), "linear": ("linear",), "cosine": ("cosine",),
+    "cosine_with_restarts": ("cosine-restarts", _CYCLES),
+    "polynomial": ("polynomial", ("lr_scheduler_power", "schedule.power", float)),
+    "cosine_with_min_lr": ("cosine", ("lr_scheduler_min_lr_ratio", "schedule.floor", float)),
+}
 _GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
 _SPEED = "affects only speed and memory: nothing to set"
 _EPOCHS = "counted in steps here; train check shows how many an epoch has"
@@ -172,9 +181,17 @@ def _argument(word: str, training: Training) -> None:
 def _schedule(asked: Asked, training: Training) -> None:
     kind = str(asked.any("lr_scheduler") or "constant").lower()
     warmup = _warmup(asked)
-    training.put("schedule.name", "constant" if kind.startswith("constant") else "cosine", "lr_scheduler")
-    if kind not in ("constant", "constant_with_warmup", "cosine"):
-        training.note("lr_scheduler", kind, "the schedules are constant and cosine; cosine is written")
+    name, *own = _SCHEDULES.get(kind, ("cosine",))
+    training.put("schedule.name", name, "lr_scheduler")
+    if kind not in _SCHEDULES:
+        training.note("lr_scheduler", kind, f"no counterpart; {name} is written")
+    there = {key: number_of(asked.any(key)) for key in _OF_SCHEDULES}
+    for key, setting, number in own:
+        value = there[key]
+        if value is not None and value == number(value):
+            training.put(setting, number(value), key)
+        elif value is not None:
+            training.note(key, value, f"{setting} is a whole number; not written")
     total = training.settings.get("steps")
     if kind == "constant" and warmup:
         training.note("lr_warmup_steps", warmup, "sd-scripts' constant schedule has no warm-up; not written")

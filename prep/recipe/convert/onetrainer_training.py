@@ -28,6 +28,8 @@ _LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
 }
 _FILTERS: Mapping[str, str] = {"attn": "attention", "attentions": "all-linear"}
 _OPTIMIZER: Mapping[str, str] = {"weight_decay": "optimizer.weight_decay", "eps": "optimizer.eps"}
+_SCHEDULES: Mapping[str, str] = {"CONSTANT": "constant", "LINEAR": "linear", "COSINE": "cosine",
+                                 "COSINE_WITH_HARD_RESTARTS": "cosine-restarts"}
 _EVERY: Mapping[str, tuple[str, str]] = {  # with OneTrainer's default units
     "sample_after": ("sample.every", "MINUTE"), "backup_after": ("checkpoint.every", "MINUTE"),
     "validate_after": ("validation.every", "EPOCH"),
@@ -182,9 +184,16 @@ def _scale(asked: Asked, training: Training) -> float:
 
 def _schedule(asked: Asked, training: Training) -> None:
     kind = str(asked.any("learning_rate_scheduler") or "CONSTANT")
-    training.put("schedule.name", "constant" if kind == "CONSTANT" else "cosine", "learning_rate_scheduler")
-    if kind not in ("CONSTANT", "COSINE"):
-        training.note("learning_rate_scheduler", kind, "the schedules are constant and cosine; cosine is written")
+    training.put("schedule.name", _SCHEDULES.get(kind, "cosine"), "learning_rate_scheduler")
+    if kind not in _SCHEDULES:
+        training.note("learning_rate_scheduler", kind, "no counterpart; cosine is written")
+    floor, cycles = (number_of(asked.any(f"learning_rate_{name}")) for name in ("min_factor", "cycles"))
+    if floor:
+        training.put("schedule.floor", floor, "learning_rate_min_factor")
+    if kind == "COSINE_WITH_HARD_RESTARTS" and cycles is not None and cycles == int(cycles):
+        training.put("schedule.cycles", int(cycles), "learning_rate_cycles")
+    elif kind == "COSINE_WITH_HARD_RESTARTS" and cycles is not None:
+        training.note("learning_rate_cycles", cycles, "schedule.cycles is a whole number; not written")
     warmup = number_of(asked.any("learning_rate_warmup_steps"))
     warmup = 200 if warmup is None else warmup
     if 0 < warmup <= 1:

@@ -20,13 +20,15 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "seed": (0, (1 << 63) - 1), "caption_dropout": (0, 1), "lora.rank": (1, 4096), "lora.alpha": (1e-6, 1e6),
     "lora.dropout": (0, 0.99), "optimizer.lr": (0, 100), "optimizer.betas": (0, 0.999999),
     "optimizer.eps": (1e-30, 1), "optimizer.weight_decay": (0, 100), "optimizer.clip": (0, 1e12),
-    "schedule.warmup": (0, 1 << 40), "loss.unmasked_weight": (0, 1), "loss.min_snr": (0, 1e6),
+    "schedule.warmup": (0, 1 << 40), "schedule.floor": (0, 1), "schedule.cycles": (1, 1 << 40),
+    "schedule.power": (1e-3, 100), "loss.unmasked_weight": (0, 1), "loss.min_snr": (0, 1e6),
     "ema.decay": (0, 0.9999999), "validation.every": (0, 1 << 40), "sample.every": (0, 1 << 40),
     "checkpoint.every": (0, 1 << 40), "checkpoint.keep": (0, 1 << 40),
 }
 WORDS: Mapping[str, tuple[str, ...]] = {
     "method": ("lora", "full"), "precision": ("auto", "bf16", "fp32"), "lora.targets": ("attention", "all-linear"),
-    "prediction": ("manifest", "epsilon", "v_prediction"), "schedule.name": ("constant", "cosine"),
+    "prediction": ("manifest", "epsilon", "v_prediction"),
+    "schedule.name": ("constant", "linear", "cosine", "cosine-restarts", "polynomial"),
 }
 SWITCHES = ("gradient_checkpointing", "loss.masked", "loss.normalize_area")
 

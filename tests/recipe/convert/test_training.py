@@ -137,6 +137,13 @@ def of_kohya(folder, **values):
     ({"epoch": 10, "max_train_epochs": 0, "max_train_steps": 0}, "epochs", 10),
     ({"epoch": 10, "max_train_epochs": 3}, "epochs", 3), ({"network_dim": 4}, "steps", 1600),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": "5%"}, "schedule.warmup", 80),
+    ({"lr_scheduler": "linear", "lr_scheduler_num_cycles": 3}, "schedule.name", "linear"),
+    ({"lr_scheduler": "cosine_with_restarts"}, "schedule.name", "cosine-restarts"),
+    ({"lr_scheduler": "cosine_with_restarts", "lr_scheduler_num_cycles": "3"}, "schedule.cycles", 3),
+    ({"lr_scheduler": "polynomial", "lr_scheduler_power": 2}, "schedule.power", 2.0),
+    ({"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_min_lr_ratio": 0.1}, "schedule.floor", 0.1),
+    ({"lr_scheduler": "cosine_with_min_lr"}, "schedule.name", "cosine"),
+    ({"lr_scheduler": "cosine", "lr_scheduler_min_lr_ratio": 0.1}, "schedule.floor", 0.0),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": 0, "lr_warmup": 10}, "schedule.warmup", 160),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": 7, "lr_warmup": 10}, "schedule.warmup", 7),
 ])
@@ -144,6 +151,17 @@ def test_settings_mean_what_they_do_in_sd_scripts(folder, given, name, value):
     config, _ = of_kohya(folder, **given)
     section, _, key = name.rpartition(".")
     assert getattr(getattr(config, section) if section else config, key) == value
+
+
+def test_schedules_without_a_counterpart_are_notes(folder):
+    config, said = of_kohya(folder, lr_scheduler="inverse_sqrt")
+    assert config.schedule.name == "cosine" and said["lr_scheduler"] == "no counterpart; cosine is written"
+    config, said = of_kohya(folder, lr_scheduler="cosine_with_restarts", lr_scheduler_num_cycles=2.5)
+    assert config.schedule.cycles == 1 and "whole number" in said["lr_scheduler_num_cycles"]
+    config, said = of_onetrainer(folder, learning_rate_scheduler="REX")
+    assert config.schedule.name == "cosine" and said["learning_rate_scheduler"] == "no counterpart; cosine is written"
+    said = of_onetrainer(folder, learning_rate_scheduler="COSINE_WITH_HARD_RESTARTS", learning_rate_cycles=1.5)[1]
+    assert "whole number" in said["learning_rate_cycles"]
 
 
 def test_another_adapter_of_the_gui_is_a_note(folder):
@@ -178,6 +196,10 @@ def of_onetrainer(folder, **values):
     ({"force_epsilon_prediction": True}, "prediction", "epsilon"),
     ({"layer_filter": "attn"}, "lora.targets", "attention"),
     ({"text_encoder": {"dropout_probability": 0.2}}, "caption_dropout", 0.2),
+    ({"learning_rate_scheduler": "LINEAR", "learning_rate_min_factor": 0.2}, "schedule.floor", 0.2),
+    ({"learning_rate_scheduler": "LINEAR"}, "schedule.name", "linear"),
+    ({"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS", "learning_rate_cycles": 4.0}, "schedule.cycles", 4),
+    ({"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS"}, "schedule.name", "cosine-restarts"),
     ({"learning_rate": 1e-4, "learning_rate_scaler": "BOTH", "batch_size": 2, "gradient_accumulation_steps": 8},
      "optimizer.lr", 4e-4), ({"learning_rate": 1e-4, "learning_rate_scaler": "NONE"}, "optimizer.lr", 1e-4),
     ({"ema": "GPU", "ema_decay": 0.99, "ema_update_step_interval": 1}, "ema.decay", 0.99), ({}, "schedule.warmup", 200),

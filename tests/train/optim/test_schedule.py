@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from diffusers import optimization
+from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
 from train.config.schema import Schedule
 from train.optim import ema
@@ -24,6 +26,57 @@ def test_cosine_falls_from_one_towards_zero():
     assert factor(schedule, 9, 10) == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
     assert factor(schedule, 10, 10) == pytest.approx(0.0)
     assert all(factor(Schedule(name="cosine", warmup=5), step, 5) > 0 for step in range(5))
+
+
+def of_diffusers(name, total, warmup, **own):
+    """The factors of diffusers' schedule for `total` steps. Its warm-up begins at 0 and ours above it."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scheduler = optimization.get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total, **own)
+    found = []
+    for _ in range(total):
+        found.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(("theirs", "own", "ours"), [
+    ("linear", {}, {"name": "linear"}), ("cosine", {}, {"name": "cosine"}),
+    ("cosine_with_restarts", {"num_cycles": 3}, {"name": "cosine-restarts", "cycles": 3}),
+    ("constant_with_warmup", {}, {"name": "constant"}),
+    ("polynomial", {"power": 2.0}, {"name": "polynomial", "power": 2.0, "floor": 1e-7}),
+    ("polynomial", {"power": 0.5}, {"name": "polynomial", "power": 0.5, "floor": 1e-7}),
+], ids=str)
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_schedules_are_those_of_diffusers(theirs, own, ours, warmup):
+    """After the warm-up; a polynomial of diffusers ends at a rate of 1e-7, which here is a floor."""
+    schedule = Schedule(warmup=warmup, **ours)
+    found = [factor(schedule, step, 40) for step in range(40)]
+    assert found[warmup:] == pytest.approx(of_diffusers(theirs, 40, warmup, **own)[warmup:], abs=1e-12)
+    assert found[:warmup] == [(step + 1) / 5 for step in range(warmup)]
+
+
+def test_the_floor_is_that_of_transformers():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_cosine_with_min_lr_schedule_with_warmup(optimizer, 4, 30, min_lr_rate=0.25).lr_lambdas[0]
+    schedule = Schedule(name="cosine", warmup=4, floor=0.25)
+    assert [factor(schedule, step, 30) for step in range(4, 30)] == pytest.approx([theirs(step)
+                                                                                   for step in range(4, 30)])
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "cosine-restarts", "polynomial"])
+def test_each_schedule_falls_to_its_floor_and_no_further(name):
+    schedule = Schedule(name=name, floor=0.2, cycles=2, power=3.0)
+    assert factor(schedule, 0, 10) == 1.0
+    assert all(0.2 < factor(schedule, step, 10) <= 1 for step in range(10))
+    assert factor(schedule, 10, 10) == factor(schedule, 11, 10) == pytest.approx(0.2)
+    assert factor(Schedule(name=name, floor=1.0), 7, 10) == 1.0
+
+
+def test_restarts_begin_again_at_the_full_rate():
+    schedule = Schedule(name="cosine-restarts", cycles=4)
+    assert [step for step in range(16) if factor(schedule, step, 16) == 1.0] == [0, 4, 8, 12]
 
 
 def test_average_follows_its_formula():
