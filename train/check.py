@@ -105,6 +105,11 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
     if asked not in predictions:
         raise ConfigError(f"prediction is '{asked}', expected {' or '.join(predictions)} for family "
                           f"'{manifest.family}'", hint="--set prediction=manifest")
+    mixed = [f"noise.{name}" for name in ("offset", "pyramid") if getattr(config.noise, name)]
+    if asked == "flow" and mixed:
+        raise ConfigError(f"{mixed[0]} is {getattr(config.noise, mixed[0][6:]):g}, but models of family "
+                          f"'{manifest.family}' predict a flow, which ends in plain noise: pictures are made from that",
+                          hint=f"--set {mixed[0]}=0")
     wanted = {"none": asked, "debiased": "epsilon"}.get(config.loss.weighting, "flow")
     if asked != wanted:
         raise ConfigError(f"loss.weighting is '{config.loss.weighting}', which is for models that predict {wanted}, "

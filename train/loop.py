@@ -23,6 +23,7 @@ from prep.batching.rng import draw_key
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
 from prep.loader.device import to_device
+from prep.loader.noise import Noise
 from prep.loader.rows import Rows
 from prep.loader.timesteps import Timesteps
 from prep.models.device.memory import is_out_of_memory
@@ -129,7 +130,7 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
     config, timesteps, first = setup.config, trainee.denoiser.timesteps, progress.done
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
                               timesteps=timesteps, chances=Timesteps(**asdict(config.timesteps)),
-                              most=config.micro_batch)
+                              noise=Noise(**asdict(config.noise)), most=config.micro_batch)
     pinned = trainee.denoiser.device.type == "cuda"
     with batches(rows, requests, masked=setup.masked, pinned=pinned) as feed:
         for step in range(first, setup.steps):

@@ -24,6 +24,7 @@ def draw_key(seed: int, epoch: int, sample_id: bytes, occurrence: int, purpose: 
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
 
 
-def philox(key: tuple[int, int]) -> np.random.Generator:
-    """A generator at the start of the stream of `key`."""
-    return np.random.Generator(np.random.Philox(key=np.array(key, dtype=np.uint64)))
+def philox(key: tuple[int, int], stream: int = 0) -> np.random.Generator:
+    """A generator at the start of one of the streams of `key`, which are independent: their counters never meet."""
+    start = np.array([0, 0, 0, stream], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=np.array(key, dtype=np.uint64), counter=start))

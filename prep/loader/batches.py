@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prep.batching.rng import philox
 from prep.cache.damage import UnrecordedDamage
 from prep.cache.reader import Targets
 from prep.errors import CacheError
 from prep.formatting import printable
 from prep.loader.device import record_copies, to_device
 from prep.loader.draws import BatchRequest, Draw
+from prep.loader.noise import PLAIN, Noise
 from prep.loader.rows import DTYPES, Rows, split
 from prep.loader.sizes import sizes_of
 from prep.manifest.commands import repair_command
@@ -82,6 +82,7 @@ class Batch:
     text: Mapping[str, Tensor]  # the arrays of text rows, [B, …] each, as the family names them
     sizes_B6: Tensor  # float32: original height and width, top and left of the crop, height and width of the bucket
     noise_BChw: Tensor  # float32
+    input_noise_BChw: Tensor  # that of the model's input: the same, or perturbed
     timestep_B: Tensor  # int64
     weight_B: Tensor  # float32
     shots: tuple[Draw, ...]
@@ -94,7 +95,9 @@ class Batch:
             self, latent_BChw=to_device(self.latent_BChw, device), sizes_B6=to_device(self.sizes_B6, device),
             text={name: to_device(array, device) for name, array in self.text.items()},
             mask_B1hw=None if self.mask_B1hw is None else to_device(self.mask_B1hw, device),
-            noise_BChw=to_device(self.noise_BChw, device), timestep_B=to_device(self.timestep_B, device),
+            noise_BChw=(noise := to_device(self.noise_BChw, device)), timestep_B=to_device(self.timestep_B, device),
+            input_noise_BChw=(noise if self.input_noise_BChw is self.noise_BChw
+                              else to_device(self.input_noise_BChw, device)),
             weight_B=to_device(self.weight_B, device),
         )  # fmt: skip
         self.slot.copied = record_copies(device)
@@ -114,8 +117,9 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
     std = take("latent", STD) if posterior else None
     buffers = _Buffers(latent=latent, std=std, mask=mask, slot=slot, text=partial(_take_text, rows, slot))
     noise, drawn = (slot.take(name, latent.shape, torch.float32) for name in ("noise", "drawn"))
-    drawing = _draw_noise(noise, [shot.noise for shot in shots], drawers)
-    drawing += _draw_noise(drawn, posterior, drawers) if posterior else []
+    given = slot.take("given", latent.shape, torch.float32) if request.noise.perturbation else noise
+    drawing = _draw_noise(request.noise, noise, given, [shot.noise for shot in shots], drawers)
+    drawing += _draw_noise(PLAIN, drawn, drawn, posterior, drawers) if posterior else []
     try:
         text = _fill(rows, shots, buffers)
     except CacheError as error:
@@ -133,19 +137,22 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
         part.result()
     if std is not None:
         latent = drawn_latents(latent, std, drawn)
-    return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise, timestep_B=timestep,
-                 weight_B=weight, shots=shots, last=request.last, slot=slot)
+    return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
+                 input_noise_BChw=given, timestep_B=timestep, weight_B=weight, shots=shots, last=request.last,
+                 slot=slot)
 
 
-def _draw_noise(noise_BChw: Tensor, keys: Sequence[tuple[int, int]], drawers: ThreadPoolExecutor
-                ) -> list[Future[None]]:
-    """Starts drawing each shot's noise from its own key, so the result does not depend on the thread.
+def _draw_noise(how: Noise, noise_BChw: Tensor, given_BChw: Tensor, keys: Sequence[tuple[int, int]],
+                drawers: ThreadPoolExecutor) -> list[Future[None]]:
+    """Starts drawing each shot's noise, and that of the input, from its own key: the thread does not matter.
 
     Drawing dominates the time of a batch (12 ns per number; reading takes 0.2 ns), and NumPy releases the GIL for it.
     """
     def draw(part: slice) -> None:
-        for out, key in zip(noise_BChw.numpy()[part], keys[part], strict=True):
-            philox(key).standard_normal(out=out, dtype=np.float32)
+        for noise, given, key in zip(noise_BChw.numpy()[part], given_BChw.numpy()[part], keys[part], strict=True):
+            how.draw(key, noise)
+            if given_BChw is not noise_BChw:
+                how.perturb(key, noise, given)
 
     parts = min(DRAWERS, len(keys)) if noise_BChw.numel() >= WORTH_THREADS else 1
     return [drawers.submit(draw, slice(number, None, parts)) for number in range(parts)]

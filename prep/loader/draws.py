@@ -16,6 +16,7 @@ from prep.batching.plan import MicroBatch, StepPlan
 from prep.batching.rng import draw_key, philox
 from prep.cache.ledger.columns import Column
 from prep.loader.index import Index
+from prep.loader.noise import PLAIN, Noise
 from prep.loader.timesteps import UNIFORM, Timesteps
 
 NO_TEXT = -1  # the unconditional row
@@ -44,10 +45,11 @@ class BatchRequest:
     bucket: int
     shots: tuple[Draw, ...]
     last: bool  # of its step
+    noise: Noise = PLAIN  # how the noise of each shot's key is drawn
 
 
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
-             chances: Timesteps = UNIFORM, most: int | None = None) -> Iterator[BatchRequest]:
+             chances: Timesteps = UNIFORM, noise: Noise = PLAIN, most: int | None = None) -> Iterator[BatchRequest]:
     """The micro-batches of steps `first` to `total` - 1, in order, split into forward passes of at most `most` samples.
 
     Splitting changes no step: it keeps the same samples with the same draws.
@@ -63,7 +65,7 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
             starts = range(0, len(shots), most or len(shots))
             for start in starts:
                 last = number == len(parts) - 1 and start == starts[-1]
-                yield BatchRequest(bucket=part.bucket, shots=shots[start : start + starts.step], last=last)
+                yield BatchRequest(bucket=part.bucket, shots=shots[start : start + starts.step], last=last, noise=noise)
 
 
 def validation(index: Index, micro_batch: int, *, count: int, timesteps: int) -> Iterator[BatchRequest]:

@@ -40,7 +40,7 @@ def interrupt_after(step):
     ({"caption_dropout": 0.3, "lora": {"rank": 4, "dropout": 0.2}, "ema": {"decay": 0.9}, "loss": {"masked": True}},
      False),
     ({"method": "full", "schedule": {"name": "cosine", "warmup": 3}, "optimizer": {"lr": 1e-3}}, False),
-    ({"lora": {"rank": 4}}, True),
+    ({"lora": {"rank": 4}, "noise": {"offset": 0.1, "pyramid": 0.3, "perturbation": 0.1}}, True),
 ], ids=["lora", "full", "posterior"])
 def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings, stds):
     made = make(texts=2, views=2, stds=stds)
@@ -72,6 +72,15 @@ def test_timesteps_are_drawn_as_the_settings_say(make, setup_of, tmp_path, monke
     monkeypatch.setattr(loop, "_gather", watched)
     go(setup, tmp_path / "run")
     assert len(drawn) > 20 and all(250 <= timestep < 500 for timestep in drawn)
+
+
+def test_each_noise_of_the_settings_is_trained_on(make, setup_of, tmp_path):
+    made, losses = make(), {}
+    for name in ("none", "offset", "pyramid", "perturbation"):
+        noise = {} if name == "none" else {name: 0.5}
+        go(setup_of(made, **{**QUICK, "steps": 1, "lora": {"rank": 2}, "noise": noise}), tmp_path / name)
+        losses[name] = next(event["loss"] for event in events(tmp_path / name) if event["event"] == "step")
+    assert len(set(losses.values())) == 4
 
 
 def test_training_lowers_the_loss(make, setup_of, tmp_path):

@@ -80,10 +80,17 @@ def setup(made: Path, **settings: Any) -> Any:
 
 
 def test_settings_that_a_flow_has_not(case, made):
+    flow = read_manifest(made).document["prediction"] == "flow"
+    for name in ("offset", "pyramid"):
+        found = check(RunRequest(manifest=made), parse({"noise": {name: 0.1}}, "")).faults
+        assert [fault.message for fault in found] == [
+            f"noise.{name} is 0.1, but models of family '{case.family}' predict a flow, which ends in plain noise: "
+            "pictures are made from that"][:flow]
+    assert not check(RunRequest(manifest=made), parse({"noise": {"perturbation": 0.1}}, "")).faults
     found = check(RunRequest(manifest=made), parse({"loss": {"min_snr": 5.0}, "lora": {"format": "kohya"}}, "")).faults
     said = [fault.message for fault in found]
-    flow = f"loss.min_snr is 5, but models of family '{case.family}' predict a flow, which has no such weighting"
-    assert (flow in said) == (read_manifest(made).document["prediction"] == "flow")
+    wanted = f"loss.min_snr is 5, but models of family '{case.family}' predict a flow, which has no such weighting"
+    assert (wanted in said) == flow
 
 
 def denoiser_of(made: Path) -> Any:

@@ -98,6 +98,22 @@ class TimestepDraws:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NoiseDraws:
+    """What is mixed into the noise that training draws; validation has plain noise."""
+
+    offset: float = setting(0.0, low=0, high=10,
+                            help="noise offset (Guttenberg 2023), usually 0.05 to 0.1: a normal number times this is "
+                            "added to each channel; not for flows; 0: off")
+    pyramid: float = setting(0.0, low=0, high=1,
+                             help="multi-resolution noise (Whitaker 2023), usually 0.3 to 0.9: noise of lower "
+                             "resolutions, each times this factor more, is added; not for flows; 0: off")
+    pyramid_levels: int = setting(10, low=1, high=32, help="most resolutions of the pyramid, the latent's included")
+    perturbation: float = setting(0.0, low=0, high=10,
+                                  help="input perturbation (Ning et al. 2023), usually 0.1: the input has additional "
+                                  "noise times this, the target does not; 0: off")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ema:
     """An exponential moving average of the trained weights; when on, it is the run's result."""
 
@@ -159,6 +175,7 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     timesteps: TimestepDraws = field(default_factory=TimestepDraws)
+    noise: NoiseDraws = field(default_factory=NoiseDraws)
     loss: Loss = field(default_factory=Loss)
     ema: Ema = field(default_factory=Ema)
     validation: Validation = field(default_factory=Validation)

@@ -70,7 +70,7 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
     """One forward pass over `batch`, which is on the denoiser's device."""
     latent_BChw = latents.normalize(batch.latent_BChw)
     kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
-    noised_BChw = loss.noised(kind, latent_BChw, batch.noise_BChw, level_B)
+    noised_BChw = loss.noised(kind, latent_BChw, batch.input_noise_BChw, level_B)
     given = Conditions(text=batch.text, sizes_B6=batch.sizes_B6)
     predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, given)
     weight_B1hw = None

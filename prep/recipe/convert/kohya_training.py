@@ -23,7 +23,7 @@ from prep.recipe.schema import ModelOptions
 
 MARKS = ("dataset_config", "train_data_dir", "network_module", "network_dim", "max_train_steps", "max_train_epochs",
          "train_batch_size")  # a file with one of these is such a configuration
-_STEPS, _RATE, _RANK, _ALPHA = 1600, 2e-6, 4, 1.0  # the defaults of sd-scripts
+_STEPS, _RATE, _RANK, _ALPHA, _DISCOUNT = 1600, 2e-6, 4, 1.0, 0.3  # the defaults of sd-scripts
 _NUMBERS: Mapping[str, tuple[str, type]] = {
     "max_grad_norm": ("optimizer.clip", float), "min_snr_gamma": ("loss.min_snr", float), "seed": ("seed", int),
     "network_dropout": ("lora.dropout", float), "validate_every_n_steps": ("validation.every", int),
@@ -79,6 +79,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     _optimizer(asked, training)
     _schedule(asked, training)
     _method(asked, training)
+    _noise(asked, training)
     _rest(asked, training)
     weight = number_of(asked.any("prior_loss_weight"))
     if weight is not None:
@@ -225,6 +226,23 @@ def _method(asked: Asked, training: Training) -> None:
         training.put("lora.rank", int(rank or _RANK), "network_dim")
         training.put("lora.alpha", float(_ALPHA if alpha is None else alpha or rank or _RANK), "network_alpha")
         training.put("lora.targets", "all-linear", "network_module")
+
+
+def _noise(asked: Asked, training: Training) -> None:
+    """Converts noise offset, multi-resolution noise and input perturbation; the GUI has one of the first two."""
+    kind = asked.any("noise_offset_type") or ""
+    offset, gamma = number_of(asked.any("noise_offset")), number_of(asked.any("ip_noise_gamma"))
+    levels, discount = (number_of(asked.any(f"multires_noise_{name}")) for name in ("iterations", "discount"))
+    if offset and kind != "Multires":
+        training.put("noise.offset", offset, "noise_offset")
+    if levels and kind != "Original":
+        training.put("noise.pyramid", _DISCOUNT if discount is None else discount, "multires_noise_discount")
+        training.put("noise.pyramid_levels", int(levels), "multires_noise_iterations")
+    if gamma:
+        training.put("noise.perturbation", gamma, "ip_noise_gamma")
+    for name in ("noise_offset", "ip_noise_gamma"):
+        if asked.any(f"{name}_random_strength") and asked.any(name):
+            training.note(f"{name}_random_strength", True, "the strength is the same for every sample: no counterpart")
 
 
 def _rest(asked: Asked, training: Training) -> None:

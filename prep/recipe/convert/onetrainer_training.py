@@ -216,6 +216,13 @@ def _loss(asked: Asked, training: Training) -> None:
         training.put("loss.min_snr", 5.0 if strength is None else strength, "loss_weight_strength")
     elif kind != "CONSTANT":
         training.note("loss_weight_fn", kind, "Min-SNR is the only timestep weighting; none is written")
+    if offset := number_of(asked.any("offset_noise_weight")):
+        training.put("noise.offset", offset, "offset_noise_weight")
+        if asked.any("generalized_offset_noise"):
+            training.note("generalized_offset_noise", True, "the offset is the same at each timestep: no counterpart")
+    if extra := number_of(asked.any("perturbation_noise_weight")):
+        training.note("perturbation_noise_weight", extra, "no counterpart: noise.perturbation leaves the target as it "
+                      "is, and OneTrainer adds the noise to it, too")
     decay, every = number_of(asked.any("ema_decay")), number_of(asked.any("ema_update_step_interval"))
     if str(asked.any("ema") or "OFF") != "OFF":
         decay, every = 0.999 if decay is None else decay, 5 if every is None else every

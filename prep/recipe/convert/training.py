@@ -22,6 +22,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "optimizer.eps": (1e-30, 1), "optimizer.weight_decay": (0, 100), "optimizer.clip": (0, 1e12),
     "schedule.warmup": (0, 1 << 40), "schedule.floor": (0, 1), "schedule.cycles": (1, 1 << 40),
     "schedule.power": (1e-3, 100), "loss.unmasked_weight": (0, 1), "loss.min_snr": (0, 1e6),
+    "noise.offset": (0, 10), "noise.pyramid": (0, 1), "noise.pyramid_levels": (1, 32), "noise.perturbation": (0, 10),
     "ema.decay": (0, 0.9999999), "validation.every": (0, 1 << 40), "sample.every": (0, 1 << 40),
     "checkpoint.every": (0, 1 << 40), "checkpoint.keep": (0, 1 << 40),
 }

@@ -23,6 +23,7 @@ KOHYA = {
     "training": {"max_train_steps": 1000, "train_batch_size": 2, "gradient_accumulation_steps": 4, "seed": 42,
                  "mixed_precision": "bf16", "gradient_checkpointing": True, "max_grad_norm": 0.5, "min_snr_gamma": 5,
                  "save_every_n_steps": 250, "sample_every_n_epochs": 1, "masked_loss": True, "noise_offset": 0.1,
+                 "adaptive_noise_scale": 0.02,
                  "xformers": True, "persistent_data_loader_workers": True, "output_name": "ohwx"},
     "optimizer": {"optimizer_type": "AdamW8bit", "optimizer_args": ["weight_decay=0.1", "betas=(0.9, 0.99)", "x=1"],
                   "learning_rate": 1e-4, "unet_lr": "2e-4", "text_encoder_lr": 5e-5, "lr_scheduler": "cosine",
@@ -38,6 +39,7 @@ ONETRAINER = {
     "unmasked_weight": 0.2, "normalize_masked_area_loss": True, "loss_weight_fn": "MIN_SNR_GAMMA",
     "loss_weight_strength": 4.0, "lora_rank": 8, "lora_alpha": 4.0, "clip_grad_norm": 0.8, "sample_after": 50,
     "sample_after_unit": "STEP", "backup_after": 30, "backup_after_unit": "MINUTE", "offset_noise_weight": 0.1,
+    "noising_bias": 0.3,
     "optimizer": {"optimizer": "ADAMW", "beta1": 0.9, "beta2": 0.98, "eps": 1e-7, "weight_decay": 0.02},
     "unet": {"learning_rate": None},
 }
@@ -76,7 +78,8 @@ def test_a_configuration_of_kohyas(folder):
     said = notes(found)
     assert "AdamW with 32-bit states" in said["optimizer_type"] and said["optimizer_args"] == "no counterpart"
     assert "never trained" in said["text_encoder_lr"] and "counted in steps" in said["sample_every_n_epochs"]
-    assert said["other settings"] == "no counterpart: noise_offset" and "train run: -o" in said["output_name"]
+    assert said["other settings"] == "no counterpart: adaptive_noise_scale" and "train run: -o" in said["output_name"]
+    assert settings(found, folder).noise.offset == 0.1
     assert "caption_dropout_rate" not in {one.key for one in found.notes}
     recipe = found.recipe
     assert [(one.path.name, one.role, one.repeats, one.weight) for one in recipe.sources] == [
@@ -115,7 +118,7 @@ def test_a_main_configuration_of_onetrainers(folder):
         assert (config.schedule.name, config.schedule.warmup, config.sample.every) == ("cosine", 50, 25)
         assert config.gradient_checkpointing and config.checkpoint.keep == 0 and config.lora.targets == "all-linear"
         assert config.checkpoint.every == 500 and "counted in MINUTE" in notes(found)["backup_after"]
-        assert notes(found)["other settings"] == "no counterpart: offset_noise_weight"
+        assert notes(found)["other settings"] == "no counterpart: noising_bias" and config.noise.offset == 0.1
         assert found.recipe.image.resolution == (512, 768) and found.recipe.model.path == "someone/model"
         assert [one.role for one in found.recipe.sources] == ["train", "prior"]
 
@@ -144,6 +147,14 @@ def of_kohya(folder, **values):
     ({"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_min_lr_ratio": 0.1}, "schedule.floor", 0.1),
     ({"lr_scheduler": "cosine_with_min_lr"}, "schedule.name", "cosine"),
     ({"lr_scheduler": "cosine", "lr_scheduler_min_lr_ratio": 0.1}, "schedule.floor", 0.0),
+    ({"multires_noise_iterations": 6}, "noise.pyramid", 0.3),
+    ({"multires_noise_iterations": 6, "multires_noise_discount": 0.8}, "noise.pyramid", 0.8),
+    ({"multires_noise_iterations": 6}, "noise.pyramid_levels", 6),
+    ({"multires_noise_discount": 0.8}, "noise.pyramid", 0),
+    ({"multires_noise_iterations": 6, "noise_offset_type": "Original"}, "noise.pyramid", 0),
+    ({"noise_offset": 0.05, "noise_offset_type": "Original"}, "noise.offset", 0.05),
+    ({"noise_offset": 0.05, "noise_offset_type": "Multires"}, "noise.offset", 0.0),
+    ({"ip_noise_gamma": 0.1}, "noise.perturbation", 0.1),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": 0, "lr_warmup": 10}, "schedule.warmup", 160),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": 7, "lr_warmup": 10}, "schedule.warmup", 7),
 ])
@@ -167,6 +178,16 @@ def test_schedules_without_a_counterpart_are_notes(folder):
 def test_another_adapter_of_the_gui_is_a_note(folder):
     assert of_kohya(folder, LoRA_type="LyCORIS/LoHa")[1]["LoRA_type"] == "LoRA is the only adapter"
     assert "LoRA_type" not in of_kohya(folder, LoRA_type="Standard")[1]
+
+
+def test_a_random_strength_of_noise_is_a_note(folder):
+    said = of_kohya(folder, noise_offset=0.1, noise_offset_random_strength=True)[1]
+    assert said["noise_offset_random_strength"] == "the strength is the same for every sample: no counterpart"
+    said = of_onetrainer(folder, offset_noise_weight=0.1, generalized_offset_noise=True,
+                         perturbation_noise_weight=0.2)[1]
+    assert said["generalized_offset_noise"] == "the offset is the same at each timestep: no counterpart"
+    assert said["perturbation_noise_weight"] == ("no counterpart: noise.perturbation leaves the target as it is, and "
+                                                 "OneTrainer adds the noise to it, too")
 
 
 def test_alpha_masks_need_no_masked_loss_in_sd_scripts(folder):
@@ -292,10 +313,10 @@ def test_init_writes_both(prep, folder):
     (folder / "config.json").write_text(json.dumps(KOHYA))
     result = prep("init", "--from", "config.json", "--json")
     assert result.code == 0 and result.json["train"] == "train.toml", result.err
-    assert "note: other settings: no counterpart: noise_offset" in result.err
+    assert "note: other settings: no counterpart: adaptive_noise_scale" in result.err
     assert load_config(folder / "train.toml").lora.rank == 32
     text = (folder / "train.toml").read_text()
-    assert "# Written by prep init --from config.json (kohya)" in text and "noise_offset" in text
+    assert "# Written by prep init --from config.json (kohya)" in text and "adaptive_noise_scale" in text
     assert len(load_recipe(folder / "dataset.toml", choices={}).sources) == 2
     assert prep("bucket", "dataset.toml").code == 0
 

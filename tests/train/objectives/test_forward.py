@@ -8,6 +8,7 @@ from diffusers import DDPMScheduler, UNet2DConditionModel
 
 from prep.loader import draws
 from prep.loader.batches import batches
+from prep.loader.noise import PLAIN, Noise
 from prep.loader.rows import Rows
 from train.failures import Progress
 from train.loop import _gather
@@ -18,14 +19,18 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
-def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, prediction):
-    """diffusers' scheduler, `F.mse_loss`, the same noise and timesteps: float32, 1e-5."""
+@pytest.mark.parametrize("noise", [PLAIN, Noise(offset=0.1, pyramid=0.3, perturbation=0.5)], ids=["plain", "mixed"])
+def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, prediction, noise):
+    """diffusers' scheduler, `F.mse_loss`, the same noise and timesteps: float32, 1e-5.
+
+    Input perturbation as diffusers' text-to-image example has it: the input is made with new noise, the target is not.
+    """
     made = make(prediction=prediction)
     setup = setup_of(made, batch_size=3)
     trainee = create_state(setup, CPU)
     scheduler = DDPMScheduler.from_pretrained(tiny_model / "scheduler", prediction_type=prediction)
     unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
-    requests = draws.training(setup.index, setup.plan, 0, 3, dropout=0.0, timesteps=1000)
+    requests = draws.training(setup.index, setup.plan, 0, 3, dropout=0.0, timesteps=1000, noise=noise)
     with batches(Rows(setup.index), requests, masked=False, pinned=False) as feed, torch.no_grad():
         for batch in feed:
             ours = sample_losses(forward(trainee.denoiser, batch, latents_of(made.manifest), setup.config.loss),
@@ -34,7 +39,7 @@ def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, pr
                                    for shot in batch.shots]) - 0.125) * 0.5
             text = torch.stack([torch.from_numpy(made.texts[made.samples[shot.sample].texts[0].key])
                                 for shot in batch.shots])
-            noised = scheduler.add_noise(latent, batch.noise_BChw, batch.timestep_B)
+            noised = scheduler.add_noise(latent, batch.input_noise_BChw, batch.timestep_B)
             wanted = batch.noise_BChw if prediction == "epsilon" else scheduler.get_velocity(
                 latent, batch.noise_BChw, batch.timestep_B)
             usual = torch.nn.functional.mse_loss(unet(noised, batch.timestep_B, text).sample, wanted)
