@@ -71,8 +71,8 @@ def floor(vae: AutoencoderKL, pictures: list[Path]) -> None:
 
 
 def ours(root: Path, cache: Path) -> None:
-    recipe = load_recipe(root / "photos", choices={"model.path": str(root / "model"), "image.resolution": SIDE,
-                                                   "model.compute": "float32"})
+    recipe = load_recipe(root / "photos", choices={"model.path": str(root / "model"), "model.compute": "float32",
+                                                   "image.buckets": "list", "image.sizes": (f"{SIDE}x{SIDE}",)})
     run_encode(EncodeCall(recipe=recipe, cache=cache, output=cache.with_suffix(".json"), device="cpu", batch_size=BATCH,
                           jobs=THREADS, shard_bytes=256 << 20, max_rejects=None, rehash=False, download=False,
                           dry_run=False, progress=lambda title, total, unit: progress(title, total, shown=False)))

@@ -1,7 +1,8 @@
 """Runs tasks on one device, in this process: workers decode pictures while the device encodes earlier ones.
 
-A task becomes one shard and one commit, or nothing if interrupted. Batches never span tasks. Masks come first (no
-model), then text, then latents, so that text encoder and VAE are never in memory together.
+A thread of its own writes (`writing.py`). A task becomes one shard and one commit, or nothing if interrupted. Batches
+never span tasks. Masks come first (no model), then text, then latents, so that text encoder and VAE are never in memory
+together.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
-from typing import Any
+from typing import Any, TypeVar
 
 from prep.cache.ledger.ledger import is_finished, write_commit
 from prep.cache.records import Reject, Shard, Task
@@ -32,6 +33,7 @@ from prep.encode.engines.rows import (
     text_batches,
     text_rows,
 )
+from prep.encode.engines.writing import WritingThread
 from prep.encode.targets import PictureTarget
 from prep.errors import CacheError, ModelError
 from prep.findings import Finding
@@ -43,6 +45,7 @@ from prep.workers.pool import WorkerPool
 
 FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in encoding order, with their names for people
 TAKEN = 8  # tasks of text that a process takes at once, if there are several
+Row = TypeVar("Row")
 Make = Callable[[Job, PictureTarget, WorkerPool], Any]
 
 
@@ -56,11 +59,13 @@ def run(job: Job, progress: Progress = silent) -> Outcome:
     by_field: dict[str, list[Task]] = {"mask": [], "text": [], "latent": []}
     for task in job.tasks:
         by_field[task.field].append(task)
-    with WorkerPool(SERVICE) as decoders, ThreadPoolExecutor(job.jobs, thread_name_prefix="decode") as pool:
+    with WritingThread[tuple[str, Made]]() as writing, WorkerPool(SERVICE) as decoders, \
+            ThreadPoolExecutor(job.jobs, thread_name_prefix="decode") as pool:
+        decoding, sink = _Decoding(pool, decoders), _Sink(job, tally, writing)
         try:
-            _encode_masks(job, by_field["mask"], _Decoding(pool, decoders), tally, progress)
-            _encode_texts(job, by_field["text"], tally, progress)
-            _encode_latents(job, by_field["latent"], _Decoding(pool, decoders), tally, progress)
+            _encode_masks(job, by_field["mask"], decoding, sink, progress)
+            _encode_texts(job, by_field["text"], sink, progress)
+            _encode_latents(job, by_field["latent"], decoding, sink, progress)
         finally:
             decoders.close()  # first: threads of the pool may wait for them
             pool.shutdown(wait=True, cancel_futures=True)
@@ -108,6 +113,19 @@ class _Tally:
                                 f"time, so they were encoded {batches.size} at a time{advice}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    """Where rows go: through a thread to the cache, counted."""
+
+    job: Job
+    tally: _Tally
+    writing: WritingThread[tuple[str, Made]]
+
+    def take(self, task: Task, rows: Iterable[tuple[str, Made]], tick: Tick, device: str) -> None:
+        """Makes the rows of a task on `device`; the thread writes them."""
+        self.writing.write(lambda made: _finish(self.job, task, made, self.tally, device), ticked(rows, tick))
+
+
 def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tick]:
     """The progress bar of a field's rows; its title numbers the field."""
     fields = [name for name in FIELDS if any(task.field == name for task in job.tasks)]
@@ -116,17 +134,17 @@ def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tic
     return progress(f"encoding {FIELDS[field]}{which}", rows, "rows")
 
 
-def _encode_masks(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally: _Tally,
+def _encode_masks(job: Job, tasks: Sequence[Task], decoding: _Decoding, sink: _Sink,
                   progress: Progress) -> None:
     left = _left(job, tasks)
     if left is None:
         return
     with _bar(job, "mask", progress) as tick:
         for task, rows in _ahead(job, left, decoding, mask_row, job.wants.masks):
-            _finish(job, task, rows, tally, tick, "cpu")
+            sink.take(task, rows, tick, "cpu")
 
 
-def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Progress) -> None:
+def _encode_texts(job: Job, tasks: Sequence[Task], sink: _Sink, progress: Progress) -> None:
     left = _from_somewhere(tasks)
     turns = _with_coming(job, _unfinished(job, left), left)
     first = next(turns, None)
@@ -146,9 +164,9 @@ def _encode_texts(job: Job, tasks: Sequence[Task], tally: _Tally, progress: Prog
     with _bar(job, "text", progress) as tick:
         for task, coming in chain([first], turns):
             encoder.prepare(_captions(job, coming))
-            _finish(job, task, text_rows(job, task, encoder), tally, tick, job.device)
-    tally.notices += encoder.placement.notices
-    tally.note_batches(encoder.batches, "captions", "")
+            sink.take(task, text_rows(job, task, encoder), tick, job.device)
+    sink.tally.notices += encoder.placement.notices
+    sink.tally.note_batches(encoder.batches, "captions", "")
 
 
 def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
@@ -162,7 +180,7 @@ def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
                                  hint="check model_max_length in its tokenizer_config.json")
 
 
-def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally: _Tally,
+def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, sink: _Sink,
                     progress: Progress) -> None:
     left = _left(job, tasks)
     if left is None:
@@ -179,8 +197,8 @@ def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, tally:
                              with_std=job.specs.with_std, tile=job.tile, expected=job.vae)
     with kept_heap(encoder.batches.device), _bar(job, "latent", progress) as tick:
         for task, pixels in _ahead(job, left, decoding, picture_pixels, job.wants.latents):
-            _finish(job, task, latent_rows(pixels, encoder, job.batch_size), tally, tick, job.device)
-    tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
+            sink.take(task, latent_rows(pixels, encoder, job.batch_size), tick, job.device)
+    sink.tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
 
 
 def _ahead(job: Job, tasks: Iterable[Task], decoding: _Decoding, make: Make,
@@ -256,7 +274,14 @@ def start_at(tasks: Sequence[Task]) -> int:
     return secrets.randbelow(len(tasks)) if tasks else 0
 
 
-def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tally, tick: Tick, device: str) -> None:
+def ticked(rows: Iterable[Row], tick: Tick) -> Iterator[Row]:
+    """The rows, each counted once the next one is asked for."""
+    for row in rows:
+        yield row
+        tick(1)
+
+
+def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tally, device: str) -> None:
     """Writes a task's shard and then its commit; an interruption while rows are made leaves nothing."""
     begun, failed = time.monotonic(), len(tally.transient)
     rejects: list[Reject] = []
@@ -270,7 +295,6 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
             else:
                 writer.add(key, made)
                 made_keys.append(key)
-            tick(1)
         shard: Shard | None = writer.finish() if writer.rows else None
     tally.encoded[task.field] += 0 if shard is None else shard.rows
     if len(tally.transient) > failed:  # the task is not finished; its known rows are committed as a separate task
