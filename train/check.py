@@ -18,6 +18,7 @@ from prep.loader.index import Index, open_index
 from prep.manifest.commands import encode_command, repair_command
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.families.registry import FAMILIES
+from prep.models.family import Family
 from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
@@ -25,6 +26,7 @@ from prep.models.pipeline import infer_family, weighted_files
 from train.config.schema import Config
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
+from train.models.size_shift import size_shifts
 from train.models.targets import read_weights, trained_numbers
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
@@ -38,6 +40,7 @@ class _Model:
     base: Mapping[str, str]
     others: Mapping[str, str]
     numbers: int
+    shifts: tuple[float, ...]
     initial: Initial | None
 
 
@@ -73,14 +76,19 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
     setup, initial = None, None if model is None else model.initial
     if not faults and index and plan and model:
         setup = Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
-                      base=model.base, numbers=model.numbers, others=model.others, steps=_steps(config, plan),
+                      base=model.base, numbers=model.numbers, shifts=model.shifts, others=model.others,
+                      steps=_steps(config, plan),
                       masked=_masked(index, config), prediction=_prediction(config, manifest),
                       family=FAMILIES[manifest.family], initial=initial, init=_recorded(initial))
     left_out, repeated = _uneven(index, plan)
-    notes = [f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
-             ] if initial is not None and initial.unused else []
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
-                       notes=tuple(notes))
+                       notes=_notes(initial))
+
+
+def _notes(initial: Initial | None) -> tuple[str, ...]:
+    if initial is None or not initial.unused:
+        return ()
+    return (f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used",)
 
 
 class _Noting:
@@ -105,6 +113,14 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
     if asked not in predictions:
         raise ConfigError(f"prediction is '{asked}', expected {' or '.join(predictions)} for family "
                           f"'{manifest.family}'", hint="--set prediction=manifest")
+    if config.zero_terminal_snr and asked != "v_prediction":
+        why = "of pure noise tells nothing of the picture" if asked == "epsilon" else "already ends in pure noise"
+        raise ConfigError(f"zero_terminal_snr is on, but this model predicts {asked}, which {why}",
+                          hint="--set zero_terminal_snr=false; or --set prediction=v_prediction, which "
+                          "retrains the model to predict v" if asked == "epsilon" else "--set zero_terminal_snr=false")
+    if asked != "flow" and config.timesteps.shift_by_size != "none":
+        raise ConfigError(f"timesteps.shift_by_size is '{config.timesteps.shift_by_size}', which is for models that "
+                          f"predict a flow, but this one predicts {asked}", hint="--set timesteps.shift_by_size=none")
     mixed = [f"noise.{name}" for name in ("offset", "pyramid") if getattr(config.noise, name)]
     if asked == "flow" and mixed:
         raise ConfigError(f"{mixed[0]} is {getattr(config.noise, mixed[0][6:]):g}, but models of family "
@@ -195,10 +211,16 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     numbers: int | None = None
     base: Mapping[str, str] | None = None
     others: Mapping[str, str] | None = None
+    shifts: tuple[float, ...] | None = None
+    with _Noting(faults):
+        shifts = size_shifts(config.timesteps, family, DENOISERS[family.name],
+                             read_config(path / "scheduler" / "scheduler_config.json"), manifest.buckets)
     with _Noting(faults):
         _check_shapes(path, manifest, index)
     with _Noting(faults):
         _check_min_snr(path, config, manifest)
+    with _Noting(faults):
+        _check_guidance(path, config, family)
     with _Noting(faults):
         weights = read_weights(path, family)
         numbers = trained_numbers(weights, config, presets)
@@ -210,9 +232,9 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         with _Noting(faults):
             if asked.init is not None and numbers is not None:
                 initial = inspect_weights(asked.init, config, family, weights, presets, naming_of(family), digest)
-    if numbers is None or base is None or others is None:
+    if numbers is None or base is None or others is None or shifts is None:
         return None
-    return _Model(path=path, base=base, others=others, numbers=numbers, initial=initial)
+    return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial)
 
 
 def _recorded(initial: Initial | None) -> Mapping[str, str]:
@@ -227,6 +249,18 @@ def _check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
         raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but the noise schedule of {model} ends in pure "
                           "noise, from which a model that predicts epsilon learns nothing",
                           hint="--set loss.min_snr=0, or --set prediction=v_prediction if the model predicts that")
+    if zero and config.loss.weighting == "debiased":
+        raise ConfigError(f"loss.weighting is 'debiased', but the noise schedule of {model} ends in pure noise, where "
+                          "that weight is infinite", hint="--set loss.weighting=none")
+
+
+def _check_guidance(model: Path, config: Config, family: Family) -> None:
+    """Raises `ConfigError` for a guidance number that the denoiser does not take."""
+    takes = DENOISERS[family.name].takes_guidance
+    if config.guidance_embedding is not None and not (
+            takes and weighted_files(model, family.denoiser).config.get("guidance_embeds") is True):
+        raise ConfigError(f"guidance_embedding is {config.guidance_embedding:g}, but the denoiser of {model} takes no "
+                          "such number: its config has no guidance_embeds", hint="omit guidance_embedding")
 
 
 def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:

@@ -25,10 +25,10 @@ from prep.loader.batches import Batch, batches
 from prep.loader.device import to_device
 from prep.loader.noise import Noise
 from prep.loader.rows import Rows
-from prep.loader.timesteps import Timesteps
 from prep.models.device.memory import is_out_of_memory
 from train.evaluate import evaluate, is_due
 from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
+from train.models.size_shift import chances_by_bucket
 from train.objectives.forward import forward, latents_of, sample_losses
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
@@ -129,7 +129,7 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
     """Runs the optimizer steps; yields the number of finished steps after each."""
     config, timesteps, first = setup.config, trainee.denoiser.timesteps, progress.done
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
-                              timesteps=timesteps, chances=Timesteps(**asdict(config.timesteps)),
+                              timesteps=timesteps, chances=chances_by_bucket(config.timesteps, setup.shifts),
                               noise=Noise(**asdict(config.noise)), most=config.micro_batch)
     pinned = trainee.denoiser.device.type == "cuda"
     with batches(rows, requests, masked=setup.masked, pinned=pinned) as feed:

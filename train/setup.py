@@ -52,6 +52,7 @@ class Setup:
     base: Mapping[str, str]  # fingerprints of denoiser and scheduler
     numbers: int  # how many numbers are trained
     prediction: str
+    shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     family: Family  # of the manifest
     others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
     initial: Initial | None = None  # None: also for a resumed run

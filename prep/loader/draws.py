@@ -7,8 +7,9 @@ resume, and differs for each repeat. Validation keys omit the seed, so validatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -49,18 +50,18 @@ class BatchRequest:
 
 
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
-             chances: Timesteps = UNIFORM, noise: Noise = PLAIN, most: int | None = None) -> Iterator[BatchRequest]:
+             chances: Sequence[Timesteps] = (), noise: Noise = PLAIN, most: int | None = None
+             ) -> Iterator[BatchRequest]:
     """The micro-batches of steps `first` to `total` - 1, in order, split into forward passes of at most `most` samples.
 
-    Splitting changes no step: it keeps the same samples with the same draws.
+    Splitting changes no step: it keeps the same samples with the same draws. `chances`: by bucket; uniform if empty.
     """
-    def timestep(stream: np.random.Generator) -> int:
-        return chances.draw(stream, timesteps)
-
+    by_bucket = chances or [UNIFORM] * len(plan.counts)
     for step in range(first, total):
         parts = plan.at(step)
         epoch = step // plan.steps_per_epoch
         for number, part in enumerate(parts):
+            timestep = partial(by_bucket[part.bucket].draw, count=timesteps)
             shots = tuple(_shots(index, part, plan.seed, epoch, dropout, timestep))
             starts = range(0, len(shots), most or len(shots))
             for start in starts:

@@ -300,7 +300,35 @@ def test_min_snr_of_a_schedule_that_ends_in_noise_is_refused(make, faults, other
                              "which a model that predicts epsilon learns nothing")
     assert fault.exit_code == 3 and fault.hint.startswith("--set loss.min_snr=0, or ")
     assert faults(make(), {"loss": {"min_snr": 5.0}, "prediction": "v_prediction"}, model=str(other_model)) == ()
+    (fault,) = faults(make(), {"loss": {"weighting": "debiased"}}, model=str(other_model))
+    assert fault.message == (f"loss.weighting is 'debiased', but the noise schedule of {other_model} ends in pure "
+                             "noise, where that weight is infinite")
     assert faults(make(), {}, model=str(other_model)) == ()
+
+
+def test_a_zero_terminal_snr_is_for_predictions_of_v(make, faults):
+    (fault,) = faults(make(), {"zero_terminal_snr": True})
+    assert fault.message == ("zero_terminal_snr is on, but this model predicts epsilon, which of pure noise tells "
+                             "nothing of the picture")
+    assert fault.exit_code == 3 and fault.hint == ("--set zero_terminal_snr=false; or --set prediction=v_prediction, "
+                                                   "which retrains the model to predict v")
+    for prediction in ("v_prediction", "manifest"):
+        made = make(prediction="v_prediction")
+        assert faults(made, {"zero_terminal_snr": True, "prediction": prediction, "loss": {"min_snr": 5.0}}) == ()
+
+
+def test_a_guidance_number_that_no_model_takes_is_refused(make, faults, tiny_model):
+    (fault,) = faults(make(), {"guidance_embedding": 1.0}, model=str(tiny_model))
+    assert fault.message == (f"guidance_embedding is 1, but the denoiser of {tiny_model} takes no such number: its "
+                             "config has no guidance_embeds")
+    assert fault.exit_code == 3 and fault.hint == "omit guidance_embedding"
+
+
+def test_a_shift_by_size_is_for_flows(make, faults):
+    (fault,) = faults(make(), {"timesteps": {"shift_by_size": "area"}})
+    assert fault.message == ("timesteps.shift_by_size is 'area', which is for models that predict a flow, but this one "
+                             "predicts epsilon")
+    assert fault.exit_code == 3 and fault.hint == "--set timesteps.shift_by_size=none"
 
 
 def test_a_weighting_of_another_prediction_is_refused(make, faults):

@@ -21,6 +21,7 @@ from prep.loader.rows import Rows
 from train import evaluate, loop
 from train.check import check
 from train.config.load import parse
+from train.objectives import forward
 from train.setup import RunRequest
 
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 12}
@@ -72,6 +73,24 @@ def test_timesteps_are_drawn_as_the_settings_say(make, setup_of, tmp_path, monke
     monkeypatch.setattr(loop, "_gather", watched)
     go(setup, tmp_path / "run")
     assert len(drawn) > 20 and all(250 <= timestep < 500 for timestep in drawn)
+
+
+def test_a_rescaled_schedule_trains_on_pure_noise(make, setup_of, tmp_path):
+    """Only the last timestep: the input is the noise itself, and the target minus the latent."""
+    settings = {**QUICK, "steps": 2, "method": "full", "timesteps": {"low": 0.9995}}
+    setup = setup_of(make(prediction="v_prediction"), **settings, zero_terminal_snr=True)
+    seen, whole = [], forward.loss.noised
+
+    def watched(kind, latent, noise, level):
+        seen.append((torch.equal(whole(kind, latent, noise, level), noise), level.tolist()))
+        return whole(kind, latent, noise, level)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward.loss, "noised", watched)
+        go(setup, tmp_path / "run")
+    trained = [each for each in seen if set(each[1]) == {0.0}]
+    assert len(trained) >= 2 and all(same for same, _ in trained)
+    assert all(event["loss"] > 0 for event in events(tmp_path / "run") if event["event"] == "step")
 
 
 def test_each_noise_of_the_settings_is_trained_on(make, setup_of, tmp_path):

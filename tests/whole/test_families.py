@@ -34,7 +34,7 @@ from prep.manifest.document import read_manifest
 from train.check import check
 from train.config.load import parse
 from train.config.schema import Sampling
-from train.models.denoiser import load, predict
+from train.models.denoiser import load, predict, scheduler_config
 from train.models.family import Conditions
 from train.objectives.forward import forward, latents_of, sample_losses
 from train.sampling.prompts import cached
@@ -87,10 +87,37 @@ def test_settings_that_a_flow_has_not(case, made):
             f"noise.{name} is 0.1, but models of family '{case.family}' predict a flow, which ends in plain noise: "
             "pictures are made from that"][:flow]
     assert not check(RunRequest(manifest=made), parse({"noise": {"perturbation": 0.1}}, "")).faults
+    found = check(RunRequest(manifest=made), parse({"zero_terminal_snr": True}, "")).faults
+    wanted = "zero_terminal_snr is on, but this model predicts flow, which already ends in pure noise"
+    assert [fault.message for fault in found if "flow" in fault.message] == [wanted][:flow]
+    dynamic = scheduler_config(made.parent / "model").get("use_dynamic_shifting") is True
+    found = check(RunRequest(manifest=made), parse({"timesteps": {"shift_by_size": "schedule"}}, ""))
+    assert bool(found.faults) == (not dynamic)
+    if found.setup is not None:
+        assert len(found.setup.shifts) == 2 and all(shift != 1 for shift in found.setup.shifts)
     found = check(RunRequest(manifest=made), parse({"loss": {"min_snr": 5.0}, "lora": {"format": "kohya"}}, "")).faults
     said = [fault.message for fault in found]
     wanted = f"loss.min_snr is 5, but models of family '{case.family}' predict a flow, which has no such weighting"
     assert (wanted in said) == flow
+
+
+def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made):
+    """By default that of diffusers' example; a model that takes none refuses the setting."""
+    found = setup(made)
+    ours = denoiser_of(made)
+    takes = bool(ours.model.config.get("guidance_embeds"))
+    with tiny_pipelines.known_warnings():
+        report = check(RunRequest(manifest=made), parse({"precision": "fp32", "guidance_embedding": 1.0}, ""))
+    assert bool(report.faults) == (not takes)
+    if not takes:
+        return
+    rows = Rows(open_index(read_manifest(made)))
+    other = load(found.model, report.setup.config, found.prediction, CPU, adapt=False, family=found.family.name)
+    for denoiser, wanted in ((ours, 3.5), (other, 1.0)):
+        with watched(denoiser.model) as said, torch.no_grad():
+            predict(denoiser, noise(rows), torch.tensor([500]),
+                    Conditions(text=text_of(rows, CAPTIONS[0]), sizes_B6=torch.zeros(1, 6)))
+        assert [call["guidance"].tolist() for call in said] == [[wanted]]
 
 
 def denoiser_of(made: Path) -> Any:

@@ -18,6 +18,8 @@ _NAMES: Mapping[str, str] = {
     "precision": "mixed_precision train_dtype weight_dtype full_bf16 bf16 dtype",
     "prediction": "v_parameterization prediction_type",
     "caption_dropout": "caption_dropout_rate caption_dropout_probability proportion_empty_prompts",
+    "zero_terminal_snr": "rescale_noise_scheduler_to_zero_terminal_snr rescale_betas_zero_snr",
+    "guidance_embedding": "flux_guidance_value flux_guidance_embedding",
     "gradient_checkpointing": "activation_checkpointing",
     "lora.rank": "network_dim lora_rank network_rank dim",
     "lora.alpha": "network_alpha lora_alpha",
@@ -47,11 +49,12 @@ _NAMES: Mapping[str, str] = {
     "noise.pyramid": "multires_noise_discount",
     "noise.pyramid_levels": "multires_noise_iterations",
     "noise.perturbation": "ip_noise_gamma input_perturbation",
+    "timesteps.shift_by_size": "dynamic_timestep_shifting flow_schedule_auto_shift flux_shift",
     "ema.decay": "ema_decay use_ema",
     "validation.every": "validate_every_n_steps validate_after eval_every_n_steps eval_steps_interval",
     "sample.every": "sample_every_n_steps sample_every sample_after validation_steps validation_step_interval",
     "sample.steps": "sample_steps validation_num_inference_steps num_inference_steps diffusion_steps",
-    "sample.guidance": "cfg_scale guidance_scale validation_guidance",
+    "sample.guidance": "cfg_scale validation_guidance",
     "sample.seed": "validation_seed",
     "sample.size": "validation_resolution",
     "checkpoint.every": "save_every_n_steps save_every checkpointing_steps checkpoint_step_interval backup_after",
@@ -63,6 +66,8 @@ _OF_EPOCHS = "counted in steps here; train check says how many steps an epoch ha
 
 # Names without a counterpart among the settings → what to use instead.
 _ELSEWHERE: Mapping[str, str] = {
+    "guidance_scale": "here it is sample.guidance for pictures, and guidance_embedding for the number that FLUX takes "
+                      "in training",
     "gradient_accumulation_steps": "no counterpart: an optimizer step takes batch_size samples, micro_batch of them a "
                                    "forward pass",
     "save_every_n_epochs": f"checkpoint.every is {_OF_EPOCHS}",

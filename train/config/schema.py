@@ -17,6 +17,7 @@ Precision = Literal["auto", "bf16", "fp32"]
 Format = Literal["auto", "kohya", "diffusers"]
 Kind = Literal["manifest", "epsilon", "v_prediction", "flow"]
 Weighting = Literal["none", "debiased", "cosmap", "inverse-square"]
+SizeShift = Literal["none", "schedule", "area"]
 Masked = Literal["auto"] | bool
 ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial"]
 STEPS = 2000  # when neither steps nor epochs are given
@@ -93,6 +94,12 @@ class TimestepDraws:
     mode_scale: float = setting(1.29, low=-1, high=1.75, help="mode: above 0 favors the middle of the schedule")
     shift: float = setting(1.0, low=0.01, high=100, help="moves t to shift·t / (1 + (shift - 1)·t), on top of the "
                            "schedule's own; above 1: more noise")
+    shift_by_size: SizeShift = setting("none", choices=get_args(SizeShift),
+                                       help="a further shift of flows by each picture's size; schedule: the one that "
+                                       "grows with its tokens, of a scheduler's config with dynamic shifting; area: "
+                                       "sqrt(area) / base_side (Esser et al. 2024, equation 23)")
+    base_side: int = setting(1024, low=8, high=1 << 20,
+                             help="shift_by_size area: side in pixels of the square with a further shift of 1")
     low: float = setting(0.0, low=0, high=1, help="least t")
     high: float = setting(1.0, low=0, high=1, help="largest t")
 
@@ -168,6 +175,13 @@ class Config:
                                    help="precision of the forward pass; auto: bf16 if the GPU supports it")
     prediction: Kind = setting("manifest", choices=get_args(Kind),
                                help="what the denoiser predicts; manifest: as the manifest says")
+    zero_terminal_snr: bool = setting(
+        False, help="rescale the noise schedule so that its last timestep is pure noise (Lin et al. 2024, algorithm "
+        "1); for diffusion models that predict v; sample pictures then take trailing timesteps")
+    guidance_embedding: float | None = setting(
+        None, low=0, high=100, example=3.5, derived="3.5, for a model that takes one",
+        help="the guidance number that the denoiser is given in training, if it takes one; for FLUX.1 dev 1.0 is "
+        "common, too")
     caption_dropout: float = setting(0.0, low=0, high=1,
                                      help="probability that a caption is replaced by the unconditional row")
     gradient_checkpointing: bool = setting(False, resume=True, help="recompute activations: less memory, slower steps")

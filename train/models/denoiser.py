@@ -25,7 +25,7 @@ from prep.parse import brief
 from train.config.schema import Config
 from train.models import lora
 from train.models.families.registry import DENOISERS
-from train.models.family import Conditions, DenoiserFamily
+from train.models.family import GUIDANCE, Conditions, DenoiserFamily
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,8 @@ class Denoiser:
     family: Family
     levels: Tensor  # [timesteps] on the device: cumulative products of alphas; of a flow, sigmas
     prediction: str  # epsilon | v_prediction | flow
+    zero_terminal_snr: bool  # whether the schedule of a diffusion model was rescaled to end in pure noise
+    guidance: float  # given to a model that takes such a number
     schedule: Mapping[str, Any]  # the scheduler's config, of a flow; else empty
     parameters: Mapping[str, nn.Parameter]  # the trained parameters, float32; empty if `adapt` is false
     device: torch.device
@@ -76,12 +78,13 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     if config.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
     module_to_device(denoiser, device)
-    levels = noise_schedule(model, prediction)
+    levels = noise_schedule(model, prediction, zero_terminal_snr=config.zero_terminal_snr)
     flow = prediction == "flow"
     schedule = dict(load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).config) if flow else {}
     denoiser.train(adapt)
     return Denoiser(model=denoiser, family=facts, levels=to_device(levels, device), prediction=prediction,
-                    schedule=schedule, device=device, dtype=dtype,
+                    zero_terminal_snr=config.zero_terminal_snr, schedule=schedule, device=device, dtype=dtype,
+                    guidance=GUIDANCE if config.guidance_embedding is None else config.guidance_embedding,
                     parameters={name: value for name, value in denoiser.named_parameters() if name in trained})
 
 
@@ -91,7 +94,8 @@ def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, given: 
     text = {name: array if name == ATTENTION_MASK else array.to(denoiser.dtype) for name, array in given.text.items()}
     with autocast(denoiser.device, denoiser.dtype):
         return denoiser.calls.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
-                                      Conditions(text=text, sizes_B6=given.sizes_B6, schedule=denoiser.schedule))
+                                      Conditions(text=text, sizes_B6=given.sizes_B6, schedule=denoiser.schedule,
+                                                 guidance=denoiser.guidance))
 
 
 @contextmanager
@@ -105,19 +109,26 @@ def evaluating(denoiser: Denoiser) -> Iterator[None]:
         denoiser.model.train(before)
 
 
-def noise_schedule(model: Path, prediction: str) -> Tensor:
+def noise_schedule(model: Path, prediction: str, *, zero_terminal_snr: bool = False) -> Tensor:
     """The noise levels, float32 `[timesteps]`, as diffusers computes them from the scheduler's config.
 
-    Cumulative products of alphas; for a flow, sigmas from least to most noise, with the static shift of the config.
-    Raises `ModelError`, also for levels outside of (0, 1].
+    Cumulative products of alphas, rescaled to end in 0 if the config or `zero_terminal_snr` says so (Lin et al. 2024,
+    algorithm 1); for a flow, sigmas from least to most noise, with the static shift of the config.
+    Raises `ModelError`, also for levels outside of 0 to 1.
     """
     if prediction == "flow":
         return _sigmas(model)
-    alphas: Tensor = load_scheduler(diffusers.DDPMScheduler, model).alphas_cumprod.float()
-    if not bool(((alphas > 0) & (alphas <= 1)).all()):
+    scheduler = load_scheduler(diffusers.DDPMScheduler, model, **rescaled(zero_terminal_snr))
+    alphas: Tensor = scheduler.alphas_cumprod.float()
+    if not bool(((alphas[:-1] > 0) & (alphas[:-1] <= 1)).all() and 0 <= alphas[-1] <= 1):
         raise ModelError(f"the scheduler's config in {model / 'scheduler'} gives alphas outside of 0 to 1",
                          hint=FETCH_AGAIN)
     return alphas
+
+
+def rescaled(zero_terminal_snr: bool) -> dict[str, Any]:
+    """Overrides of a scheduler's config for a schedule that ends in pure noise; empty if it is not asked for."""
+    return {"rescale_betas_zero_snr": True} if zero_terminal_snr else {}
 
 
 def _sigmas(model: Path) -> Tensor:

@@ -14,6 +14,8 @@ from prep.geometry import Size
 if TYPE_CHECKING:  # train check reads these facts, and imports no torch
     from torch import Tensor
 
+GUIDANCE = 3.5  # the number in training that diffusers' example for FLUX.1 has
+
 TextArrays = Mapping[str, "Tensor"]  # the arrays of text rows, [B, …] each
 
 
@@ -24,6 +26,7 @@ class Conditions:
     text: TextArrays
     sizes_B6: Tensor  # original height and width, top and left of the crop, height and width of the bucket, in pixels
     schedule: Mapping[str, Any] = field(default_factory=dict)  # the scheduler's config; empty: that of published models
+    guidance: float = GUIDANCE  # the number that a denoiser is given whose config has guidance_embeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +53,15 @@ class DenoiserFamily:
     sampler: str  # diffusers class of the scheduler for sample pictures
     sampler_options: Mapping[str, Any]  # overrides of the model's own scheduler config
     guidance: float  # usual guidance scale
+    takes_guidance: bool = False  # whether `predict` gives the denoiser a number, if its config has guidance_embeds
     # Keys of the denoiser's config that a cache decides: the array whose last width each must equal, and times what.
     config_widths: Mapping[str, tuple[str, int]]
     longest_side: Callable[[Mapping[str, Any]], int | None] | None = None  # in pixels, by its config; None: any
     vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
     # Pixels of a picture that is not square, by the denoiser's config; None: any.
     largest_area: Callable[[Mapping[str, Any]], int | None] | None = None
+    # The timesteps' shift by a picture's tokens and the scheduler's config, if that has dynamic shifting; None: FLUX's.
+    shift: Callable[[int, Mapping[str, Any]], float] | None = None
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for sample pictures of this size
     presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
     kohya: str | None  # prefix of kohya's tensor names, if diffusers and ComfyUI read them for this family

@@ -28,7 +28,7 @@ from prep.models.family import ATTENTION_MASK
 from prep.models.text.pipeline import assemble
 from prep.models.vae import decode, load_vae
 from train.config.schema import Sampling
-from train.models.denoiser import Denoiser, evaluating, load_scheduler, quiet
+from train.models.denoiser import Denoiser, evaluating, load_scheduler, quiet, rescaled
 from train.models.family import Prompted, TextArrays
 from train.objectives.forward import Latents, latents_of
 from train.sampling.prompts import PromptRows
@@ -65,6 +65,8 @@ def _pipeline(denoiser: Denoiser, model: Path) -> Any:
     options = dict(calls.sampler_options)
     if denoiser.prediction != "flow":
         options["prediction_type"] = denoiser.prediction
+    if denoiser.zero_terminal_snr:  # sampling begins at the last timestep, which is learned (Lin et al. 2024, 3.3)
+        options |= {**rescaled(True), "timestep_spacing": "trailing"}
     scheduler = load_scheduler(getattr(diffusers, calls.sampler), model, **options)
     pipeline = assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler})
     if calls.vae is not None:

@@ -23,7 +23,7 @@ from prep.recipe.schema import ModelOptions
 
 MARKS = ("dataset_config", "train_data_dir", "network_module", "network_dim", "max_train_steps", "max_train_epochs",
          "train_batch_size")  # a file with one of these is such a configuration
-_STEPS, _RATE, _RANK, _ALPHA, _DISCOUNT = 1600, 2e-6, 4, 1.0, 0.3  # the defaults of sd-scripts
+_STEPS, _RATE, _RANK, _ALPHA, _DISCOUNT, _SHIFT = 1600, 2e-6, 4, 1.0, 0.3, 3.0  # the defaults of sd-scripts
 _NUMBERS: Mapping[str, tuple[str, type]] = {
     "max_grad_norm": ("optimizer.clip", float), "min_snr_gamma": ("loss.min_snr", float), "seed": ("seed", int),
     "network_dropout": ("lora.dropout", float), "validate_every_n_steps": ("validation.every", int),
@@ -56,6 +56,8 @@ _WORDS: Mapping[str, str] = {
     "save_model_as": "safetensors is the only format",
 }
 _WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
+_SAMPLINGS: Mapping[Any, str] = {"uniform": "uniform",
+                                 **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
 _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision"}
 
 
@@ -240,9 +242,34 @@ def _noise(asked: Asked, training: Training) -> None:
         training.put("noise.pyramid_levels", int(levels), "multires_noise_iterations")
     if gamma:
         training.put("noise.perturbation", gamma, "ip_noise_gamma")
+    _timesteps(asked, training)
+    if asked.any("zero_terminal_snr"):
+        training.put("zero_terminal_snr", True, "zero_terminal_snr")
+    guidance = number_of(asked.any("guidance_scale"))  # the GUI writes it for every model
+    if guidance is not None and asked.any("flux1_checkbox") is not False:
+        training.put("guidance_embedding", guidance, "guidance_scale")
     for name in ("noise_offset", "ip_noise_gamma"):
         if asked.any(f"{name}_random_strength") and asked.any(name):
             training.note(f"{name}_random_strength", True, "the strength is the same for every sample: no counterpart")
+
+
+def _timesteps(asked: Asked, training: Training) -> None:
+    """Converts the draws of timesteps for flows (sd-scripts: library/flux_train_utils.py)."""
+    kind, scale = asked.any("timestep_sampling"), number_of(asked.any("sigmoid_scale"))
+    shift = number_of(asked.any("discrete_flow_shift"))
+    if kind not in _SAMPLINGS:
+        if kind not in (None, "sigma"):
+            training.note("timestep_sampling", kind, "no counterpart")
+        return
+    training.put("timesteps.distribution", _SAMPLINGS[kind], "timestep_sampling")
+    if scale not in (None, 1) and kind != "uniform":
+        training.put("timesteps.std", scale, "sigmoid_scale")
+    if kind == "shift":
+        training.put("timesteps.shift", _SHIFT if shift is None else shift, "discrete_flow_shift")
+        training.note("discrete_flow_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by "
+                      "'shift' of the scheduler's config, unless that has use_dynamic_shifting")
+    if kind == "flux_shift":
+        training.put("timesteps.shift_by_size", "schedule", "timestep_sampling")
 
 
 def _rest(asked: Asked, training: Training) -> None:

@@ -216,6 +216,14 @@ def _loss(asked: Asked, training: Training) -> None:
         training.put("loss.min_snr", 5.0 if strength is None else strength, "loss_weight_strength")
     elif kind != "CONSTANT":
         training.note("loss_weight_fn", kind, "Min-SNR is the only timestep weighting; none is written")
+    if asked.any("rescale_noise_scheduler_to_zero_terminal_snr"):  # which OneTrainer trains to predict v
+        training.put("zero_terminal_snr", True, "rescale_noise_scheduler_to_zero_terminal_snr")
+        training.put("prediction", "v_prediction", "rescale_noise_scheduler_to_zero_terminal_snr")
+    if str(asked.any("model_type")) == "FLUX_DEV_1":
+        guidance = number_of(_part(asked, "transformer").get("guidance_scale"))
+        training.put("guidance_embedding", 1.0 if guidance is None else guidance, "transformer.guidance_scale")
+    if asked.any("dynamic_timestep_shifting"):
+        training.put("timesteps.shift_by_size", "schedule", "dynamic_timestep_shifting")
     if offset := number_of(asked.any("offset_noise_weight")):
         training.put("noise.offset", offset, "offset_noise_weight")
         if asked.any("generalized_offset_noise"):

@@ -23,15 +23,17 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "schedule.warmup": (0, 1 << 40), "schedule.floor": (0, 1), "schedule.cycles": (1, 1 << 40),
     "schedule.power": (1e-3, 100), "loss.unmasked_weight": (0, 1), "loss.min_snr": (0, 1e6),
     "noise.offset": (0, 10), "noise.pyramid": (0, 1), "noise.pyramid_levels": (1, 32), "noise.perturbation": (0, 10),
+    "guidance_embedding": (0, 100), "timesteps.std": (1e-3, 10), "timesteps.shift": (0.01, 100),
     "ema.decay": (0, 0.9999999), "validation.every": (0, 1 << 40), "sample.every": (0, 1 << 40),
     "checkpoint.every": (0, 1 << 40), "checkpoint.keep": (0, 1 << 40),
 }
 WORDS: Mapping[str, tuple[str, ...]] = {
     "method": ("lora", "full"), "precision": ("auto", "bf16", "fp32"), "lora.targets": ("attention", "all-linear"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
+    "timesteps.distribution": ("uniform", "logit-normal"), "timesteps.shift_by_size": ("none", "schedule"),
     "schedule.name": ("constant", "linear", "cosine", "cosine-restarts", "polynomial"),
 }
-SWITCHES = ("gradient_checkpointing", "loss.masked", "loss.normalize_area")
+SWITCHES = ("gradient_checkpointing", "zero_terminal_snr", "loss.masked", "loss.normalize_area")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -147,6 +147,14 @@ def of_kohya(folder, **values):
     ({"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_min_lr_ratio": 0.1}, "schedule.floor", 0.1),
     ({"lr_scheduler": "cosine_with_min_lr"}, "schedule.name", "cosine"),
     ({"lr_scheduler": "cosine", "lr_scheduler_min_lr_ratio": 0.1}, "schedule.floor", 0.0),
+    ({"timestep_sampling": "flux_shift", "sigmoid_scale": 0.8}, "timesteps.shift_by_size", "schedule"),
+    ({"timestep_sampling": "flux_shift", "sigmoid_scale": 0.8}, "timesteps.std", 0.8),
+    ({"timestep_sampling": "shift"}, "timesteps.shift", 3.0),
+    ({"timestep_sampling": "shift", "discrete_flow_shift": 3.1582}, "timesteps.shift", 3.1582),
+    ({"timestep_sampling": "sigmoid"}, "timesteps.distribution", "logit-normal"),
+    ({"timestep_sampling": "uniform", "sigmoid_scale": 0.5}, "timesteps.std", 1.0),
+    ({"zero_terminal_snr": True}, "zero_terminal_snr", True), ({"guidance_scale": 1.0}, "guidance_embedding", 1.0),
+    ({"guidance_scale": 3.5, "flux1_checkbox": False}, "guidance_embedding", None),
     ({"multires_noise_iterations": 6}, "noise.pyramid", 0.3),
     ({"multires_noise_iterations": 6, "multires_noise_discount": 0.8}, "noise.pyramid", 0.8),
     ({"multires_noise_iterations": 6}, "noise.pyramid_levels", 6),
@@ -178,6 +186,13 @@ def test_schedules_without_a_counterpart_are_notes(folder):
 def test_another_adapter_of_the_gui_is_a_note(folder):
     assert of_kohya(folder, LoRA_type="LyCORIS/LoHa")[1]["LoRA_type"] == "LoRA is the only adapter"
     assert "LoRA_type" not in of_kohya(folder, LoRA_type="Standard")[1]
+
+
+def test_draws_of_timesteps_without_a_counterpart_are_notes(folder):
+    assert of_kohya(folder, timestep_sampling="nextdit_shift")[1]["timestep_sampling"] == "no counterpart"
+    assert "timestep_sampling" not in of_kohya(folder, timestep_sampling="sigma")[1]
+    assert of_kohya(folder, timestep_sampling="shift")[1]["discrete_flow_shift"].startswith(
+        "timesteps.shift comes on top of the schedule's own: divide it by 'shift' of the scheduler's config")
 
 
 def test_a_random_strength_of_noise_is_a_note(folder):
@@ -216,6 +231,11 @@ def of_onetrainer(folder, **values):
     ({"gradient_checkpointing": "CPU_OFFLOADED"}, "gradient_checkpointing", True),
     ({"force_epsilon_prediction": True}, "prediction", "epsilon"),
     ({"layer_filter": "attn"}, "lora.targets", "attention"),
+    ({"rescale_noise_scheduler_to_zero_terminal_snr": True}, "zero_terminal_snr", True),
+    ({"rescale_noise_scheduler_to_zero_terminal_snr": True}, "prediction", "v_prediction"),
+    ({"model_type": "FLUX_DEV_1"}, "guidance_embedding", 1.0),
+    ({"model_type": "FLUX_DEV_1", "transformer": {"guidance_scale": 3.5}}, "guidance_embedding", 3.5),
+    ({"dynamic_timestep_shifting": True}, "timesteps.shift_by_size", "schedule"),
     ({"text_encoder": {"dropout_probability": 0.2}}, "caption_dropout", 0.2),
     ({"learning_rate_scheduler": "LINEAR", "learning_rate_min_factor": 0.2}, "schedule.floor", 0.2),
     ({"learning_rate_scheduler": "LINEAR"}, "schedule.name", "linear"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from model_files import change_json
@@ -54,6 +55,18 @@ def test_sigmas_that_are_none(tiny_model, tmp_path, changes):
     change_json(model / "scheduler" / "scheduler_config.json", **changes)
     with pytest.raises(ModelError, match=r"the scheduler's config in .* gives sigmas outside of 0 to 1"):
         noise_schedule(model, "flow")
+
+
+def test_a_schedule_is_rescaled_as_in_the_paper(tiny_model, tmp_path):
+    """Lin et al. 2024, algorithm 1: roots of cumulative alphas, moved to end in 0 and scaled to begin as before."""
+    plain = noise_schedule(tiny_model, "v_prediction").double().numpy()
+    roots = np.sqrt(plain)
+    wanted = ((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])) ** 2
+    found = noise_schedule(tiny_model, "v_prediction", zero_terminal_snr=True)
+    assert np.allclose(found.numpy(), wanted, atol=2e-6) and float(found[-1]) == 0 and plain[-1] > 1e-3
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    change_json(model / "scheduler" / "scheduler_config.json", rescale_betas_zero_snr=True)
+    assert torch.equal(noise_schedule(model, "v_prediction"), found), "a model whose own schedule is so"
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -21,6 +21,7 @@ from train.sampling.grid import grid_png
 from train.sampling.prompts import cached
 from train.sampling.sampler import _whole, pictures, usual_size
 
+WHOLE_STEP = DDIMScheduler.step
 CPU = torch.device("cpu")
 QUICK = Sampling(steps=4, guidance=3.0, seed=1, size=(64, 48))
 
@@ -55,6 +56,18 @@ def test_pictures_are_the_pipeline_s(asked, tiny_model, monkeypatch):
         usual = ((decoded / 2 + 0.5).clamp(0, 1) * 255).round().permute(1, 2, 0).numpy()
         assert np.abs(usual - picture).max() <= 1
     assert made.manifest.document["latents"]["shift_factor"] == "0.125" and setup.others == {}
+
+
+def test_a_rescaled_schedule_is_sampled_from_its_last_timestep(make, setup_of, tiny_model, monkeypatch):
+    """As Lin et al. 2024 say in 3.3 and 3.2: trailing timesteps of the schedule that was trained."""
+    setup = setup_of(make(prediction="v_prediction"), zero_terminal_snr=True)
+    denoiser = load(setup.model, setup.config, setup.prediction, CPU, adapt=False)
+    seen = []
+    monkeypatch.setattr(DDIMScheduler, "step",
+                        lambda self, *args, **rest: seen.append(self) or WHOLE_STEP(self, *args, **rest))
+    (picture, *_) = pictures(denoiser, Rows(setup.index), tiny_model, cached(setup.index), QUICK)
+    assert seen[0].timesteps.tolist() == [999, 749, 499, 249] and picture.shape == (48, 64, 3)
+    assert torch.allclose(seen[0].alphas_cumprod, denoiser.levels)
 
 
 def test_sizes_are_those_that_the_denoiser_takes(asked):

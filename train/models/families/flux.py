@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FACTOR = 8
-GUIDANCE = 3.5  # in training: that of diffusers' example; the number that the dev model was distilled with for pictures
 
 
 def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
@@ -22,7 +21,7 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
     guided = transformer.config.guidance_embeds
     packed = transformer(
         hidden_states=packing.pack(noised_BChw), timestep=sigma_B,
-        guidance=sigma_B.new_full(sigma_B.shape, GUIDANCE) if guided else None,
+        guidance=sigma_B.new_full(sigma_B.shape, given.guidance) if guided else None,
         pooled_projections=given.text["pooled"], encoder_hidden_states=hidden_BLD,
         txt_ids=hidden_BLD.new_zeros((hidden_BLD.shape[1], 3)), img_ids=packing.positions(noised_BChw),
         return_dict=False)[0]
@@ -48,6 +47,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
-    guidance=3.5, config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
-                                 "pooled_projection_dim": ("pooled", 1)},
+    guidance=3.5, takes_guidance=True,
+    config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
+                   "pooled_projection_dim": ("pooled", 1)},
     presets=PRESETS, kohya=None)

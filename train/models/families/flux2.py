@@ -22,7 +22,7 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
     guided = transformer.config.guidance_embeds
     packed = transformer(
         hidden_states=packing.pack(noised_BChw), timestep=sigma_B,
-        guidance=sigma_B.new_full(sigma_B.shape, flux.GUIDANCE) if guided else None, encoder_hidden_states=hidden_BLD,
+        guidance=sigma_B.new_full(sigma_B.shape, given.guidance) if guided else None, encoder_hidden_states=hidden_BLD,
         txt_ids=places(hidden_BLD).expand(count, -1, -1),
         img_ids=packing.positions(noised_BChw, AXES).expand(count, -1, -1), return_dict=False)[0]
     return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))

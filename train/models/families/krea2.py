@@ -48,6 +48,6 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "all-linear": ("to_q", "to_k", "to_v", "to_gate", "to_out.0", "ff.gate", "ff.up", "ff.down"),
 }
 DENOISER = replace(
-    flux.DENOISER, predict=predict, call=call, presets=PRESETS,
+    flux.DENOISER, predict=predict, call=call, takes_guidance=False, presets=PRESETS,
     guidance=5.5,  # the pipeline's default is 4.5, counted from 0
     config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)})
