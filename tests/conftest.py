@@ -25,6 +25,9 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# The time at which runs begin, so that two runs write the same result.
+os.environ["SOURCE_DATE_EPOCH"] = "1700000000"
+
 # What is remembered of files goes to a directory of the tests', not to the user's. Here, and not in a fixture: other
 # modules copy the environment when they are imported.
 _USER_CACHE = tempfile.mkdtemp(prefix="latentry-tests.")

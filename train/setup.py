@@ -38,6 +38,14 @@ class Initial:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What a run writes down once, at its beginning, so that a resumed run's result is the same."""
+
+    started: str = ""  # UTC, like 2026-11-22T19:30:00Z; "": unknown, as in runs of earlier versions
+    recipe: str = ""  # SHA-256 of the recipe's file; "": there is none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
     """A run that passed all checks and may start."""
 
@@ -57,6 +65,7 @@ class Setup:
     others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
     initial: Initial | None = None  # None: also for a resumed run
     init: Mapping[str, str] = field(default_factory=dict)  # {"name", "sha256"} of what step 0 began with, if anything
+    origin: Origin = field(default_factory=Origin)
     adopted: tuple[Mapping[str, object], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 
     @property

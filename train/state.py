@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from prep.errors import CacheError, ModelError, first_line
-from prep.loader.device import to_device
+from prep.errors import CacheError, ConfigError, ModelError, first_line
+from prep.loader.device import to_device, to_host
 from prep.models.family import Family
 from prep.parse import Unparsed
 from train.config.load import as_table
-from train.config.schema import Config
+from train.config.schema import Config, Dtype
+from train.metadata import checkpoint_metadata, result_metadata
 from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
@@ -110,8 +110,9 @@ def state_of(setup: Setup, step: int) -> State:
 def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
     """The files of a checkpoint, except state.json."""
     parameters = trainee.denoiser.parameters
-    facts = metadata(setup, step, parameters)
-    yield from weight_parts(trainee.denoiser, parameters, setup, facts, weights_name(setup.family, setup.config.method))
+    facts = checkpoint_metadata(setup, step, parameters)
+    tensors = _packed(parameters, setup.config, setup.family)
+    yield from weight_parts(trainee.denoiser, tensors, setup, facts, weights_name(setup.family, setup.config.method))
     moments = {f"{kind}/{name}": value for name, parameter in parameters.items()
                for kind, value in trainee.optimizer.state[parameter].items()}
     yield Part(name=OPTIMIZER, tensors=moments)
@@ -120,10 +121,10 @@ def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[P
                    metadata={**facts, **EMA_METADATA})
 
 
-def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup, facts: Mapping[str, str],
+def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup, facts: Mapping[str, str],
                  name: str) -> Iterator[Part]:
     """The trained weights in a format that other programs load: a LoRA file, or diffusers' weights and config."""
-    yield Part(name=name, tensors=_packed(values, setup.config, setup.family), metadata=facts)
+    yield Part(name=name, tensors=tensors, metadata=facts)
     if setup.config.method == "full":
         config = json.loads(denoiser.model.to_json_string())
         config.pop("_name_or_path", None)  # a path of this machine
@@ -131,29 +132,31 @@ def weight_parts(denoiser: Denoiser, values: Mapping[str, Tensor], setup: Setup,
         yield Part(name=Path(name).with_name("config.json").as_posix(), data=data)
 
 
-def metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str]:
-    """Metadata of a weights file: data, model, settings, and the changes that --adopt accepted."""
-    facts = {"latentry.manifest": setup.manifest.digest, "latentry.data": setup.identity.digest,
-             "latentry.step": str(step), "latentry.config": json.dumps(as_table(setup.config), sort_keys=True),
-             "latentry.models": json.dumps(setup.manifest.document["models"], sort_keys=True),
-             "latentry.base": json.dumps(dict(setup.base), sort_keys=True)}
-    if setup.others:
-        facts["latentry.other_encoders"] = json.dumps(dict(setup.others), sort_keys=True)
-    if setup.init:
-        facts["latentry.init"] = json.dumps(dict(setup.init), sort_keys=True)
-    if setup.adopted:
-        facts["latentry.adopted"] = json.dumps([dict(each) for each in setup.adopted], sort_keys=True)
-    if setup.config.method == "lora":
-        facts.update(lora.describe(names, setup.config.lora, naming_of(setup.family)))
-    return facts
-
-
 def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Iterator[Part]:
-    """The result of the run: the moving average if there is one (the metadata say so), else the weights."""
+    """The result of the run: the moving average if there is one (the metadata say so), else the weights.
+
+    Raises `ConfigError` if a weight is too large for `result.dtype`.
+    """
     parameters = trainee.denoiser.parameters
-    facts = {**metadata(setup, step, parameters), **({} if trainee.shadow is None else EMA_METADATA)}
     source: Mapping[str, Tensor] = parameters if trainee.shadow is None else trainee.shadow
-    yield from weight_parts(trainee.denoiser, source, setup, facts, name)
+    tensors = _cast(_packed(source, setup.config, setup.family), setup.config.result.dtype)
+    facts = result_metadata(setup, step, parameters, tensors)
+    if trainee.shadow is not None:
+        facts |= EMA_METADATA
+    yield from weight_parts(trainee.denoiser, tensors, setup, facts, name)
+
+
+def _cast(tensors: Mapping[str, Tensor], dtype: Dtype) -> Mapping[str, Tensor]:
+    """The tensors in the dtype of the result, in host memory if it is another one."""
+    if dtype == "float32":
+        return tensors
+    wanted = torch.float16 if dtype == "float16" else torch.bfloat16
+    found = {name: to_host(value.detach()).to(wanted) for name, value in tensors.items()}
+    for name, value in found.items():
+        if not bool(value.isfinite().all()):
+            raise ConfigError(f"'{name}' has values that {dtype} cannot hold, so the result is not written",
+                              hint="continue with the same command, --resume and --set result.dtype=bfloat16")
+    return found
 
 
 def result_name(setup: Setup) -> str:

@@ -9,18 +9,21 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from runs import events, go
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
 from prep.loader.rows import Rows
 from train import evaluate, loop
 from train.check import check
 from train.config.load import parse
+from train.config.schema import Result
 from train.objectives import forward
 from train.setup import RunRequest
 
@@ -155,6 +158,36 @@ def test_the_result_is_the_moving_average_and_says_where_it_comes_from(make, set
     assert facts["latentry.manifest"] == made.manifest.digest and facts["latentry.step"] == "3"
     assert json.loads(facts["latentry.config"])["lora"]["rank"] == 2
     assert json.loads(facts["latentry.models"]) == made.manifest.document["models"]
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_result_has_the_dtype_that_is_asked_for(make, setup_of, tmp_path, dtype, wanted, method):
+    setup = setup_of(make(), **{**QUICK, "steps": 2}, method=method, lora={"rank": 2}, result={"dtype": dtype})
+    go(setup, tmp_path / "run")
+    inner = "lora.safetensors" if method == "lora" else "unet/diffusion_pytorch_model.safetensors"
+    result = load_file(tmp_path / "run" / inner)
+    kept = load_file(tmp_path / "run" / "checkpoints" / "step-000002" / inner)
+    assert {value.dtype for value in result.values()} == {wanted}
+    assert {value.dtype for value in kept.values()} == {torch.float32}
+    assert all(torch.equal(value, kept[name].to(wanted)) for name, value in result.items())
+    if method == "full":
+        loaded = UNet2DConditionModel.from_pretrained(tmp_path / "run" / "unet", low_cpu_mem_usage=False)
+        assert all(torch.equal(value, result[name].float()) for name, value in loaded.state_dict().items())
+
+
+def test_a_weight_that_float16_cannot_hold_costs_no_step(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "steps": 2}, lora={"rank": 2, "alpha": 70000.0}, optimizer={"lr": 1e-9},
+                     result={"dtype": "float16"})
+    with pytest.raises(ConfigError) as error:
+        go(setup, tmp_path / "run")
+    assert re.fullmatch(r"'lora_unet_.*\.alpha' has values that float16 cannot hold, so the result is not written",
+                        error.value.message)
+    assert "--set result.dtype=bfloat16" in error.value.hint
+    assert not (tmp_path / "run" / "lora.safetensors").exists()
+    go(replace(setup, config=replace(setup.config, result=Result(dtype="bfloat16"))), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "lora.safetensors").is_file()
 
 
 def test_full_fine_tuning_writes_a_directory_that_diffusers_loads(make, setup_of, tmp_path):

@@ -57,6 +57,7 @@ TRAIN_FLOORS = (
     {"models", "optim", "parallel"},
     {"objectives", "setup"},
     {"runs", "sampling", "validate"},
+    {"metadata"},
     {"check", "state", "failures"},
     {"evaluate", "sample"},
     {"loop"},

@@ -18,7 +18,7 @@ from train.cli.summary import place_line, plan_lines, uneven_lines
 if TYPE_CHECKING:
     from train.config.schema import Config
     from train.runs.resume import Start
-    from train.setup import RunRequest, Setup
+    from train.setup import Origin, RunRequest, Setup
 
 
 def run(
@@ -82,8 +82,8 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     planned = None if start is None else start.state.micro_batch or start.config.micro_batch
     report = check(asked, chosen, planned=planned)
     opt.stop_at_faults(report.faults)
-    setup = report.setup
-    assert setup is not None
+    assert report.setup is not None
+    setup = replace(report.setup, origin=_origin(folder, report.setup, start))
     check_place(folder, setup)
     check_writable(folder)
     check_space(folder, setup, 0 if start is None else start.state.step)
@@ -99,6 +99,16 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     if not quiet:
         say(place_line(folder, setup))
     return setup
+
+
+def _origin(folder: Path, setup: Setup, start: Start | None) -> Origin:
+    """When the run began and from which recipe; of a resumed run, as its run.json says."""
+    from train.runs.directory import begin, read_run
+    from train.setup import Origin
+
+    if start is None:
+        return begin(setup)
+    return read_run(folder).origin if (folder / "run.json").is_file() else Origin()
 
 
 def _start(folder: Path, named: str | None) -> Start:

@@ -58,6 +58,12 @@ _NAMES: Mapping[str, str] = {
     "sample.seed": "validation_seed",
     "sample.size": "validation_resolution",
     "checkpoint.every": "save_every_n_steps save_every checkpointing_steps checkpoint_step_interval backup_after",
+    "result.dtype": "save_precision output_dtype",
+    "result.title": "metadata_title modelspec_title",
+    "result.author": "metadata_author",
+    "result.description": "metadata_description",
+    "result.license": "metadata_license",
+    "result.trigger": "metadata_trigger_phrase trigger_word",
     "checkpoint.keep": "checkpoints_total_limit rolling_backup_count max_step_saves_to_keep",
 }
 
@@ -88,8 +94,6 @@ _ELSEWHERE: Mapping[str, str] = {
     "resume_from_checkpoint": "it is an option: train run --resume --from step-N",
     "device": "it is an option: train run --device",
     "save_state": "no counterpart: every checkpoint holds the whole state",
-    "save_precision": "no counterpart: trained weights are saved in float32",
-    "output_dtype": "no counterpart: trained weights are saved in float32",
     "network_module": "method = \"lora\" trains a LoRA; there is no other adapter",
     "network_args": "lora.targets says which layers get an adapter",
     "text_encoder_lr": "no counterpart: text encoders are never trained",

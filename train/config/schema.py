@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from prep.batching.plan import Underfill
 from prep.loader.timesteps import Distribution
-from train.config.setting import setting, size_check, switch_or_auto, targets_check
+from train.config.setting import line_check, setting, size_check, switch_or_auto, targets_check
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp32"]
@@ -20,6 +20,7 @@ Weighting = Literal["none", "debiased", "cosmap", "inverse-square"]
 SizeShift = Literal["none", "schedule", "area"]
 Masked = Literal["auto"] | bool
 ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial"]
+Dtype = Literal["float32", "float16", "bfloat16"]
 STEPS = 2000  # when neither steps nor epochs are given
 
 
@@ -158,6 +159,22 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The file of the trained weights, and what it says of itself in the metadata that web UIs show."""
+
+    dtype: Dtype = setting("float32", choices=get_args(Dtype), resume=True,
+                           help="dtype of the weights; checkpoints stay in float32")
+    title: str | None = setting(None, check=line_check, values="a line of text", example="Red hearts", resume=True,
+                                derived="the manifest's name", help="name that web UIs show")
+    author: str = setting("", check=line_check, values="a line of text", resume=True, help="who made it")
+    description: str = setting("", check=line_check, values="a line of text", resume=True, help="what it is for")
+    license: str = setting("", check=line_check, values="a line of text", resume=True, help="its license")
+    trigger: str = setting("", check=line_check, values="a line of text", resume=True,
+                           help="words of a prompt that show what was learned")
+    tags: bool = setting(True, resume=True, help="count the parts of captions between commas: ss_tag_frequency")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """All settings of a run."""
 
@@ -195,3 +212,4 @@ class Config:
     validation: Validation = field(default_factory=Validation)
     sample: Sampling = field(default_factory=Sampling)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    result: Result = field(default_factory=Result)

@@ -13,6 +13,7 @@ from typing import Any
 from prep.parse import Unparsed, brief, expect, list_of, one_of, within
 
 Check = Callable[[Any, str], Any]  # (value, name) → the value to use; raises Unparsed
+MOST_TEXT = 2000  # characters of a text
 LARGEST = 1 << 40  # upper bound of whole numbers without another bound
 
 
@@ -87,6 +88,14 @@ def size_check(value: Any, where: str) -> tuple[Any, ...]:
     if any(side % 8 for side in size):
         raise Unparsed(f"{where} is {list(size)}, expected [width, height] in multiples of 8")
     return size
+
+
+def line_check(value: Any, where: str) -> str:
+    """Checks a line of text: metadata of a file, which web pages and terminals show."""
+    text = expect(value, str, where)
+    if len(text) > MOST_TEXT or not text.isprintable():
+        raise Unparsed(f"{where} is {brief(text)}, expected a line of at most {MOST_TEXT} printable characters")
+    return text
 
 
 def targets_check(value: Any, where: str) -> str | tuple[str, ...]:

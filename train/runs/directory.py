@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prep.digest import canonical
+from prep.digest import canonical, digest_bytes
 from prep.errors import CacheError, ConfigError, PathError
 from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
@@ -33,19 +35,22 @@ from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.runs import checkpoint
 from train.runs.documents import open_plain, read_sealed, refused, seal
-from train.setup import RunRequest, Setup
+from train.setup import Origin, RunRequest, Setup
 
 if sys.platform != "win32":
     import fcntl
 
 FORMAT = "latentry/run"
-VERSION = 2
+VERSION = 3
+_SECOND = ("format", "version", "manifest", "manifest_digest", "data", "model", "base", "other_encoders", "config",
+           "adopted")
 _KEYS = {
     1: ("format", "version", "manifest", "manifest_digest", "model", "other_encoders", "config"),
-    2: ("format", "version", "manifest", "manifest_digest", "data", "model", "base", "other_encoders", "config",
-        "adopted"),
+    2: _SECOND, 3: (*_SECOND, "started", "recipe"),
 }
 RESULTS = ("lora.safetensors", "unet", "transformer")
+MOST_RECIPE = 1 << 20  # bytes of a recipe
+_TIME, _TIMES = "%Y-%m-%dT%H:%M:%SZ", re.compile(r"\d{4,6}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 MOST_RECORDS = 1 << 33  # bytes of samples.bin: a quarter of a billion samples
 
 
@@ -58,6 +63,7 @@ class Run:
     config: Config
     table: Mapping[str, Any]  # the settings as run.json has them
     base: Mapping[str, str]  # fingerprints of the model; empty in runs of version 1
+    origin: Origin
 
 
 @contextmanager
@@ -173,7 +179,8 @@ def read_run(folder: Path) -> Run:
         table = expect(body["config"], dict, "config")
         base = {name: digest_of(value, f"base.{name}") for name, value in
                 expect(body.get("base", {}), dict, "base").items()}
-        return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table, base=base)
+        return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table, base=base,
+                   origin=_origin(body))
     except FileNotFoundError:
         raise PathError(f"{folder} is not a training run: it has no run.json",
                         hint="name the directory that train run wrote (-o)") from None
@@ -203,7 +210,30 @@ def _document(folder: Path, setup: Setup) -> dict[str, Any]:
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
             "model": {"path": _relative(Path(named), folder)} if local else {"hub": str(named)},
             "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.asked.other_encoders,
-            "config": as_table(setup.config), "adopted": [dict(each) for each in setup.adopted]}
+            "config": as_table(setup.config), "adopted": [dict(each) for each in setup.adopted],
+            "started": setup.origin.started, "recipe": setup.origin.recipe}
+
+
+def begin(setup: Setup) -> Origin:
+    """The origin of a new run. SOURCE_DATE_EPOCH replaces the clock (reproducible-builds.org/specs)."""
+    named, digest = setup.manifest.document["recipe"], ""
+    if named is not None:
+        try:
+            with open_plain(setup.manifest.folder / named) as handle:
+                data = handle.read(MOST_RECIPE + 1)
+            digest = digest_bytes(data) if len(data) <= MOST_RECIPE else ""
+        except OSError:  # the recipe's path is a hint; the manifest is whole without it
+            pass
+    fixed = os.environ.get("SOURCE_DATE_EPOCH", "")
+    seconds = int(fixed) if fixed.isdecimal() and fixed.isascii() and len(fixed) < 12 else time.time()
+    return Origin(started=time.strftime(_TIME, time.gmtime(seconds)), recipe=digest)
+
+
+def _origin(body: Mapping[str, Any]) -> Origin:
+    started, recipe = (expect(body.get(key, ""), str, key) for key in ("started", "recipe"))
+    if started and not _TIMES.fullmatch(started):
+        raise Unparsed(f"started is {brief(started)}, expected a time like 2026-11-22T19:30:00Z")
+    return Origin(started=started, recipe=digest_of(recipe, "recipe") if recipe else "")
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -40,5 +40,17 @@ def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata:
     put(len(spelled).to_bytes(8, "little"))
     put(spelled)
     for value in tensors.values():
-        put(to_host(value).contiguous().reshape(-1).view(torch.uint8).numpy())
+        put(_bytes(value))
     return running.hexdigest()
+
+
+def data_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the bytes that follow a file's header, which web UIs know a LoRA by."""
+    running = hashlib.sha256()
+    for value in tensors.values():
+        running.update(_bytes(value))
+    return running.hexdigest()
+
+
+def _bytes(value: Tensor) -> Any:
+    return to_host(value).contiguous().reshape(-1).view(torch.uint8).numpy()

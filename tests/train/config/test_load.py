@@ -62,6 +62,9 @@ WRONG = [
      "timesteps.low is 0.5 and timesteps.high is 0.5, expected a lower one first"),
     ({"loss": {"min_snr": 5.0, "weighting": "debiased"}},
      "loss.min_snr is 5 and loss.weighting is 'debiased', expected one of them"),
+    ({"result": {"title": "two\nlines"}}, "result.title is 'two\\nlines', expected a line of at most 2000 printable "
+     "characters"),
+    ({"result": {"dtype": "fp16"}}, "result.dtype is 'fp16', expected"),
     ({"lora": {"targets": []}}, "lora.targets is [], expected module names like 'to_q', or 'attention'"),
     ({"lora": {"targets": "atention"}}, "lora.targets is 'atention', expected one of: attention, all-linear, kohya; "
      "did you mean 'attention'?"),

@@ -49,7 +49,7 @@ def test_each_setting_has_help_and_accepts_its_default_only_in_bounds(row):
     given = row.value if not isinstance(row.value, tuple) else list(row.value)
     assert row.spec.check(given, row.name) == row.value
     section, _, key = row.name.rpartition(".")
-    for wrong in ({}, -(10**9), "no such word"):
+    for wrong in ({}, -(10**9), "two\nlines" if row.spec.values == "a line of text" else "no such word"):
         with pytest.raises(ConfigError, match=re.escape(f"{row.name} ")):
             parse({section: {key: wrong}} if section else {key: wrong}, "x")
 
@@ -64,5 +64,6 @@ def test_what_a_resumed_run_may_change():
     free = {row.name for row in table.rows() if row.spec.resume}
     assert free == {"steps", "epochs", "micro_batch", "gradient_checkpointing", "optimizer.lr", "lora.format",
                     "validation.every", "sample.every", "sample.steps", "sample.guidance", "sample.seed",
-                    "sample.size", "checkpoint.every", "checkpoint.keep"}
+                    "sample.size", "checkpoint.every", "checkpoint.keep", "result.dtype", "result.title",
+                    "result.author", "result.description", "result.license", "result.trigger", "result.tags"}
     assert as_table(Config(steps=3))["steps"] == 3
