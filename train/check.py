@@ -27,7 +27,7 @@ from train.config.schema import Config
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.size_shift import size_shifts
-from train.models.targets import read_weights, trained_numbers
+from train.models.targets import layers_of, read_weights, targeted, trained_numbers
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
 
@@ -224,6 +224,8 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     with _Noting(faults):
         weights = read_weights(path, family)
         numbers = trained_numbers(weights, config, presets)
+        if config.method == "lora":
+            naming_of(family).require(config.lora, targeted(layers_of(weights), config.lora, presets))
     with remembered_digests() as digest:
         with _Noting(faults):
             base = base_fingerprints(path, family, digest)

@@ -35,11 +35,11 @@ class Lora:
     targets: str | tuple[str, ...] = setting(
         "attention", check=targets_check, choices=("attention", "all-linear", "kohya",
                                                    "a list of suffixes of module names"),
-        help="layers that get an adapter; all-linear: attention and feed-forward of all blocks; kohya: for a UNet, "
-        "proj_in and proj_out as well")
+        help="layers that get an adapter; all-linear: attention and feed-forward of all blocks; kohya: what "
+        "sd-scripts adapts, of a UNet proj_in and proj_out as well, of FLUX.1 and Chroma every layer of the blocks")
     format: Format = setting("auto", choices=get_args(Format), resume=True,
-                             help="tensor names in the file; auto: kohya's for a UNet, which diffusers and ComfyUI "
-                             "read, else those of diffusers")
+                             help="tensor names in the file; auto: kohya's for a UNet and Qwen-Image, else those of "
+                             "diffusers; kohya: for FLUX, Chroma and Z-Image, too; diffusers and ComfyUI read them")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prep.geometry import Size
+from train.models.naming import Kohya
 
 if TYPE_CHECKING:  # train check reads these facts, and imports no torch
     from torch import Tensor
@@ -64,4 +65,4 @@ class DenoiserFamily:
     shift: Callable[[int, Mapping[str, Any]], float] | None = None
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for sample pictures of this size
     presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
-    kohya: str | None  # prefix of kohya's tensor names, if diffusers and ComfyUI read them for this family
+    kohya: Kohya | None  # kohya's names of tensors, if diffusers and ComfyUI read them for this family

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from prep.batching.rng import draw_key
 from prep.loader.device import to_device
 from train.config.schema import Lora
-from train.models.naming import Naming
+from train.models.naming import Naming, Place, ends_of
 from train.models.targets import Presets, targeted
 
 _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up"}  # suffixes of PEFT's parameter names
@@ -50,31 +50,73 @@ def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
 
 def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[str, Tensor]:
     """The adapter's tensors with the names and alphas of `lora.format`."""
-    tensors: dict[str, Tensor] = {}
     layout = naming.format_of(lora)
-    for name, value in parameters.items():
-        module, end = _split(name)
-        tensors[naming.spell(module, end, layout)] = value.detach()
+    ends, tensors = ends_of(layout), dict[str, Tensor]()
+    naming.require(lora, {_split(name)[0] for name in parameters})
+    for name, parts in _grouped(parameters, layout, naming).items():
+        matrices = [{kind: parameters[named].detach() for kind, named in part.items()} for _, part in parts]
+        tensors[name + ends["down"]] = matrices[0]["down"] if len(parts) == 1 else torch.cat(
+            [matrix["down"] for matrix in matrices])
         if layout == "kohya":
-            tensors[f"{naming.kohya_module(module)}.alpha"] = torch.tensor(lora.alpha)
+            tensors[name + ends["alpha"]] = torch.tensor(lora.alpha * len(parts))
+        tensors[name + ends["up"]] = _fuse_up([(place, matrix["up"]) for (place, _), matrix
+                                               in zip(parts, matrices, strict=True)])
     return tensors
 
 
-def unpack(tensors: Mapping[str, Tensor], names: Iterable[str], naming: Naming) -> dict[str, Tensor]:
-    """The parameters among `names` that a file's tensors contain, in either format."""
-    found = {}
-    for name in names:
-        for layout in ("kohya", "diffusers"):
-            value = tensors.get(naming.spell(*_split(name), layout))
-            if value is not None:
-                found[name] = value
+def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], naming: Naming) -> dict[str, Tensor]:
+    """The values of `parameters` that a file's tensors contain, in either format."""
+    found: dict[str, Tensor] = {}
+    for layout in ("kohya", "diffusers"):
+        ends = ends_of(layout)
+        for name, parts in _grouped(parameters, layout, naming).items():
+            down, up = (tensors.get(name + ends[kind]) for kind in ("down", "up"))
+            if down is None or up is None:
+                continue
+            for number, (place, part) in enumerate(parts):
+                rank = len(parameters[part["down"]])
+                own = slice(None) if len(down) == rank else slice(number * rank, (number + 1) * rank)  # or shared
+                unit = len(up) // place.of
+                found[part["down"]] = down[own]
+                found[part["up"]] = up[place.first * unit : (place.first + place.count) * unit, own]
     return found
+
+
+_Parts = list[tuple[Place, dict[str, str]]]  # place, and the names of the parameters by kind
+
+
+def _grouped(parameters: Iterable[str], layout: str, naming: Naming) -> dict[str, _Parts]:
+    """The parameters that the layout has names for, by their layer in the file: its parts in the order of the rows."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    places: dict[str, Place] = {}
+    for name in parameters:
+        module, end = _split(name)
+        place = naming.place(module, layout)
+        if place is not None:
+            places[module] = place
+            found.setdefault(place.name, {}).setdefault(module, {})[end] = name
+    return {name: sorted(((places[module], part) for module, part in parts.items()), key=lambda each: each[0].first)
+            for name, parts in found.items()}
+
+
+def _fuse_up(parts: list[tuple[Place, Tensor]]) -> Tensor:
+    """The `up` matrices along the diagonal, each at the rows of its layer; rows without an adapter are 0."""
+    place, first = parts[0]
+    if place.of == 1:
+        return first
+    unit, column = len(first) // place.count, 0
+    whole = first.new_zeros(unit * place.of, sum(up.shape[1] for _, up in parts))
+    for place, up in parts:
+        whole[place.first * unit : (place.first + place.count) * unit, column : column + up.shape[1]] = up
+        column += up.shape[1]
+    return whole
 
 
 def describe(parameters: Iterable[str], lora: Lora, naming: Naming) -> dict[str, str]:
     """The metadata that the format's readers expect: rank and alpha."""
     if naming.format_of(lora) == "kohya":
-        return {"ss_network_module": "networks.lora", "ss_network_dim": str(lora.rank),
+        assert naming.kohya is not None
+        return {"ss_network_module": naming.kohya.module, "ss_network_dim": str(lora.rank),
                 "ss_network_alpha": str(lora.alpha)}
     modules = sorted({_split(name)[0] for name in parameters})
     adapter: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout,

@@ -2,17 +2,80 @@
 
 kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight, .alpha: ComfyUI and diffusers read it
 diffusers   unet.down_blocks.0.….to_q.lora_A.weight, .lora_B.weight; alpha is in the file's metadata
+
+kohya's names of a transformer are those of its authors' code, where one layer may stand for several of diffusers, such
+as `img_attn_qkv` for `to_q`, `to_k` and `to_v`. The adapters of such layers become one, of the sum of their ranks: the
+`down` matrices one below the other, the `up` matrices along the diagonal, and alpha grows with the rank. It adds the
+same to the weights.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prep.errors import ConfigError
 from train.config.schema import Lora
 
-_KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight"}
+_KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight", "alpha": ".alpha"}
 _DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a layer is in a file of kohya's names: its rows among those of the file's layer, in parts of the whole."""
+
+    name: str  # of the file's layer, without a suffix
+    first: int = 0
+    count: int = 1
+    of: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Layers of diffusers and their name in kohya's files."""
+
+    layer: str  # a regular expression of the whole name
+    name: str  # its groups filled in; "": the layer's own name with underscores for dots
+    first: int = 0
+    count: int = 1
+    of: int = 1
+
+
+def fused(block: str, layers: str, name: str, parts: tuple[int, ...] = ()) -> tuple[Rule, ...]:
+    """Rules for `layers` of a block that are one layer in the file; `parts`: their shares of its rows, by default
+    equal."""
+    names = layers.split()
+    shares = parts or (1,) * len(names)
+    return tuple(Rule(layer=rf"{block}\.{re.escape(layer)}", name=name, first=sum(shares[:number]),
+                      count=shares[number], of=sum(shares)) for number, layer in enumerate(names))
+
+
+def renamed(block: str, names: str) -> tuple[Rule, ...]:
+    """Rules for `layer=name` pairs of a block."""
+    pairs = (pair.split("=") for pair in names.split())
+    return tuple(Rule(layer=rf"{block}\.{re.escape(layer)}", name=name) for layer, name in pairs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kohya:
+    """kohya's names for a family of models."""
+
+    usual: bool = False  # whether `lora.format = "auto"` means these
+    rules: tuple[Rule, ...] = (Rule(layer=".+", name=""),)
+    module: str = "networks.lora"  # ss_network_module
+
+    def place(self, layer: str) -> Place | None:
+        """The place of a layer in the file; `None` if the names have none for it."""
+        for rule in self.rules:
+            if found := re.fullmatch(rule.layer, layer):
+                name = rule.name.format(*found.groups()) if rule.name else layer.replace(".", "_")
+                return Place(name=f"lora_unet_{name}", first=rule.first, count=rule.count, of=rule.of)
+        return None
+
+
+UNET = Kohya(usual=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,23 +83,32 @@ class Naming:
     """How a family's tensors are named in a LoRA file."""
 
     component: str  # prefix of diffusers' names: unet or transformer
-    kohya: str | None  # prefix of kohya's names; None: no other program reads them for this family
+    kohya: Kohya | None  # None: no other program reads them for this family
 
     def format_of(self, lora: Lora) -> str:
-        """`lora.format`; auto is kohya where other programs read it. Raises `ConfigError` where none does."""
+        """`lora.format`; auto is kohya where it is usual. Raises `ConfigError` where no program reads kohya's names."""
         if lora.format == "auto":
-            return "diffusers" if self.kohya is None else "kohya"
+            return "kohya" if self.kohya is not None and self.kohya.usual else "diffusers"
         if lora.format == "kohya" and self.kohya is None:
             raise ConfigError("lora.format is 'kohya', but no program reads kohya's names for this family of models",
                               hint="--set lora.format=diffusers")
         return lora.format
 
-    def spell(self, module: str, end: str, layout: str) -> str:
-        """The name of a tensor of the layer `module`: its `down` or `up` matrix."""
-        if layout == "kohya":
-            return self.kohya_module(module) + _KOHYA[end]
-        return f"{self.component}.{module}{_DIFFUSERS[end]}"
+    def require(self, lora: Lora, layers: Iterable[str]) -> None:
+        """Raises `ConfigError` if `lora.format` has no name for one of `layers`."""
+        if self.format_of(lora) == "kohya":
+            for layer in layers:
+                if self.place(layer, "kohya") is None:
+                    raise ConfigError(f"lora.format is 'kohya', but kohya's names have none for the layer '{layer}'",
+                                      hint="--set lora.format=diffusers")
 
-    def kohya_module(self, module: str) -> str:
-        """kohya's name of a layer."""
-        return (self.kohya or "") + module.replace(".", "_")
+    def place(self, layer: str, layout: str) -> Place | None:
+        """The place of a layer in a file of this layout; `None` if the layout has none for it."""
+        if layout == "diffusers":
+            return Place(name=f"{self.component}.{layer}")
+        return None if self.kohya is None else self.kohya.place(layer)
+
+
+def ends_of(layout: str) -> dict[str, str]:
+    """The suffixes of a layer's tensors in a file, by kind: down, up, and alpha if the layout has such tensors."""
+    return _KOHYA if layout == "kohya" else _DIFFUSERS

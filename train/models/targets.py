@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 
@@ -37,10 +38,10 @@ def targeted(layers: Iterable[str], lora: Lora, presets: Presets) -> list[str]:
     ends = presets[lora.targets] if isinstance(lora.targets, str) else lora.targets
     known = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
     for end in ends if lora.targets not in presets else ():
-        if not any(_ends(name, end) for name in names):
+        if not any(is_named(name, end) for name in names):
             raise ConfigError(f"lora.targets names '{end}', but no linear or convolution layer's name ends in it"
                               f"{suggest(end, known)}", hint=f"layers end in: {', '.join(known)}")
-    found = [name for name in names if any(_ends(name, end) for end in ends)]
+    found = [name for name in names if any(is_named(name, end) for end in ends)]
     if not found:
         raise ConfigError(f"lora.targets is '{lora.targets}', but no layer of the model matches: {', '.join(ends)}",
                           hint=f"list suffixes of layer names; layers end in: {', '.join(known)}")
@@ -55,5 +56,6 @@ def trained_numbers(weights: Shapes, config: Config, presets: Presets) -> int:
     return sum(rank * (prod(layers[name][1:]) + layers[name][0]) for name in targeted(layers, config.lora, presets))
 
 
-def _ends(name: str, end: str) -> bool:
-    return name == end or name.endswith(f".{end}")
+def is_named(name: str, end: str) -> bool:
+    """Whether a layer's name ends in the suffix `end`; one with * is a pattern of the whole name."""
+    return fnmatchcase(name, end) if "*" in end else name == end or name.endswith(f".{end}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from prep.models.fingerprint import FileDigest
 from prep.models.weights import weight_files
 from prep.parse import Unparsed, brief
 from train.config.schema import Config, Lora
-from train.models.naming import Naming
-from train.models.targets import Presets, Shapes, layers_of, targeted
+from train.models.naming import Naming, Place, ends_of
+from train.models.targets import Presets, Shapes, is_named, layers_of, targeted
 from train.runs.checkpoint import STATE, list_checkpoints
 from train.runs.documents import open_plain, refused
 from train.runs.safetensors_header import TensorInfo, read_header_and_metadata
@@ -122,48 +122,75 @@ def _check_lora(file: _File, lora: Lora, weights: Shapes, presets: Presets, nami
     if unknown := [name for name in used if name not in names]:
         raise ModelError(f"{file.path} has the tensor '{unknown[0][:80]}', expected names of a LoRA of this model, "
                          f"like '{next(iter(names))}'", hint="name a LoRA of the same family of models")
+    wanted = targeted(layers, lora, presets)
     there = {names[name]: name for name in used}
-    adapted = sorted({module for module, _ in there})
-    if set(adapted) != set(targeted(layers, lora, presets)):
+    adapted = _adapted({group for group, _ in there}, wanted)
+    if set(adapted) != set(wanted):
         fitting = [preset for preset, ends in presets.items() if set(adapted) == set(_ending(layers, ends))]
         raise ConfigError(f"{file.path} adapts {len(adapted)} layers, like {adapted[0]}, which are not those of "
                           f"lora.targets {brief(lora.targets)}", hint=f"--set lora.targets={fitting[0]}" if fitting
                           else "list in lora.targets the layers that it adapts")
-    for module in adapted:
-        _check_adapter(file, module, layers[module], {kind: there.get((module, kind)) for kind in _KINDS}, lora, naming)
+    for group in sorted({group for group, _ in there}):
+        trained = [layer for layer in group.layers if layer in adapted]
+        _check_adapter(file, group, trained, layers, {kind: there.get((group, kind)) for kind in _KINDS}, lora, naming)
     return len(file.tensors) - len(used)
 
 
 _KINDS = ("down", "up", "alpha")
 
 
-def _names(layers: Shapes, layout: str, naming: Naming) -> dict[str, tuple[str, str]]:
-    """Every name that a tensor of an adapter can have → (layer, kind)."""
-    names = {naming.spell(layer, kind, layout): (layer, kind) for layer in layers for kind in ("down", "up")}
-    if layout == "kohya":
-        names |= {f"{naming.kohya_module(layer)}.alpha": (layer, "alpha") for layer in layers}
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class _Group:
+    """Layers of the denoiser that are one layer in the file."""
+
+    layers: tuple[str, ...]
+    rows: int  # of the file's layer
+
+
+def _names(layers: Shapes, layout: str, naming: Naming) -> dict[str, tuple[_Group, str]]:
+    """Every name that a tensor of an adapter can have → (layers, kind)."""
+    found: dict[str, list[tuple[Place, str]]] = {}
+    for layer in layers:
+        if (place := naming.place(layer, layout)) is not None:
+            found.setdefault(place.name, []).append((place, layer))
+    names: dict[str, tuple[_Group, str]] = {}
+    for name, parts in found.items():
+        place, layer = parts[0]
+        group = _Group(layers=tuple(one for _, one in parts), rows=layers[layer][0] // place.count * place.of)
+        names |= {name + end: (group, kind) for kind, end in ends_of(layout).items()}
     return names
 
 
+def _adapted(groups: Iterable[_Group], wanted: Iterable[str]) -> list[str]:
+    """The adapted layers. Of layers that are one in the file, those that are `wanted`: the others have rows of 0."""
+    asked = set(wanted)
+    return sorted(layer for group in groups for layer in (set(group.layers) & asked or group.layers))
+
+
 def _ending(layers: Shapes, ends: tuple[str, ...]) -> list[str]:
-    return [name for name in layers if any(name == end or name.endswith(f".{end}") for end in ends)]
+    return [name for name in layers if any(is_named(name, end) for end in ends)]
 
 
-def _check_adapter(file: _File, module: str, layer: tuple[int, ...], names: Mapping[str, str | None], lora: Lora,
-                   naming: Naming) -> None:
-    """Raises `ConfigError` for another rank or alpha, `ModelError` for other shapes."""
+def _check_adapter(file: _File, group: _Group, trained: list[str], layers: Shapes, names: Mapping[str, str | None],
+                   lora: Lora, naming: Naming) -> None:
+    """Raises `ConfigError` for another rank or alpha, `ModelError` for other shapes.
+
+    The rank in the file is that of all trained layers together, or one that they share.
+    """
+    module, layer = ", ".join(trained), layers[trained[0]]
     shapes = {kind: file.tensors[name].shape if (name := names[kind]) else None for kind in ("down", "up")}
     down = shapes["down"]
-    if down and down[0] != lora.rank:
+    rank = lora.rank if down and down[0] == lora.rank else lora.rank * len(trained)
+    if down and down[0] != rank:
         raise ConfigError(f"{file.path} has rank {down[0]} in {module}, but lora.rank is {lora.rank}",
                           hint=f"--rank {down[0]}")
-    wanted = {"down": (lora.rank, *layer[1:]), "up": (layer[0], lora.rank, *(1 for _ in layer[2:]))}
+    wanted = {"down": (rank, *layer[1:]), "up": (group.rows, rank, *(1 for _ in layer[2:]))}
     for kind, shape in wanted.items():
         if shapes[kind] != shape:
             seen = "no tensor" if shapes[kind] is None else f"shape {list(shapes[kind] or ())}"
             raise ModelError(f"{file.path} has {seen} '{kind}' of {module}, expected shape {list(shape)}",
                              hint="name a LoRA of the same family of models")
-    alpha = _alpha(file, names["alpha"], lora.rank, naming)
+    alpha = _alpha(file, names["alpha"], rank, naming) * lora.rank / rank
     if abs(alpha - lora.alpha) > 1e-3 * lora.alpha:  # a float16 has three digits
         raise ConfigError(f"{file.path} has alpha {alpha:g} in {module}, but lora.alpha is {lora.alpha:g}",
                           hint=f"--set lora.alpha={alpha:g}")

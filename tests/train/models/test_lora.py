@@ -13,10 +13,10 @@ from train.config.schema import Lora
 from train.models import lora
 from train.models.denoiser import quiet
 from train.models.families.sd15 import PRESETS
-from train.models.naming import Naming
+from train.models.naming import UNET, Naming
 from train.models.targets import targeted
 
-NAMING = Naming(component="unet", kohya="lora_unet_")
+NAMING = Naming(component="unet", kohya=UNET)
 
 
 @pytest.fixture

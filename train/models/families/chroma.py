@@ -62,4 +62,4 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=flux.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     guidance=5.0, config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
-    presets=flux.PRESETS, kohya=None)
+    presets=flux.PRESETS, kohya=flux.KOHYA)

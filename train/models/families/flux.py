@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prep.geometry import Size
 from train.models.families import packing
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.naming import Kohya, fused, renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,10 +45,28 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
     "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
                    "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2", "proj_mlp", "proj_out"),
+    # Every linear layer of the blocks, with their modulation: what sd-scripts adapts, and its names are for.
+    "kohya": ("transformer_blocks.*.attn.*", "transformer_blocks.*.ff*.net.*", "transformer_blocks.*.norm1*.linear",
+              "single_transformer_blocks.*"),
 }
+# The names of the authors' code, as diffusers' loader expects them: it knows layers of blocks only.
+_DOUBLE, _SINGLE = r"transformer_blocks\.(\d+)", r"single_transformer_blocks\.(\d+)"
+RULES = (
+    *fused(_DOUBLE, "attn.to_q attn.to_k attn.to_v", "double_blocks_{}_img_attn_qkv"),
+    *fused(_DOUBLE, "attn.add_q_proj attn.add_k_proj attn.add_v_proj", "double_blocks_{}_txt_attn_qkv"),
+    *renamed(_DOUBLE, "attn.to_out.0=double_blocks_{}_img_attn_proj attn.to_add_out=double_blocks_{}_txt_attn_proj"),
+)
+KOHYA = Kohya(module="networks.lora_flux", rules=(
+    *RULES,
+    *renamed(_DOUBLE, "ff.net.0.proj=double_blocks_{}_img_mlp_0 ff.net.2=double_blocks_{}_img_mlp_2 "
+             "ff_context.net.0.proj=double_blocks_{}_txt_mlp_0 ff_context.net.2=double_blocks_{}_txt_mlp_2 "
+             "norm1.linear=double_blocks_{}_img_mod_lin norm1_context.linear=double_blocks_{}_txt_mod_lin"),
+    *fused(_SINGLE, "attn.to_q attn.to_k attn.to_v proj_mlp", "single_blocks_{}_linear1", (1, 1, 1, 4)),
+    *renamed(_SINGLE, "proj_out=single_blocks_{}_linear2 norm.linear=single_blocks_{}_modulation_lin"),
+))
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     guidance=3.5, takes_guidance=True,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)},
-    presets=PRESETS, kohya=None)
+    presets=PRESETS, kohya=KOHYA)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import flux, packing, sd15
 from train.models.family import Conditions, Prompted
+from train.models.naming import Kohya, renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,14 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "attention": ATTENTION,
     "all-linear": (*ATTENTION, "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
 }
+KOHYA = Kohya(module="networks.lora_flux_2", rules=(
+    *flux.RULES,
+    *renamed(r"transformer_blocks\.(\d+)",
+             "ff.linear_in=double_blocks_{}_img_mlp_0 ff.linear_out=double_blocks_{}_img_mlp_2 "
+             "ff_context.linear_in=double_blocks_{}_txt_mlp_0 ff_context.linear_out=double_blocks_{}_txt_mlp_2"),
+    *renamed(r"single_transformer_blocks\.(\d+)",
+             "attn.to_qkv_mlp_proj=single_blocks_{}_linear1 attn.to_out=single_blocks_{}_linear2"),
+))
 DEV = replace(flux.DENOISER, predict=predict, call=call_dev, guidance=4.0, presets=PRESETS,  # the pipeline's default
-              config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)})
+              kohya=KOHYA, config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)})
 KLEIN = replace(DEV, call=call_klein, unpack=sd15.unpack, vae=without_statistics)

@@ -50,4 +50,4 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 DENOISER = replace(
     flux.DENOISER, predict=predict, call=call, takes_guidance=False, presets=PRESETS,
     guidance=5.5,  # the pipeline's default is 4.5, counted from 0
-    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)})
+    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)}, kohya=None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.geometry import Size
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.naming import UNET
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,4 +41,4 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 DENOISER = DenoiserFamily(predict=predict, call=call, unpack=unpack, sampler="DDIMScheduler",
                           sampler_options={"clip_sample": False}, guidance=7.5,
                           config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
-                          presets=PRESETS, kohya="lora_unet_")
+                          presets=PRESETS, kohya=UNET)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import padding, sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.naming import Kohya, Rule, fused, renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,14 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     # Attention and feed-forward layers of all blocks, the refiners' too; no modulation, no embeddings.
     "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
 }
+# The names of the authors' code, which fuses the attention's projections.
+_BLOCK = r"(layers|noise_refiner|context_refiner)\.(\d+)"
+KOHYA = Kohya(module="networks.lora_zimage", rules=(
+    *fused(_BLOCK, "attention.to_q attention.to_k attention.to_v", "{}_{}_attention_qkv"),
+    *renamed(_BLOCK, "attention.to_out.0={}_{}_attention_out"),
+    Rule(layer=rf"{_BLOCK}\.(feed_forward\.w\d|adaLN_modulation\.0)", name=""),
+))
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     guidance=5.0, config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)}, presets=PRESETS,
-    kohya=None)
+    kohya=KOHYA)

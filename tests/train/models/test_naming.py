@@ -1,0 +1,151 @@
+"""kohya's names of transformers: a pipeline that loads them draws the picture that diffusers' own names give."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+
+import tiny_pipelines
+from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_diffusers
+
+from prep.errors import ConfigError
+from prep.models.families.registry import FAMILIES
+from train.config.schema import Lora
+from train.models import lora
+from train.models.families.registry import DENOISERS, naming_of
+from train.models.naming import Kohya, Naming, Place, fused, renamed
+
+WITH_NAMES = ("flux", "chroma", "flux2", "flux2_klein", "qwenimage", "zimage")
+# diffusers' loader knows the rows of these blocks' fused layer at the published width only.
+FIXED = {"flux": "single_transformer_blocks.0.attn", "chroma": "single_transformer_blocks.0.attn"}
+
+
+def adapted(family, settings):
+    """The parameters of an adapter with random values."""
+    pipeline = tiny_pipelines.build(family)
+    found = lora.attach(pipeline.transformer, settings, 0, DENOISERS[family].presets)
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in found.values():
+            value.normal_(std=0.3, generator=drawn)
+    return {name: value.data for name, value in found.items()
+            if family not in FIXED or not name.startswith("single_") or ".proj_out." in name}
+
+
+def picture(family, path=None):
+    pipeline = tiny_pipelines.build(family)
+    if path is not None:
+        pipeline.load_lora_weights(path.parent, weight_name=path.name)
+    with tiny_pipelines.known_warnings(), torch.no_grad():
+        return tiny_pipelines.draw(pipeline)
+
+
+def saved(parameters, settings, naming, path):
+    save_file(lora.pack(parameters, settings, naming), path,
+              metadata=lora.describe(parameters, settings, naming))
+    return path
+
+
+def presets(*others):
+    """Family and preset; FLUX.1's `all-linear` has the layer after the blocks, too, which the loader does not read."""
+    return [(family, targets) for family in WITH_NAMES
+            for targets in ("attention", "kohya" if "kohya" in DENOISERS[family].presets else "all-linear", *others)]
+
+
+@pytest.mark.parametrize(("family", "targets"), presets(), ids=str)
+def test_both_names_give_the_same_picture(family, targets, tmp_path):
+    naming = naming_of(FAMILIES[family])
+    usual, other = (Lora(rank=2, alpha=1.0, targets=targets, format=layout) for layout in ("diffusers", "kohya"))
+    parameters = adapted(family, usual)
+    wanted = picture(family, saved(parameters, usual, naming, tmp_path / "usual.safetensors"))
+    path = saved(parameters, other, naming, tmp_path / "kohya.safetensors")
+    change = np.abs(picture(family) - wanted).max()
+    assert change > 1e-3 and np.abs(picture(family, path) - wanted).max() < 0.01 * change
+
+
+@pytest.mark.parametrize(("family", "targets"), presets(("to_k",)), ids=str)
+def test_a_file_gives_back_the_bits(family, targets):
+    settings = Lora(rank=2, alpha=1.0, targets=targets, format="kohya")
+    parameters = adapted(family, settings)
+    tensors = lora.pack(parameters, settings, naming_of(FAMILIES[family]))
+    again = lora.unpack(tensors, parameters, naming_of(FAMILIES[family]))
+    assert again.keys() == parameters.keys()
+    assert all(torch.equal(again[name], value) for name, value in parameters.items())
+    downs = [name for name in tensors if name.endswith(".lora_down.weight")]
+    assert len(downs) == len(tensors) // 3
+    for name in downs:  # alpha is explicit, and its share of the rank is that of every layer
+        assert float(tensors[name.replace("lora_down.weight", "alpha")]) / len(tensors[name]) == 0.5
+
+
+@pytest.mark.parametrize("ends", [("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
+                                  ("attn.to_q", "attn.to_k", "attn.to_v"), ("attn.to_v",), ("proj_mlp",)], ids=str)
+def test_a_single_block_of_flux_at_its_width(ends):
+    """The only rows that diffusers' converter takes; columns are its own, and may be few."""
+    rows = {"proj_mlp": 12288}
+    settings, drawn = Lora(rank=4, alpha=2.0, format="kohya"), torch.Generator().manual_seed(0)
+    parameters = {}
+    for end in ends:
+        name = f"single_transformer_blocks.0.{end}"
+        parameters[f"{name}.lora_A.default.weight"] = torch.randn(4, 5, generator=drawn)
+        parameters[f"{name}.lora_B.default.weight"] = torch.randn(rows.get(end, 3072), 4, generator=drawn)
+    tensors = lora.pack(parameters, settings, naming_of(FAMILIES["flux"]))
+    assert {name.partition(".")[0] for name in tensors} == {"lora_unet_single_blocks_0_linear1"}
+    found = _convert_kohya_flux_lora_to_diffusers(dict(tensors))
+    for end in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"):
+        name = f"single_transformer_blocks.0.{end}"
+        added = (found[f"transformer.{name}.lora_B.weight"] @ found[f"transformer.{name}.lora_A.weight"])
+        wanted = torch.zeros_like(added) if end not in ends else (
+            0.5 * parameters[f"{name}.lora_B.default.weight"] @ parameters[f"{name}.lora_A.default.weight"])
+        assert torch.allclose(added, wanted, atol=1e-5)
+
+
+def test_layers_that_share_a_down_matrix_are_read():
+    """As sd-scripts trains them: one adapter on the fused layer."""
+    naming = naming_of(FAMILIES["flux"])
+    parameters = {f"transformer_blocks.1.attn.{layer}.lora_{side}.default.weight": torch.zeros(shape)
+                  for layer in ("to_q", "to_k", "to_v") for side, shape in (("A", (2, 5)), ("B", (6, 2)))}
+    name = "lora_unet_double_blocks_1_img_attn_qkv"
+    tensors = {f"{name}.lora_down.weight": torch.randn(2, 5), f"{name}.lora_up.weight": torch.randn(18, 2)}
+    found = lora.unpack(tensors, parameters, naming)
+    for number, layer in enumerate(("to_q", "to_k", "to_v")):
+        key = f"transformer_blocks.1.attn.{layer}.lora_"
+        assert torch.equal(found[f"{key}A.default.weight"], tensors[f"{name}.lora_down.weight"])
+        rows = slice(6 * number, 6 * number + 6)
+        assert torch.equal(found[f"{key}B.default.weight"], tensors[f"{name}.lora_up.weight"][rows])
+
+
+def test_a_layer_without_a_name():
+    naming = naming_of(FAMILIES["flux"])
+    naming.require(Lora(format="kohya"), ["transformer_blocks.0.attn.to_q"])
+    naming.require(Lora(), ["x_embedder"])  # auto: diffusers' names
+    with pytest.raises(ConfigError):
+        lora.pack({"x_embedder.lora_A.default.weight": torch.zeros(2, 3)}, Lora(format="kohya"), naming)
+    with pytest.raises(ConfigError) as error:
+        naming.require(Lora(format="kohya"), ["transformer_blocks.0.attn.to_q", "x_embedder"])
+    assert error.value.message == "lora.format is 'kohya', but kohya's names have none for the layer 'x_embedder'"
+    assert error.value.hint == "--set lora.format=diffusers"
+
+
+def test_rows_of_fused_layers_follow_each_other():
+    naming = Naming(component="transformer", kohya=Kohya(rules=(
+        *fused(r"blocks\.(\d+)", "a b c", "b_{}_abc", (1, 1, 4)), *renamed(r"blocks\.(\d+)", "d=b_{}_e"))))
+    fields = {"name": "lora_unet_b_3_abc", "of": 6}
+    assert [naming.place(f"blocks.3.{end}", "kohya") for end in "abcd"] == [
+        Place(**fields, first=0, count=1), Place(**fields, first=1, count=1), Place(**fields, first=2, count=4),
+        Place(name="lora_unet_b_3_e")]
+    assert naming.place("other.a", "kohya") is None
+    assert naming.place("x.y", "diffusers") == Place(name="transformer.x.y")
+
+
+def test_what_metadata_say_of_the_names():
+    settings = Lora(rank=2, format="kohya")
+    told = lora.describe((), settings, naming_of(FAMILIES["flux"]))
+    assert told["ss_network_module"] == "networks.lora_flux" and "lora_adapter_metadata" not in told
+    assert json.loads(lora.describe((), Lora(rank=2), naming_of(FAMILIES["flux"]))["lora_adapter_metadata"])
