@@ -10,6 +10,7 @@ import pytest
 import torch
 from runs import go
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from prep.digest import digest_bytes
 from prep.errors import CacheError
@@ -108,7 +109,7 @@ def test_flux_is_named_by_its_guidance(make, setup_of, tmp_path, guided, wanted)
                                                     "guidance_embeds": guided}))
     (folder.parent / "model_index.json").write_text(json.dumps({
         "_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}))
-    (folder / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    save_file({"weight": torch.zeros(1)}, folder / "diffusion_pytorch_model.safetensors")
     setup = replace(setup_of(make(), **QUICK), family=FAMILIES["flux"], model=tmp_path / "model")
     assert architecture_of(setup) == wanted
 

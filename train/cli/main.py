@@ -8,11 +8,12 @@ from prep.cli.app import make_app
 from prep.cli.console import run as run_app
 from train.cli.check import check
 from train.cli.init import init
+from train.cli.merge import merge
 from train.cli.run import run
 from train.cli.sample import sample
 
 app = make_app("Trains from a manifest and its cache. Never encodes a picture or a caption while training.",
-               (init, check, run, sample))
+               (init, check, run, sample, merge))
 
 
 def main() -> NoReturn:

@@ -1,0 +1,186 @@
+"""A merged model draws what its base draws with the LoRA; nothing is replaced, nothing is half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from runs import go
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+
+import tiny_pipelines
+
+from prep.errors import CacheError, ModelError, PathError, Problem
+from prep.models.families.registry import FAMILIES
+from train import merge as merging
+from train.config.schema import Lora
+from train.merge import MergeRequest, find_lora, merge
+from train.models import lora
+from train.models.families.registry import DENOISERS, naming_of
+
+
+def adapter(family, folder, path, **settings):
+    """A LoRA file of random values for the denoiser of the pipeline in `folder`."""
+    chosen = Lora(**{"rank": 2, "alpha": 1.0, **settings})
+    with tiny_pipelines.known_warnings():
+        model = getattr(tiny_pipelines.load(folder), FAMILIES[family].denoiser)
+    found = lora.attach(model, chosen, 0, DENOISERS[family].presets)
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in found.values():
+            value.normal_(std=0.2, generator=drawn)
+    save_file(lora.pack(found, chosen, naming_of(FAMILIES[family])), path,
+              metadata=lora.describe(found, chosen, naming_of(FAMILIES[family])))
+    return path
+
+
+def picture(folder, path=None, strength=1.0):
+    with tiny_pipelines.known_warnings(), torch.no_grad():
+        pipeline = tiny_pipelines.load(folder)
+        if path is not None:
+            pipeline.load_lora_weights(path.parent, weight_name=path.name, adapter_name="one")
+            pipeline.set_adapters(["one"], [strength])
+        return tiny_pipelines.draw(pipeline)
+
+
+@pytest.fixture(scope="module")
+def sd15(tmp_path_factory):
+    """A pipeline directory and a LoRA file for it."""
+    root = tmp_path_factory.mktemp("sd15")
+    tiny_pipelines.save("sd15", root / "model")
+    return root / "model", adapter("sd15", root / "model", root / "lora.safetensors", targets="kohya")
+
+
+@pytest.mark.parametrize(("family", "settings", "strength"), [
+    ("sd15", {"targets": "kohya"}, 1.0), ("sd15", {"targets": "kohya", "format": "diffusers"}, -0.5),
+    ("flux2", {"targets": "all-linear", "format": "kohya"}, 0.7), ("flux", {"targets": "all-linear"}, 1.0),
+    ("zimage", {"targets": "all-linear", "format": "kohya"}, 1.0)])
+def test_the_merged_model_draws_what_the_lora_draws(tmp_path, family, settings, strength):
+    folder = tiny_pipelines.save(family, tmp_path / "model")
+    path = adapter(family, folder, tmp_path / "lora.safetensors", **settings)
+    done = merge(MergeRequest(lora=path, model=folder, output=tmp_path / "merged", strength=strength))
+    wanted = picture(folder, path, strength)
+    change = np.abs(wanted - picture(folder)).max()
+    assert change > 1e-3 and np.abs(picture(tmp_path / "merged") - wanted).max() < 0.01 * change
+    assert done.layers == len([name for name in load_file(path) if "lora_A" in name or "lora_down" in name]) or (
+        settings.get("format") == "kohya")
+    kept, names = ({path.relative_to(place) for path in place.rglob("*") if path.is_file()}
+                   for place in (folder, tmp_path / "merged"))
+    assert names == kept
+    for name in kept:
+        if name.parts[0] != FAMILIES[family].denoiser:
+            assert (folder / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
+
+
+def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path):
+    made = make()
+    go(setup_of(made, batch_size=4, steps=2, validation={"every": 0}, sample={"every": 0}, lora={"rank": 2}),
+       tmp_path / "run")
+    result = train("merge", tmp_path / "run", "-o", tmp_path / "merged", "--dtype", "bfloat16")
+    assert result.code == 0 and "layers changed" in result.out, result.err
+    weights = next((tmp_path / "merged" / "unet").glob("*.safetensors"))
+    assert {value.dtype for value in load_file(weights).values()} == {torch.bfloat16}
+    with safe_open(weights, "pt") as file:
+        facts = file.metadata()
+    assert json.loads(facts["latentry.merged"])[0]["name"] == "lora.safetensors" and "latentry.base" in facts
+    again = train("merge", tmp_path / "run", "-o", tmp_path / "merged")
+    assert again.code == 5 and f"{tmp_path / 'merged'} exists, expected a new directory" in again.err
+
+
+def test_a_lora_of_a_run(tmp_path):
+    with pytest.raises(PathError, match="expected a run that trained a LoRA, or a LoRA file"):
+        find_lora(tmp_path)
+    with pytest.raises(PathError, match=r"LoRA .*gone does not exist"):
+        find_lora(tmp_path / "gone")
+    step = tmp_path / "checkpoints" / "step-000002"
+    step.mkdir(parents=True)
+    for name in ("state.json", "lora.safetensors", "ema.safetensors"):
+        (step / name).write_bytes(b"")
+    assert find_lora(tmp_path) == step / "ema.safetensors"
+    (tmp_path / "lora.safetensors").write_bytes(b"")
+    assert find_lora(tmp_path) == tmp_path / "lora.safetensors"
+
+
+def test_a_large_model_keeps_its_files(sd15, tmp_path):
+    """Weights in several files with an index: each is merged, and the index has the new size."""
+    folder = shutil.copytree(sd15[0], tmp_path / "model")
+    with tiny_pipelines.known_warnings():
+        unet = tiny_pipelines.load(folder).unet
+    shutil.rmtree(folder / "unet")
+    unet.save_pretrained(folder / "unet", max_shard_size="200KB")
+    assert len(list((folder / "unet").glob("*.safetensors"))) > 1
+    merge(MergeRequest(lora=sd15[1], model=folder, output=tmp_path / "merged", dtype="float16"))
+    index = json.loads(next((tmp_path / "merged" / "unet").glob("*.index.json")).read_text())
+    parts = [load_file(path) for path in sorted((tmp_path / "merged" / "unet").glob("*.safetensors"))]
+    assert index["metadata"]["total_size"] == sum(value.numel() * 2 for part in parts for value in part.values())
+    whole = merge(MergeRequest(lora=sd15[1], model=sd15[0], output=tmp_path / "whole", dtype="float16"))
+    other = load_file(next((whole.output / "unet").glob("*.safetensors")))
+    assert all(torch.equal(other[name], value) for part in parts for name, value in part.items())
+
+
+def refused(sd15, tmp_path, kind=ModelError, **changes):
+    """The error; nothing is left of the output."""
+    asked = {"lora": sd15[1], "model": sd15[0], "output": tmp_path / "merged", **changes}
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(Problem) as error:
+        merge(MergeRequest(**asked))
+    assert isinstance(error.value, kind) and sorted(tmp_path.iterdir()) == before
+    return error.value
+
+
+def test_files_that_are_no_plain_lora(sd15, tmp_path):
+    tensors = load_file(sd15[1])
+    name = next(name for name in tensors if name.endswith("lora_down.weight"))
+    path = tmp_path / "other.safetensors"
+    save_file({**tensors, "lora_te_text_model.lora_down.weight": torch.zeros(2, 2)}, path)
+    assert refused(sd15, tmp_path, lora=path).message == (
+        f"{path} has the tensor 'lora_te_text_model.lora_down.weight', which adapts no layer of the denoiser in a way "
+        "that can be merged")
+    save_file({**tensors, name: torch.zeros(2, 3)}, path)
+    assert "with shape [2, 3], expected [2, " in refused(sd15, tmp_path, lora=path).message
+    save_file({}, path)
+    assert refused(sd15, tmp_path, lora=path).message == f"{path} has no tensors, so it is no LoRA"
+    path.write_bytes(b"no file of tensors")
+    assert "name an undamaged LoRA file" in refused(sd15, tmp_path, CacheError, lora=path).hint
+
+
+def test_weights_that_cannot_be_merged(sd15, tmp_path):
+    folder = shutil.copytree(sd15[0], tmp_path / "model")
+    weights = next((folder / "unet").glob("*.safetensors"))
+    tensors = load_file(weights)
+    save_file({name: value.double() if name == "conv_in.weight" else value for name, value in tensors.items()}, weights)
+    assert refused(sd15, tmp_path, model=folder).message == (
+        f"{weights} has 'conv_in.weight' in F64, expected F32 or BF16 or F16")
+    save_file({**tensors, "conv_in.weight": tensors["conv_in.weight"] * 0 + 1e6}, weights)
+    assert refused(sd15, tmp_path, model=folder, dtype="float16").message == (
+        "'conv_in.weight' has values that float16 cannot hold")
+
+
+def test_places_that_are_refused(sd15, tmp_path, monkeypatch):
+    assert "lies in" in refused(sd15, tmp_path, PathError, output=sd15[0] / "merged").message
+    monkeypatch.setattr(merging.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
+    error = refused(sd15, tmp_path, PathError)
+    assert "has 1 byte of free space, expected " in error.message and error.message.endswith("for the merged model")
+    assert "name another directory" in error.hint
+
+
+def test_a_failure_leaves_nothing(sd15, tmp_path, monkeypatch):
+    def fail(*_):
+        raise PathError("the disk is gone")
+
+    monkeypatch.setattr(merging, "_copy", fail)
+    assert refused(sd15, tmp_path, PathError).message == "the disk is gone"
+
+
+def test_options(train, sd15, tmp_path):
+    result = train("merge", sd15[1], "-o", tmp_path / "merged")
+    assert result.code == 2 and "--model is missing: a LoRA file does not say where its model is" in result.err
+    result = train("merge", sd15[1], "-o", tmp_path / "merged", "--model", sd15[0], "--dtype", "int8")
+    assert result.code == 2 and "--dtype is 'int8', expected one of: float32, float16, bfloat16" in result.err

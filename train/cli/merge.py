@@ -1,0 +1,57 @@
+"""`train merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from prep.cli.console import put, put_json
+from prep.cli.signature import choice
+from prep.formatting import counted, format_bytes
+from prep.runtime import defer_interrupts
+from train.cli import options as opt
+
+if TYPE_CHECKING:
+    from train.config.schema import Dtype
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def merge(
+    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file, or the directory of a run",
+                                         show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write; it must not exist",
+                                         show_default=False)],
+    model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the run's)")] = None,
+    strength: Annotated[float, typer.Option(help="factor of what the LoRA adds", min=-10, max=10)] = 1.0,
+    dtype: Annotated[str | None, choice(help="dtype of the denoiser's weights (default: as they are)",
+                                        words=DTYPES)] = None,
+    download: opt.Download = False, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Add a LoRA to the weights of its model, and write a diffusers directory that needs no LoRA."""
+    from prep.cli.ticker import progress
+    from prep.errors import UsageError
+    from prep.models.hub import locate
+    from train.runs.directory import read_run
+
+    if dtype not in (None, *DTYPES):
+        raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
+    named = model
+    if named is None and lora.is_dir():
+        named = read_run(lora).asked.model
+    if named is None:
+        raise UsageError("--model is missing: a LoRA file does not say where its model is", hint="add --model DIR")
+    with defer_interrupts():
+        from train.merge import MergeRequest, merge
+
+    asked = MergeRequest(lora=lora, model=locate(named, download=download), output=output, strength=strength,
+                         dtype=cast("Dtype | None", dtype))
+    with progress("merging", None, unit="files", shown=not quiet) as tick:
+        done = merge(asked, tick)
+    if as_json:
+        put_json({"format": "latentry/merge", "version": 1, "output": str(done.output), "lora": str(done.lora),
+                  "sha256": done.sha256, "strength": strength, "layers": done.layers, "bytes": done.size})
+    else:
+        put(f"wrote {done.output}: {counted(done.layers, 'layer')} changed, {format_bytes(done.size)}")

@@ -1,0 +1,308 @@
+"""`train merge`: adds a LoRA to the weights of its model; writes a diffusers directory that needs no LoRA.
+
+Weights are read, changed and written one file at a time, so the memory is that of the largest file. The sum is computed
+in float32 and rounded once, to the dtype of the weight or to one that is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from prep.errors import ModelError, PathError, Problem, first_line
+from prep.formatting import format_bytes
+from prep.fs import atomic
+from prep.fs.paths import NamedPath, check_disjoint
+from prep.models.families.registry import FAMILIES
+from prep.models.family import Family
+from prep.models.files import ComponentFiles
+from prep.models.pipeline import infer_family, pipeline_index, weighted_files
+from prep.models.weights import read_shapes
+from prep.parse import Unparsed
+from train.config.schema import Dtype
+from train.models.base import base_fingerprints
+from train.models.families.registry import naming_of
+from train.models.naming import Naming, Place, ends_of
+from train.models.targets import Shapes, layers_of
+from train.runs.checkpoint import STATE, list_checkpoints
+from train.runs.checkpoint_files import Part, write_part
+from train.runs.documents import open_plain, refused
+from train.runs.safetensors_header import ITEM_BYTES, TensorInfo, read_header_and_metadata
+from train.runs.safetensors_reader import DTYPES, read_safetensors
+
+_COPIED = (".json", ".txt", ".model", ".jinja", ".md", ".safetensors")  # no pickles, no code
+_Infos = Mapping[str, TensorInfo]  # of a file
+_SPELLED: Mapping[Dtype, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeRequest:
+    """What to merge."""
+
+    lora: Path  # a file, or a run
+    model: Path
+    output: Path
+    strength: float = 1.0
+    dtype: Dtype | None = None  # None: each weight keeps its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """What was merged."""
+
+    output: Path
+    lora: Path  # the file
+    sha256: str  # its digest
+    layers: int  # how many were changed
+    size: int  # bytes of the directory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Added:
+    """What a LoRA adds to one weight: scale x up @ down."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+Tick = Callable[[int], object]
+
+
+def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
+    """Writes the directory `asked.output`, whole or not at all. `tick`: told of each file that was written.
+
+    Raises `PathError`, `ModelError`, `CacheError`.
+    """
+    family = FAMILIES[infer_family(asked.model)]
+    files = weighted_files(asked.model, family.denoiser)
+    path = find_lora(asked.lora)
+    _check_output(asked)
+    layers = layers_of(read_shapes(files.weights))
+    added = read_lora(path, layers, naming_of(family))
+    others = list(_others(asked.model, family))
+    infos = {each: _infos(each) for each in files.weights}
+    _check_space(asked, infos, others)
+    digest = _sha256(path)
+    facts = _facts(asked, family, path, digest)
+    atomic.make_dirs(asked.output.absolute().parent)
+    staged = atomic.temporary_name(asked.output)
+    staged.mkdir()
+    try:
+        for source, name in others:
+            _copy(source, staged / name)
+            tick(1)
+        _write_denoiser(asked, family, files, infos, added, facts, staged)
+        size = sum(each.stat().st_size for each in staged.rglob("*") if each.is_file())
+        for inner in sorted(each for each in staged.rglob("*") if each.is_dir()):
+            atomic.sync_dir(inner)
+        atomic.sync_dir(staged)
+        _check_unused(asked.output)  # another program may have made it meanwhile
+        atomic.rename(staged, asked.output)
+        atomic.sync_dir(asked.output.absolute().parent)
+    finally:
+        atomic.remove_tree(staged)
+    return Merged(output=asked.output, lora=path, sha256=digest, layers=len(added), size=size)
+
+
+def find_lora(path: Path) -> Path:
+    """The LoRA file at `path`; of a run its result, else that of its newest checkpoint. Raises `PathError`."""
+    if path.is_dir():
+        newest = [folder for folder in list_checkpoints(path)[-1:] if (folder / STATE).is_file()]
+        for place in (path / "lora.safetensors", *(folder / name for folder in newest
+                                                   for name in ("ema.safetensors", "lora.safetensors"))):
+            if place.is_file() and (place.parent / "lora.safetensors").is_file():
+                return place
+        raise PathError(f"{path} has no lora.safetensors, expected a run that trained a LoRA, or a LoRA file",
+                        hint="what a run of method full trained is whole: it needs no merge")
+    if not path.is_file():
+        raise PathError(f"LoRA {path} does not exist", hint="name a run, or a .safetensors file")
+    return path
+
+
+def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
+    """What the LoRA adds to each weight, by the layer's name. Raises `ModelError`, `CacheError`."""
+    try:
+        with open_plain(path) as handle:
+            _, metadata = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
+        tensors = read_safetensors(path, None, None)
+    except (OSError, Unparsed, KeyError) as error:
+        raise refused(path, error, "name an undamaged LoRA file of float32, float16 or bfloat16") from None
+    found: dict[str, _Added] = {}
+    used: set[str] = set()
+    for layout in ("diffusers", "kohya"):
+        for place, layer in _placed(layers, layout, naming):
+            names = {kind: place.name + end for kind, end in ends_of(layout).items()}
+            down, up = tensors.get(names["down"]), tensors.get(names["up"])
+            if down is None or up is None:
+                continue
+            used |= set(names.values())
+            rank = down.shape[0]
+            alpha = float(tensors[names["alpha"]]) if names.get("alpha") in tensors else _alpha(metadata, naming, rank)
+            unit = up.shape[0] // place.of
+            part = up[place.first * unit : (place.first + place.count) * unit]
+            _check_shapes(path, layer, down, part, layers[layer])
+            found[layer] = _Added(down=down, up=part, scale=alpha / rank)
+    if unknown := sorted(tensors.keys() - used):
+        raise ModelError(f"{path} has the tensor '{unknown[0][:80]}', which adapts no layer of the denoiser in a way "
+                         "that can be merged", hint="name a plain LoRA of the same family of models, without text "
+                         "encoders")
+    if not found:
+        raise ModelError(f"{path} has no tensors, so it is no LoRA", hint="name a run, or a LoRA file")
+    return found
+
+
+def _placed(layers: Shapes, layout: str, naming: Naming) -> Iterator[tuple[Place, str]]:
+    for layer in layers:
+        if (place := naming.place(layer, layout)) is not None:
+            yield place, layer
+
+
+def _alpha(metadata: Mapping[str, str], naming: Naming, rank: int) -> float:
+    """The alpha of the metadata that diffusers writes; the rank if there is none, as its loader takes it."""
+    try:
+        return float(json.loads(metadata["lora_adapter_metadata"])[f"{naming.component}.lora_alpha"])
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return float(rank)
+
+
+def _check_shapes(path: Path, layer: str, down: Tensor, up: Tensor, shape: tuple[int, ...]) -> None:
+    rank = down.shape[0]
+    wanted = {"down": (rank, *shape[1:]), "up": (shape[0], rank, *(1 for _ in shape[2:]))}
+    for kind, value in (("down", down), ("up", up)):
+        if tuple(value.shape) != wanted[kind]:
+            raise ModelError(f"{path} has '{kind}' of {layer} with shape {list(value.shape)}, expected "
+                             f"{list(wanted[kind])}", hint="name the model that the LoRA was trained on")
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def _write_denoiser(asked: MergeRequest, family: Family, files: ComponentFiles, infos: Mapping[Path, _Infos],
+                    added: Mapping[str, _Added], facts: Mapping[str, str], staged: Path) -> None:
+    folder = staged / family.denoiser
+    folder.mkdir()
+    total = 0
+    for path in files.weights:
+        tensors = _merged(path, added, asked)
+        total += sum(value.numel() * value.element_size() for value in tensors.values())
+        write_part(folder / files.weight_name(path), Part(name="", tensors=tensors, metadata=facts))
+    for name, data in files.small.items():
+        if ".index." in name:
+            body = json.loads(data)
+            body["metadata"] = {**(body.get("metadata") or {}), "total_size": total}
+            data = json.dumps(body, indent=2).encode() + b"\n"
+        atomic.write_synced(folder / name, data)
+
+
+def _merged(path: Path, added: Mapping[str, _Added], asked: MergeRequest) -> dict[str, Tensor]:
+    """The tensors of a file of weights with what the LoRA adds. Raises `ModelError`."""
+    try:
+        tensors = read_safetensors(path.resolve(), None, None)
+    except (OSError, Unparsed) as error:
+        raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
+    for name, value in tensors.items():
+        part = added.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        whole = value if part is None else value.float() + asked.strength * part.scale * _product(part, value)
+        wanted = value.dtype if asked.dtype is None else DTYPES[_SPELLED[asked.dtype]]
+        tensors[name] = whole.to(wanted)
+        if not bool(tensors[name].isfinite().all()) and bool(value.isfinite().all()):
+            raise ModelError(f"'{name[:80]}' has values that {str(wanted).removeprefix('torch.')} cannot hold",
+                             hint="choose another dtype: --dtype bfloat16 or --dtype float32")
+    return tensors
+
+
+def _product(part: _Added, like: Tensor) -> Tensor:
+    """up @ down, with the shape of the weight; of convolutions, too."""
+    return (part.up.float().flatten(1) @ part.down.float().flatten(1)).reshape(like.shape)
+
+
+def _facts(asked: MergeRequest, family: Family, path: Path, digest: str) -> dict[str, str]:
+    """Metadata of the merged weights: the base, the LoRA and the strength."""
+    lora = {"name": path.name, "sha256": digest, "strength": asked.strength}
+    return {"latentry.base": json.dumps(base_fingerprints(asked.model, family), sort_keys=True),
+            "latentry.merged": json.dumps([lora], sort_keys=True), "modelspec.sai_model_spec": "1.0.1",
+            "modelspec.merged_from": f"{asked.model.name}, {path.name} x {asked.strength:g}"}
+
+
+def _others(model: Path, family: Family) -> Iterator[tuple[Path, str]]:
+    """The files of the other components, and model_index.json: each with its path in the directory."""
+    yield model / "model_index.json", "model_index.json"
+    for name, kind in sorted(pipeline_index(model).items()):
+        folder = model / name
+        if name == family.denoiser or not isinstance(kind, list) or not folder.is_dir():
+            continue
+        chosen = {path.name for path in folder.iterdir()}
+        with suppress(Problem):  # a tokenizer and a scheduler have no weights; of others, one variant will do
+            chosen = {path.name for path in weighted_files(model, name).weights}
+        for path in sorted(folder.iterdir()):
+            weights = path.suffix == ".safetensors"
+            if path.suffix in _COPIED and path.is_file() and not path.name.startswith(".") and (
+                    not weights or path.name in chosen):
+                yield path, f"{name}/{path.name}"
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    try:
+        with open_plain(source.resolve()) as read, atomic.create(target) as handle:  # links of the Hub's cache
+            while data := read.read(1 << 24):
+                atomic.write(handle, data)
+            atomic.sync(handle)
+    except OSError as error:
+        raise PathError(f"cannot copy {source} to {target}: {error.strerror or error}") from None
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def _infos(path: Path) -> _Infos:
+    try:
+        with open_plain(path.resolve()) as handle:
+            tensors, _ = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
+    except (OSError, Unparsed) as error:
+        raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
+    for name, info in tensors.items():
+        if info.dtype not in DTYPES:
+            raise ModelError(f"{path} has '{name[:80]}' in {info.dtype}, expected {' or '.join(DTYPES)}",
+                             hint="name a model that is not quantized")
+    return tensors
+
+
+def _check_output(asked: MergeRequest) -> None:
+    _check_unused(asked.output)
+    check_disjoint([NamedPath(role="output", path=asked.output), NamedPath(role="model", path=asked.model)])
+
+
+def _check_unused(output: Path) -> None:
+    if output.exists() or output.is_symlink():
+        raise PathError(f"{output} exists, expected a new directory", hint="name another with -o")
+
+
+def _check_space(asked: MergeRequest, infos: Mapping[Path, _Infos], others: list[tuple[Path, str]]) -> None:
+    """Raises `PathError` unless the disk has room for the whole directory."""
+    item = None if asked.dtype is None else ITEM_BYTES[_SPELLED[asked.dtype]]
+    needed = sum(path.stat().st_size for path, _ in others)
+    needed += sum((info.end - info.start) // ITEM_BYTES[info.dtype] * (item or ITEM_BYTES[info.dtype])
+                  for tensors in infos.values() for info in tensors.values())
+    there = next(place for place in asked.output.absolute().parents if place.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise PathError(f"{there} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for the "
+                        "merged model", hint="free some space, or name another directory with -o")
+
+
+def _sha256(path: Path) -> str:
+    running = hashlib.sha256()
+    with open_plain(path) as handle:
+        while data := handle.read(1 << 20):
+            running.update(data)
+    return running.hexdigest()
