@@ -17,7 +17,7 @@ from prep.errors import CacheError
 from train import metadata
 from train.config.load import as_table
 from train.metadata import architecture_of, checkpoint_metadata, result_metadata
-from train.runs.directory import begin, read_run
+from train.runs.directory import begin, claim_run, read_run
 from train.setup import Origin
 
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 4}
@@ -137,7 +137,7 @@ def test_a_run_begins_when_the_environment_says(make, setup_of, monkeypatch, tmp
 
 def test_a_time_that_is_none_is_refused(make, setup_of, tmp_path):
     setup = replace(setup_of(make(), **QUICK, lora={"rank": 2}), origin=Origin(started="yesterday"))
-    go(setup, tmp_path / "run")
+    claim_run(tmp_path / "run", setup)
     with pytest.raises(CacheError) as error:
         read_run(tmp_path / "run")
     assert error.value.message.endswith("run.json: started is 'yesterday', expected a time like 2026-11-22T19:30:00Z")
