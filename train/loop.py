@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 
 from prep.batching.rng import draw_key
+from prep.fs.atomic import write_atomic
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
 from prep.loader.device import to_device
 from prep.loader.noise import Noise
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
+from train.card import card
 from train.evaluate import evaluate, is_due
 from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
 from train.models.size_shift import chances_by_bucket
@@ -210,13 +212,16 @@ def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Prog
 
 
 def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int) -> None:
-    """Writes the trained weights: RUN/lora.safetensors, or the denoiser in diffusers' layout."""
+    """Writes the trained weights, RUN/lora.safetensors or the denoiser in diffusers' layout, and RUN/README.md."""
     result = result_name(setup)
     if setup.config.method == "lora":
         for part in result_files(trainee, setup, step, result):
             files.write_file(run / part.name, part)
     else:
         files.write_folder(run / result, result_files(trainee, setup, step, "diffusion_pytorch_model.safetensors"))
+    picture = f"samples/step-{step:06d}.png"
+    text = card(setup, step, result, picture if (run / picture).is_file() else None)
+    write_atomic(run / "README.md", text.encode())
 
 
 @contextmanager

@@ -59,7 +59,7 @@ TRAIN_FLOORS = (
     {"runs", "sampling", "validate"},
     {"metadata"},
     {"check", "state", "failures"},
-    {"evaluate", "sample", "merge"},
+    {"evaluate", "sample", "merge", "card"},
     {"loop"},
     {"cli"},
 )

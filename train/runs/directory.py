@@ -6,6 +6,7 @@
     RUN/log.jsonl             the events
     RUN/checkpoints/ samples/
     RUN/lora.safetensors | unet/ | transformer/    the result
+    RUN/README.md             the model card
 
 run.json is written first, after the model is loaded. A run may start again in a directory without a checkpoint or a
 result, and in one with nothing but the partial files of a start that was killed.

@@ -1,0 +1,84 @@
+"""The model card: true, escaped, and the same for the same run; its code loads the result."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from runs import go
+
+from prep.models.families.registry import FAMILIES
+from train.card import card, escaped
+from train.setup import Origin
+
+QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 2}
+NASTY = "</td><script>x</script> **a** [b](c) | `d` # --- \\"
+
+
+def text_of(run):
+    return (run / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_card_says_what_was_trained(make, setup_of, tmp_path):
+    made = make()
+    setup = setup_of(made, **{**QUICK, "sample": {"every": 1, "steps": 1, "size": [64, 64]}}, seed=7, lora={"rank": 2},
+                     result={"trigger": "a red heart", "license": "cc0-1.0", "dtype": "float16", "author": "A. B."})
+    setup = replace(setup, origin=Origin(started="2026-11-22T19:30:00Z", recipe="ab" * 32))
+    go(setup, tmp_path / "run")
+    text = text_of(tmp_path / "run")
+    for told in (setup.manifest.digest, *setup.base.values(), *setup.manifest.document["models"].values(), "ab" * 32,
+                 "| Seed | 7 |", "LoRA of rank 2, alpha 2, float16", "**a red heart**", "seed = 7\n", "lora.rank = 2\n",
+                 "(samples/step-000002.png)", "2026-11-22T19:30:00Z", "| Author | A\\. B\\. |", "ComfyUI/models/loras"):
+        assert told in text, told
+    assert str(tmp_path) not in text and str(setup.model.parent) not in text
+    front = dict(line.split(": ", 1) for line in text.split("---\n")[1].splitlines())
+    assert json.loads(front["license"]) == "cc0-1.0" and json.loads(front["instance_prompt"]) == "a red heart"
+    assert "base_model" not in front and "lora" in json.loads(front["tags"])
+    (tmp_path / "run" / "README.md").unlink()
+    go(setup, tmp_path / "run", resume=True)
+    assert text_of(tmp_path / "run") == text
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeypatch, method):
+    made = make()
+    setup = setup_of(made, **QUICK, method=method, lora={"rank": 2}, optimizer={"lr": 0.05})
+    go(setup, tmp_path / "run")
+    code = re.search(r"```python\n(.*?)```", text_of(tmp_path / "run"), re.DOTALL).group(1)
+    assert json.dumps(setup.model.name) in code
+    code = code.replace(json.dumps(setup.model.name), repr(str(setup.model))).replace("pipeline(", "pipeline(**options, ")
+    without = re.sub(r"^pipeline.load_lora_weights.*|, unet=unet", "", code, flags=re.MULTILINE)
+    monkeypatch.chdir(tmp_path / "run")
+    pictures = []
+    for text in (code.replace("options, ", "options, prompt="), without.replace("options, ", "options, prompt=")):
+        found = {"options": {"num_inference_steps": 1, "width": 64, "height": 64, "output_type": "np",
+                             "generator": torch.Generator().manual_seed(0)}}
+        exec(compile(text, "card", "exec"), found)
+        pictures.append(found["picture"])
+    assert np.abs(pictures[0] - pictures[1]).max() > 1e-4
+
+
+def test_text_of_others_is_text(make, setup_of):
+    setup = setup_of(make(), **QUICK, result={"title": NASTY, "description": NASTY, "trigger": NASTY, "author": NASTY})
+    text = card(setup, 2, "lora.safetensors", None)
+    front, body = text.split("---\n", 2)[1:]
+    assert json.loads(dict(line.split(": ", 1) for line in front.splitlines())["instance_prompt"]) == NASTY
+    markdown = re.sub(r"```.*?\n```", "", body, flags=re.DOTALL)
+    assert "<script>" not in markdown and "**a**" not in markdown and "[b](c)" not in markdown
+    assert f"# {escaped(NASTY)}\n" in markdown and escaped("a-b") == "a\\-b"
+    row = next(line for line in markdown.splitlines() if line.startswith("| Author"))
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3
+
+
+def test_families_by_what_loads_them(make, setup_of, monkeypatch):
+    setup = setup_of(make(), **QUICK)
+    pixart = replace(setup, family=FAMILIES["pixart_sigma"])
+    assert "train merge lora.safetensors" in card(pixart, 2, "lora.safetensors", None)
+    text = card(replace(setup, family=FAMILIES["zimage"]), 2, "lora.safetensors", None)
+    assert "--set lora.format=kohya" in text and "models/loras" not in text
+    hub = replace(setup, asked=replace(setup.asked, model="owner/name"))
+    assert 'base_model: "owner/name"' in card(hub, 2, "lora.safetensors", None)

@@ -1,0 +1,133 @@
+"""RUN/README.md: what was trained, on what, from which data, and how to load it. The same for the same run.
+
+Titles, names and captions are the user's or come with files of others: in Markdown they are escaped, elsewhere quoted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from prep.models.pipeline import pipeline_index
+from train.config.load import as_table
+from train.config.table import SETTINGS, spell
+from train.metadata import architecture_of, title_of, usual_size
+from train.models.families.registry import naming_of
+from train.setup import Setup
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&:@])")
+_WITHOUT_LOADER = ("pixart_alpha", "pixart_sigma")  # their pipelines in diffusers have no load_lora_weights
+
+
+def card(setup: Setup, step: int, result: str, picture: str | None) -> str:
+    """The text of the card. `result`: the file or directory; `picture`: the last sample grid, if there is one."""
+    settings = setup.config.result
+    parts = [_front(setup), f"# {escaped(title_of(setup))}"]
+    if settings.description:
+        parts.append(escaped(settings.description))
+    if picture is not None:
+        parts.append(f"![Sample pictures after {step} steps]({picture})")
+    if settings.trigger:
+        parts.append(f"Words of a prompt that show what was learned: **{escaped(settings.trigger)}**")
+    parts += [_table(dict(_facts(setup, step))), "## Use", *_use(setup, result), "## Settings",
+              "Those that differ from their defaults:", f"```toml\n{_changed(setup)}\n```",
+              "*Written by train run at its end, and anew whenever the run is continued.*"]
+    return "\n\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    """`text` as plain text in Markdown: nothing in it is formatting, a link or HTML."""
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def _front(setup: Setup) -> str:
+    """The front matter by which the Hub sorts models. JSON strings are YAML, too."""
+    settings, lora = setup.config.result, setup.config.method == "lora"
+    facts: dict[str, Any] = {"library_name": "diffusers", "pipeline_tag": "text-to-image",
+                             "tags": ["text-to-image", "diffusers", *(["lora"] if lora else [])]}
+    if (model := _named(setup))[1]:
+        facts["base_model"] = model[0]
+    if settings.license:
+        facts["license"] = settings.license
+    if settings.trigger:
+        facts["instance_prompt"] = settings.trigger
+    lines = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
+    return "\n".join(["---", *lines, "---"])
+
+
+def _named(setup: Setup) -> tuple[str, bool]:
+    """The name of the base model, and whether it is a Hub's: a directory's path is left out."""
+    named = setup.asked.model or setup.manifest.model
+    local = isinstance(named, Path) or Path(named).is_dir()
+    return (setup.model.name if local else str(named)), not local
+
+
+def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
+    """Title and value of each line of the table."""
+    config, settings, plan = setup.config, setup.config.result, setup.plan
+    yield "Base model", f"{escaped(_named(setup)[0])} ({escaped(architecture_of(setup))})"
+    for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
+        yield f"Fingerprint of {part}", f"`{digest}`"
+    if config.method == "lora":
+        yield "Trained", f"LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
+    else:
+        yield "Trained", f"every weight of the denoiser, {settings.dtype}"
+    yield "Steps", f"{step} of up to {plan.batch_size} samples, in {plan.steps_per_epoch} an epoch"
+    yield "Seed", str(config.seed)
+    yield "Samples", str(sum(len(members) for members in setup.index.training))
+    width, height = usual_size(setup)
+    yield "Most frequent size", f"{width} x {height}"
+    yield "Manifest", f"`{setup.manifest.digest}`"
+    if setup.origin.recipe:
+        yield "Recipe", f"`{setup.origin.recipe}`"
+    if setup.origin.started:
+        yield "Begun", setup.origin.started
+    if setup.init:
+        yield "Weights at the beginning", f"{escaped(setup.init['name'])}, `{setup.init['sha256']}`"
+    if settings.author:
+        yield "Author", escaped(settings.author)
+
+
+def _table(facts: Mapping[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())])
+
+
+def _use(setup: Setup, result: str) -> Iterator[str]:
+    """How diffusers and ComfyUI load the result."""
+    index, model = pipeline_index(setup.model), json.dumps(_named(setup)[0])
+    pipeline, component = str(index["_class_name"]), setup.family.denoiser
+    prompt = json.dumps(setup.config.result.trigger or "a picture", ensure_ascii=False)
+    if setup.config.method == "full":
+        kind = index[component][1]
+        yield _code(f"from diffusers import {kind}, {pipeline}", "",
+                    f'{component} = {kind}.from_pretrained("{result}")',
+                    f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})",
+                    f"picture = pipeline({prompt}).images[0]")
+        return
+    if setup.family.name in _WITHOUT_LOADER:
+        yield f"diffusers has no loader for a LoRA of this pipeline: `train merge {result} --model MODEL -o DIR`."
+    else:
+        yield _code(f"from diffusers import {pipeline}", "", f"pipeline = {pipeline}.from_pretrained({model})",
+                    f'pipeline.load_lora_weights(".", weight_name="{result}")',
+                    f"picture = pipeline({prompt}).images[0]")
+    naming = naming_of(setup.family)
+    if naming.format_of(setup.config.lora) == "kohya":
+        yield f"ComfyUI: copy `{result}` to `ComfyUI/models/loras`, and choose it in the node *Load LoRA*."
+    elif naming.kohya is not None:
+        yield 'ComfyUI: continue the run with `--set lora.format=kohya`, which writes the names that it reads.'
+
+
+def _code(*lines: str) -> str:
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _changed(setup: Setup) -> str:
+    """The settings that differ from their defaults, as lines of `--set`."""
+    flat: dict[str, Any] = {}
+    for name, value in as_table(setup.config).items():
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    changed = {name: tuple(value) if isinstance(value, list) else value for name, value in flat.items()}
+    return "\n".join(f"{name} = {spell(value)}" for name, value in changed.items() if value != SETTINGS[name].default)
