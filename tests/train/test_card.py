@@ -50,7 +50,8 @@ def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeyp
     go(setup, tmp_path / "run")
     code = re.search(r"```python\n(.*?)```", text_of(tmp_path / "run"), re.DOTALL).group(1)
     assert json.dumps(setup.model.name) in code
-    code = code.replace(json.dumps(setup.model.name), repr(str(setup.model))).replace("pipeline(", "pipeline(**options, ")
+    code = code.replace(json.dumps(setup.model.name), repr(str(setup.model)))
+    code = code.replace("pipeline(", "pipeline(**options, ")
     without = re.sub(r"^pipeline.load_lora_weights.*|, unet=unet", "", code, flags=re.MULTILINE)
     monkeypatch.chdir(tmp_path / "run")
     pictures = []
