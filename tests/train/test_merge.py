@@ -179,6 +179,11 @@ def test_a_failure_leaves_nothing(sd15, tmp_path, monkeypatch):
     assert refused(sd15, tmp_path, PathError).message == "the disk is gone"
 
 
+def test_a_file_that_cannot_be_copied(tmp_path):
+    with pytest.raises(PathError, match=r"cannot copy .*gone to .*other: No such file"):
+        merging._copy(tmp_path / "gone", tmp_path / "model" / "other")
+
+
 def test_options(train, sd15, tmp_path):
     result = train("merge", sd15[1], "-o", tmp_path / "merged")
     assert result.code == 2 and "--model is missing: a LoRA file does not say where its model is" in result.err
