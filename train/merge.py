@@ -124,7 +124,7 @@ def find_lora(path: Path) -> Path:
         raise PathError(f"{path} has no lora.safetensors, expected a run that trained a LoRA, or a LoRA file",
                         hint="what a run of method full trained is whole: it needs no merge")
     if not path.is_file():
-        raise PathError(f"LoRA {path} does not exist", hint="name a run, or a .safetensors file")
+        raise PathError(f"{path} does not exist, expected a LoRA file or a run")
     return path
 
 
