@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import isqrt
+from importlib.metadata import version
+from importlib.util import find_spec
+from math import isqrt, prod
 from pathlib import Path
 from types import TracebackType
 
@@ -23,11 +25,13 @@ from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, weighted_files
+from train.config.optimizers import OPTIMIZERS
 from train.config.schema import Config
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.size_shift import size_shifts
-from train.models.targets import layers_of, read_weights, targeted, trained_numbers
+from train.models.targets import layers_of, read_weights, targeted, trained_shapes
+from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
 
@@ -41,14 +45,14 @@ class _Model:
     others: Mapping[str, str]
     numbers: int
     shifts: tuple[float, ...]
+    state_bytes: int
     initial: Initial | None
 
 
 def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
     """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault.
 
-    `planned`: the micro-batch with which the steps of a resumed run were planned.
-    """
+    `planned`: the micro-batch with which the steps of a resumed run were planned."""
     faults: list[Problem] = []
     manifest: Manifest | None = None
     index: Index | None = None
@@ -60,6 +64,8 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
         return CheckReport(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
     with _Noting(faults):
         _check_fields(manifest, config)
+    with _Noting(faults):
+        _check_optimizer(config)
     with _Noting(faults):
         index = open_index(manifest)
     if index is not None:
@@ -76,19 +82,23 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
     setup, initial = None, None if model is None else model.initial
     if not faults and index and plan and model:
         setup = Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
-                      base=model.base, numbers=model.numbers, shifts=model.shifts, others=model.others,
-                      steps=_steps(config, plan),
+                      base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, shifts=model.shifts,
+                      others=model.others, init=_recorded(initial), steps=_steps(config, plan), initial=initial,
                       masked=_masked(index, config), prediction=_prediction(config, manifest),
-                      family=FAMILIES[manifest.family], initial=initial, init=_recorded(initial))
+                      family=FAMILIES[manifest.family])
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
-                       notes=_notes(initial))
+                       notes=tuple(_notes(initial, config)))
 
 
-def _notes(initial: Initial | None) -> tuple[str, ...]:
-    if initial is None or not initial.unused:
-        return ()
-    return (f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used",)
+def _notes(initial: Initial | None, config: Config) -> Iterator[str]:
+    """What is no fault, but worth knowing: unused tensors, a learning rate far from the optimizer's usual one."""
+    if initial is not None and initial.unused:
+        yield f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
+    given = config.optimizer
+    usual = OPTIMIZERS[given.name].lr
+    if given.lr < usual / 200 or given.lr > usual * 200:
+        yield f"optimizer.lr is {given.lr:g}; '{given.name}' is usually given {usual:g}"
 
 
 class _Noting:
@@ -133,6 +143,32 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
     if asked == "flow" and config.loss.min_snr:
         raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but models of family '{manifest.family}' predict "
                           "a flow, which has no such weighting", hint="--set loss.min_snr=0")
+
+
+def _check_optimizer(config: Config) -> None:
+    """Raises `ConfigError` if the optimizer's library is not installed, or torch is too old for it."""
+    name = config.optimizer.name
+    facts, installed = TABLE[name], version("torch")
+    if facts.library and find_spec(facts.library) is None:
+        raise ConfigError(f"optimizer.name is '{name}', which needs the library {facts.library}",
+                          hint=f"pip install 'latentry[{facts.extra}]'")
+    if tuple(int(part) for part in installed.split(".")[:2]) < facts.torch:
+        raise ConfigError(f"optimizer.name is '{name}', which needs torch {'.'.join(map(str, facts.torch))} or later, "
+                          f"but {installed} is installed", hint="install a later torch, or --set optimizer.name=adamw")
+
+
+def needs_device(config: Config) -> bool:
+    """Whether the settings need a certain kind of device."""
+    return bool(TABLE[config.optimizer.name].device)
+
+
+def check_device(config: Config, kind: str) -> None:
+    """Raises `ConfigError` if the optimizer does not work on a device of this kind."""
+    needed = TABLE[config.optimizer.name].device
+    if needed and kind != needed:
+        raise ConfigError(f"optimizer.name is '{config.optimizer.name}', which needs {needed}, but the device is "
+                          f"{kind}", hint=f"--device {needed} on a machine that has it, or --set optimizer.name="
+                          f"{config.optimizer.name.removesuffix('-paged')}")
 
 
 def _check_masks(index: Index, config: Config) -> None:
@@ -208,7 +244,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
     presets, initial = DENOISERS[family.name].presets, None
-    numbers: int | None = None
+    trained: list[tuple[int, ...]] | None = None
     base: Mapping[str, str] | None = None
     others: Mapping[str, str] | None = None
     shifts: tuple[float, ...] | None = None
@@ -223,7 +259,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         _check_guidance(path, config, family)
     with _Noting(faults):
         weights = read_weights(path, family)
-        numbers = trained_numbers(weights, config, presets)
+        trained = trained_shapes(weights, config, presets)
         if config.method == "lora":
             naming_of(family).require(config.lora, targeted(layers_of(weights), config.lora, presets))
     with remembered_digests() as digest:
@@ -232,11 +268,12 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         with _Noting(faults):
             others = _check_encoders(path, manifest, asked.other_encoders, digest)
         with _Noting(faults):
-            if asked.init is not None and numbers is not None:
+            if asked.init is not None and trained is not None:
                 initial = inspect_weights(asked.init, config, family, weights, presets, naming_of(family), digest)
-    if numbers is None or base is None or others is None or shifts is None:
+    if trained is None or base is None or others is None or shifts is None:
         return None
-    return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial)
+    return _Model(path=path, base=base, others=others, numbers=sum(map(prod, trained)), shifts=shifts,
+                  initial=initial, state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
 
 
 def _recorded(initial: Initial | None) -> Mapping[str, str]:

@@ -1,5 +1,5 @@
-"""Validates and samples between steps, with the moving average if there is one. A failure is a warning: it never ends
-the run."""
+"""Validates and samples between steps, with the average of the weights if there is one. A failure is a warning: it
+never ends the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from train.sampling.grid import columns_of, grid_png
 from train.sampling.prompts import current
 from train.sampling.sampler import pictures
 from train.setup import Setup
-from train.state import TrainState
+from train.state import TrainState, averages
 from train.validate import validate
 
 
@@ -31,13 +31,15 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
     `there`: the events of this step that the log already has; they are skipped. The weights do not change.
     """
     config, ends = setup.config, step in (0, setup.steps)
-    with ema.swapped_in(trainee.shadow, trainee.denoiser.parameters):
-        every = config.validation.every
-        if every and (ends or is_due(every, step)) and "validation" not in there:
+    due = [name for name, every in (("validation", config.validation.every), ("sample", config.sample.every))
+           if every and (ends or is_due(every, step)) and name not in there]
+    if not due:
+        return
+    with ema.swapped_in(averages(trainee), trainee.denoiser.parameters):
+        if "validation" in due:
             with log.phase(f"validating step {step}"):
                 _validate(trainee, rows, setup, log, step)
-        every = config.sample.every
-        if every and (ends or is_due(every, step)) and "sample" not in there:
+        if "sample" in due:
             with log.phase(f"sampling step {step}"):
                 _sample(trainee, rows, setup, run, log, step)
 

@@ -178,15 +178,14 @@ def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> Tensor:
 
 
 def _try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
-    """One forward and backward pass over the largest bucket, with memory held for the optimizer's moments.
+    """One forward and backward pass over the largest bucket, with memory held for what the optimizer keeps.
 
     Too little memory then shows at once, and not in the step that meets this bucket first. Nothing else changes.
     """
     if progress.done >= setup.steps:
         return
-    parameters = trainee.denoiser.parameters.values()
-    moments = [torch.empty_like(value) for value in parameters if not trainee.optimizer.state.get(value)
-               for _ in range(2)]
+    somewhere = next(iter(trainee.denoiser.parameters.values()))
+    moments = somewhere.new_empty(0 if trainee.optimizer.state else setup.state_bytes, dtype=torch.uint8)
     request = draws.trial(setup.index, setup.plan, setup.config.micro_batch)
     progress.shots, progress.trying = request.shots, True
     with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:

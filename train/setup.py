@@ -59,6 +59,7 @@ class Setup:
     model: Path
     base: Mapping[str, str]  # fingerprints of denoiser and scheduler
     numbers: int  # how many numbers are trained
+    state_bytes: int  # what the optimizer keeps for them
     prediction: str
     shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     family: Family  # of the manifest

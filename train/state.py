@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from prep.errors import CacheError, ConfigError, ModelError, first_line
-from prep.loader.device import to_device, to_host
+from prep.loader.device import to_host
 from prep.models.family import Family
 from prep.parse import Unparsed
 from train.config.load import as_table
@@ -21,18 +22,18 @@ from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.families.registry import naming_of
-from train.optim import ema, schedule
+from train.optim import ema, kept, optimizers, schedule
 from train.optim.ema import Shadow
+from train.optim.optimizers import TABLE, Facts
 from train.runs.checkpoint import DataFacts, State
 from train.runs.checkpoint_files import Part, copy_into, read_tensors, tensor_names
 from train.runs.resume import Start
-from train.runs.safetensors_reader import Wanted, read_safetensors
+from train.runs.safetensors_reader import read_safetensors
 from train.setup import Initial, Setup
 
 OPTIMIZER, AVERAGE = "optimizer.safetensors", "ema.safetensors"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
-
-EMA_METADATA = {"latentry.weights": "moving average"}  # of a file that holds the average instead of the last weights
+# Of a file that holds an average instead of the last weights: that of `ema.decay`, or the optimizer's own.
+EMA_METADATA, OWN_METADATA = ({"latentry.weights": name} for name in ("moving average", "schedule-free average"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +41,8 @@ class TrainState:
     """A denoiser in training. The record is frozen, its tensors are not."""
 
     denoiser: Denoiser
-    optimizer: torch.optim.AdamW
+    optimizer: Any  # one of torch's, or used like one
+    facts: Facts  # about the optimizer
     shadow: Shadow | None  # None: no moving average
 
 
@@ -60,10 +62,17 @@ def create_state(setup: Setup, device: torch.device) -> TrainState:
                          f"{describe_base(setup.base)}", hint="try again when no other process writes to it")
     if setup.initial is not None:
         put_initial(denoiser.parameters, setup.initial, config.method, setup.family)
-    optimizer = torch.optim.AdamW(denoiser.parameters.values(), lr=chosen.lr, betas=chosen.betas, eps=chosen.eps,
-                                  weight_decay=chosen.weight_decay)
+    facts = TABLE[chosen.name]
+    optimizer = facts.build(list(denoiser.parameters.values()), chosen, device.type == "cuda")
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
-    return TrainState(denoiser=denoiser, optimizer=optimizer, shadow=shadow)
+    return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow)
+
+
+def averages(trainee: TrainState) -> Shadow | None:
+    """The weights to evaluate and to give away, if they are not those that are trained: their average."""
+    if trainee.facts.averages:
+        return optimizers.average(trainee.optimizer, trainee.denoiser.parameters)
+    return trainee.shadow
 
 
 def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str, family: Family) -> None:
@@ -113,12 +122,14 @@ def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[P
     facts = checkpoint_metadata(setup, step, parameters)
     tensors = _packed(parameters, setup.config, setup.family)
     yield from weight_parts(trainee.denoiser, tensors, setup, facts, weights_name(setup.family, setup.config.method))
-    moments = {f"{kind}/{name}": value for name, parameter in parameters.items()
-               for kind, value in trainee.optimizer.state[parameter].items()}
-    yield Part(name=OPTIMIZER, tensors=moments)
-    if trainee.shadow is not None:
-        yield Part(name=AVERAGE, tensors=_packed(trainee.shadow, setup.config, setup.family),
-                   metadata={**facts, **EMA_METADATA})
+    yield Part(name=OPTIMIZER, tensors=kept.tensors_of(trainee.facts, trainee.optimizer, parameters))
+    if (average := averages(trainee)) is not None:
+        yield Part(name=AVERAGE, tensors=_packed(average, setup.config, setup.family),
+                   metadata={**facts, **_of_average(trainee)})
+
+
+def _of_average(trainee: TrainState) -> dict[str, str]:
+    return OWN_METADATA if trainee.facts.averages else EMA_METADATA
 
 
 def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup, facts: Mapping[str, str],
@@ -133,16 +144,16 @@ def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup
 
 
 def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Iterator[Part]:
-    """The result of the run: the moving average if there is one (the metadata say so), else the weights.
+    """The result of the run: the average if there is one (the metadata say so), else the weights.
 
     Raises `ConfigError` if a weight is too large for `result.dtype`.
     """
-    parameters = trainee.denoiser.parameters
-    source: Mapping[str, Tensor] = parameters if trainee.shadow is None else trainee.shadow
+    parameters, average = trainee.denoiser.parameters, averages(trainee)
+    source: Mapping[str, Tensor] = parameters if average is None else average
     tensors = _cast(_packed(source, setup.config, setup.family), setup.config.result.dtype)
     facts = result_metadata(setup, step, parameters, tensors)
-    if trainee.shadow is not None:
-        facts |= EMA_METADATA
+    if average is not None:
+        facts |= _of_average(trainee)
     yield from weight_parts(trainee.denoiser, tensors, setup, facts, name)
 
 
@@ -175,11 +186,12 @@ def restore(trainee: TrainState, start: Start) -> None:
     parameters = trainee.denoiser.parameters
     family = trainee.denoiser.family
     put_weights(parameters, start, weights_name(family, start.config.method), family)
-    moments = read_tensors(start.folder, start.state, OPTIMIZER, _moments_of(parameters, start))
-    for name, parameter in parameters.items():
-        kept = {kind: moments[f"{kind}/{name}"] for kind in MOMENTS if f"{kind}/{name}" in moments}
-        trainee.optimizer.state[parameter] = {
-            kind: value if kind == "step" else to_device(value, parameter.device) for kind, value in kept.items()}
+    wanted = kept.expected(trainee.facts, trainee.optimizer, parameters,
+                           tensor_names(start.folder, start.state, OPTIMIZER))
+    if not wanted:
+        raise CacheError(f"{start.folder / OPTIMIZER} has no moments for any trained parameter",
+                         hint="the checkpoint is from another run; train again into another RUN with -o")
+    kept.put(trainee.facts, trainee.optimizer, parameters, read_tensors(start.folder, start.state, OPTIMIZER, wanted))
     if trainee.shadow is not None:
         put_weights(trainee.shadow, start, AVERAGE, family)
 
@@ -197,23 +209,6 @@ def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: 
 def averaged(start: Start, family: Family) -> str:
     """The checkpoint's file to sample with: the moving average if there is one, else the weights."""
     return AVERAGE if AVERAGE in start.state.files else weights_name(family, start.config.method)
-
-
-def _moments_of(parameters: Mapping[str, Tensor], start: Start) -> Wanted:
-    """The tensors that the optimizer's file should have: for each parameter, all moments or none.
-
-    A parameter that never had a gradient has none. Raises `CacheError`.
-    """
-    there = tensor_names(start.folder, start.state, OPTIMIZER)
-    wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for name, parameter in parameters.items():
-        if any(f"{kind}/{name}" in there for kind in MOMENTS):
-            wanted |= {f"{kind}/{name}": (torch.float32, () if kind == "step" else tuple(parameter.shape))
-                       for kind in MOMENTS}
-    if not wanted:
-        raise CacheError(f"{start.folder / OPTIMIZER} has no moments for any trained parameter",
-                         hint="the checkpoint is from another run; train again into another RUN with -o")
-    return wanted
 
 
 def _packed(values: Mapping[str, Tensor], config: Config, family: Family) -> Mapping[str, Tensor]:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from hub_caches import hub_cache
 
+from prep.errors import ConfigError
 from prep.models.fingerprint import digest_file
-from train.check import check
+from train.check import check, check_device
 from train.config.load import parse
 from train.models.families.registry import DENOISERS
 from train.setup import RunRequest
@@ -265,6 +266,42 @@ def test_more_restarts_than_steps_are_refused(make, faults):
     assert fault.exit_code == 3 and fault.hint == "--set schedule.cycles=4"
     assert faults(make(), {**asked, "schedule": {**asked["schedule"], "cycles": 16}}) == ()
     assert faults(make(), {**asked, "schedule": {**asked["schedule"], "name": "cosine"}}) == (), "it has no cycles"
+
+
+def test_an_optimizer_without_its_library_is_refused(make, faults, monkeypatch):
+    monkeypatch.setattr("train.check.find_spec", lambda name: None)
+    (fault,) = faults(make(), {"optimizer": {"name": "prodigy"}})
+    assert fault.message == "optimizer.name is 'prodigy', which needs the library prodigyopt"
+    assert fault.exit_code == 3 and fault.hint == "pip install 'latentry[optimizers]'"
+    assert faults(make(), {"optimizer": {"name": "adafactor"}}) == ()
+
+
+def test_an_optimizer_of_a_later_torch_is_refused(make, faults, monkeypatch):
+    monkeypatch.setattr("train.check.version", lambda name: "2.8.1+cu126")
+    (fault,) = faults(make(), {"optimizer": {"name": "muon"}})
+    assert fault.message == "optimizer.name is 'muon', which needs torch 2.9 or later, but 2.8.1+cu126 is installed"
+    monkeypatch.setattr("train.check.version", lambda name: "2.13.0+cpu")
+    assert faults(make(), {"optimizer": {"name": "muon"}}) == ()
+
+
+def test_a_paged_optimizer_needs_cuda():
+    config = parse({"optimizer": {"name": "adamw-8bit-paged"}}, "test")
+    with pytest.raises(ConfigError) as caught:
+        check_device(config, "cpu")
+    assert caught.value.message == "optimizer.name is 'adamw-8bit-paged', which needs cuda, but the device is cpu"
+    assert caught.value.hint.endswith("or --set optimizer.name=adamw-8bit")
+    check_device(config, "cuda")
+    check_device(parse({}, "test"), "cpu")
+
+
+def test_an_unusual_learning_rate_is_a_note(make):
+    def notes(**settings):
+        return check(RunRequest(manifest=made.path), parse({"optimizer": settings}, "test")).notes
+
+    made = make()
+    assert notes(name="prodigy", lr=1e-4) == ("optimizer.lr is 0.0001; 'prodigy' is usually given 1",)
+    assert notes(lr=1.0) == ("optimizer.lr is 1; 'adamw' is usually given 0.0001",)
+    assert notes(name="prodigy") == notes(lr=1e-2) == notes(lr=1e-6) == ()
 
 
 def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):

@@ -51,6 +51,17 @@ def test_a_whole_run_keeps_to_its_device(elsewhere, tmp_path, method):
     assert all(value.isfinite().all() for value in load_file(result).values())
 
 
+@pytest.mark.parametrize("name", ["adamw-schedule-free", "adafactor", "lion",
+                                  *(["muon"] if hasattr(torch.optim, "Muon") else [])])
+def test_every_optimizer_keeps_to_its_device(elsewhere, name):
+    """Also what it keeps, after a resume. bitsandbytes has no kernels for a device that is only played, and
+    Prodigy reads `Tensor.data`, which has no device there."""
+    settings = {"optimizer": {"name": name}, "ema": {}, "sample": {"every": 0}}
+    elsewhere(**settings)
+    events = elsewhere(**settings, steps=5)
+    assert count(events, "step") == 5 and count(events, "warning") == 0
+
+
 def stay(tensor, device):
     """A move that was forgotten."""
     return tensor

@@ -25,9 +25,15 @@ from train.check import check
 from train.config.load import parse
 from train.config.schema import Result
 from train.objectives import forward
+from train.optim import optimizers
+from train.runs.directory import checkpoint_bytes
 from train.setup import RunRequest
 
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 12}
+
+
+OTHERS = [name for name in optimizers.TABLE if name not in ("adamw", "adamw-8bit-paged", "muon")]
+OTHERS += ["muon"] if hasattr(torch.optim, "Muon") else []
 
 
 def interrupt_after(step):
@@ -45,7 +51,10 @@ def interrupt_after(step):
      False),
     ({"method": "full", "schedule": {"name": "cosine", "warmup": 3}, "optimizer": {"lr": 1e-3}}, False),
     ({"lora": {"rank": 4}, "noise": {"offset": 0.1, "pyramid": 0.3, "perturbation": 0.1}}, True),
-], ids=["lora", "full", "posterior"])
+    *(({"lora": {"rank": 4, "targets": "kohya"}, "optimizer": {"name": name}, "schedule": {"warmup": 8}}, False)
+      for name in OTHERS),
+    ({"method": "full", "optimizer": {"name": "adamw-8bit"}}, False),
+], ids=["lora", "full", "posterior", *OTHERS, "full-8bit"])
 def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings, stds):
     made = make(texts=2, views=2, stds=stds)
     setup = setup_of(made, **QUICK, **settings)
@@ -103,6 +112,48 @@ def test_each_noise_of_the_settings_is_trained_on(make, setup_of, tmp_path):
         go(setup_of(made, **{**QUICK, "steps": 1, "lora": {"rank": 2}, "noise": noise}), tmp_path / name)
         losses[name] = next(event["loss"] for event in events(tmp_path / name) if event["event"] == "step")
     assert len(set(losses.values())) == 4
+
+
+def test_a_schedule_free_run_is_judged_and_given_away_by_its_average(make, setup_of, tmp_path):
+    """Validation and the result have x; the checkpoint has y as well, which no look changes."""
+    made = make()
+    plain = {**QUICK, "steps": 6, "lora": {"rank": 2}, "optimizer": {"name": "adamw-schedule-free", "lr": 0.02}}
+    go(setup_of(made, **plain), tmp_path / "plain")
+    looks = {**plain, "validation": {"every": 1, "timesteps": 2}, "sample": {"every": 3, "steps": 2, "size": [64, 64]}}
+    go(setup_of(made, **looks), tmp_path / "looks")
+    at = "checkpoints/step-000006"
+    for name in ("lora.safetensors", f"{at}/lora.safetensors", f"{at}/optimizer.safetensors"):
+        assert tensors(tmp_path / "plain" / name) == tensors(tmp_path / "looks" / name)
+    result = tensors(tmp_path / "looks" / "lora.safetensors")
+    assert result == tensors(tmp_path / "looks" / at / "ema.safetensors")
+    assert result != tensors(tmp_path / "looks" / at / "lora.safetensors")
+    with safe_open(tmp_path / "looks" / "lora.safetensors", "pt") as file:
+        assert file.metadata()["latentry.weights"] == "schedule-free average"
+    asked = RunRequest(manifest=made.path, init=tmp_path / "looks" / "lora.safetensors")
+    again = check(asked, parse({"precision": "fp32", **looks, "steps": 1}, "test")).setup
+    go(again, tmp_path / "again")
+    first = next(event for event in events(tmp_path / "again") if event["event"] == "validation")
+    last = [event for event in events(tmp_path / "looks") if event["event"] == "validation"][-1]
+    assert first["losses"] == pytest.approx(last["losses"], abs=1e-7), "the last validation was that of the result"
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(make, setup_of, tmp_path):
+    made = make()
+    go(setup_of(made, **{**QUICK, "steps": 2}, lora={"rank": 2}), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"optimizer\.name is 'lion', but the checkpoint was trained with 'adamw'"):
+        go(setup_of(made, **{**QUICK, "steps": 4}, lora={"rank": 2}, optimizer={"name": "lion"}), tmp_path / "run",
+           resume=True, adopt=True)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "adamw-schedule-free"])
+def test_the_size_of_a_checkpoint_is_known_before(make, setup_of, tmp_path, name):
+    setup = setup_of(make(), **{**QUICK, "steps": 1}, lora={"rank": 2}, optimizer={"name": name})
+    go(setup, tmp_path / "run")
+    files = list((tmp_path / "run" / "checkpoints" / "step-000001").rglob("*.safetensors"))
+    found = sum(len(path.read_bytes()) - 8 - int.from_bytes(path.read_bytes()[:8], "little") for path in files)
+    alphas = sum(4 for path in files for key in tensors(path) if key.endswith(".alpha"))
+    numbers = 3 * 8 if name == "adamw-schedule-free" else 0
+    assert checkpoint_bytes(setup) == found - alphas - numbers
 
 
 def test_training_lowers_the_loss(make, setup_of, tmp_path):

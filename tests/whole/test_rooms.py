@@ -84,8 +84,10 @@ LIBRARIES = {
     "pyarrow": {"prep.cache.arrow", "prep.cache.ledger.index", "prep.cache.plans", "prep.manifest.*",
                 "prep.sources.table_files"},
     "diffusers": {"prep.models.*", "train.models.*", "train.sampling.sampler", "prep.demo.*"},
-    "transformers": {"prep.models.*", "prep.masks.segmentation", "prep.demo.*"},
+    "transformers": {"prep.models.*", "prep.masks.segmentation", "prep.demo.*", "train.optim.optimizers"},
     "huggingface_hub": {"prep.models.hub"}, "rembg": {"prep.masks.rembg"}, "peft": {"train.models.lora"},
+    "bitsandbytes": {"train.optim.optimizers"}, "prodigyopt": {"train.optim.optimizers"},
+    "schedulefree": {"train.optim.optimizers"}, "lion_pytorch": {"train.optim.optimizers"},
     "safetensors": {"prep.demo.*"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
@@ -105,6 +107,7 @@ LAZY = {
     "prep.runtime",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
+    "train.optim.optimizers",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",

@@ -13,6 +13,7 @@ from train.cli.summary import plan_lines, step_sizes
 
 if TYPE_CHECKING:
     from prep.errors import Problem
+    from train.config.schema import Config
     from train.setup import CheckReport, Setup
 
 
@@ -30,7 +31,7 @@ def check(
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
         "loss.masked": masked})
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
-    if more := _check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device):
+    if more := _check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device, chosen):
         report = replace(report, faults=(*report.faults, *more), setup=None)
     if as_json:
         put_json(_as_json(report))
@@ -58,15 +59,17 @@ def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[P
     return []
 
 
-def _check_device(name: str) -> list[Problem]:
-    """The fault of a device that was asked for, if it has one; only that imports torch."""
-    if name in ("auto", "cpu"):
-        return []
+def _check_device(name: str, config: Config) -> list[Problem]:
+    """The fault of a device that was asked for, or of settings that need another; only that imports torch."""
     from prep.errors import Problem
+    from train.check import check_device, needs_device
+
+    if name in ("auto", "cpu") and not needs_device(config):
+        return []
     from prep.models.tensors import pick_device
 
     try:
-        pick_device(name)
+        check_device(config, pick_device(name).type)
     except Problem as problem:
         return [problem]
     return []

@@ -52,7 +52,7 @@ def run(
     setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
 
     from prep.fs.lock import PATIENCE, lock_directory
-    from train.check import check_shards
+    from train.check import check_device, check_shards
     from train.runs.directory import lock_run
     from train.runs.log import Log
     from train.runs.watch import watching
@@ -62,6 +62,7 @@ def run(
         from train.loop import train
 
     place = pick_device(device)
+    check_device(chosen, place.type)
     index = setup.index
     with lock_run(folder, setup), lock_directory(index.cache.root, exclusive=False, patience=PATIENCE):
         check_shards(index)  # another process may have changed the cache before the lock

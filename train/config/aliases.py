@@ -31,6 +31,7 @@ _NAMES: Mapping[str, str] = {
     "optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2",
     "optimizer.eps": "adam_epsilon epsilon",
     "optimizer.weight_decay": "adam_weight_decay",
+    "optimizer.bias_correction": "use_bias_correction",
     "optimizer.clip": "max_grad_norm clip_grad_norm gradient_clipping",
     "schedule.name": "lr_scheduler learning_rate_scheduler scheduler",
     "schedule.warmup": "lr_warmup_steps warmup_steps learning_rate_warmup_steps",

@@ -14,9 +14,10 @@ from typing import Any
 
 from prep.errors import ConfigError
 from prep.fs.text import decode_text
-from prep.parse import BRIEF, Unparsed, expect, known_keys
+from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
 from train.config.aliases import advice
-from train.config.schema import STEPS, Config, Lora
+from train.config.optimizers import DEPENDENT, OPTIMIZERS, usual
+from train.config.schema import STEPS, Config, Lora, Optimizer
 from train.config.table import SECTIONS, SETTINGS
 
 _INSTEAD = {"steps": "epochs", "epochs": "steps"}
@@ -97,6 +98,8 @@ def _build(record: Any, table: Mapping[str, Any], where: str, prefix: str) -> An
             values[name] = SETTINGS[full].spec.check(value, full)
     if record is Config and "batch_size" in values:
         values.setdefault("micro_batch", values["batch_size"])
+    if record is Optimizer:
+        values = usual(values.get("name", "adamw")) | values
     if record is Lora and "rank" in values:
         values.setdefault("alpha", float(values["rank"]))
     return record(**values)
@@ -123,9 +126,29 @@ def _together(config: Config) -> Config:
     if config.loss.min_snr and config.loss.weighting != "none":
         raise Unparsed(f"loss.min_snr is {config.loss.min_snr:g} and loss.weighting is '{config.loss.weighting}', "
                        "expected one of them")
+    _check_optimizer(config)
     if config.steps is None and config.epochs is None:
         return Config(**{each.name: getattr(config, each.name) for each in fields(config)} | {"steps": STEPS})
     return config
+
+
+def _check_optimizer(config: Config) -> None:
+    """Raises `Unparsed` for settings that the optimizer does not take, or that contradict it."""
+    given, usually = config.optimizer, Optimizer()
+    for name in DEPENDENT:
+        value, default = getattr(given, name), usual(given.name).get(name, getattr(usually, name))
+        if name not in OPTIMIZERS[given.name].takes and value != default:
+            raise Unparsed(f"optimizer.{name} is {brief(value)}, but '{given.name}' has no such setting, expected "
+                           f"{brief(default)}")
+    if given.name == "adamw-schedule-free":
+        if config.schedule.name != "constant":
+            raise Unparsed(f"schedule.name is '{config.schedule.name}', expected 'constant' for 'adamw-schedule-free', "
+                           "which averages the weights instead")
+        if config.ema.decay:
+            raise Unparsed(f"ema.decay is {config.ema.decay:g}, expected 0 for 'adamw-schedule-free', which averages "
+                           "the weights itself")
+        if not given.betas[0]:
+            raise Unparsed("optimizer.betas[0] is 0, expected more for 'adamw-schedule-free'")
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from prep.batching.plan import Underfill
 from prep.loader.timesteps import Distribution
+from train.config.optimizers import OptimizerName
 from train.config.setting import line_check, setting, size_check, switch_or_auto, targets_check
 
 Method = Literal["lora", "full"]
@@ -44,13 +45,21 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
-    """AdamW with decoupled weight decay (Loshchilov & Hutter 2019, Algorithm 2)."""
+    """How gradients change the weights."""
 
-    name: Literal["adamw"] = setting("adamw", choices=("adamw",), help="the optimizer")
-    lr: float = setting(1e-4, low=0, high=100, resume=True, help="learning rate")
-    betas: tuple[float, float] = setting((0.9, 0.999), low=0, high=0.999999, help="decay of the two moments")
-    eps: float = setting(1e-8, low=1e-30, high=1, help="added to the denominator")
+    name: OptimizerName = setting("adamw", choices=get_args(OptimizerName),
+                                  help="the optimizer; 8bit needs the extra bnb; lion, prodigy and schedule-free need "
+                                  "the extra optimizers")
+    lr: float = setting(1e-4, low=0, high=100, resume=True, derived="usual for the optimizer; 1 for prodigy",
+                        help="learning rate")
+    betas: tuple[float, float] = setting((0.9, 0.999), low=0, high=0.999999, derived="usual for the optimizer",
+                                         help="decay of the two moments")
+    eps: float = setting(1e-8, low=1e-30, high=1, help="added to the denominator; not of adafactor and lion")
     weight_decay: float = setting(0.01, low=0, high=100, help="decoupled weight decay")
+    momentum: float = setting(0.95, low=0, high=0.999999, help="muon: momentum of matrices; AdamW trains the rest")
+    d_coef: float = setting(1.0, low=1e-3, high=1e3, help="prodigy: factor of the learning rate that it estimates")
+    bias_correction: bool = setting(False, help="prodigy: correct the moments of the first steps, as Adam does")
+    safeguard_warmup: bool = setting(False, help="prodigy: keep a warm-up from raising the estimate")
     clip: float = setting(1.0, low=0, help="largest gradient norm of a step; 0: no clipping")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from math import prod
 from pathlib import Path
 
 from prep.errors import ConfigError
@@ -48,12 +47,17 @@ def targeted(layers: Iterable[str], lora: Lora, presets: Presets) -> list[str]:
     return found
 
 
-def trained_numbers(weights: Shapes, config: Config, presets: Presets) -> int:
-    """Number of trained parameters. Raises `ConfigError` like `targeted`."""
+def trained_shapes(weights: Shapes, config: Config, presets: Presets) -> list[tuple[int, ...]]:
+    """The shape of each trained parameter. Raises `ConfigError` like `targeted`."""
     if config.method == "full":
-        return sum(prod(shape) for shape in weights.values())
+        return list(weights.values())
     layers, rank = layers_of(weights), config.lora.rank
-    return sum(rank * (prod(layers[name][1:]) + layers[name][0]) for name in targeted(layers, config.lora, presets))
+    return [shape for name in targeted(layers, config.lora, presets) for shape in adapter_shapes(layers[name], rank)]
+
+
+def adapter_shapes(layer: tuple[int, ...], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of lora_A and lora_B for a layer's weight of shape `layer`."""
+    return (rank, *layer[1:]), (layer[0], rank, *(1 for _ in layer[2:]))
 
 
 def is_named(name: str, end: str) -> bool:

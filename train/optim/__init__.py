@@ -1,1 +1,1 @@
-"""Learning rate and moving average."""
+"""Optimizers, learning rate and moving average."""

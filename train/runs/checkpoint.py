@@ -2,8 +2,8 @@
 
     RUN/checkpoints/step-000500/
       lora.safetensors | unet/      the trained weights; for LoRA a file that ComfyUI and diffusers load
-      optimizer.safetensors         `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
-      ema.safetensors               the moving average, if enabled
+      optimizer.safetensors         what the optimizer keeps: of AdamW `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
+      ema.safetensors               the average of the weights, if `ema.decay` or the optimizer makes one
       state.json                    the step, what decides the steps, the settings, and the SHA-256 of each file
 
 A checkpoint is staged beside its final path, synced and renamed; leftovers of a crash begin with a dot and are never

@@ -34,6 +34,7 @@ from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.parse import PATH, Unparsed, brief, digest_of, expect, hub_id
 from train.config.load import as_table, parse
 from train.config.schema import Config
+from train.optim.optimizers import TABLE
 from train.runs import checkpoint
 from train.runs.documents import open_plain, read_sealed, refused, seal
 from train.setup import Origin, RunRequest, Setup
@@ -143,8 +144,9 @@ def check_writable(folder: Path) -> None:
 
 
 def checkpoint_bytes(setup: Setup) -> int:
-    """About the size of a checkpoint: weights, two moments, and the average, in float32."""
-    return 4 * setup.numbers * (4 if setup.config.ema.decay else 3)
+    """About the size of a checkpoint: the weights and their average in float32, and what the optimizer keeps."""
+    averaged = setup.config.ema.decay or TABLE[setup.config.optimizer.name].averages
+    return 4 * setup.numbers * (2 if averaged else 1) + setup.state_bytes
 
 
 def check_space(folder: Path, setup: Setup, done: int = 0) -> None:

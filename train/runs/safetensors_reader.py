@@ -19,7 +19,8 @@ from prep.parse import Unparsed
 from train.runs.documents import open_plain
 from train.runs.safetensors_header import TensorInfo, read_header
 
-DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
+                                     "F64": torch.float64, "I64": torch.int64, "U8": torch.uint8}
 Wanted = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 

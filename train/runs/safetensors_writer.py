@@ -17,7 +17,8 @@ from torch import Tensor
 from prep.fs import atomic
 from prep.loader.device import to_host
 
-_NAMES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_NAMES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
+                                       torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8"}
 _ALIGNED = 8  # the header is padded with spaces to a multiple of this, which aligns the tensors
 
 

@@ -37,6 +37,12 @@ _SCHEDULES: Mapping[str, tuple[Any, ...]] = {
     "polynomial": ("polynomial", ("lr_scheduler_power", "schedule.power", float)),
     "cosine_with_min_lr": ("cosine", ("lr_scheduler_min_lr_ratio", "schedule.floor", float)),
 }
+_OPTIMIZERS: Mapping[str, str] = {
+    "adamw": "adamw", "adamw8bit": "adamw-8bit", "pagedadamw8bit": "adamw-8bit-paged", "adafactor": "adafactor",
+    "lion": "lion", "prodigy": "prodigy", "adamwschedulefree": "adamw-schedule-free",
+}
+_SWITCHES: Mapping[str, str] = {"use_bias_correction": "bias_correction", "safeguard_warmup": "safeguard_warmup"}
+_ALWAYS = {("decouple", "True"), ("scale_parameter", "False"), ("warmup_init", "False")}  # as it is here
 _GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
 _SPEED = "affects only speed and memory: nothing to set"
 _EPOCHS = "counted in steps here; train check shows how many an epoch has"
@@ -157,33 +163,49 @@ def _batches(asked: Asked, training: Training) -> None:
 def _optimizer(asked: Asked, training: Training) -> None:
     rates = [one for one in (number_of(asked.any(name)) for name in ("unet_lr", "learning_rate")) if one is not None]
     training.put("optimizer.lr", next(filter(None, rates), rates[0] if rates else _RATE), "learning_rate")
-    kind = asked.any("optimizer_type") or "AdamW"
-    if asked.any("use_8bit_adam"):
-        kind = "AdamW8bit"
-    if str(kind).lower() != "adamw":
-        training.note("optimizer_type", kind, "AdamW with 32-bit states is the only optimizer"
-                      + ("" if "adamw" in str(kind).lower() else "; its learning rate may not suit"))
+    kind = str(asked.any("optimizer_type") or "AdamW").lower()
+    if asked.any("use_8bit_adam") or asked.any("use_lion_optimizer"):
+        kind = "adamw8bit" if asked.any("use_8bit_adam") else "lion"
+    name = _OPTIMIZERS.get(kind, "adamw")
+    if kind not in _OPTIMIZERS:
+        training.note("optimizer_type", kind, "no counterpart; adamw is written, and the learning rate may not suit it")
     words = asked.any("optimizer_args")
+    given: dict[str, tuple[Any, str]] = {}
     for word in words if isinstance(words, list) else str(words or "").split():
-        _argument(str(word), training)
+        _argument(str(word), given, training)
+    free = given.pop("relative_step", None) is not None
+    if name == "adafactor" and not free:
+        training.note("optimizer_type", kind, "sd-scripts' Adafactor finds its own rate unless relative_step is False; "
+                      "here optimizer.lr counts")
+    warmup = given.pop("warmup_steps", None)
+    training.put_optimizer(name, given)
+    if warmup is not None:
+        training.put("schedule.warmup", int(warmup[0]), warmup[1])
 
 
-def _argument(word: str, training: Training) -> None:
-    """Converts one of optimizer_args: `weight_decay=0.1`, `betas=0.9,0.99`."""
+def _argument(word: str, given: dict[str, tuple[Any, str]], training: Training) -> None:
+    """Converts one of optimizer_args: `weight_decay=0.1`, `betas=0.9,0.99`, `use_bias_correction=True`."""
     name, _, text = word.partition("=")
-    values = [number_of(one) for one in re.sub(r"[()\[\]\s]", "", text).split(",")]
-    numbers = [one for one in values if one is not None]
+    key, text = f"optimizer_args {name}", re.sub(r"[()\[\]\s]", "", text)
+    numbers = [one for one in map(number_of, text.split(",")) if one is not None]
     if name == "betas" and len(numbers) == 2:
-        training.put("optimizer.betas", numbers, f"optimizer_args {name}")
-    elif name in ("weight_decay", "eps") and len(numbers) == 1:
-        training.put(f"optimizer.{name}", numbers[0], f"optimizer_args {name}")
-    else:
+        given["betas"] = numbers, key
+    elif name in ("weight_decay", "eps", "d_coef", "warmup_steps") and len(numbers) == 1:
+        given[name] = numbers[0], key
+    elif name in _SWITCHES and text in ("True", "False"):
+        given[_SWITCHES[name]] = text == "True", key
+    elif name == "relative_step" and text == "False":
+        given["relative_step"] = False, key
+    elif (name, text) not in _ALWAYS:
         training.note("optimizer_args", word, "no counterpart")
 
 
 def _schedule(asked: Asked, training: Training) -> None:
     kind = str(asked.any("lr_scheduler") or "constant").lower()
     warmup = _warmup(asked)
+    if training.settings.get("optimizer.name") == "adamw-schedule-free":  # sd-scripts ignores both
+        training.put("schedule.name", "constant", "lr_scheduler")
+        return
     name, *own = _SCHEDULES.get(kind, ("cosine",))
     training.put("schedule.name", name, "lr_scheduler")
     if kind not in _SCHEDULES:

@@ -27,7 +27,13 @@ _LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
     "dropout_probability": ("lora.dropout", float, 0.0),
 }
 _FILTERS: Mapping[str, str] = {"attn": "attention", "attentions": "all-linear"}
-_OPTIMIZER: Mapping[str, str] = {"weight_decay": "optimizer.weight_decay", "eps": "optimizer.eps"}
+_OPTIMIZERS: Mapping[str, str] = {
+    "ADAMW": "adamw", "ADAMW_8BIT": "adamw-8bit", "ADAFACTOR": "adafactor", "LION": "lion", "PRODIGY": "prodigy",
+    "SCHEDULE_FREE_ADAMW": "adamw-schedule-free",
+}
+_OF_OPTIMIZER: Mapping[str, str] = {"weight_decay": "weight_decay", "eps": "eps", "d_coef": "d_coef",
+                                    "use_bias_correction": "bias_correction", "safeguard_warmup": "safeguard_warmup"}
+_SWITCHES = ("bias_correction", "safeguard_warmup")
 _SCHEDULES: Mapping[str, str] = {"CONSTANT": "constant", "LINEAR": "linear", "COSINE": "cosine",
                                  "COSINE_WITH_HARD_RESTARTS": "cosine-restarts"}
 _EVERY: Mapping[str, tuple[str, str]] = {  # with OneTrainer's default units
@@ -158,16 +164,28 @@ def _optimizer(asked: Asked, training: Training) -> None:
     off = "clip_grad_norm" in asked.layers[0].table and clip is None  # null: no clipping
     training.put("optimizer.clip", 0.0 if off else 1.0 if clip is None else clip, "clip_grad_norm")
     kind = str(table.get("optimizer") or "ADAMW")
-    if kind != "ADAMW":
-        training.note("optimizer.optimizer", kind, "AdamW with 32-bit states is the only optimizer"
-                      + ("" if "ADAMW" in kind else "; its learning rate may not suit"))
+    if kind not in _OPTIMIZERS:
+        training.note("optimizer.optimizer", kind, "no counterpart; adamw is written, and the learning rate may not "
+                      "suit it")
+        training.put("optimizer.name", "adamw", "optimizer.optimizer")
         return
-    for name, setting in _OPTIMIZER.items():
-        if (value := number_of(table.get(name))) is not None:
-            training.put(setting, value, f"optimizer.{name}")
+    given: dict[str, tuple[Any, str]] = {}
+    for name, setting in _OF_OPTIMIZER.items():
+        value = table.get(name)
+        if isinstance(value, bool) if setting in _SWITCHES else number_of(value) is not None:
+            given[setting] = value if setting in _SWITCHES else number_of(value), f"optimizer.{name}"
     betas = [number_of(table.get(name)) for name in ("beta1", "beta2")]
     if None not in betas:
-        training.put("optimizer.betas", betas, "optimizer.beta1")
+        given["betas"] = betas, "optimizer.beta1"
+    paged = "-paged" if kind == "ADAMW_8BIT" and table.get("is_paged") is True else ""
+    if kind == "ADAFACTOR":
+        given = {name: value for name, value in given.items() if name == "weight_decay"}
+    if kind == "ADAFACTOR" and (table.get("relative_step") is not False or table.get("scale_parameter") is not False):
+        training.note("optimizer.optimizer", kind, "OneTrainer's Adafactor finds its own rate unless relative_step and "
+                      "scale_parameter are false; here optimizer.lr counts")
+    training.put_optimizer(_OPTIMIZERS[kind] + paged, given)
+    if kind == "SCHEDULE_FREE_ADAMW" and "weight_decay" not in given:
+        training.put("optimizer.weight_decay", 0.01, "optimizer.weight_decay")  # OneTrainer's own default
 
 
 def _scale(asked: Asked, training: Training) -> float:
@@ -184,6 +202,8 @@ def _scale(asked: Asked, training: Training) -> float:
 
 def _schedule(asked: Asked, training: Training) -> None:
     kind = str(asked.any("learning_rate_scheduler") or "CONSTANT")
+    if training.settings.get("optimizer.name") == "adamw-schedule-free":
+        kind = "CONSTANT"  # as in OneTrainer
     training.put("schedule.name", _SCHEDULES.get(kind, "cosine"), "learning_rate_scheduler")
     if kind not in _SCHEDULES:
         training.note("learning_rate_scheduler", kind, "no counterpart; cosine is written")
@@ -231,8 +251,16 @@ def _loss(asked: Asked, training: Training) -> None:
     if extra := number_of(asked.any("perturbation_noise_weight")):
         training.note("perturbation_noise_weight", extra, "no counterpart: noise.perturbation leaves the target as it "
                       "is, and OneTrainer adds the noise to it, too")
+    _ema(asked, training)
+
+
+def _ema(asked: Asked, training: Training) -> None:
     decay, every = number_of(asked.any("ema_decay")), number_of(asked.any("ema_update_step_interval"))
-    if str(asked.any("ema") or "OFF") != "OFF":
+    if str(asked.any("ema") or "OFF") == "OFF":
+        return
+    if training.settings.get("optimizer.name") == "adamw-schedule-free":
+        training.note("ema", asked.any("ema"), "'adamw-schedule-free' averages the weights itself; not written")
+    else:
         decay, every = 0.999 if decay is None else decay, 5 if every is None else every
         spread = decay ** (1 / every) if 0 < decay < 1 and every > 1 else decay  # over the steps between two updates
         training.put("ema.decay", round(spread, 7), "ema_decay")

@@ -20,6 +20,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "seed": (0, (1 << 63) - 1), "caption_dropout": (0, 1), "lora.rank": (1, 4096), "lora.alpha": (1e-6, 1e6),
     "lora.dropout": (0, 0.99), "optimizer.lr": (0, 100), "optimizer.betas": (0, 0.999999),
     "optimizer.eps": (1e-30, 1), "optimizer.weight_decay": (0, 100), "optimizer.clip": (0, 1e12),
+    "optimizer.d_coef": (1e-3, 1e3),
     "schedule.warmup": (0, 1 << 40), "schedule.floor": (0, 1), "schedule.cycles": (1, 1 << 40),
     "schedule.power": (1e-3, 100), "loss.unmasked_weight": (0, 1), "loss.min_snr": (0, 1e6),
     "noise.offset": (0, 10), "noise.pyramid": (0, 1), "noise.pyramid_levels": (1, 32), "noise.perturbation": (0, 10),
@@ -27,13 +28,25 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "ema.decay": (0, 0.9999999), "validation.every": (0, 1 << 40), "sample.every": (0, 1 << 40),
     "checkpoint.every": (0, 1 << 40), "checkpoint.keep": (0, 1 << 40),
 }
+# The settings that each of the trainer's optimizers takes, besides the learning rate.
+_ADAMW = ("betas", "eps", "weight_decay")
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "adamw": _ADAMW, "adamw-8bit": _ADAMW, "adamw-8bit-paged": _ADAMW, "adamw-schedule-free": _ADAMW,
+    "adafactor": ("weight_decay",), "lion": ("betas", "weight_decay"), "muon": (*_ADAMW, "momentum"),
+    "prodigy": (*_ADAMW, "d_coef", "bias_correction", "safeguard_warmup"),
+}
+# What their libraries decay weights by, if a file does not say.
+DECAYS: Mapping[str, float] = {**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "adamw-8bit": 0.01,
+                               "adamw-8bit-paged": 0.01}
 WORDS: Mapping[str, tuple[str, ...]] = {
     "method": ("lora", "full"), "precision": ("auto", "bf16", "fp32"), "lora.targets": ("attention", "all-linear"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
     "timesteps.distribution": ("uniform", "logit-normal"), "timesteps.shift_by_size": ("none", "schedule"),
+    "optimizer.name": tuple(OPTIMIZERS),
     "schedule.name": ("constant", "linear", "cosine", "cosine-restarts", "polynomial"),
 }
-SWITCHES = ("gradient_checkpointing", "zero_terminal_snr", "loss.masked", "loss.normalize_area")
+SWITCHES = ("gradient_checkpointing", "zero_terminal_snr", "loss.masked", "loss.normalize_area",
+            "optimizer.bias_correction", "optimizer.safeguard_warmup")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,6 +63,20 @@ class Training:
         else:
             low, high = BOUNDS.get(name, (0, 0))
             self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; not written")
+
+    def put_optimizer(self, name: str, values: Mapping[str, tuple[Any, str]]) -> None:
+        """Adds the optimizer `name` and its settings: `values` are {setting: (value, key)}, of which it may lack some.
+        """
+        self.settings["optimizer.name"] = name
+        if "weight_decay" not in values:
+            self.settings["optimizer.weight_decay"] = DECAYS[name]
+        for setting, (value, key) in values.items():
+            if name == "adamw-schedule-free" and setting == "betas" and not value[0]:
+                self.note(key, value, f"'{name}' needs a first one above 0; not written")
+            elif setting in OPTIMIZERS[name]:
+                self.put(f"optimizer.{setting}", value, key)
+            else:
+                self.note(key, value, f"'{name}' has no such setting")
 
     def _fits(self, name: str, value: Any) -> bool:
         if name in SWITCHES:

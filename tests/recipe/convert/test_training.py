@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pictures import draw
 
 from prep.recipe.convert.detect import convert
-from prep.recipe.convert.training import BOUNDS, SWITCHES, WORDS, Training
+from prep.recipe.convert.training import BOUNDS, OPTIMIZERS, SWITCHES, WORDS, Training
 from prep.recipe.load import load_recipe
+from train.config import optimizers
 from train.config.load import load_config, parse
 
 KOHYA = {
@@ -76,7 +77,8 @@ def test_a_configuration_of_kohyas(folder):
         "cosine", 100, 250, 0)
     assert config.loss.masked is True
     said = notes(found)
-    assert "AdamW with 32-bit states" in said["optimizer_type"] and said["optimizer_args"] == "no counterpart"
+    assert config.optimizer.name == "adamw-8bit" and "optimizer_type" not in said
+    assert said["optimizer_args"] == "no counterpart"
     assert "never trained" in said["text_encoder_lr"] and "counted in steps" in said["sample_every_n_epochs"]
     assert said["other settings"] == "no counterpart: adaptive_noise_scale" and "train run: -o" in said["output_name"]
     assert settings(found, folder).noise.offset == 0.1
@@ -172,6 +174,64 @@ def test_settings_mean_what_they_do_in_sd_scripts(folder, given, name, value):
     assert getattr(getattr(config, section) if section else config, key) == value
 
 
+PRODIGY = {"optimizer_type": "Prodigy", "optimizer_args": "decouple=True use_bias_correction=True d_coef=2 "
+           "safeguard_warmup=True weight_decay=0.05"}
+FREE = {"optimizer_type": "AdamWScheduleFree", "lr_scheduler": "cosine", "lr_warmup_steps": 50,
+        "optimizer_args": ["warmup_steps=20", "betas=0.9,0.99"]}
+
+
+@pytest.mark.parametrize(("given", "name", "value"), [
+    ({"optimizer_type": "PagedAdamW8bit"}, "name", "adamw-8bit-paged"), ({"use_8bit_adam": True}, "name", "adamw-8bit"),
+    ({"optimizer_type": "AdamW"}, "weight_decay", 0.01), ({"optimizer_type": "Lion"}, "name", "lion"),
+    ({"optimizer_type": "Lion"}, "weight_decay", 0.0), ({"optimizer_type": "Lion"}, "betas", (0.9, 0.99)),
+    ({"use_lion_optimizer": True}, "name", "lion"), (PRODIGY, "name", "prodigy"), (PRODIGY, "d_coef", 2.0),
+    (PRODIGY, "bias_correction", True), (PRODIGY, "safeguard_warmup", True), (PRODIGY, "weight_decay", 0.05),
+    ({"optimizer_type": "Prodigy"}, "weight_decay", 0.0), (FREE, "name", "adamw-schedule-free"),
+    (FREE, "betas", (0.9, 0.99)), ({"optimizer_type": "AdaFactor"}, "name", "adafactor"),
+])
+def test_optimizers_of_sd_scripts(folder, given, name, value):
+    config, said = of_kohya(folder, **given)
+    assert getattr(config.optimizer, name) == value and "optimizer_args" not in said
+
+
+def test_what_sd_scripts_does_with_optimizers_besides(folder):
+    config, _ = of_kohya(folder, **FREE)
+    assert (config.schedule.name, config.schedule.warmup) == ("constant", 20), "it ignores its scheduler"
+    fixed = {"optimizer_type": "Adafactor", "optimizer_args": "relative_step=False scale_parameter=False "
+             "warmup_init=False"}
+    assert not {"optimizer_type", "optimizer_args"} & set(of_kohya(folder, **fixed)[1])
+    said = of_kohya(folder, optimizer_type="Adafactor", optimizer_args="eps=1e-20 scale_parameter=True")[1]
+    assert "finds its own rate" in said["optimizer_type"] and said["optimizer_args"] == "no counterpart"
+    assert said["optimizer_args eps"] == "'adafactor' has no such setting"
+    config, said = of_kohya(folder, optimizer_type="DAdaptAdam")
+    assert config.optimizer.name == "adamw" and "the learning rate may not suit it" in said["optimizer_type"]
+
+
+@pytest.mark.parametrize(("given", "name", "value"), [
+    ({"optimizer": "ADAMW_8BIT", "weight_decay": 0.3}, "weight_decay", 0.3),
+    ({"optimizer": "ADAMW_8BIT", "is_paged": True}, "name", "adamw-8bit-paged"),
+    ({"optimizer": "ADAFACTOR", "relative_step": False, "scale_parameter": False, "eps": 1e-30}, "name", "adafactor"),
+    ({"optimizer": "LION", "beta1": 0.8, "beta2": 0.9}, "betas", (0.8, 0.9)),
+    ({"optimizer": "PRODIGY", "d_coef": 0.5, "use_bias_correction": True}, "bias_correction", True),
+    ({"optimizer": "SCHEDULE_FREE_ADAMW"}, "weight_decay", 0.01), ({"optimizer": "CAME"}, "name", "adamw"),
+])
+def test_optimizers_of_onetrainer(folder, given, name, value):
+    config, said = of_onetrainer(folder, optimizer=given, learning_rate_scheduler="COSINE", ema="GPU")
+    assert getattr(config.optimizer, name) == value
+    free = given["optimizer"] == "SCHEDULE_FREE_ADAMW"
+    assert (config.schedule.name, bool(config.ema.decay)) == (("constant", False) if free else ("cosine", True))
+    assert ("ema" in said) == free and ("optimizer.optimizer" in said) == (given["optimizer"] == "CAME")
+
+
+def test_onetrainers_adafactor_may_find_its_own_rate(folder):
+    said = of_onetrainer(folder, optimizer={"optimizer": "ADAFACTOR", "relative_step": True})[1]
+    assert "finds its own rate" in said["optimizer.optimizer"]
+
+
+def test_the_trainers_optimizers_are_known_to_the_converters():
+    assert {name: facts.takes for name, facts in optimizers.OPTIMIZERS.items()} == OPTIMIZERS
+
+
 def test_schedules_without_a_counterpart_are_notes(folder):
     config, said = of_kohya(folder, lr_scheduler="inverse_sqrt")
     assert config.schedule.name == "cosine" and said["lr_scheduler"] == "no counterpart; cosine is written"
@@ -262,7 +322,9 @@ def test_what_onetrainer_counts_otherwise_is_a_note(folder):
 
 
 VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(), st.text(max_size=6),
-                  st.sampled_from(["1e-4", "0", "networks.loha", "Prodigy", "fp16", "STEP", "NEVER", "ON"]))
+                  st.sampled_from(["1e-4", "0", "networks.loha", "Prodigy", "AdamWScheduleFree",
+                                   {"optimizer": "SCHEDULE_FREE_ADAMW", "beta1": 0, "beta2": 0.9},
+                                   "fp16", "STEP", "NEVER", "ON"]))
 
 
 @given(st.data())
@@ -289,6 +351,8 @@ def test_bounds_are_those_of_the_trainer(tmp_path, name):
     for value in BOUNDS.get(name) or WORDS.get(name) or (True, False):
         training = Training()
         given = [float(value)] * 2 if name == "optimizer.betas" else value
+        if name.rpartition(".")[2] in OPTIMIZERS["prodigy"]:
+            training.put("optimizer.name", "prodigy", "x")
         if name == "micro_batch":
             training.put("batch_size", given, "x")
         training.put(name, given, "x")

@@ -99,6 +99,16 @@ def test_a_device_that_is_not_there_is_said(train, make):
     assert not (made.root / "run").exists()
 
 
+def test_an_optimizer_that_needs_another_device(train, make):
+    made, paged = make(), ("--set", "optimizer.name=adamw-8bit-paged")
+    for words in (("check", made.path), ("run", made.path, "-o", made.root / "run"),
+                  ("check", made.path, "--device", "cpu")):
+        result = train(*words, *paged)
+        assert result.code == 3
+        assert "optimizer.name is 'adamw-8bit-paged', which needs cuda, but the device is cpu" in result.err
+    assert not (made.root / "run").exists()
+
+
 def test_check_finds_what_run_would_refuse_of_its_place_and_device(train, make, monkeypatch):
     made = make()
     result = train("check", made.path, "--device", "cuda:7", "-o", made.root / "cache" / "run")

@@ -57,7 +57,7 @@ def test_each_setting_has_help_and_accepts_its_default_only_in_bounds(row):
 def test_a_default_that_follows_another_is_in_the_file_as_a_comment():
     text = table.as_toml()
     assert "\n# alpha = 16.0" in text and "(default: rank)" in text
-    assert "\n# micro_batch = 4" in text and "\n# size = [512, 512]" in text
+    assert "\n# lr = 0.0001" in text and "\n# micro_batch = 4" in text and "\n# size = [512, 512]" in text
 
 
 def test_what_a_resumed_run_may_change():

@@ -16,6 +16,8 @@ from crashes import Crashed, Disk, state
 from prep.errors import CacheError, PathError
 from prep.manifest.document import read_manifest
 from train.config.load import as_table
+from train.models.families.sd15 import PRESETS
+from train.models.targets import read_weights, trained_shapes
 from train.runs import checkpoint_files as files
 from train.runs import directory as rundir
 from train.runs.directory import check_writable, claim_run, lock_run, read_records, read_run, require_manifest
@@ -274,7 +276,8 @@ def test_room_for_the_checkpoints_to_come(make, setup_of, tmp_path, monkeypatch,
     for step in range(1, kept + 1):
         (tmp_path / "run" / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
     size = rundir.checkpoint_bytes(setup)
-    assert size == setup.numbers * (16 if "ema" in settings else 12)
+    parameters = len(trained_shapes(read_weights(setup.model, setup.family), setup.config, PRESETS))
+    assert size == setup.numbers * (16 if "ema" in settings else 12) + 4 * parameters  # with each one's steps
     needed = wanted * size + 4 * setup.numbers
     monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
     rundir.check_space(tmp_path / "run", setup, done)

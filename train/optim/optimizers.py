@@ -1,0 +1,200 @@
+"""The optimizers, as a table of facts. Torch and the libraries are imported when one is built.
+
+All of them resume exactly: what they keep from step to step is in `kept` and `numbers`, and is stored as tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from train.config.schema import Optimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+Kept = Mapping[str, tuple[str, Shape]]  # name → dtype as safetensors spells it, and shape
+_BYTES = {"F32": 4, "I64": 8, "U8": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """One optimizer."""
+
+    build: Callable[[Sequence[Any], Optimizer, bool], Any]  # parameters, settings, whether they are on a CUDA GPU
+    kept: Callable[[Shape], Kept]  # what it keeps for a parameter of this shape; I64: a Python number
+    numbers: Mapping[str, type] = field(default_factory=dict)  # what it changes in its groups of parameters
+    library: str = ""  # module that must be installed
+    extra: str = ""  # of this package, which installs it
+    torch: tuple[int, int] = (2, 6)  # least version
+    device: str = ""  # the only kind of device that it works on; empty: any
+    averages: bool = False  # whether it averages the weights itself: they are then not those of its steps
+
+
+def state_bytes(facts: Facts, shapes: Sequence[Shape]) -> int:
+    """How much the optimizer keeps for parameters of these shapes."""
+    return sum(_BYTES[dtype] * prod(sides) for shape in shapes for dtype, sides in facts.kept(shape).values())
+
+
+# ---- what each keeps -------------------------------------------------------------------------------------------------
+
+_STEP: Kept = {"step": ("I64", ())}
+_LEAST_8BIT = 4096  # bitsandbytes keeps smaller parameters' moments in float32
+_BLOCK = 256  # numbers with a common scale
+
+
+def _adamw_kept(shape: Shape) -> Kept:
+    return {"step": ("F32", ()), "exp_avg": ("F32", shape), "exp_avg_sq": ("F32", shape)}
+
+
+def _8bit_kept(shape: Shape) -> Kept:
+    if prod(shape) < _LEAST_8BIT:
+        return {**_STEP, "state1": ("F32", shape), "state2": ("F32", shape)}
+    blocks = (-(-prod(shape) // _BLOCK),)
+    return {**_STEP, "state1": ("U8", shape), "state2": ("U8", shape), "absmax1": ("F32", blocks),
+            "absmax2": ("F32", blocks)}
+
+
+def _schedule_free_kept(shape: Shape) -> Kept:
+    return {"z": ("F32", shape), "exp_avg_sq": ("F32", shape)}
+
+
+def _adafactor_kept(shape: Shape) -> Kept:
+    if len(shape) < 2:
+        return {**_STEP, "exp_avg_sq": ("F32", shape)}
+    return {**_STEP, "exp_avg_sq_row": ("F32", shape[:-1]), "exp_avg_sq_col": ("F32", (*shape[:-2], shape[-1]))}
+
+
+def _lion_kept(shape: Shape) -> Kept:
+    return {"exp_avg": ("F32", shape)}
+
+
+def _muon_kept(shape: Shape) -> Kept:
+    return {"momentum_buffer": ("F32", shape)} if len(shape) == 2 else _adamw_kept(shape)
+
+
+def _prodigy_kept(shape: Shape) -> Kept:
+    flat = (prod(shape),)
+    return {**_STEP, "s": ("F32", flat), "p0": ("F32", flat), "exp_avg": ("F32", shape), "exp_avg_sq": ("F32", shape)}
+
+
+# ---- how each is built -----------------------------------------------------------------------------------------------
+
+
+def _adamw(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+    """Loshchilov & Hutter 2019, Algorithm 2; fused into few kernels on a GPU."""
+    from torch.optim import AdamW
+
+    return AdamW(parameters, lr=given.lr, betas=given.betas, eps=given.eps, weight_decay=given.weight_decay,
+                 fused=on_gpu or None)
+
+
+def _adamw_8bit(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+    """AdamW with moments in 8 bits, scaled by blocks (Dettmers et al. 2022)."""
+    from bitsandbytes.optim.adamw import AdamW8bit
+
+    kind: Any = AdamW8bit
+    return kind(parameters, lr=given.lr, betas=given.betas, eps=given.eps, weight_decay=given.weight_decay,
+                min_8bit_size=_LEAST_8BIT, is_paged=given.name == "adamw-8bit-paged")
+
+
+def _schedule_free(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+    """Defazio et al. 2024, Algorithm 1. The parameters are its y, at which gradients are taken; see `average`."""
+    from schedulefree import AdamWScheduleFree
+
+    made = AdamWScheduleFree(parameters, lr=given.lr, betas=given.betas, eps=given.eps,
+                             weight_decay=given.weight_decay)
+    made.train()
+    return made
+
+
+def _adafactor(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+    """Shazeer & Stern 2018, Algorithm 4, with the learning rate as it is, as other trainers use it.
+
+    Torch's own always multiplies it by the size of the weights, which a LoRA's lora_B begins without.
+    """
+    from transformers import optimization
+
+    kind: Any = optimization.Adafactor
+    return kind(parameters, lr=given.lr, weight_decay=given.weight_decay, scale_parameter=False, relative_step=False,
+                warmup_init=False)
+
+
+def _lion(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+    """Chen et al. 2023, Algorithm 2. Every step sets the rate, of which it does not accept 0 here."""
+    from lion_pytorch import Lion
+
+    return Lion(parameters, lr=given.lr or 1.0, betas=given.betas, weight_decay=given.weight_decay)
+
+
+def _muon(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+    """Jordan et al. 2024 for matrices, with updates as large as AdamW's (Liu et al. 2025); AdamW for the rest."""
+    from torch.optim import Muon
+
+    matrices = [value for value in parameters if value.ndim == 2]
+    rest = [value for value in parameters if value.ndim != 2]
+    made = Muon(matrices, lr=given.lr, weight_decay=given.weight_decay, momentum=given.momentum,
+                adjust_lr_fn="match_rms_adamw") if matrices else None
+    other = _adamw(rest, given, on_gpu) if rest else None
+    return made if other is None else other if made is None else Both(made, other)
+
+
+def _prodigy(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+    """Mishchenko & Defazio 2024, Algorithm 4. It prints a line if it is built with weight decay, so that comes later.
+    """
+    from prodigyopt import Prodigy
+
+    made = Prodigy(parameters, lr=given.lr or 1.0, betas=given.betas, eps=given.eps, d_coef=given.d_coef,
+                   use_bias_correction=given.bias_correction, safeguard_warmup=given.safeguard_warmup)
+    for group in made.param_groups:
+        group["weight_decay"] = given.weight_decay
+    return made
+
+
+class Both:
+    """Two optimizers of different parameters, used like one."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._parts = (first, second)
+        second.state = first.state  # by parameter
+        self.state = first.state
+        self.param_groups = [*first.param_groups, *second.param_groups]
+
+    def step(self) -> None:
+        for part in self._parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self._parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+
+def average(optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that a schedule-free optimizer has found: x, of which y = (1 - beta) z + beta x.
+
+    Its own `eval` computes them in place, and its `train` returns to y, but not to the same bits.
+    """
+    beta = optimizer.param_groups[0]["betas"][0]
+    found = {}
+    for name, value in parameters.items():
+        z = optimizer.state.get(value, {}).get("z")
+        found[name] = value.detach().clone() if z is None else value.detach().lerp(z, 1 - 1 / beta)
+    return found
+
+
+TABLE: Mapping[str, Facts] = {
+    "adamw": Facts(build=_adamw, kept=_adamw_kept),
+    "adamw-8bit": Facts(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb"),
+    "adamw-8bit-paged": Facts(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb", device="cuda"),
+    "adamw-schedule-free": Facts(build=_schedule_free, kept=_schedule_free_kept, library="schedulefree",
+                                 extra="optimizers", averages=True,
+                                 numbers={"k": int, "weight_sum": float, "lr_max": float}),
+    "adafactor": Facts(build=_adafactor, kept=_adafactor_kept),
+    "lion": Facts(build=_lion, kept=_lion_kept, library="lion_pytorch", extra="optimizers"),
+    "muon": Facts(build=_muon, kept=_muon_kept, torch=(2, 9)),
+    "prodigy": Facts(build=_prodigy, kept=_prodigy_kept, library="prodigyopt", extra="optimizers",
+                     numbers={"k": int, "d": float, "d_max": float, "d_numerator": float}),
+}
