@@ -23,7 +23,7 @@ from prep.batching.rng import draw_key
 from prep.fs.atomic import write_atomic
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
-from prep.loader.device import to_device
+from prep.loader.device import to_device, to_host
 from prep.loader.noise import Noise
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
@@ -125,6 +125,7 @@ class _Gathered:
     samples: int
     waited: float  # seconds for data
     parts: tuple[tuple[tuple[draws.Draw, ...], Tensor], ...]  # draws and loss of each forward pass
+    each: tuple[Tensor, ...]  # the losses of its samples, before any weight
 
 
 def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Progress) -> Generator[int]:
@@ -146,6 +147,8 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
             rate = apply_gradients(trainee, setup, step)
             progress.done, progress.whole = step + 1, True
             seconds = time.perf_counter() - begun
+            log.losses.add(step + 1, setup.index, [shot for shots, _ in gathered.parts for shot in shots],
+                           to_host(torch.cat(gathered.each)).tolist())
             log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=gathered.samples, seconds=seconds,
                 wait=gathered.waited, samples_per_second=gathered.samples / seconds)
             yield step + 1
@@ -155,26 +158,29 @@ def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: 
     """Runs forward and backward over every micro-batch of one step."""
     loss = to_device(torch.zeros(()), trainee.denoiser.device)
     samples, waited, last = 0, 0.0, False
-    parts = []
+    parts, each = [], []
     while not last:
         asked = time.perf_counter()
         batch = next(feed)
         progress.shots = batch.shots
         waited += time.perf_counter() - asked
-        part = _pass(trainee, setup, batch)
+        part, losses = _pass(trainee, setup, batch)
+        each.append(losses)
         loss = loss + part
         samples, last = samples + len(batch.shots), batch.last
         parts.append((batch.shots, part))
-    return _Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts))
+    return _Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
 
 
-def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> Tensor:
-    """The summed loss of a micro-batch, after adding its share to the step's gradients."""
+def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The weighted losses of a micro-batch, summed, and each sample's, after adding its share to the step's gradients.
+    """
     settings = setup.config.loss
     given = forward(trainee.denoiser, batch.to(trainee.denoiser.device), latents_of(setup.manifest), settings)
-    loss = (sample_losses(given, settings) * given.weight_B).sum()
+    each_B = sample_losses(given, settings)
+    loss = (each_B * given.weight_B).sum()
     (loss / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
+    return loss.detach(), each_B.detach()
 
 
 def _try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:

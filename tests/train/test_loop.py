@@ -67,6 +67,8 @@ def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_pat
     assert len(names) >= 3
     for name in names:
         assert (tmp_path / "straight" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes(), name
+    kept = [(tmp_path / run / "losses.bin").read_bytes() for run in ("straight", "broken")]
+    assert kept[0] == kept[1] and len(kept[0]) > 12 * 20
     losses = [[event["loss"] for event in events(tmp_path / run) if event["event"] == "step"]
               for run in ("straight", "broken")]
     assert losses[0] == losses[1] and len(losses[0]) == 12

@@ -58,8 +58,8 @@ TRAIN_FLOORS = (
     {"objectives", "setup"},
     {"runs", "sampling", "validate"},
     {"metadata"},
-    {"check", "state", "failures"},
-    {"evaluate", "sample", "merge", "card"},
+    {"check", "state", "failures", "worst"},
+    {"evaluate", "sample", "merge", "card", "replay"},
     {"loop"},
     {"cli"},
 )

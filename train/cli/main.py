@@ -9,11 +9,13 @@ from prep.cli.console import run as run_app
 from train.cli.check import check
 from train.cli.init import init
 from train.cli.merge import merge
+from train.cli.replay import replay
 from train.cli.run import run
 from train.cli.sample import sample
+from train.cli.worst import worst
 
 app = make_app("Trains from a manifest and its cache. Never encodes a picture or a caption while training.",
-               (init, check, run, sample, merge))
+               (init, check, run, sample, merge, worst, replay))
 
 
 def main() -> NoReturn:

@@ -4,6 +4,7 @@
     RUN/manifest.json         a copy of the manifest, to see what the run was trained on
     RUN/samples.bin           a record per sample, to count changes when the run is resumed
     RUN/log.jsonl             the events
+    RUN/losses.bin            the loss of each sample at each showing
     RUN/checkpoints/ samples/
     RUN/lora.safetensors | unet/ | transformer/    the result
     RUN/README.md             the model card

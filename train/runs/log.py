@@ -2,7 +2,7 @@
 
 Events: `start`, `step` (loss, lr, grad_norm, samples, samples_per_second, wait, seconds), `validation` (loss,
 timesteps, losses), `sample` (picture), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result). Each has
-the number of steps done before it.
+the number of steps done before it. The loss of each sample is beside them, in RUN/losses.bin.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from prep.fs import atomic
 from prep.fs.atomic import write_atomic
 from prep.progress import Progress, phase, silent
 from train.runs.documents import open_plain, refused
+from train.runs.losses import NAME, Losses
 
 MOST_LINE = 1 << 20  # bytes
 Event = Mapping[str, Any]
@@ -34,6 +35,7 @@ class Log:
     def __init__(self, path: Path, watch: Watch, progress: Progress = silent) -> None:
         self._path, self._watch, self._progress = path, watch, progress
         self._file: BinaryIO | None = None
+        self.losses = Losses(path.with_name(NAME))
         self.last: Event = {}
 
     def __call__(self, event: str, step: int, **values: Any) -> None:
@@ -63,15 +65,18 @@ class Log:
             raise refused(self._path, error, "remove it; only the record of the steps so far is lost") from None
         write_atomic(self._path, b"".join(line + b"\n" for _, line in kept))
         self._file = self._path.open("ab", buffering=0)
+        self.losses.rewind(step)
         return frozenset(event["event"] for event, _ in kept if event["step"] == step)
 
     def sync(self) -> None:
-        """Syncs the file to disk. Call it before writing a checkpoint that resumes after these events."""
+        """Syncs the files to disk. Call it before writing a checkpoint that resumes after these events."""
         assert self._file is not None
         atomic.sync(self._file)
+        self.losses.sync()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the files."""
+        self.losses.close()
         if self._file is not None:
             self._file.close()
             self._file = None

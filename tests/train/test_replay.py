@@ -1,0 +1,104 @@
+"""`train replay`: what is shown of a step is what was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from runs import events, go
+
+from prep.errors import CacheError, UsageError
+from prep.loader.draws import NO_TEXT
+from train import loop
+from train.check import check
+from train.replay import replay
+from train.setup import RunRequest
+
+SETTINGS = {"steps": 5, "batch_size": 4, "micro_batch": 2, "validation": {"every": 0}, "sample": {"every": 0},
+            "lora": {"rank": 2}, "caption_dropout": 0.4, "timesteps": {"distribution": "logit-normal", "shift": 2.0}}
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """The micro-batches that a run trains on, by step, with their losses."""
+    steps, gather = [], loop._gather
+
+    def watch(*args):
+        found = gather(*args)
+        steps.append([(number, shot, float(loss)) for number, ((shots, _), each) in enumerate(
+            zip(found.parts, found.each, strict=True)) for shot, loss in zip(shots, each, strict=True)])
+        return found
+
+    monkeypatch.setattr(loop, "_gather", watch)
+    return steps
+
+
+def test_every_step_is_what_was_trained_on(make, setup_of, tmp_path, watched):
+    made = make(texts=3, views=2, repeats=2)
+    setup = setup_of(made, **SETTINGS)
+    go(setup, tmp_path / "run")
+    dropped = 0
+    for step, shots in enumerate(watched, 1):
+        found = replay(tmp_path / "run", step)
+        assert len(found.samples) == len(shots) and found.epoch == (step - 1) // setup.plan.steps_per_epoch
+        for shown, (number, shot, loss) in zip(found.samples, shots, strict=True):
+            sample = made.samples[shot.sample]
+            view = sample.views[shot.view - int(setup.index.samples.view_offsets[shot.sample])]
+            text = shot.text - int(setup.index.samples.text_offsets[shot.sample])
+            assert (shown.name, shown.forward, shown.timestep) == (sample.name, number, shot.timestep)
+            assert shown.placement == view.placement
+            assert shown.caption == (None if shot.text == NO_TEXT else sample.texts[text].caption)
+            assert shown.loss == pytest.approx(loss, rel=1e-6) and shown.weight == shot.weight
+            dropped += shown.caption is None
+    assert dropped > 2
+
+
+def test_the_losses_of_a_step_are_those_of_its_log(make, setup_of, tmp_path):
+    go(setup_of(make(), **SETTINGS), tmp_path / "run")
+    for event in events(tmp_path / "run"):
+        if event["event"] == "step":
+            losses = [shown.loss for shown in replay(tmp_path / "run", event["step"]).samples]
+            assert sum(losses) / len(losses) == pytest.approx(event["loss"], rel=1e-5)
+
+
+def test_a_step_after_a_smaller_micro_batch_is_the_planned_one(make, setup_of, tmp_path, watched):
+    made = make(counts=(6, 5))
+    go(setup_of(made, **{**SETTINGS, "steps": 2, "micro_batch": 4}), tmp_path / "run")
+    setup = setup_of(made, **{**SETTINGS, "steps": 4, "micro_batch": 1})
+    planned = check(RunRequest(manifest=made.path), setup.config, planned=4).setup
+    go(replace(setup, plan=planned.plan), tmp_path / "run", resume=True)
+    for step, shots in enumerate(watched, 1):
+        found = replay(tmp_path / "run", step)
+        assert [shown.timestep for shown in found.samples] == [shot.timestep for _, shot, _ in shots]
+    assert [shown.forward for shown in found.samples] == list(range(len(found.samples)))
+
+
+def test_a_step_that_is_none_is_refused(make, setup_of, tmp_path):
+    go(setup_of(make(), **SETTINGS), tmp_path / "run")
+    with pytest.raises(UsageError) as caught:
+        replay(tmp_path / "run", 6)
+    assert caught.value.message == f"--step is 6, but {tmp_path / 'run'} has steps 1 to 5"
+
+
+def test_other_data_are_noticed_and_unrecorded_steps_have_no_loss(make, setup_of, tmp_path):
+    go(setup_of(make(), **SETTINGS), tmp_path / "run")
+    (tmp_path / "run" / "losses.bin").unlink()
+    assert {shown.loss for shown in replay(tmp_path / "run", 1).samples} == {None}
+    go(setup_of(make(), **{**SETTINGS, "seed": 1}), tmp_path / "other")
+    (tmp_path / "other" / "losses.bin").rename(tmp_path / "run" / "losses.bin")
+    with pytest.raises(CacheError) as caught:
+        replay(tmp_path / "run", 1)
+    assert caught.value.message == (f"step 1 of {tmp_path / 'run'} was trained on other samples or timesteps than its "
+                                    "data and settings give now")
+    assert caught.value.exit_code == 7 and "--manifest" in caught.value.hint
+
+
+def test_the_command_prints_a_sample_in_three_lines(train, make, setup_of, tmp_path):
+    made = make()
+    go(setup_of(made, **SETTINGS), tmp_path / "run")
+    done = train("replay", tmp_path / "run", "--step", 2)
+    head, name, details, caption, *_ = done.out.splitlines()
+    assert head == "step 2, in epoch 0" and name in {sample.name for sample in made.samples}
+    assert details.startswith("  forward pass 1, bucket ") and ", timestep " in details and ", loss " in details
+    assert caption.startswith(("  caption: ", "  without its caption"))
+    assert train("replay", tmp_path / "run", "--step", 9).code == 2

@@ -1,0 +1,53 @@
+"""`train replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prep.cli.console import put, put_json
+from prep.formatting import format_size, printable
+from train.cli import options as opt
+
+if TYPE_CHECKING:
+    from train.replay import Shown
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
+    step: Annotated[int, typer.Option(help="the step, counted from 1 as in the log", min=1, show_default=False)],
+    manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
+    model: opt.ModelOpt = None, as_json: opt.AsJson = False,
+) -> None:
+    """Show what a step was trained on: pictures, crops, captions, timesteps. Nothing is trained or read from shards."""
+    from train.replay import replay as drawn_again
+    from train.runs.pictures import spelled
+
+    found = drawn_again(folder, step, manifest, model)
+    if as_json:
+        put_json({"format": "latentry/replay", "version": 1, "step": step, "epoch": found.epoch,
+                  "samples": [_as_json(each) for each in found.samples]})
+        return
+    put(f"step {step}, in epoch {found.epoch}")
+    for each in found.samples:
+        put(f"{spelled(each.path, each.name, each.source, found.sources)}\n  {_details(each)}\n  "
+            + ("without its caption" if each.caption is None else f"caption: {printable(each.caption)}"))
+
+
+def _details(each: Shown) -> str:
+    """Bucket and crop, timestep, and loss if it is known."""
+    place = each.placement
+    x, y = place.crop
+    flip, weight = ", mirrored" if place.flip else "", "" if each.weight == 1 else f", weight {each.weight:g}"
+    loss = "" if each.loss is None else f", loss {each.loss:.4f}"
+    return (f"forward pass {each.forward + 1}, bucket {format_size(place.bucket)} at {x},{y} of "
+            f"{format_size(place.scaled)}{flip}, timestep {each.timestep}{weight}{loss}")
+
+
+def _as_json(each: Shown) -> dict[str, Any]:
+    return {"name": each.name, "source": each.source, "path": None if each.path is None else str(each.path),
+            "forward": each.forward, "bucket": list(each.placement.bucket), "scaled": list(each.placement.scaled),
+            "crop": list(each.placement.crop), "flip": each.placement.flip, "caption": each.caption,
+            "timestep": each.timestep, "weight": each.weight, "loss": each.loss}

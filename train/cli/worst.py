@@ -1,0 +1,40 @@
+"""`train worst`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prep.cli.console import put, put_json
+from train.cli import options as opt
+
+if TYPE_CHECKING:
+    from train.worst import Hard
+
+
+def worst(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
+    count: Annotated[int, typer.Option("-n", "--count", help="how many samples", min=1)] = 20,
+    manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """List the samples that a run learned least: highest loss, compared with others at about the same timestep."""
+    from train.runs.pictures import spelled
+    from train.worst import find_worst
+
+    found = find_worst(folder, count, manifest)
+    if as_json:
+        put_json({"format": "latentry/worst", "version": 1, "showings": found.showings, "known": found.known,
+                  "samples": [_as_json(each) for each in found.samples]})
+        return
+    put(f"{'ratio':>6}  {'loss':>8}  {'shown':>5}  picture")
+    for each in found.samples:
+        put(f"{each.ratio:6.2f}  {each.loss:8.4f}  {each.showings:5}  "
+            f"{spelled(each.path, each.name, each.source, found.sources)}")
+
+
+def _as_json(each: Hard) -> dict[str, Any]:
+    return {"name": each.name, "source": each.source, "path": None if each.path is None else str(each.path),
+            "ratio": each.ratio, "loss": each.loss, "showings": each.showings}

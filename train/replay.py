@@ -1,0 +1,114 @@
+"""`train replay`: what a step of a run was trained on, drawn again from its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prep.errors import CacheError, PathError, UsageError
+from prep.geometry import Placement
+from prep.loader import draws
+from prep.loader.draws import NO_TEXT, BatchRequest, Draw
+from prep.loader.index import Index
+from prep.models.files import read_config
+from train.check import check
+from train.models.size_shift import chances_by_bucket
+from train.runs.directory import Run, read_run, require_manifest
+from train.runs.losses import NAME, Records, ids_of, read_losses
+from train.runs.pictures import path_of
+from train.runs.resume import find_start
+from train.setup import Setup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """One sample of a step."""
+
+    name: str
+    source: int  # number of its source in the manifest
+    path: Path | None  # None: it is inside of a file, or no longer there
+    forward: int  # number of the forward pass, from 0
+    placement: Placement
+    caption: str | None  # None: dropped, for the unconditional row
+    timestep: int
+    weight: float
+    loss: float | None  # None: the run kept none of this step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """A step."""
+
+    epoch: int  # from 0
+    sources: int  # of the manifest
+    samples: tuple[Shown, ...]
+
+
+def replay(folder: Path, step: int, manifest: Path | None = None, model: str | None = None) -> Replayed:
+    """The samples of step `step` of the run in `folder`, counted from 1 as in its log, with the settings of its last
+    start. Raises the first fault that `train check` would report, and `CacheError` if other samples were recorded.
+    """
+    run = read_run(folder)
+    setup = _setup(run, manifest, model)
+    if not 1 <= step <= setup.steps:
+        raise UsageError(f"--step is {step}, but {folder} has steps 1 to {setup.steps}")
+    config, chances = setup.config, chances_by_bucket(setup.config.timesteps, setup.shifts)
+    requests = list(draws.training(setup.index, setup.plan, step - 1, step, dropout=config.caption_dropout,
+                                   timesteps=_timesteps(setup.model), chances=chances, most=config.micro_batch))
+    records = read_losses(folder / NAME, last=step)
+    losses = _losses(records[records["step"] == step], setup.index, [shot for one in requests for shot in one.shots],
+                     f"step {step} of {folder}")
+    return Replayed(epoch=(step - 1) // setup.plan.steps_per_epoch, sources=len(setup.manifest.sources),
+                    samples=tuple(_shown(setup.index, requests, losses)))
+
+
+def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:
+    """The setup of the run's last start; its steps were planned with the micro-batch in its checkpoints."""
+    if manifest is None:
+        require_manifest(run)
+    planned: int | None = None
+    with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings
+        planned = find_start(run.folder).state.micro_batch
+    report = check(replace(run.asked, manifest=manifest or run.asked.manifest, model=model or run.asked.model),
+                   run.config, planned=planned)
+    if report.setup is None:
+        raise report.faults[0]
+    return report.setup
+
+
+def _timesteps(model: Path) -> int:
+    """How many timesteps the model's noise schedule has."""
+    config = read_config(model / "scheduler" / "scheduler_config.json")
+    betas = config.get("trained_betas")
+    return len(betas) if betas else int(config.get("num_train_timesteps", 1000))
+
+
+def _losses(records: Records, index: Index, shots: Sequence[Draw], what: str) -> list[float | None]:
+    """The losses that were recorded for `shots`. Raises `CacheError` if they were recorded for others."""
+    if not len(records):
+        return [None] * len(shots)
+    ids = ids_of(index)
+    drawn = [(int(ids[shot.sample]), shot.timestep) for shot in shots]
+    if drawn != list(zip(records["id"].tolist(), records["timestep"].tolist(), strict=True)):
+        raise CacheError(f"{what} was trained on other samples or timesteps than its data and settings give now",
+                         hint="name the manifest that it was trained with: --manifest; after a resume with --adopt, "
+                         "steps before it cannot be replayed")
+    return list(records["loss"].tolist())
+
+
+def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[float | None]) -> Iterator[Shown]:
+    samples, views, left = index.samples, index.samples.views, iter(losses)
+    for number, request in enumerate(requests):
+        for shot in request.shots:
+            first = int(samples.text_offsets[shot.sample])
+            width, x, y = (int(views[name][shot.view]) for name in ("scaled_width", "crop_x", "crop_y"))
+            yield Shown(
+                name=samples.name(shot.sample), source=int(samples.source[shot.sample]),
+                path=path_of(index, shot.sample), forward=number,
+                placement=Placement(scaled=(width, int(views["scaled_height"][shot.view])), crop=(x, y),
+                                    bucket=index.manifest.buckets[request.bucket],
+                                    flip=bool(views["flip"][shot.view])),
+                timestep=shot.timestep, weight=shot.weight, loss=next(left),
+                caption=None if shot.text == NO_TEXT else samples.captions(shot.sample)[shot.text - first])

@@ -1,0 +1,30 @@
+"""Where the pictures of a run's samples are, to name them in a shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prep.formatting import shell_name
+from prep.fs.paths import resolve
+from prep.loader.index import Index
+
+
+def path_of(index: Index, sample: int) -> Path | None:
+    """The sample's picture, relative to the working directory if it is below that; `None` if it is not a file there.
+
+    A picture in a tar or a table is none.
+    """
+    source = index.manifest.sources[int(index.samples.source[sample])]
+    if source is None:
+        return None
+    path, here = resolve(source) / index.samples.name(sample), Path.cwd()
+    if not path.is_file():
+        return None
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def spelled(path: Path | None, name: str, source: int, sources: int) -> str:
+    """How a sample is printed: its path, or its name, after its source if there are several."""
+    if path is not None:
+        return shell_name(str(path))
+    return shell_name(name if sources == 1 else f"source[{source}]/{name}")
