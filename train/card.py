@@ -99,19 +99,22 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
     """How diffusers and ComfyUI load the result."""
     index, model = pipeline_index(setup.model), json.dumps(_named(setup)[0])
     pipeline, component = str(index["_class_name"]), setup.family.denoiser
+    imported, schedule = (pipeline, []) if not setup.config.zero_terminal_snr else (f"DDIMScheduler, {pipeline}", [
+        'pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, timestep_spacing="trailing",',
+        '                                               prediction_type="v_prediction", rescale_betas_zero_snr=True)'])
     prompt = json.dumps(setup.config.result.trigger or "a picture", ensure_ascii=False)
     if setup.config.method == "full":
         kind = index[component][1]
-        yield _code(f"from diffusers import {kind}, {pipeline}", "",
+        yield _code(f"from diffusers import {kind}, {imported}", "",
                     f'{component} = {kind}.from_pretrained("{result}")',
-                    f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})",
+                    f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})", *schedule,
                     f"picture = pipeline({prompt}).images[0]")
         return
     if setup.family.name in _WITHOUT_LOADER:
         yield f"diffusers has no loader for a LoRA of this pipeline: `train merge {result} --model MODEL -o DIR`."
     else:
-        yield _code(f"from diffusers import {pipeline}", "", f"pipeline = {pipeline}.from_pretrained({model})",
-                    f'pipeline.load_lora_weights(".", weight_name="{result}")',
+        yield _code(f"from diffusers import {imported}", "", f"pipeline = {pipeline}.from_pretrained({model})",
+                    f'pipeline.load_lora_weights(".", weight_name="{result}")', *schedule,
                     f"picture = pipeline({prompt}).images[0]")
     naming = naming_of(setup.family)
     if naming.format_of(setup.config.lora) == "kohya":

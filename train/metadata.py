@@ -120,8 +120,12 @@ def _as_sd_scripts(setup: Setup, step: int) -> dict[str, str]:
     }
     if setup.family.name in ("sd15", "sd21", "sdxl"):
         facts["v2"] = setup.family.name == "sd21"
-    if config.loss.min_snr:
-        facts["min_snr_gamma"] = config.loss.min_snr
+    noise = config.noise
+    objective = {"min_snr_gamma": config.loss.min_snr, "noise_offset": noise.offset,
+                 "multires_noise_discount": noise.pyramid,
+                 "multires_noise_iterations": noise.pyramid_levels if noise.pyramid else 0,
+                 "ip_noise_gamma": noise.perturbation, "zero_terminal_snr": config.zero_terminal_snr}
+    facts |= {name: value for name, value in objective.items() if value}
     if setup.origin.started:
         begun = time.strptime(setup.origin.started, "%Y-%m-%dT%H:%M:%SZ")
         facts["training_started_at"] = float(calendar.timegm(begun))

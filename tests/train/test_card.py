@@ -43,10 +43,10 @@ def test_the_card_says_what_was_trained(make, setup_of, tmp_path):
     assert text_of(tmp_path / "run") == text
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeypatch, method):
-    made = make()
-    setup = setup_of(made, **QUICK, method=method, lora={"rank": 2}, optimizer={"lr": 0.05})
+@pytest.mark.parametrize(("method", "rescaled"), [("lora", False), ("full", False), ("lora", True)])
+def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeypatch, method, rescaled):
+    made = make(**({"prediction": "v_prediction"} if rescaled else {}))
+    setup = setup_of(made, **QUICK, method=method, lora={"rank": 2}, optimizer={"lr": 0.05}, zero_terminal_snr=rescaled)
     go(setup, tmp_path / "run")
     code = re.search(r"```python\n(.*?)```", text_of(tmp_path / "run"), re.DOTALL).group(1)
     assert json.dumps(setup.model.name) in code
@@ -60,6 +60,8 @@ def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeyp
                              "generator": torch.Generator().manual_seed(0)}}
         exec(compile(text, "card", "exec"), found)
         pictures.append(found["picture"])
+        schedule = found["pipeline"].scheduler
+        assert (float(schedule.alphas_cumprod[-1]) == 0 and schedule.timesteps.tolist() == [999]) == rescaled
     assert np.abs(pictures[0] - pictures[1]).max() > 1e-4
 
 

@@ -33,6 +33,16 @@ def tensor_bytes(path):
     return data[8 + int.from_bytes(data[:8], "little"):]
 
 
+def test_noise_and_schedule_have_the_names_of_sd_scripts(make, setup_of):
+    made = make(prediction="v_prediction")
+    setup = setup_of(made, zero_terminal_snr=True, noise={"offset": 0.1, "pyramid": 0.3, "perturbation": 0.2})
+    facts, plain = (result_metadata(each, 4, (), {}) for each in (setup, setup_of(made)))
+    wanted = {"noise_offset": "0.1", "multires_noise_discount": "0.3", "multires_noise_iterations": "10",
+              "ip_noise_gamma": "0.2", "zero_terminal_snr": "True"}
+    assert {f"ss_{name}": value for name, value in wanted.items()}.items() <= facts.items()
+    assert not {f"ss_{name}" for name in wanted} & set(plain)
+
+
 def test_a_lora_says_what_web_uis_sort_by(make, setup_of, tmp_path):
     made = make(counts=(4, 2), validation=0)
     setup = setup_of(made, **QUICK, lora={"rank": 2}, optimizer={"lr": 2e-4}, seed=7,

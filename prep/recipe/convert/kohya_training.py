@@ -62,7 +62,7 @@ _WORDS: Mapping[str, str] = {
     "save_model_as": "safetensors is the only format",
 }
 _WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
-_SAMPLINGS: Mapping[Any, str] = {"uniform": "uniform",
+_SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"),
                                  **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
 _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision"}
 
@@ -276,17 +276,23 @@ def _noise(asked: Asked, training: Training) -> None:
 
 
 def _timesteps(asked: Asked, training: Training) -> None:
-    """Converts the draws of timesteps for flows (sd-scripts: library/flux_train_utils.py)."""
+    """Converts the draws of timesteps for flows (sd-scripts: library/flux_train_utils.py).
+
+    "sigma" is uniform over the levels of a scheduler that is shifted itself. The GUI writes all this for every model.
+    """
     kind, scale = asked.any("timestep_sampling"), number_of(asked.any("sigmoid_scale"))
     shift = number_of(asked.any("discrete_flow_shift"))
-    if kind not in _SAMPLINGS:
-        if kind not in (None, "sigma"):
-            training.note("timestep_sampling", kind, "no counterpart")
+    if asked.any("flux1_checkbox") is False and not asked.any("sd3_checkbox"):
+        return
+    if kind is None and shift is None:
+        return
+    if (kind := kind or "sigma") not in _SAMPLINGS:
+        training.note("timestep_sampling", kind, "no counterpart")
         return
     training.put("timesteps.distribution", _SAMPLINGS[kind], "timestep_sampling")
-    if scale not in (None, 1) and kind != "uniform":
+    if scale not in (None, 1) and _SAMPLINGS[kind] == "logit-normal":
         training.put("timesteps.std", scale, "sigmoid_scale")
-    if kind == "shift":
+    if kind in ("shift", "sigma"):
         training.put("timesteps.shift", _SHIFT if shift is None else shift, "discrete_flow_shift")
         training.note("discrete_flow_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by "
                       "'shift' of the scheduler's config, unless that has use_dynamic_shifting")

@@ -154,6 +154,8 @@ def of_kohya(folder, **values):
     ({"timestep_sampling": "shift"}, "timesteps.shift", 3.0),
     ({"timestep_sampling": "shift", "discrete_flow_shift": 3.1582}, "timesteps.shift", 3.1582),
     ({"timestep_sampling": "sigmoid"}, "timesteps.distribution", "logit-normal"),
+    ({"timestep_sampling": "sigma"}, "timesteps.shift", 3.0), ({"discrete_flow_shift": 2.0}, "timesteps.shift", 2.0),
+    ({"timestep_sampling": "shift", "discrete_flow_shift": 3.0, "flux1_checkbox": False}, "timesteps.shift", 1.0),
     ({"timestep_sampling": "uniform", "sigmoid_scale": 0.5}, "timesteps.std", 1.0),
     ({"zero_terminal_snr": True}, "zero_terminal_snr", True), ({"guidance_scale": 1.0}, "guidance_embedding", 1.0),
     ({"guidance_scale": 3.5, "flux1_checkbox": False}, "guidance_embedding", None),
@@ -250,7 +252,7 @@ def test_another_adapter_of_the_gui_is_a_note(folder):
 
 def test_draws_of_timesteps_without_a_counterpart_are_notes(folder):
     assert of_kohya(folder, timestep_sampling="nextdit_shift")[1]["timestep_sampling"] == "no counterpart"
-    assert "timestep_sampling" not in of_kohya(folder, timestep_sampling="sigma")[1]
+    assert "timestep_sampling" not in of_kohya(folder, timestep_sampling="nextdit_shift", flux1_checkbox=False)[1]
     assert of_kohya(folder, timestep_sampling="shift")[1]["discrete_flow_shift"].startswith(
         "timesteps.shift comes on top of the schedule's own: divide it by 'shift' of the scheduler's config")
 
