@@ -141,14 +141,14 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
             _seed(config.seed, step)
             gathered = _gather(trainee, setup, feed, progress)
             loss = float(gathered.loss) / gathered.samples
+            each = to_host(torch.cat(gathered.each)).tolist()  # at once: later it would wait for the update
             norm = clip_gradients(trainee, setup)
             check_finite(loss, norm, gathered.parts)
             progress.whole = False
             rate = apply_gradients(trainee, setup, step)
             progress.done, progress.whole = step + 1, True
             seconds = time.perf_counter() - begun
-            log.losses.add(step + 1, setup.index, [shot for shots, _ in gathered.parts for shot in shots],
-                           to_host(torch.cat(gathered.each)).tolist())
+            log.losses.add(step + 1, setup.index, [shot for shots, _ in gathered.parts for shot in shots], each)
             log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=gathered.samples, seconds=seconds,
                 wait=gathered.waited, samples_per_second=gathered.samples / seconds)
             yield step + 1

@@ -45,7 +45,7 @@ class Losses:
         assert self._file is not None, "rewind comes first"
         found = np.zeros(len(shots), RECORD)
         found["step"], found["timestep"] = step, [shot.timestep for shot in shots]
-        found["loss"], found["id"] = losses, ids_of(index)[[shot.sample for shot in shots]]
+        found["loss"], found["id"] = losses, ids_of(index, [shot.sample for shot in shots])
         atomic.write(self._file, found.tobytes())
 
     def sync(self) -> None:
@@ -60,9 +60,9 @@ class Losses:
             self._file = None
 
 
-def ids_of(index: Index) -> Records:
-    """The first 8 bytes of each sample's id, as the records have them."""
-    return np.ascontiguousarray(index.samples.ids[:, :8]).view("<u8").reshape(-1)
+def ids_of(index: Index, samples: Sequence[int] | slice = slice(None)) -> Records:
+    """The first 8 bytes of the id of each of `samples`, as the records have them."""
+    return np.ascontiguousarray(index.samples.ids[samples][:, :8]).view("<u8").reshape(-1)
 
 
 def read_losses(path: Path, last: int | None = None) -> Records:
