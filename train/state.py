@@ -63,9 +63,18 @@ def create_state(setup: Setup, device: torch.device) -> TrainState:
     if setup.initial is not None:
         put_initial(denoiser.parameters, setup.initial, config.method, setup.family)
     facts = TABLE[chosen.name]
-    optimizer = facts.build(list(denoiser.parameters.values()), chosen, device.type == "cuda")
+    optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
     return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow)
+
+
+def _groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:
+    """The parameters by their learning rate; `None`: optimizer.lr."""
+    found: dict[float | None, list[Tensor]] = {}
+    for name, value in denoiser.parameters.items():
+        rate = lora.rate_of(name, value, config.lora) if config.method == "lora" else None
+        found.setdefault(rate, []).append(value)
+    return [{"params": values, "rate": rate} for rate, values in found.items()]
 
 
 def averages(trainee: TrainState) -> Shadow | None:
@@ -94,10 +103,11 @@ def clip_gradients(trainee: TrainState, setup: Setup) -> float:
 
 
 def apply_gradients(trainee: TrainState, setup: Setup, step: int) -> float:
-    """Updates parameters and moving average in step `step` (from 0). Returns the learning rate."""
-    rate = setup.config.optimizer.lr * schedule.factor(setup.config.schedule, step, setup.steps)
+    """Updates parameters and moving average in step `step` (from 0). Returns the rate that `optimizer.lr` gives."""
+    factor = schedule.factor(setup.config.schedule, step, setup.steps)
+    rate = setup.config.optimizer.lr * factor
     for group in trainee.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate if group["rate"] is None else group["rate"] * factor
     trainee.optimizer.step()
     trainee.optimizer.zero_grad(set_to_none=True)
     if trainee.shadow is not None:

@@ -139,6 +139,25 @@ def test_a_schedule_free_run_is_judged_and_given_away_by_its_average(make, setup
     assert first["losses"] == pytest.approx(last["losses"], abs=1e-7), "the last validation was that of the result"
 
 
+def test_layers_learn_at_their_own_rate(make, setup_of, tmp_path):
+    """A layer at rate 0 stays where it began, also after a resume; the schedule scales every rate."""
+    made = make()
+    given = {**QUICK, "lora": {"rank": 2, "layers": [{"match": "to_q", "lr": 0.0}, {"match": "to_k", "lr": 0.01}]},
+             "schedule": {"name": "linear"}, "optimizer": {"lr": 1e-3, "weight_decay": 0.0}}
+    go(setup_of(made, **{**given, "steps": 12}), tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        go(setup_of(made, **given), tmp_path / "broken", watch=interrupt_after(6))
+    go(setup_of(made, **given), tmp_path / "broken", resume=True)
+    found = [tensors(tmp_path / run / "lora.safetensors") for run in ("straight", "broken")]
+    assert found[0] == found[1]
+    ups = {name: torch.tensor(value).abs().max() for name, value in found[0].items() if name.endswith("lora_up.weight")}
+    assert all(float(most) == 0 for name, most in ups.items() if "to_q" in name)
+    assert min(most for name, most in ups.items() if "to_k" in name) > 3 * max(
+        most for name, most in ups.items() if "to_v" in name)
+    trainee = loop.create_state(setup_of(made, **given), torch.device("cpu"))
+    assert [group["rate"] for group in trainee.optimizer.param_groups] == [0.0, 0.01, None]
+
+
 def test_a_checkpoint_of_another_optimizer_is_refused(make, setup_of, tmp_path):
     made = make()
     go(setup_of(made, **{**QUICK, "steps": 2}, lora={"rank": 2}), tmp_path / "run")

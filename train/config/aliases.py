@@ -23,6 +23,8 @@ _NAMES: Mapping[str, str] = {
     "gradient_checkpointing": "activation_checkpointing",
     "lora.rank": "network_dim lora_rank network_rank dim",
     "lora.alpha": "network_alpha lora_alpha",
+    "lora.conv_rank": "conv_dim conv_lora_dim linear_conv_rank",
+    "lora.rslora": "use_rslora rank_stabilized",
     "lora.dropout": "network_dropout lora_dropout",
     "lora.targets": "target_modules layer_filter flux_lora_target",
     "lora.format": "save_model_as output_model_format lora_format",

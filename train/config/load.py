@@ -100,9 +100,20 @@ def _build(record: Any, table: Mapping[str, Any], where: str, prefix: str) -> An
         values.setdefault("micro_batch", values["batch_size"])
     if record is Optimizer:
         values = usual(values.get("name", "adamw")) | values
-    if record is Lora and "rank" in values:
-        values.setdefault("alpha", float(values["rank"]))
+    if record is Lora:
+        values = _with_ranks(values)
     return record(**values)
+
+
+def _with_ranks(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings of LoRA with those that follow from others: convolutions have the rank and alpha of the other layers,
+    unless they have a rank."""
+    if "rank" in values:
+        values.setdefault("alpha", float(values["rank"]))
+    if "conv_rank" in values:
+        values.setdefault("conv_alpha", float(values["conv_rank"]))
+    usually = Lora()
+    return {"conv_rank": values.get("rank", usually.rank), "conv_alpha": values.get("alpha", usually.alpha), **values}
 
 
 def _known(record: Any, table: Mapping[str, Any], where: str) -> None:
@@ -127,14 +138,26 @@ def _together(config: Config) -> Config:
         raise Unparsed(f"loss.min_snr is {config.loss.min_snr:g} and loss.weighting is '{config.loss.weighting}', "
                        "expected one of them")
     _check_optimizer(config)
+    _check_layers(config.lora)
     if config.steps is None and config.epochs is None:
         return Config(**{each.name: getattr(config, each.name) for each in fields(config)} | {"steps": STEPS})
     return config
 
 
+def _check_layers(lora: Lora) -> None:
+    """Raises `Unparsed` for alphas by layer in a format in which diffusers does not read them."""
+    own = [rule["match"] for rule in lora.layers if "alpha" in rule or (lora.rslora and "rank" in rule)]
+    if own and lora.format != "diffusers":
+        raise Unparsed(f"lora.format is '{lora.format}', expected 'diffusers' where lora.layers gives '{own[0]}' "
+                       f"an alpha of its own{', by lora.rslora' if lora.rslora else ''}: diffusers reads one alpha "
+                       "from a file with kohya's names")
+
+
 def _check_optimizer(config: Config) -> None:
     """Raises `Unparsed` for settings that the optimizer does not take, or that contradict it."""
     given, usually = config.optimizer, Optimizer()
+    if given.name == "prodigy" and any("lr" in rule for rule in config.lora.layers):
+        raise Unparsed("lora.layers has an lr, but 'prodigy' finds one learning rate for all layers")
     for name in DEPENDENT:
         value, default = getattr(given, name), usual(given.name).get(name, getattr(usually, name))
         if name not in OPTIMIZERS[given.name].takes and value != default:

@@ -6,12 +6,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from prep.batching.plan import Underfill
 from prep.loader.timesteps import Distribution
 from train.config.optimizers import OptimizerName
-from train.config.setting import line_check, setting, size_check, switch_or_auto, targets_check
+from train.config.setting import (
+    PRESETS,
+    layers_check,
+    line_check,
+    setting,
+    size_check,
+    switch_or_auto,
+    targets_check,
+)
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp32"]
@@ -32,12 +40,23 @@ class Lora:
     rank: int = setting(16, low=1, high=4096, help="rank of each adapter")
     alpha: float = setting(16.0, low=1e-6, high=1e6, derived="rank",
                            help="an adapter's output is scaled by alpha / rank")
+    conv_rank: int = setting(16, low=1, high=4096, derived="rank", help="rank of adapters on convolutions larger than "
+                             "1x1")
+    conv_alpha: float = setting(16.0, low=1e-6, high=1e6, derived="conv_rank, or alpha without one",
+                                help="alpha of adapters on convolutions larger than 1x1")
+    rslora: bool = setting(False, help="scale by alpha / sqrt(rank) instead (Kalajdzievski 2023); files hold the alpha "
+                           "that means the same")
     dropout: float = setting(0.0, low=0, high=0.99, help="dropout before each adapter")
     targets: str | tuple[str, ...] = setting(
-        "attention", check=targets_check, choices=("attention", "all-linear", "kohya",
-                                                   "a list of suffixes of module names"),
+        "attention", check=targets_check, choices=(
+            *PRESETS, "a list of suffixes of layer names, or 're:' and a regular expression"),
         help="layers that get an adapter; all-linear: attention and feed-forward of all blocks; kohya: what "
-        "sd-scripts adapts, of a UNet proj_in and proj_out as well, of FLUX.1 and Chroma every layer of the blocks")
+        "sd-scripts adapts, of a UNet proj_in and proj_out as well, of FLUX.1 and Chroma every layer of the blocks; "
+        "kohya-conv: a UNet's resnets, too, as LoCon")
+    layers: tuple[dict[str, Any], ...] = setting(
+        (), check=layers_check, values="a list of tables with match, and rank, alpha or lr",
+        help="rank, alpha and learning rate of the layers that match, by the first that does: "
+        "[{match = \"ff.net.2\", rank = 4}, {match = \"re:^up_blocks\", lr = 5e-5}]")
     format: Format = setting("auto", choices=get_args(Format), resume=True,
                              help="tensor names in the file; auto: kohya's for a UNet and Qwen-Image, else those of "
                              "diffusers; kohya: for FLUX, Chroma and Z-Image, too; diffusers and ComfyUI read them")

@@ -6,11 +6,12 @@ and the rules of `--resume` all read its `Spec` from the field's metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prep.parse import Unparsed, brief, expect, list_of, one_of, within
+from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of, within
 
 Check = Callable[[Any, str], Any]  # (value, name) → the value to use; raises Unparsed
 MOST_TEXT = 2000  # characters of a text
@@ -98,15 +99,48 @@ def line_check(value: Any, where: str) -> str:
     return text
 
 
+PRESETS = ("attention", "all-linear", "kohya", "kohya-conv")
+
+
 def targets_check(value: Any, where: str) -> str | tuple[str, ...]:
-    """Checks a preset, or a list of suffixes of module names."""
+    """Checks a preset, or a list of suffixes of layer names and of `re:` regular expressions."""
     if isinstance(value, str):
-        return one_of(value, ("attention", "all-linear", "kohya"), where)
-    names = list_of(list(value) if isinstance(value, tuple) else value, lambda each, at: expect(each, str, at), where)
-    if not names or not all(names):
-        raise Unparsed(f"{where} is {names}, expected module names like 'to_q', or 'attention', 'all-linear' or "
-                       "'kohya'")
+        return one_of(value, PRESETS, where)
+    names = list_of(list(value) if isinstance(value, tuple) else value, _pattern, where)
+    if not names:
+        raise Unparsed(f"{where} is [], expected names of layers like 'to_q', or {', '.join(PRESETS)}")
     return tuple(names)
+
+
+def layers_check(value: Any, where: str) -> tuple[dict[str, Any], ...]:
+    """Checks a list of tables: `match`, a suffix or regular expression, and rank, alpha or lr of what it matches."""
+    return tuple(list_of(list(value) if isinstance(value, tuple) else value, _rule, where))
+
+
+def _rule(value: Any, where: str) -> dict[str, Any]:
+    table = expect(value, dict, where)
+    known_keys(table, ("match", *_OF_RULES), where)
+    if "match" not in table or len(table) == 1:
+        raise Unparsed(f"{where} is {brief(table)}, expected 'match' and one of: {', '.join(_OF_RULES)}")
+    found: dict[str, Any] = {"match": _pattern(table["match"], f"{where}.match")}
+    return found | {name: _number(table[name], kind, low, high, f"{where}.{name}")
+                    for name, (kind, low, high) in _OF_RULES.items() if name in table}
+
+
+_OF_RULES: Mapping[str, tuple[type, float, float]] = {"rank": (int, 1, 4096), "alpha": (float, 1e-6, 1e6),
+                                                      "lr": (float, 0, 100)}
+
+
+def _pattern(value: Any, where: str) -> str:
+    """A suffix of layer names, or a regular expression after `re:`."""
+    text = expect(value, str, where)
+    if not text.removeprefix("re:"):
+        raise Unparsed(f"{where} is {brief(text)}, expected the end of a layer's name, or re: and an expression")
+    try:
+        re.compile(text.removeprefix("re:"))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise Unparsed(f"{where} is {brief(text)}, which is no regular expression: {error}") from None
+    return text
 
 
 def switch_or_auto(value: Any, where: str) -> bool | str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from prep.batching.rng import draw_key
 from prep.loader.device import to_device
 from train.config.schema import Lora
 from train.models.naming import Naming, Place, ends_of
-from train.models.targets import Presets, targeted
+from train.models.targets import Adapter, Presets, adapter_of, targeted
 
 _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up"}  # suffixes of PEFT's parameter names
 
@@ -27,9 +30,14 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
     Raises `ConfigError` if no module is targeted.
     """
     denoiser.requires_grad_(False)
-    layers = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    layers = {name: tuple(module.weight.shape) for name, module in denoiser.named_modules()
+              if isinstance(module, nn.Linear | nn.Conv2d)}
+    names = targeted(layers, lora, presets)
+    adapters = {name: adapter_of(lora, name, layers[name][2:]) for name in names}
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
-                        target_modules=targeted(layers, lora, presets), init_lora_weights=True)
+                        target_modules=names, init_lora_weights=True,
+                        rank_pattern={re.escape(name): each.rank for name, each in adapters.items()},
+                        alpha_pattern={re.escape(name): each.alpha for name, each in adapters.items()})
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, denoiser)
     found = {name: value for name, value in denoiser.named_parameters() if value.requires_grad}
@@ -48,9 +56,21 @@ def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
     return nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=torch.Generator().manual_seed(key))
 
 
+def rate_of(name: str, value: Tensor, lora: Lora) -> float | None:
+    """The learning rate of a parameter; `None`: optimizer.lr."""
+    module, end = _split(name)
+    return adapter_of(lora, module, value.shape[2:] if end == "down" else ()).lr
+
+
+def _adapters(parameters: Mapping[str, Tensor], lora: Lora) -> dict[str, Adapter]:
+    """The adapter of each layer, by its lora_A, which has the sides of the kernel."""
+    return {_split(name)[0]: adapter_of(lora, _split(name)[0], value.shape[2:])
+            for name, value in parameters.items() if _split(name)[1] == "down"}
+
+
 def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[str, Tensor]:
     """The adapter's tensors with the names and alphas of `lora.format`."""
-    layout = naming.format_of(lora)
+    layout, adapters = naming.format_of(lora), _adapters(parameters, lora)
     ends, tensors = ends_of(layout), dict[str, Tensor]()
     naming.require(lora, {_split(name)[0] for name in parameters})
     for name, parts in _grouped(parameters, layout, naming).items():
@@ -58,7 +78,8 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[s
         tensors[name + ends["down"]] = matrices[0]["down"] if len(parts) == 1 else torch.cat(
             [matrix["down"] for matrix in matrices])
         if layout == "kohya":
-            tensors[name + ends["alpha"]] = torch.tensor(lora.alpha * len(parts))
+            alpha = adapters[_split(parts[0][1]["down"])[0]].alpha  # that of all parts
+            tensors[name + ends["alpha"]] = torch.tensor(alpha * len(parts))
         tensors[name + ends["up"]] = _fuse_up([(place, matrix["up"]) for (place, _), matrix
                                                in zip(parts, matrices, strict=True)])
     return tensors
@@ -112,15 +133,21 @@ def _fuse_up(parts: list[tuple[Place, Tensor]]) -> Tensor:
     return whole
 
 
-def describe(parameters: Iterable[str], lora: Lora, naming: Naming) -> dict[str, str]:
-    """The metadata that the format's readers expect: rank and alpha."""
+def describe(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[str, str]:
+    """The metadata that the format's readers expect: rank and alpha, those of most layers and each that differs."""
+    adapters = _adapters(parameters, lora)
+    (rank, alpha), _ = Counter((each.rank, each.alpha) for each in adapters.values()).most_common(1)[0]
     if naming.format_of(lora) == "kohya":
         assert naming.kohya is not None
-        return {"ss_network_module": naming.kohya.module, "ss_network_dim": str(lora.rank),
-                "ss_network_alpha": str(lora.alpha)}
-    modules = sorted({_split(name)[0] for name in parameters})
-    adapter: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout,
-                               "target_modules": modules, "rank_pattern": {}, "alpha_pattern": {}}
+        large = {_split(name)[0] for name, value in parameters.items() if prod(value.shape[2:]) > 1}
+        more = {"conv_dim": str(lora.conv_rank), "conv_alpha": str(lora.conv_alpha)} if large else {}
+        return {"ss_network_module": naming.kohya.module, "ss_network_dim": str(rank),
+                "ss_network_alpha": str(alpha),
+                **({"ss_network_args": json.dumps(more)} if more else {})}
+    adapter: dict[str, Any] = {
+        "r": rank, "lora_alpha": alpha, "lora_dropout": lora.dropout, "target_modules": sorted(adapters),
+        "rank_pattern": {name: each.rank for name, each in adapters.items() if each.rank != rank},
+        "alpha_pattern": {name: each.alpha for name, each in adapters.items() if each.alpha != alpha}}
     return {"lora_adapter_metadata": json.dumps({f"{naming.component}.{key}": value for key, value in adapter.items()})}
 
 

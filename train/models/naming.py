@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from prep.errors import ConfigError
 from train.config.schema import Lora
+from train.models.targets import adapter_of
 
 _KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight", "alpha": ".alpha"}
 _DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight"}
@@ -95,12 +96,18 @@ class Naming:
         return lora.format
 
     def require(self, lora: Lora, layers: Iterable[str]) -> None:
-        """Raises `ConfigError` if `lora.format` has no name for one of `layers`."""
-        if self.format_of(lora) == "kohya":
-            for layer in layers:
-                if self.place(layer, "kohya") is None:
-                    raise ConfigError(f"lora.format is 'kohya', but kohya's names have none for the layer '{layer}'",
-                                      hint="--set lora.format=diffusers")
+        """Raises `ConfigError` if `lora.format` has no name for one of `layers`, or one for layers of different ranks.
+        """
+        seen: dict[str, str] = {}
+        for layer in layers if self.format_of(lora) == "kohya" else ():
+            place = self.place(layer, "kohya")
+            if place is None:
+                raise ConfigError(f"lora.format is 'kohya', but kohya's names have none for the layer '{layer}'",
+                                  hint="--set lora.format=diffusers")
+            other = seen.setdefault(place.name, layer)
+            if other != layer and adapter_of(lora, other, ()).rank != adapter_of(lora, layer, ()).rank:
+                raise ConfigError(f"lora.format is 'kohya', whose names have one for '{other}' and '{layer}', but "
+                                  "lora.layers gives them other ranks", hint="--set lora.format=diffusers")
 
     def place(self, layer: str, layout: str) -> Place | None:
         """The place of a layer in a file of this layout; `None` if the layout has none for it."""

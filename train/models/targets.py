@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod, sqrt
 from pathlib import Path
 
 from prep.errors import ConfigError
@@ -28,8 +31,18 @@ def layers_of(weights: Shapes) -> Shapes:
             if name.endswith(".weight") and len(shape) in (2, 4)}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """The settings of one layer's adapter."""
+
+    rank: int
+    alpha: float  # its output is scaled by alpha / rank
+    lr: float | None  # None: optimizer.lr
+
+
 def targeted(layers: Iterable[str], lora: Lora, presets: Presets) -> list[str]:
-    """Full names of the layers that match `lora.targets`, in order. Raises `ConfigError` if there are none."""
+    """Full names of the layers that match `lora.targets`, in order. Raises `ConfigError` if there are none, and if a
+    target or one of `lora.layers` matches none."""
     names = list(layers)
     if isinstance(lora.targets, str) and lora.targets not in presets:
         raise ConfigError(f"lora.targets is '{lora.targets}', expected {' or '.join(presets)} for this family of "
@@ -38,21 +51,36 @@ def targeted(layers: Iterable[str], lora: Lora, presets: Presets) -> list[str]:
     known = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
     for end in ends if lora.targets not in presets else ():
         if not any(is_named(name, end) for name in names):
-            raise ConfigError(f"lora.targets names '{end}', but no linear or convolution layer's name ends in it"
+            raise ConfigError(f"lora.targets names '{end}', but no linear or convolution layer's name {_way(end)} it"
                               f"{suggest(end, known)}", hint=f"layers end in: {', '.join(known)}")
     found = [name for name in names if any(is_named(name, end) for end in ends)]
     if not found:
         raise ConfigError(f"lora.targets is '{lora.targets}', but no layer of the model matches: {', '.join(ends)}",
                           hint=f"list suffixes of layer names; layers end in: {', '.join(known)}")
+    for rule in lora.layers:
+        if not any(is_named(name, rule["match"]) for name in found):
+            raise ConfigError(f"lora.layers names '{rule['match']}', but no layer with an adapter has a name that "
+                              f"{_way(rule['match'])} it", hint="adapters are on layers like "
+                              f"{', '.join(found[:: max(1, len(found) // 3)][:3])}; lora.targets chooses them")
     return found
+
+
+def adapter_of(lora: Lora, name: str, sides: Sequence[int]) -> Adapter:
+    """The adapter of the layer `name`; `sides` are those of its kernel, if it is a convolution."""
+    large = prod(sides) > 1
+    rank, alpha = (lora.conv_rank, lora.conv_alpha) if large else (lora.rank, lora.alpha)
+    rule = next((rule for rule in lora.layers if is_named(name, rule["match"])), {})
+    rank, alpha = rule.get("rank", rank), rule.get("alpha", alpha)
+    return Adapter(rank=rank, alpha=alpha * sqrt(rank) if lora.rslora else alpha, lr=rule.get("lr"))
 
 
 def trained_shapes(weights: Shapes, config: Config, presets: Presets) -> list[tuple[int, ...]]:
     """The shape of each trained parameter. Raises `ConfigError` like `targeted`."""
     if config.method == "full":
         return list(weights.values())
-    layers, rank = layers_of(weights), config.lora.rank
-    return [shape for name in targeted(layers, config.lora, presets) for shape in adapter_shapes(layers[name], rank)]
+    layers = layers_of(weights)
+    return [shape for name in targeted(layers, config.lora, presets)
+            for shape in adapter_shapes(layers[name], adapter_of(config.lora, name, layers[name][2:]).rank)]
 
 
 def adapter_shapes(layer: tuple[int, ...], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -61,5 +89,12 @@ def adapter_shapes(layer: tuple[int, ...], rank: int) -> tuple[tuple[int, ...], 
 
 
 def is_named(name: str, end: str) -> bool:
-    """Whether a layer's name ends in the suffix `end`; one with * is a pattern of the whole name."""
+    """Whether a layer's name ends in the suffix `end`; one with * is a pattern of the whole name, and one after `re:` a
+    regular expression of a part of it."""
+    if end.startswith("re:"):
+        return re.search(end.removeprefix("re:"), name) is not None
     return fnmatchcase(name, end) if "*" in end else name == end or name.endswith(f".{end}")
+
+
+def _way(pattern: str) -> str:
+    return "matches" if pattern.startswith("re:") else "ends in"

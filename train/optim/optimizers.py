@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[int, ...]
+Groups = Sequence[dict[str, Any]]
 Kept = Mapping[str, tuple[str, Shape]]  # name → dtype as safetensors spells it, and shape
 _BYTES = {"F32": 4, "I64": 8, "U8": 1}
 
@@ -24,7 +25,8 @@ _BYTES = {"F32": 4, "I64": 8, "U8": 1}
 class Facts:
     """One optimizer."""
 
-    build: Callable[[Sequence[Any], Optimizer, bool], Any]  # parameters, settings, whether they are on a CUDA GPU
+    # Groups of parameters as torch takes them, settings, whether they are on a CUDA GPU.
+    build: Callable[[Groups, Optimizer, bool], Any]
     kept: Callable[[Shape], Kept]  # what it keeps for a parameter of this shape; I64: a Python number
     numbers: Mapping[str, type] = field(default_factory=dict)  # what it changes in its groups of parameters
     library: str = ""  # module that must be installed
@@ -84,34 +86,34 @@ def _prodigy_kept(shape: Shape) -> Kept:
 # ---- how each is built -----------------------------------------------------------------------------------------------
 
 
-def _adamw(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+def _adamw(groups: Groups, given: Optimizer, on_gpu: bool) -> Any:
     """Loshchilov & Hutter 2019, Algorithm 2; fused into few kernels on a GPU."""
     from torch.optim import AdamW
 
-    return AdamW(parameters, lr=given.lr, betas=given.betas, eps=given.eps, weight_decay=given.weight_decay,
+    return AdamW(groups, lr=given.lr, betas=given.betas, eps=given.eps, weight_decay=given.weight_decay,
                  fused=on_gpu or None)
 
 
-def _adamw_8bit(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+def _adamw_8bit(groups: Groups, given: Optimizer, on_gpu: bool) -> Any:
     """AdamW with moments in 8 bits, scaled by blocks (Dettmers et al. 2022)."""
     from bitsandbytes.optim.adamw import AdamW8bit
 
     kind: Any = AdamW8bit
-    return kind(parameters, lr=given.lr, betas=given.betas, eps=given.eps, weight_decay=given.weight_decay,
+    return kind(groups, lr=given.lr, betas=given.betas, eps=given.eps, weight_decay=given.weight_decay,
                 min_8bit_size=_LEAST_8BIT, is_paged=given.name == "adamw-8bit-paged")
 
 
-def _schedule_free(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+def _schedule_free(groups: Groups, given: Optimizer, on_gpu: bool) -> Any:
     """Defazio et al. 2024, Algorithm 1. The parameters are its y, at which gradients are taken; see `average`."""
     from schedulefree import AdamWScheduleFree
 
-    made = AdamWScheduleFree(parameters, lr=given.lr, betas=given.betas, eps=given.eps,
+    made = AdamWScheduleFree(groups, lr=given.lr, betas=given.betas, eps=given.eps,
                              weight_decay=given.weight_decay)
     made.train()
     return made
 
 
-def _adafactor(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+def _adafactor(groups: Groups, given: Optimizer, on_gpu: bool) -> Any:
     """Shazeer & Stern 2018, Algorithm 4, with the learning rate as it is, as other trainers use it.
 
     Torch's own always multiplies it by the size of the weights, which a LoRA's lora_B begins without.
@@ -119,35 +121,39 @@ def _adafactor(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any
     from transformers import optimization
 
     kind: Any = optimization.Adafactor
-    return kind(parameters, lr=given.lr, weight_decay=given.weight_decay, scale_parameter=False, relative_step=False,
+    return kind(groups, lr=given.lr, weight_decay=given.weight_decay, scale_parameter=False, relative_step=False,
                 warmup_init=False)
 
 
-def _lion(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+def _lion(groups: Groups, given: Optimizer, on_gpu: bool) -> Any:
     """Chen et al. 2023, Algorithm 2. Every step sets the rate, of which it does not accept 0 here."""
     from lion_pytorch import Lion
 
-    return Lion(parameters, lr=given.lr or 1.0, betas=given.betas, weight_decay=given.weight_decay)
+    return Lion(groups, lr=given.lr or 1.0, betas=given.betas, weight_decay=given.weight_decay)
 
 
-def _muon(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+def _muon(groups: Groups, given: Optimizer, on_gpu: bool) -> Any:
     """Jordan et al. 2024 for matrices, with updates as large as AdamW's (Liu et al. 2025); AdamW for the rest."""
     from torch.optim import Muon
 
-    matrices = [value for value in parameters if value.ndim == 2]
-    rest = [value for value in parameters if value.ndim != 2]
+    def those(wanted: bool) -> Groups:
+        chosen = [{**group, "params": [value for value in group["params"] if (value.ndim == 2) == wanted]}
+                  for group in groups]
+        return [group for group in chosen if group["params"]]
+
+    matrices, rest = those(True), those(False)
     made = Muon(matrices, lr=given.lr, weight_decay=given.weight_decay, momentum=given.momentum,
                 adjust_lr_fn="match_rms_adamw") if matrices else None
     other = _adamw(rest, given, on_gpu) if rest else None
     return made if other is None else other if made is None else Both(made, other)
 
 
-def _prodigy(parameters: Sequence[Any], given: Optimizer, on_gpu: bool) -> Any:
+def _prodigy(groups: Groups, given: Optimizer, on_gpu: bool) -> Any:
     """Mishchenko & Defazio 2024, Algorithm 4. It prints a line if it is built with weight decay, so that comes later.
     """
     from prodigyopt import Prodigy
 
-    made = Prodigy(parameters, lr=given.lr or 1.0, betas=given.betas, eps=given.eps, d_coef=given.d_coef,
+    made = Prodigy(groups, lr=given.lr or 1.0, betas=given.betas, eps=given.eps, d_coef=given.d_coef,
                    use_bias_correction=given.bias_correction, safeguard_warmup=given.safeguard_warmup)
     for group in made.param_groups:
         group["weight_decay"] = given.weight_decay

@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod, sqrt
 from pathlib import Path
 
 from prep.digest import digest_json
@@ -17,7 +18,7 @@ from prep.models.weights import weight_files
 from prep.parse import Unparsed, brief
 from train.config.schema import Config, Lora
 from train.models.naming import Naming, Place, ends_of
-from train.models.targets import Presets, Shapes, is_named, layers_of, targeted
+from train.models.targets import Presets, Shapes, adapter_of, is_named, layers_of, targeted
 from train.runs.checkpoint import STATE, list_checkpoints
 from train.runs.documents import open_plain, refused
 from train.runs.safetensors_header import TensorInfo, read_header_and_metadata
@@ -179,29 +180,33 @@ def _check_adapter(file: _File, group: _Group, trained: list[str], layers: Shape
     """
     module, layer = ", ".join(trained), layers[trained[0]]
     shapes = {kind: file.tensors[name].shape if (name := names[kind]) else None for kind in ("down", "up")}
-    down = shapes["down"]
-    rank = lora.rank if down and down[0] == lora.rank else lora.rank * len(trained)
+    down, adapter = shapes["down"], adapter_of(lora, trained[0], layer[2:])
+    large = "conv_" if prod(layer[2:]) > 1 else ""
+    rank = adapter.rank if down and down[0] == adapter.rank else adapter.rank * len(trained)
     if down and down[0] != rank:
-        raise ConfigError(f"{file.path} has rank {down[0]} in {module}, but lora.rank is {lora.rank}",
-                          hint=f"--rank {down[0]}")
+        raise ConfigError(f"{file.path} has rank {down[0]} in {module}, but lora.{large}rank is {adapter.rank}",
+                          hint=f"--set lora.conv_rank={down[0]}" if large else f"--rank {down[0]}")
     wanted = {"down": (rank, *layer[1:]), "up": (group.rows, rank, *(1 for _ in layer[2:]))}
     for kind, shape in wanted.items():
         if shapes[kind] != shape:
             seen = "no tensor" if shapes[kind] is None else f"shape {list(shapes[kind] or ())}"
             raise ModelError(f"{file.path} has {seen} '{kind}' of {module}, expected shape {list(shape)}",
                              hint="name a LoRA of the same family of models")
-    alpha = _alpha(file, names["alpha"], rank, naming) * lora.rank / rank
-    if abs(alpha - lora.alpha) > 1e-3 * lora.alpha:  # a float16 has three digits
-        raise ConfigError(f"{file.path} has alpha {alpha:g} in {module}, but lora.alpha is {lora.alpha:g}",
-                          hint=f"--set lora.alpha={alpha:g}")
+    alpha = _alpha(file, names["alpha"], trained[0], rank, naming) * adapter.rank / rank
+    if abs(alpha - adapter.alpha) > 1e-3 * adapter.alpha:  # a float16 has three digits
+        asked = alpha / sqrt(adapter.rank) if lora.rslora else alpha
+        raise ConfigError(f"{file.path} has alpha {alpha:g} in {module}, but lora.{large}alpha is {adapter.alpha:g}"
+                          f"{' there, by lora.rslora' if lora.rslora else ''}",
+                          hint=f"--set lora.{large}alpha={asked:g}")
 
 
-def _alpha(file: _File, name: str | None, rank: int, naming: Naming) -> float:
+def _alpha(file: _File, name: str | None, module: str, rank: int, naming: Naming) -> float:
     """The alpha of an adapter: a tensor, else that of diffusers' metadata, else its rank, as their readers take it."""
     if name is not None and name in file.scalars:
         return file.scalars[name]
     try:
-        found = json.loads(file.metadata.get("lora_adapter_metadata", "{}")).get(f"{naming.component}.lora_alpha", rank)
-        return float(found)
+        table = json.loads(file.metadata.get("lora_adapter_metadata", "{}"))
+        own = table.get(f"{naming.component}.alpha_pattern", {})
+        return float(own.get(module, table.get(f"{naming.component}.lora_alpha", rank)))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return float(rank)

@@ -56,7 +56,6 @@ _WORDS: Mapping[str, str] = {
                     _EPOCHS),
     **dict.fromkeys(("text_encoder_lr", "train_text_encoder", "network_train_text_encoder_only"), _TEXT),
     **dict.fromkeys(("output_dir", "output_name", "logging_dir"), _RUN),
-    "network_args": "lora.targets selects the layers that get an adapter; nothing else has a counterpart",
     "network_weights": "a run cannot start from another run's weights: no counterpart",
     **dict.fromkeys(("full_bf16", "full_fp16"), "weights are kept in float32: no counterpart"),
     "save_model_as": "safetensors is the only format",
@@ -244,12 +243,12 @@ def _method(asked: Asked, training: Training) -> None:
         training.note("network_module", module, "LoRA is the only adapter")
     rank, alpha = number_of(asked.any("network_dim")), number_of(asked.any("network_alpha"))
     kind = asked.any("LoRA_type")  # of the GUI
-    if module is None and kind not in (None, "Standard"):
+    if module is None and kind not in (None, "Standard", "Kohya LoCon"):
         training.note("LoRA_type", kind, "LoRA is the only adapter")
     if lora:
         training.put("lora.rank", int(rank or _RANK), "network_dim")
         training.put("lora.alpha", float(_ALPHA if alpha is None else alpha or rank or _RANK), "network_alpha")
-        training.put("lora.targets", "all-linear", "network_module")
+        _convolutions(asked, training)
 
 
 def _noise(asked: Asked, training: Training) -> None:
@@ -298,6 +297,22 @@ def _timesteps(asked: Asked, training: Training) -> None:
                       "'shift' of the scheduler's config, unless that has use_dynamic_shifting")
     if kind == "flux_shift":
         training.put("timesteps.shift_by_size", "schedule", "timestep_sampling")
+
+
+def _convolutions(asked: Asked, training: Training) -> None:
+    """With conv_dim, sd-scripts also adapts the resnets; an alpha of convolutions that is not given is 1."""
+    words = asked.any("network_args")
+    listed = words if isinstance(words, list) else str(words or "").split()
+    args = dict(str(word).partition("=")[::2] for word in listed)
+    standard = asked.any("LoRA_type") in (None, "Standard")  # the GUI has conv_dim also where it is not used
+    given = {name: args.pop(name, None if standard else asked.any(name)) for name in ("conv_dim", "conv_alpha")}
+    rank, alpha = (number_of(given[name]) for name in ("conv_dim", "conv_alpha"))
+    training.put("lora.targets", "kohya-conv" if rank else "all-linear", "network_module")
+    if rank:
+        training.put("lora.conv_rank", int(rank), "network_args conv_dim")
+        training.put("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")
+    for name, value in args.items():
+        training.note(f"network_args {name}", value, "no counterpart")
 
 
 def _rest(asked: Asked, training: Training) -> None:

@@ -18,7 +18,8 @@ from prep.recipe.write import comment_lines, quoted
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "steps": (1, 1 << 40), "epochs": (1, 1 << 40), "batch_size": (1, 1 << 20), "micro_batch": (1, 1 << 20),
     "seed": (0, (1 << 63) - 1), "caption_dropout": (0, 1), "lora.rank": (1, 4096), "lora.alpha": (1e-6, 1e6),
-    "lora.dropout": (0, 0.99), "optimizer.lr": (0, 100), "optimizer.betas": (0, 0.999999),
+    "lora.dropout": (0, 0.99), "lora.conv_rank": (1, 4096),
+    "lora.conv_alpha": (1e-6, 1e6), "optimizer.lr": (0, 100), "optimizer.betas": (0, 0.999999),
     "optimizer.eps": (1e-30, 1), "optimizer.weight_decay": (0, 100), "optimizer.clip": (0, 1e12),
     "optimizer.d_coef": (1e-3, 1e3),
     "schedule.warmup": (0, 1 << 40), "schedule.floor": (0, 1), "schedule.cycles": (1, 1 << 40),
@@ -39,7 +40,8 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 DECAYS: Mapping[str, float] = {**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "adamw-8bit": 0.01,
                                "adamw-8bit-paged": 0.01}
 WORDS: Mapping[str, tuple[str, ...]] = {
-    "method": ("lora", "full"), "precision": ("auto", "bf16", "fp32"), "lora.targets": ("attention", "all-linear"),
+    "method": ("lora", "full"), "precision": ("auto", "bf16", "fp32"),
+    "lora.targets": ("attention", "all-linear", "kohya-conv"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
     "timesteps.distribution": ("uniform", "logit-normal"), "timesteps.shift_by_size": ("none", "schedule"),
     "optimizer.name": tuple(OPTIMIZERS),

@@ -135,6 +135,12 @@ def of_kohya(folder, **values):
 @pytest.mark.parametrize(("given", "name", "value"), [
     ({"network_dim": 8, "network_alpha": 0}, "lora.alpha", 8.0), ({"network_dim": 8}, "lora.alpha", 1.0),
     ({"network_module": "networks.lora"}, "lora.rank", 4),
+    ({"network_dim": 8, "network_args": ["conv_dim=4"]}, "lora.conv_rank", 4),
+    ({"network_dim": 8, "network_args": ["conv_dim=4"]}, "lora.conv_alpha", 1.0),
+    ({"network_dim": 8, "network_args": "conv_dim=4 conv_alpha=2"}, "lora.conv_alpha", 2.0),
+    ({"network_dim": 8, "network_args": "conv_dim=4"}, "lora.targets", "kohya-conv"),
+    ({"network_dim": 8, "LoRA_type": "Kohya LoCon", "conv_dim": 2, "conv_alpha": 1}, "lora.conv_rank", 2),
+    ({"network_dim": 8, "LoRA_type": "Standard", "conv_dim": 2}, "lora.targets", "all-linear"),
     ({"save_every_n_steps": 10, "save_last_n_steps": 30}, "checkpoint.keep", 4),
     ({"save_every_n_steps": 10, "save_last_n_steps": 25}, "checkpoint.keep", 3),
     ({"save_every_n_steps": 10}, "checkpoint.keep", 0), ({"learning_rate": 1e-3, "unet_lr": 0.0}, "optimizer.lr", 1e-3),
@@ -265,6 +271,11 @@ def test_a_random_strength_of_noise_is_a_note(folder):
     assert said["generalized_offset_noise"] == "the offset is the same at each timestep: no counterpart"
     assert said["perturbation_noise_weight"] == ("no counterpart: noise.perturbation leaves the target as it is, and "
                                                  "OneTrainer adds the noise to it, too")
+
+
+def test_arguments_of_a_network_without_a_counterpart_are_notes(folder):
+    said = of_kohya(folder, network_dim=4, network_args=["conv_dim=4", "loraplus_lr_ratio=16"])[1]
+    assert said["network_args loraplus_lr_ratio"] == "no counterpart" and "network_args conv_dim" not in said
 
 
 def test_alpha_masks_need_no_masked_loss_in_sd_scripts(folder):

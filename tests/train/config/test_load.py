@@ -19,9 +19,19 @@ def test_a_file_is_read_and_options_are_above_it(tmp_path):
     path = tmp_path / "train.toml"
     path.write_text('steps = 10\nbatch_size = 8\n[lora]\nrank = 4\ntargets = ["to_q"]\n')
     config = load_config(path, {"lora.rank": 2, "optimizer.lr": 1})
-    assert config.lora == Lora(rank=2, alpha=2.0, targets=("to_q",))
+    assert config.lora == Lora(rank=2, alpha=2.0, conv_rank=2, conv_alpha=2.0, targets=("to_q",))
     assert (config.steps, config.batch_size, config.micro_batch) == (10, 8, 8)
     assert config.optimizer.lr == 1.0
+
+
+@pytest.mark.parametrize(("given", "found"), [
+    ({}, (16, 16.0, 16, 16.0)), ({"rank": 4}, (4, 4.0, 4, 4.0)), ({"rank": 4, "alpha": 1.0}, (4, 1.0, 4, 1.0)),
+    ({"conv_rank": 2}, (16, 16.0, 2, 2.0)), ({"rank": 4, "alpha": 1.0, "conv_rank": 2}, (4, 1.0, 2, 2.0)),
+    ({"rank": 4, "conv_alpha": 3.0}, (4, 4.0, 4, 3.0)),
+])
+def test_ranks_and_alphas_follow_from_each_other(given, found):
+    lora = parse({"lora": given}, "x").lora
+    assert (lora.rank, lora.alpha, lora.conv_rank, lora.conv_alpha) == found
 
 
 def test_an_option_that_counts_the_other_way_replaces_the_file_s(tmp_path):
@@ -40,7 +50,7 @@ def test_settings_survive_as_a_table():
 
 WRONG = [
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'? (known are: alpha, "
-                            "dropout, format, rank, targets)"),
+                            "conv_alpha, conv_rank, dropout, format, layers, rank, rslora, targets)"),
     ({"lerning_rate": 1}, "unknown key 'lerning_rate' in train.toml"),
     ({"stesp": 1}, "unknown key 'stesp' in train.toml; did you mean 'steps'?"),
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'?"),
@@ -59,6 +69,23 @@ WRONG = [
     ({"optimizer": {"name": "adamw-schedule-free", "betas": [0.0, 0.9]}},
      "optimizer.betas[0] is 0, expected more for 'adamw-schedule-free'"),
     ({"optimizer": {"name": 3, "lr": 1}}, "optimizer.name is 3, expected "),
+    ({"lora": {"layers": [{"rank": 4}]}},
+     "lora.layers[0] is {'rank': 4}, expected 'match' and one of: rank, alpha, lr"),
+    ({"lora": {"layers": [{"match": "to_q"}]}}, "lora.layers[0] is {'match': 'to_q'}, expected 'match' and one of"),
+    ({"lora": {"layers": [{"match": "to_q", "rank": 0}]}}, "lora.layers[0].rank is 0, expected "),
+    ({"lora": {"layers": [{"match": "to_q", "size": 1}]}}, "unknown key 'size' in lora.layers[0]"),
+    ({"lora": {"layers": [{"match": "re:(", "lr": 1}]}},
+     "lora.layers[0].match is 're:(', which is no regular expression: "),
+    ({"lora": {"targets": ["re:"]}},
+     "lora.targets[0] is 're:', expected the end of a layer's name, or re: and an expression"),
+    ({"lora": {"layers": [{"match": "to_q", "alpha": 1.0}]}},
+     "lora.format is 'auto', expected 'diffusers' where lora.layers gives 'to_q' an alpha of its own: diffusers reads "
+     "one alpha from a file with kohya's names"),
+    ({"lora": {"layers": [{"match": "to_q", "rank": 2}], "rslora": True, "format": "kohya"}},
+     "lora.format is 'kohya', expected 'diffusers' where lora.layers gives 'to_q' an alpha of its own, by "
+     "lora.rslora: diffusers reads one alpha from a file with kohya's names"),
+    ({"lora": {"layers": [{"match": "to_q", "lr": 1.0}]}, "optimizer": {"name": "prodigy"}},
+     "lora.layers has an lr, but 'prodigy' finds one learning rate for all layers"),
     ({"optimizer": {"lr": "fast"}}, "optimizer.lr is 'fast', expected a number"),
     ({"optimizer": {"lr": float("nan")}}, "optimizer.lr is nan, expected a number from 0 to 100"),
     ({"optimizer": {"betas": [0.9]}}, "optimizer.betas has 1 values, expected 2"),
@@ -74,9 +101,9 @@ WRONG = [
     ({"result": {"title": "two\nlines"}}, "result.title is 'two\\nlines', expected a line of at most 2000 printable "
      "characters"),
     ({"result": {"dtype": "fp16"}}, "result.dtype is 'fp16', expected"),
-    ({"lora": {"targets": []}}, "lora.targets is [], expected module names like 'to_q', or 'attention'"),
-    ({"lora": {"targets": "atention"}}, "lora.targets is 'atention', expected one of: attention, all-linear, kohya; "
-     "did you mean 'attention'?"),
+    ({"lora": {"targets": []}}, "lora.targets is [], expected names of layers like 'to_q', or attention, all-linear"),
+    ({"lora": {"targets": "atention"}}, "lora.targets is 'atention', expected one of: attention, all-linear, kohya, "
+     "kohya-conv; did you mean 'attention'?"),
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from train.models import lora
 from train.models.denoiser import quiet
 from train.models.families.sd15 import PRESETS
 from train.models.naming import UNET, Naming
-from train.models.targets import targeted
+from train.models.targets import adapter_of, targeted
 
 NAMING = Naming(component="unet", kohya=UNET)
 
@@ -50,11 +50,21 @@ def ask(unet):
                     torch.randn(2, 8, 32, generator=drawn)).sample
 
 
-@pytest.mark.parametrize("targets", ["attention", "all-linear", "kohya", ("to_q", "proj_in")], ids=str)
+RULES = ({"match": "re:attn2\\.", "rank": 2},
+         {"match": "to_k", "alpha": 1.5}, {"match": "conv2", "rank": 5, "alpha": 2.0})
+
+
+@pytest.mark.parametrize("more", [
+    {"targets": "attention"}, {"targets": "all-linear"}, {"targets": "kohya"}, {"targets": ("to_q", "proj_in")},
+    {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, {"targets": "attention", "rslora": True},
+    {"targets": "kohya-conv", "layers": RULES, "rslora": True}, {"targets": "kohya-conv", "layers": RULES[:1]},
+], ids=str)
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
-def test_a_pipeline_answers_like_the_trained_model(unet, tiny_model, tmp_path, layout, targets):
+def test_a_pipeline_answers_like_the_trained_model(unet, tiny_model, tmp_path, layout, more):
     """alpha is not rank here, so a reader that ignores it would answer otherwise."""
-    settings = Lora(rank=4, alpha=7.0, targets=targets, format=layout)
+    if layout == "kohya" and more.get("layers") == RULES:
+        return  # such settings are refused
+    settings = Lora(rank=4, alpha=7.0, format=layout, **more)
     before = ask(unet)
     found = trained(unet, settings)
     wanted = ask(unet)
@@ -136,6 +146,56 @@ def test_kohya_s_preset_adapts_what_sd_scripts_adapts(unet):
               if type(block).__name__ == "Transformer2DModel" for name, module in block.named_modules()
               if type(module).__name__ in ("Linear", "Conv2d") and "lora_" not in name}
     assert found == inside and any(name.endswith("proj_in") for name in found)
+
+
+def inside(unet, *kinds):
+    """Names of linear and convolution layers inside modules of these classes."""
+    return {f"{outer}.{name}".replace(".base_layer", "") for outer, block in unet.named_modules()
+            if type(block).__name__ in kinds for name, module in block.named_modules()
+            if type(module).__name__ in ("Linear", "Conv2d") and "lora_" not in name}
+
+
+def test_the_preset_with_convolutions_adapts_what_sd_scripts_does_with_conv_dim(unet):
+    """Its UNET_TARGET_REPLACE_MODULE_CONV2D_3X3: conv_dim is the rank of kernels that are larger than 1x1."""
+    attached = lora.attach(unet, Lora(rank=2, conv_rank=3, targets="kohya-conv"), seed=0, presets=PRESETS)
+    found = {name.split(".lora_")[0] for name in attached}
+    wanted = inside(unet, "Transformer2DModel", "ResnetBlock2D", "Downsample2D", "Upsample2D")
+    assert found == wanted and {"time_emb_proj", "conv_shortcut"} <= {name.rpartition(".")[2] for name in found}
+    ranks = {(value.shape[2:], value.shape[0]) for name, value in attached.items() if "lora_A" in name}
+    assert ranks == {((), 2), ((1, 1), 2), ((3, 3), 3)}
+
+
+def test_each_rule_counts_for_the_layers_that_it_matches_first():
+    given = Lora(rank=4, alpha=8.0, conv_rank=2, conv_alpha=1.0, layers=(
+        {"match": "re:^up", "lr": 1e-5}, {"match": "to_q", "rank": 16}, {"match": "conv1", "alpha": 3.0}))
+    found = {name: adapter_of(given, name, sides) for name, sides in (
+        ("up.to_q", ()), ("down.to_q", ()), ("down.to_k", ()), ("down.conv1", (3, 3)), ("down.proj_in", (1, 1)))}
+    assert {name: (each.rank, each.alpha, each.lr) for name, each in found.items()} == {
+        "up.to_q": (4, 8, 1e-5), "down.to_q": (16, 8, None), "down.to_k": (4, 8, None), "down.conv1": (2, 3, None),
+        "down.proj_in": (4, 8, None)}
+    assert adapter_of(Lora(rank=9, alpha=2.0, rslora=True), "x", ()).alpha == 6, "2 / sqrt(9) is 6 / 9"
+
+
+def test_targets_by_regular_expression(unet):
+    found = lora.attach(unet, Lora(rank=2, targets=("re:^down_blocks\\.1\\..*attn2\\.to_[kv]$",)), seed=0,
+                        presets=PRESETS)
+    names = {name.split(".lora_")[0] for name in found}
+    assert names and all(name.startswith("down_blocks.1.") and name.endswith(("attn2.to_k", "attn2.to_v"))
+                         for name in names)
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"targets": ("re:^nowhere",)},
+     "lora.targets names 're:^nowhere', but no linear or convolution layer's name matches it"),
+    ({"layers": ({"match": "ff.net.2", "rank": 2},)},
+     "lora.layers names 'ff.net.2', but no layer with an adapter has a name that ends in it"),
+    ({"layers": ({"match": "re:^nowhere", "rank": 2},)},
+     "lora.layers names 're:^nowhere', but no layer with an adapter has a name that matches it"),
+])
+def test_patterns_that_match_nothing_are_said(unet, settings, said):
+    with pytest.raises(ConfigError) as caught:
+        lora.attach(unet, Lora(**settings), seed=0, presets=PRESETS)
+    assert caught.value.message == said and "layers" in caught.value.hint
 
 
 def test_a_preset_that_the_family_lacks():

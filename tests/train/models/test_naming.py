@@ -121,6 +121,18 @@ def test_layers_that_share_a_down_matrix_are_read():
         assert torch.equal(found[f"{key}B.default.weight"], tensors[f"{name}.lora_up.weight"][rows])
 
 
+def test_layers_with_one_name_have_one_rank():
+    naming, layers = naming_of(FAMILIES["flux"]), [f"transformer_blocks.0.attn.{name}" for name in ("to_q", "to_k")]
+    settings = {"rank": 4, "layers": ({"match": "to_k", "rank": 2},)}
+    with pytest.raises(ConfigError) as error:
+        naming.require(Lora(format="kohya", **settings), layers)
+    assert error.value.message == ("lora.format is 'kohya', whose names have one for 'transformer_blocks.0.attn.to_q' "
+                                   "and 'transformer_blocks.0.attn.to_k', but lora.layers gives them other ranks")
+    assert error.value.hint == "--set lora.format=diffusers"
+    naming.require(Lora(format="diffusers", **settings), layers)
+    naming.require(Lora(format="kohya", rank=4, layers=({"match": "re:to_[qk]$", "rank": 2},)), layers)
+
+
 def test_a_layer_without_a_name():
     naming = naming_of(FAMILIES["flux"])
     naming.require(Lora(format="kohya"), ["transformer_blocks.0.attn.to_q"])
@@ -146,6 +158,9 @@ def test_rows_of_fused_layers_follow_each_other():
 
 def test_what_metadata_say_of_the_names():
     settings = Lora(rank=2, format="kohya")
-    told = lora.describe((), settings, naming_of(FAMILIES["flux"]))
+    layer = "transformer_blocks.0.attn.to_q"
+    parameters = {f"{layer}.lora_{side}.default.weight": torch.zeros(2, 2) for side in "AB"}
+    told = lora.describe(parameters, settings, naming_of(FAMILIES["flux"]))
     assert told["ss_network_module"] == "networks.lora_flux" and "lora_adapter_metadata" not in told
-    assert json.loads(lora.describe((), Lora(rank=2), naming_of(FAMILIES["flux"]))["lora_adapter_metadata"])
+    told = json.loads(lora.describe(parameters, Lora(rank=2), naming_of(FAMILIES["flux"]))["lora_adapter_metadata"])
+    assert told["transformer.r"] == 2 and told["transformer.target_modules"] == [layer]

@@ -24,7 +24,7 @@ def fresh(name, shapes=SHAPES, on_gpu=False, **more):
     parameters = {f"p{at}": nn.Parameter(torch.zeros(shape) if at == 3 else torch.randn(shape, generator=drawn))
                   for at, shape in enumerate(shapes)}
     given = Optimizer(name=name, **{**settings.usual(name), **more})
-    return parameters, TABLE[name].build(list(parameters.values()), given, on_gpu)
+    return parameters, TABLE[name].build([{"params": list(parameters.values()), "rate": None}], given, on_gpu)
 
 
 def steps(parameters, optimizer, numbers):

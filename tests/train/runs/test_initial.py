@@ -144,6 +144,24 @@ def test_other_layers_ranks_and_alphas_are_refused_with_the_setting_that_fits(tr
     assert fault.hint == "--set lora.targets=attention"
 
 
+def test_ranks_by_layer_and_convolutions_are_compared(make, setup_of, tmp_path):
+    made = make()
+    plain = {"rank": 2, "conv_rank": 4, "conv_alpha": 6.0, "targets": "kohya-conv"}
+    both = {"kohya": {**plain, "format": "kohya", "layers": [{"match": "to_q", "rank": 3}]},
+            "diffusers": {**plain, "format": "diffusers", "layers": [{"match": "to_q", "rank": 3, "alpha": 1.0}],
+                          "rslora": True}}
+    for layout, settings in both.items():
+        go(setup_of(made, **QUICK, lora=settings), tmp_path / layout)
+        assert len(begun(made, tmp_path / layout, lora=settings).denoiser.parameters) > 100
+        (fault,) = checked(made, tmp_path / layout, lora={**settings, "conv_rank": 5}).faults
+        assert fault.message.endswith("but lora.conv_rank is 5") and fault.hint == "--set lora.conv_rank=4"
+        (fault,) = checked(made, tmp_path / layout, lora={**settings, "conv_alpha": 5.0}).faults
+        said = r"12 in \S+, but lora.conv_alpha is 10 there, by lora.rslora$" if "rslora" in settings else (
+            r"6 in \S+, but lora.conv_alpha is 5$")
+        assert re.search(f" has alpha {said}", fault.message) and fault.hint == "--set lora.conv_alpha=6"
+        assert checked(made, tmp_path / layout, lora={**settings, "layers": []}).faults
+
+
 def test_files_of_other_things_are_refused(trained, tmp_path, tiny_model):
     made, run = trained
     lora = {"rank": 2}

@@ -30,12 +30,15 @@ def unpack(unet: Any, latent_1Chw: Tensor, size: Size) -> Tensor:
     return latent_1Chw
 
 
+KOHYA = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
 PRESETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("to_q", "to_k", "to_v", "to_out.0"),
     # The linear layers of the transformer blocks; resnets and embeddings get no adapter, as in kohya's trainer.
     "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
     # With the layers around the blocks, which are 1x1 convolutions or linear: what sd-scripts adapts without conv_dim.
-    "kohya": ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"),
+    "kohya": KOHYA,
+    # With all layers of the resnets and samplers: what sd-scripts adapts with conv_dim, and LyCORIS as LoCon.
+    "kohya-conv": (*KOHYA, "conv1", "conv2", "conv_shortcut", "time_emb_proj", "re:samplers\\.0\\.conv$"),
 }
 # DDIM: the same pictures for the same noise. Latents are unbounded, so no clipping, as in StableDiffusionPipeline.
 DENOISER = DenoiserFamily(predict=predict, call=call, unpack=unpack, sampler="DDIMScheduler",
