@@ -146,7 +146,8 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
                 continue
             used |= set(names.values())
             rank = down.shape[0]
-            alpha = float(tensors[names["alpha"]]) if names.get("alpha") in tensors else _alpha(metadata, naming, rank)
+            stored = tensors.get(names.get("alpha", ""))
+            alpha = naming.alpha_of(metadata, layer, rank) if stored is None else float(stored)
             unit = up.shape[0] // place.of
             part = up[place.first * unit : (place.first + place.count) * unit]
             _check_shapes(path, layer, down, part, layers[layer])
@@ -164,14 +165,6 @@ def _placed(layers: Shapes, layout: str, naming: Naming) -> Iterator[tuple[Place
     for layer in layers:
         if (place := naming.place(layer, layout)) is not None:
             yield place, layer
-
-
-def _alpha(metadata: Mapping[str, str], naming: Naming, rank: int) -> float:
-    """The alpha of the metadata that diffusers writes; the rank if there is none, as its loader takes it."""
-    try:
-        return float(json.loads(metadata["lora_adapter_metadata"])[f"{naming.component}.lora_alpha"])
-    except (KeyError, ValueError, TypeError, RecursionError):
-        return float(rank)
 
 
 def _check_shapes(path: Path, layer: str, down: Tensor, up: Tensor, shape: tuple[int, ...]) -> None:

@@ -60,6 +60,9 @@ def sd15(tmp_path_factory):
 
 @pytest.mark.parametrize(("family", "settings", "strength"), [
     ("sd15", {"targets": "kohya"}, 1.0), ("sd15", {"targets": "kohya", "format": "diffusers"}, -0.5),
+    ("sd15", {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, 1.0),
+    ("sd15", {"targets": "kohya-conv", "format": "diffusers", "rslora": True,
+              "layers": ({"match": "to_q", "rank": 4, "alpha": 3.0},)}, 1.0),
     ("flux2", {"targets": "all-linear", "format": "kohya"}, 0.7), ("flux", {"targets": "all-linear"}, 1.0),
     ("zimage", {"targets": "all-linear", "format": "kohya"}, 1.0)])
 def test_the_merged_model_draws_what_the_lora_draws(tmp_path, family, settings, strength):

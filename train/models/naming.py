@@ -11,8 +11,9 @@ same to the weights.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prep.errors import ConfigError
@@ -108,6 +109,16 @@ class Naming:
             if other != layer and adapter_of(lora, other, ()).rank != adapter_of(lora, layer, ()).rank:
                 raise ConfigError(f"lora.format is 'kohya', whose names have one for '{other}' and '{layer}', but "
                                   "lora.layers gives them other ranks", hint="--set lora.format=diffusers")
+
+    def alpha_of(self, metadata: Mapping[str, str], layer: str, rank: int) -> float:
+        """The alpha of a layer by the metadata that diffusers writes; the rank if there are none, as its loader takes
+        it."""
+        try:
+            table = json.loads(metadata["lora_adapter_metadata"])
+            own = table.get(f"{self.component}.alpha_pattern", {})
+            return float(own.get(layer, table.get(f"{self.component}.lora_alpha", rank)))
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+            return float(rank)
 
     def place(self, layer: str, layout: str) -> Place | None:
         """The place of a layer in a file of this layout; `None` if the layout has none for it."""

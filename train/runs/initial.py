@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Iterable, Mapping
@@ -192,21 +191,11 @@ def _check_adapter(file: _File, group: _Group, trained: list[str], layers: Shape
             seen = "no tensor" if shapes[kind] is None else f"shape {list(shapes[kind] or ())}"
             raise ModelError(f"{file.path} has {seen} '{kind}' of {module}, expected shape {list(shape)}",
                              hint="name a LoRA of the same family of models")
-    alpha = _alpha(file, names["alpha"], trained[0], rank, naming) * adapter.rank / rank
+    stored = file.scalars.get(names["alpha"] or "")
+    alpha = naming.alpha_of(file.metadata, trained[0], rank) if stored is None else stored
+    alpha *= adapter.rank / rank
     if abs(alpha - adapter.alpha) > 1e-3 * adapter.alpha:  # a float16 has three digits
         asked = alpha / sqrt(adapter.rank) if lora.rslora else alpha
         raise ConfigError(f"{file.path} has alpha {alpha:g} in {module}, but lora.{large}alpha is {adapter.alpha:g}"
                           f"{' there, by lora.rslora' if lora.rslora else ''}",
                           hint=f"--set lora.{large}alpha={asked:g}")
-
-
-def _alpha(file: _File, name: str | None, module: str, rank: int, naming: Naming) -> float:
-    """The alpha of an adapter: a tensor, else that of diffusers' metadata, else its rank, as their readers take it."""
-    if name is not None and name in file.scalars:
-        return file.scalars[name]
-    try:
-        table = json.loads(file.metadata.get("lora_adapter_metadata", "{}"))
-        own = table.get(f"{naming.component}.alpha_pattern", {})
-        return float(own.get(module, table.get(f"{naming.component}.lora_alpha", rank)))
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return float(rank)
