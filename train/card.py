@@ -74,7 +74,8 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     if config.method == "lora":
         yield "Trained", f"LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
     else:
-        yield "Trained", f"every weight of the denoiser, {settings.dtype}"
+        part = "some weights" if config.full.train or config.full.freeze else "every weight"
+        yield "Trained", f"{part} of the denoiser, {settings.dtype}"
     yield "Steps", f"{step} of up to {plan.batch_size} samples, in {plan.steps_per_epoch} an epoch"
     yield "Seed", str(config.seed)
     yield "Samples", str(sum(len(members) for members in setup.index.training))

@@ -45,6 +45,7 @@ class _Model:
     others: Mapping[str, str]
     numbers: int
     shifts: tuple[float, ...]
+    saved: int
     state_bytes: int
     initial: Initial | None
 
@@ -82,10 +83,10 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
     setup, initial = None, None if model is None else model.initial
     if not faults and index and plan and model:
         setup = Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
-                      base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, shifts=model.shifts,
-                      others=model.others, init=_recorded(initial), steps=_steps(config, plan), initial=initial,
+                      base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,
+                      shifts=model.shifts, others=model.others, init=_recorded(initial), initial=initial,
                       masked=_masked(index, config), prediction=_prediction(config, manifest),
-                      family=FAMILIES[manifest.family])
+                      steps=_steps(config, plan), family=FAMILIES[manifest.family])
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
                        notes=tuple(_notes(initial, config)))
@@ -272,8 +273,10 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
                 initial = inspect_weights(asked.init, config, family, weights, presets, naming_of(family), digest)
     if trained is None or base is None or others is None or shifts is None:
         return None
-    return _Model(path=path, base=base, others=others, numbers=sum(map(prod, trained)), shifts=shifts,
-                  initial=initial, state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
+    numbers = sum(map(prod, trained))
+    return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
+                  saved=sum(map(prod, weights.values())) if config.method == "full" else numbers,
+                  state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
 
 
 def _recorded(initial: Initial | None) -> Mapping[str, str]:

@@ -92,10 +92,10 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
     denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after",
                     family=setup.family.name)
     if which == "after" and setup.initial is not None:
-        put_initial(denoiser.parameters, setup.initial, setup.config.method, setup.family)
+        put_initial(denoiser.weights, setup.initial, setup.config.method, setup.family)
     elif which == "after":
         assert start is not None
-        put_weights(denoiser.parameters, start, averaged(start, setup.family), setup.family)
+        put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family)
     return pictures(denoiser, rows, setup.model, found.prompts, settings)
 
 

@@ -59,7 +59,8 @@ class Setup:
     model: Path
     base: Mapping[str, str]  # fingerprints of denoiser and scheduler
     numbers: int  # how many numbers are trained
-    state_bytes: int  # what the optimizer keeps for them
+    saved: int  # how many numbers a file of weights has: frozen ones, too
+    state_bytes: int  # what the optimizer keeps for the trained ones
     prediction: str
     shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     family: Family  # of the manifest

@@ -61,7 +61,7 @@ def create_state(setup: Setup, device: torch.device) -> TrainState:
         raise ModelError(f"{setup.model} changed while it was loaded: it is {describe_base(found)}, and was "
                          f"{describe_base(setup.base)}", hint="try again when no other process writes to it")
     if setup.initial is not None:
-        put_initial(denoiser.parameters, setup.initial, config.method, setup.family)
+        put_initial(denoiser.weights, setup.initial, config.method, setup.family)
     facts = TABLE[chosen.name]
     optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
@@ -130,11 +130,11 @@ def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[P
     """The files of a checkpoint, except state.json."""
     parameters = trainee.denoiser.parameters
     facts = checkpoint_metadata(setup, step, parameters)
-    tensors = _packed(parameters, setup.config, setup.family)
+    tensors = _packed(trainee.denoiser.weights, setup.config, setup.family)
     yield from weight_parts(trainee.denoiser, tensors, setup, facts, weights_name(setup.family, setup.config.method))
     yield Part(name=OPTIMIZER, tensors=kept.tensors_of(trainee.facts, trainee.optimizer, parameters))
     if (average := averages(trainee)) is not None:
-        yield Part(name=AVERAGE, tensors=_packed(average, setup.config, setup.family),
+        yield Part(name=AVERAGE, tensors=_packed({**trainee.denoiser.weights, **average}, setup.config, setup.family),
                    metadata={**facts, **_of_average(trainee)})
 
 
@@ -159,7 +159,7 @@ def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Ite
     Raises `ConfigError` if a weight is too large for `result.dtype`.
     """
     parameters, average = trainee.denoiser.parameters, averages(trainee)
-    source: Mapping[str, Tensor] = parameters if average is None else average
+    source: Mapping[str, Tensor] = {**trainee.denoiser.weights, **(average or {})}
     tensors = _cast(_packed(source, setup.config, setup.family), setup.config.result.dtype)
     facts = result_metadata(setup, step, parameters, tensors)
     if average is not None:
@@ -195,7 +195,7 @@ def restore(trainee: TrainState, start: Start) -> None:
     """
     parameters = trainee.denoiser.parameters
     family = trainee.denoiser.family
-    put_weights(parameters, start, weights_name(family, start.config.method), family)
+    put_weights(trainee.denoiser.weights, start, weights_name(family, start.config.method), family)
     wanted = kept.expected(trainee.facts, trainee.optimizer, parameters,
                            tensor_names(start.folder, start.state, OPTIMIZER))
     if not wanted:
@@ -203,12 +203,16 @@ def restore(trainee: TrainState, start: Start) -> None:
                          hint="the checkpoint is from another run; train again into another RUN with -o")
     kept.put(trainee.facts, trainee.optimizer, parameters, read_tensors(start.folder, start.state, OPTIMIZER, wanted))
     if trainee.shadow is not None:
-        put_weights(trainee.shadow, start, AVERAGE, family)
+        put_weights(trainee.shadow, start, AVERAGE, family, trainee.denoiser.weights)
 
 
-def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: Family) -> None:
-    """Copies a checkpoint's weights, or its moving average, into `targets`. Raises `CacheError`."""
-    like = _packed(targets, start.config, family)
+def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: Family,
+                there: Mapping[str, Tensor] | None = None) -> None:
+    """Copies a checkpoint's weights, or its moving average, into `targets`. Raises `CacheError`.
+
+    `there`: all weights that the file should have, if they are more than `targets`: an average has no frozen ones.
+    """
+    like = _packed(targets if there is None else there, start.config, family)
     values = read_tensors(start.folder, start.state, name, {each: (value.dtype, tuple(value.shape))
                                                             for each, value in like.items()})
     if start.config.method == "lora":

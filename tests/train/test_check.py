@@ -268,6 +268,17 @@ def test_more_restarts_than_steps_are_refused(make, faults):
     assert faults(make(), {**asked, "schedule": {**asked["schedule"], "name": "cosine"}}) == (), "it has no cycles"
 
 
+@pytest.mark.parametrize(("full", "said"), [
+    ({"train": ["attn3"]}, "full.train names 'attn3', but no module's name ends in it"),
+    ({"freeze": ["re:^attn3"]}, "full.freeze names 're:^attn3', but no module's name matches it"),
+    ({"train": ["attn2"], "freeze": ["re:attn"]},
+     "full.freeze freezes all that full.train names, so nothing is trained"),
+])
+def test_weights_to_train_that_are_nowhere(make, faults, full, said):
+    (fault,) = faults(make(), {"method": "full", "full": full})
+    assert fault.message == said and fault.exit_code == 3
+
+
 def test_an_optimizer_without_its_library_is_refused(make, faults, monkeypatch):
     monkeypatch.setattr("train.check.find_spec", lambda name: None)
     (fault,) = faults(make(), {"optimizer": {"name": "prodigy"}})
@@ -308,7 +319,8 @@ def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):
     from train.models.denoiser import load
 
     made = make()
-    for settings in ({}, {"method": "full"}, {"lora": {"rank": 3, "targets": "all-linear"}},
+    for settings in ({}, {"method": "full"}, {"method": "full", "full": {"freeze": ["down_blocks", "re:bias$"]}},
+                     {"lora": {"rank": 3, "targets": "all-linear"}},
                      {"lora": {"rank": 3, "targets": "kohya-conv", "conv_rank": 2,
                                "layers": [{"match": "to_q", "rank": 5}]}}):
         setup = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test")).setup

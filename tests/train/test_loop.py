@@ -54,7 +54,8 @@ def interrupt_after(step):
     *(({"lora": {"rank": 4, "targets": "kohya"}, "optimizer": {"name": name}, "schedule": {"warmup": 8}}, False)
       for name in OTHERS),
     ({"method": "full", "optimizer": {"name": "adamw-8bit"}}, False),
-], ids=["lora", "full", "posterior", *OTHERS, "full-8bit"])
+    ({"method": "full", "full": {"train": ["attn2"]}, "ema": {"decay": 0.9}}, False),
+], ids=["lora", "full", "posterior", *OTHERS, "full-8bit", "part"])
 def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings, stds):
     made = make(texts=2, views=2, stds=stds)
     setup = setup_of(made, **QUICK, **settings)
@@ -156,6 +157,29 @@ def test_layers_learn_at_their_own_rate(make, setup_of, tmp_path):
         most for name, most in ups.items() if "to_v" in name)
     trainee = loop.create_state(setup_of(made, **given), torch.device("cpu"))
     assert [group["rate"] for group in trainee.optimizer.param_groups] == [0.0, 0.01, None]
+
+
+def test_frozen_weights_stay_and_are_in_every_file(make, setup_of, tmp_path, tiny_model):
+    """Those of --init-from, too, also after a resume: a checkpoint is whole, and the optimizer keeps only its part."""
+    made = make()
+    go(setup_of(made, **{**QUICK, "steps": 2}, method="full", optimizer={"lr": 0.01}), tmp_path / "first")
+    given = {**QUICK, "precision": "fp32", "method": "full", "full": {"train": ["attn2"], "freeze": ["to_out.0"]}}
+    asked = RunRequest(manifest=made.path, init=tmp_path / "first" / "unet")
+    setup = check(asked, parse({**given, "steps": 4, "checkpoint": {"every": 2}}, "test")).setup
+    go(setup, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")
+    go(setup_of(made, **{**given, "steps": 4, "checkpoint": {"every": 2}}), tmp_path / "run", resume=True)
+    weights = "unet/diffusion_pytorch_model.safetensors"
+    first, found = (tensors(tmp_path / run / weights) for run in ("first", "run"))
+    assert first.keys() == found.keys() == tensors(tiny_model / weights).keys()
+    changed = {name for name in first if first[name] != found[name]}
+    assert changed == {name for name in first if ".attn2." in name and ".to_out.0." not in name}
+    assert changed == {name.partition("/")[2] for name in tensors(
+        tmp_path / "run" / "checkpoints" / "step-000004" / "optimizer.safetensors")}
+    last = tmp_path / "run" / "checkpoints" / "step-000004"
+    sizes = [path.read_bytes() for path in last.rglob("*.safetensors")]
+    assert checkpoint_bytes(setup) == sum(len(data) - 8 - int.from_bytes(data[:8], "little") for data in sizes)
+    UNet2DConditionModel.from_pretrained(tmp_path / "run" / "unet", low_cpu_mem_usage=False)
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused(make, setup_of, tmp_path):

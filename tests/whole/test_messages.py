@@ -372,7 +372,7 @@ def test_parts_of_a_model_that_do_not_load(model, path):
 def test_lora_targets_that_name_nothing(train, made):
     result = train("check", made.path, "--set", "lora.targets=[]")
     assert result.code == 3
-    assert ("lora.targets is [], expected module names like 'to_q', or 'attention', 'all-linear' or 'kohya'"
+    assert ("lora.targets is [], expected names of layers like 'to_q', or attention, all-linear, kohya, kohya-conv"
             in result.err)
 
 

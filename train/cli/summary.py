@@ -84,7 +84,8 @@ def _what(setup: Setup) -> list[str]:
               for name, each in manifest.fields.items()}
     fields = [f"{name} {dtype}{_masks(setup) if name == 'mask' else ''}" for name, dtype in sorted(dtypes.items())]
     held_out = sum(len(members) for members in setup.index.validation)
-    what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else "every weight of"
+    part = "some weights of" if config.full.train or config.full.freeze else "every weight of"
+    what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else part
     return [f"{what} {printable(str(setup.model))} ({manifest.family}, {setup.prediction}), "
             f"{counted(setup.numbers, 'trained parameter')}",
             f"{counted(len(setup.index.samples) - held_out, 'training sample')} and "

@@ -15,6 +15,7 @@ from train.config.setting import (
     PRESETS,
     layers_check,
     line_check,
+    parts_check,
     setting,
     size_check,
     switch_or_auto,
@@ -30,6 +31,7 @@ SizeShift = Literal["none", "schedule", "area"]
 Masked = Literal["auto"] | bool
 ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+_PARTS = "a list of suffixes of module names, or 're:' and a regular expression of a weight's name"
 STEPS = 2000  # when neither steps nor epochs are given
 
 
@@ -60,6 +62,18 @@ class Lora:
     format: Format = setting("auto", choices=get_args(Format), resume=True,
                              help="tensor names in the file; auto: kohya's for a UNet and Qwen-Image, else those of "
                              "diffusers; kohya: for FLUX, Chroma and Z-Image, too; diffusers and ComfyUI read them")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Full:
+    """Which weights of the denoiser are trained with method = "full"; the result holds all of them."""
+
+    train: tuple[str, ...] = setting(
+        (), check=parts_check, values=_PARTS,
+        help="modules to train, with all inside them: [\"attn2\", \"re:^up_blocks\"]; empty: every one")
+    freeze: tuple[str, ...] = setting(
+        (), check=parts_check, values=_PARTS,
+        help="modules that stay as they are, also among those to train")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,6 +245,7 @@ class Config:
                                      help="probability that a caption is replaced by the unconditional row")
     gradient_checkpointing: bool = setting(False, resume=True, help="recompute activations: less memory, slower steps")
     lora: Lora = field(default_factory=Lora)
+    full: Full = field(default_factory=Full)
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     timesteps: TimestepDraws = field(default_factory=TimestepDraws)

@@ -112,6 +112,11 @@ def targets_check(value: Any, where: str) -> str | tuple[str, ...]:
     return tuple(names)
 
 
+def parts_check(value: Any, where: str) -> tuple[str, ...]:
+    """Checks a list of suffixes of module names and of `re:` regular expressions; may be empty."""
+    return tuple(list_of(list(value) if isinstance(value, tuple) else value, _pattern, where))
+
+
 def layers_check(value: Any, where: str) -> tuple[dict[str, Any], ...]:
     """Checks a list of tables: `match`, a suffix or regular expression, and rank, alpha or lr of what it matches."""
     return tuple(list_of(list(value) if isinstance(value, tuple) else value, _rule, where))

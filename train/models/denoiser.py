@@ -26,6 +26,7 @@ from train.config.schema import Config
 from train.models import lora
 from train.models.families.registry import DENOISERS
 from train.models.family import GUIDANCE, Conditions, DenoiserFamily
+from train.models.targets import unfrozen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,7 @@ class Denoiser:
     guidance: float  # given to a model that takes such a number
     schedule: Mapping[str, Any]  # the scheduler's config, of a flow; else empty
     parameters: Mapping[str, nn.Parameter]  # the trained parameters, float32; empty if `adapt` is false
+    weights: Mapping[str, nn.Parameter]  # those that a file of weights holds: with full fine-tuning also frozen ones
     device: torch.device
     dtype: torch.dtype  # of the forward pass
 
@@ -67,14 +69,16 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     dtype = compute_dtype(config.precision, device)
     facts = FAMILIES[family or infer_family(model)]
     denoiser = _load_model(model, facts)
-    trained: Mapping[str, nn.Parameter] = {}
-    if adapt and config.method == "full":
-        trained = dict(denoiser.named_parameters())
-        denoiser.requires_grad_(True)
+    trained: set[str] = set()
+    whole = adapt and config.method == "full"
+    if whole:
+        trained = set(unfrozen(dict(denoiser.named_parameters()), config.full))
+        for name, value in denoiser.named_parameters():
+            value.requires_grad_(name in trained)
     else:
         module_to_device(denoiser, torch.device("cpu"), dtype).requires_grad_(False)
         if adapt:
-            trained = lora.attach(denoiser, config.lora, config.seed, DENOISERS[facts.name].presets)
+            trained = set(lora.attach(denoiser, config.lora, config.seed, DENOISERS[facts.name].presets))
     if config.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
     module_to_device(denoiser, device)
@@ -85,7 +89,8 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     return Denoiser(model=denoiser, family=facts, levels=to_device(levels, device), prediction=prediction,
                     zero_terminal_snr=config.zero_terminal_snr, schedule=schedule, device=device, dtype=dtype,
                     guidance=GUIDANCE if config.guidance_embedding is None else config.guidance_embedding,
-                    parameters={name: value for name, value in denoiser.named_parameters() if name in trained})
+                    parameters={name: value for name, value in denoiser.named_parameters() if name in trained},
+                    weights={name: value for name, value in denoiser.named_parameters() if whole or name in trained})
 
 
 def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:

@@ -14,7 +14,7 @@ from prep.models.family import Family
 from prep.models.pipeline import weighted_files
 from prep.models.weights import read_shapes
 from prep.parse import suggest
-from train.config.schema import Config, Lora
+from train.config.schema import Config, Full, Lora
 
 Shapes = Mapping[str, tuple[int, ...]]
 Presets = Mapping[str, tuple[str, ...]]  # of a family: suffixes of layer names, by the value of lora.targets
@@ -74,10 +74,38 @@ def adapter_of(lora: Lora, name: str, sides: Sequence[int]) -> Adapter:
     return Adapter(rank=rank, alpha=alpha * sqrt(rank) if lora.rslora else alpha, lr=rule.get("lr"))
 
 
+def unfrozen(weights: Iterable[str], full: Full) -> list[str]:
+    """The names of the weights that full fine-tuning trains, in order.
+
+    Raises `ConfigError` if there are none, and for a pattern that matches none.
+    """
+    names = list(weights)
+    tops = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
+    for kind, patterns in (("train", full.train), ("freeze", full.freeze)):
+        for pattern in patterns:
+            if not any(_inside(name, pattern) for name in names):
+                raise ConfigError(f"full.{kind} names '{pattern}', but no module's name {_way(pattern)} it",
+                                  hint=f"modules of the model: {tops}, and all inside them")
+    found = [name for name in names if (not full.train or any(_inside(name, one) for one in full.train))
+             and not any(_inside(name, one) for one in full.freeze)]
+    if not found:
+        raise ConfigError("full.freeze freezes all that full.train names, so nothing is trained",
+                          hint="--set 'full.freeze=[]' trains every weight")
+    return found
+
+
+def _inside(weight: str, pattern: str) -> bool:
+    """Whether a weight is in a module that `pattern` names; a regular expression is one of the weight's name."""
+    if pattern.startswith("re:"):
+        return is_named(weight, pattern)
+    parts = weight.split(".")
+    return any(is_named(".".join(parts[:end]), pattern) for end in range(1, len(parts) + 1))
+
+
 def trained_shapes(weights: Shapes, config: Config, presets: Presets) -> list[tuple[int, ...]]:
     """The shape of each trained parameter. Raises `ConfigError` like `targeted`."""
     if config.method == "full":
-        return list(weights.values())
+        return [weights[name] for name in unfrozen(weights, config.full)]
     layers = layers_of(weights)
     return [shape for name in targeted(layers, config.lora, presets)
             for shape in adapter_shapes(layers[name], adapter_of(config.lora, name, layers[name][2:]).rank)]

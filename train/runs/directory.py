@@ -147,7 +147,7 @@ def check_writable(folder: Path) -> None:
 def checkpoint_bytes(setup: Setup) -> int:
     """About the size of a checkpoint: the weights and their average in float32, and what the optimizer keeps."""
     averaged = setup.config.ema.decay or TABLE[setup.config.optimizer.name].averages
-    return 4 * setup.numbers * (2 if averaged else 1) + setup.state_bytes
+    return 4 * setup.saved * (2 if averaged else 1) + setup.state_bytes
 
 
 def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
@@ -159,7 +159,7 @@ def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
     coming = -(-(setup.steps - done) // (settings.every or setup.steps))
     most = min(coming, settings.keep + 1 - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
     size = checkpoint_bytes(setup)
-    needed, free = max(most, 0) * size + 4 * setup.numbers, shutil.disk_usage(there).free
+    needed, free = max(most, 0) * size + 4 * setup.saved, shutil.disk_usage(there).free
     if free < needed:
         fewer = "" if settings.keep == 1 else ", or keep fewer checkpoints: --set checkpoint.keep=1"
         raise PathError(f"{there} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "

@@ -71,6 +71,7 @@ WRONG = [
     ({"optimizer": {"name": 3, "lr": 1}}, "optimizer.name is 3, expected "),
     ({"lora": {"layers": [{"rank": 4}]}},
      "lora.layers[0] is {'rank': 4}, expected 'match' and one of: rank, alpha, lr"),
+    ({"full": {"train": [""]}}, "full.train[0] is '', expected the end of a layer's name, or re: and an expression"),
     ({"lora": {"layers": [{"match": "to_q"}]}}, "lora.layers[0] is {'match': 'to_q'}, expected 'match' and one of"),
     ({"lora": {"layers": [{"match": "to_q", "rank": 0}]}}, "lora.layers[0].rank is 0, expected "),
     ({"lora": {"layers": [{"match": "to_q", "size": 1}]}}, "unknown key 'size' in lora.layers[0]"),
