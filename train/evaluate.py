@@ -3,6 +3,7 @@ never ends the run."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from prep.errors import Problem, first_line
@@ -52,7 +53,8 @@ def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int
         log("warning", step, text=f"no validation: {_told(error)}")
         return
     if found is not None:
-        log("validation", step, loss=found.loss, timesteps=found.timesteps, losses=found.losses, samples=found.samples)
+        log("validation", step, loss=found.loss, spread=found.spread, samples=found.samples, timesteps=found.timesteps,
+            losses=found.losses, sources={name: asdict(part) for name, part in found.sources.items()})
 
 
 def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:

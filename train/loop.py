@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from prep.batching.rng import draw_key
+from prep.errors import first_line
 from prep.fs.atomic import write_atomic
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
@@ -35,6 +36,7 @@ from train.objectives.forward import forward, latents_of, sample_losses
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
 from train.runs.log import Log
+from train.runs.loss_plot import loss_png
 from train.runs.resume import Start
 from train.setup import Setup
 from train.state import (
@@ -94,6 +96,7 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
     evaluate(trainee, rows, setup, run, log, first, there)
     _run_steps(trainee, rows, setup, run, log, progress)
     _write_result(trainee, setup, run, max(first, setup.steps))
+    _plot(setup, run, log)  # with the last validation
     log("end", max(first, setup.steps), result=result_name(setup))
 
 
@@ -150,8 +153,13 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pr
             seconds = time.perf_counter() - begun
             log.losses.add(step + 1, setup.index, [shot for shots, _ in gathered.parts for shot in shots], each)
             log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=gathered.samples, seconds=seconds,
-                wait=gathered.waited, samples_per_second=gathered.samples / seconds)
+                wait=gathered.waited, samples_per_second=gathered.samples / seconds, **_memory(progress.device))
             yield step + 1
+
+
+def _memory(device: torch.device) -> dict[str, int]:
+    """The most memory that tensors have taken so far on a GPU."""
+    return {"memory": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
 
 
 def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: Progress) -> _Gathered:
@@ -214,6 +222,17 @@ def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Prog
                         setup.config.checkpoint.keep)
     progress.kept = step
     log("checkpoint", step, folder=folder.relative_to(run).as_posix())
+    _plot(setup, run, log)
+
+
+def _plot(setup: Setup, run: Path, log: Log) -> None:
+    """Draws RUN/loss.png. A failure is a warning."""
+    if not setup.config.log.plot:
+        return
+    try:
+        write_atomic(run / "loss.png", loss_png(log.curve, log.held_out, setup.steps))
+    except Exception as error:
+        log("warning", setup.steps, text=f"no loss.png: {type(error).__name__}: {first_line(error)}")
 
 
 def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 
 import torch
 
@@ -16,13 +18,24 @@ from train.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """The loss of the samples of one source."""
+
+    loss: float
+    spread: float  # standard deviation of the samples' losses
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Validated:
     """The validation loss: the mean over all samples and timesteps, and the mean over all samples at each timestep."""
 
     loss: float
+    spread: float  # standard deviation of the samples' losses
     timesteps: tuple[int, ...]
     losses: tuple[float, ...]  # at each of `timesteps`
     samples: int
+    sources: Mapping[str, Part]  # by name; empty if there is only one
 
 
 def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
@@ -34,8 +47,8 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
     config = setup.config
     wanted = draws.spread(config.validation.timesteps, denoiser.timesteps)
     requests = draws.validation(rows.index, config.micro_batch, count=config.validation.timesteps,
-                                timesteps=denoiser.timesteps)
-    sums, counts = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0)
+                                timesteps=denoiser.timesteps, most=config.validation.most)
+    sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()
     latents = latents_of(setup.manifest)
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, requests, masked=setup.masked, pinned=denoiser.device.type == "cuda") as feed):
@@ -45,9 +58,22 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
             for shot, value in zip(batch.shots, to_host(each).tolist(), strict=True):
                 sums[shot.timestep] += value
                 counts[shot.timestep] += 1
-    samples = counts[wanted[0]]
-    if not samples:
+                losses.setdefault(shot.sample, []).append(value)
+    if not losses:
         return None
-    losses = tuple(sums[at] / counts[at] for at in wanted)
-    return Validated(loss=sum(sums.values()) / sum(counts.values()), timesteps=tuple(wanted), losses=losses,
-                     samples=samples)
+    means = {sample: fmean(each) for sample, each in losses.items()}
+    return Validated(loss=sum(sums.values()) / sum(counts.values()), spread=pstdev(means.values()),
+                     timesteps=tuple(wanted), losses=tuple(sums[at] / counts[at] for at in wanted),
+                     samples=len(means), sources=_by_source(means, rows, setup))
+
+
+def _by_source(means: Mapping[int, float], rows: Rows, setup: Setup) -> dict[str, Part]:
+    """The losses of each source of the recipe that has samples among `means`, by the name of its directory."""
+    found: dict[int, list[float]] = {}
+    for sample, mean in means.items():
+        found.setdefault(int(rows.index.samples.source[sample]), []).append(mean)
+    short = ["source" if place is None else place.resolve().name for place in setup.manifest.sources]
+    names = [name if short.count(name) == 1 else f"{name} {number + 1}" for number, name in enumerate(short)]
+    return {} if len(found) < 2 else {
+        names[source]: Part(loss=fmean(each), spread=pstdev(each), samples=len(each))
+        for source, each in sorted(found.items())}

@@ -69,10 +69,17 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
                 yield BatchRequest(bucket=part.bucket, shots=shots[start : start + starts.step], last=last, noise=noise)
 
 
-def validation(index: Index, micro_batch: int, *, count: int, timesteps: int) -> Iterator[BatchRequest]:
-    """Every validation sample at `count` fixed timesteps, first view and first text, in micro-batches."""
+def validation(index: Index, micro_batch: int, *, count: int, timesteps: int, most: int = 0) -> Iterator[BatchRequest]:
+    """The validation samples at `count` fixed timesteps, first view and first text, in micro-batches.
+
+    At most `most` samples (0: all), the same each time and evenly spread over all of them.
+    """
+    total, first = sum(len(members) for members in index.validation), 0
+    chosen = {number * total // most for number in range(most)} if 0 < most < total else set(range(total))
     for bucket, members in enumerate(index.validation):
-        shots = [_fixed(index, int(sample), at) for sample in members for at in spread(count, timesteps)]
+        shots = [_fixed(index, int(sample), at) for number, sample in enumerate(members, first) if number in chosen
+                 for at in spread(count, timesteps)]
+        first += len(members)
         for start in range(0, len(shots), micro_batch):
             yield BatchRequest(bucket=bucket, shots=tuple(shots[start : start + micro_batch]), last=True)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 
 from prep.batching.rng import draw_key, philox
+from prep.loader import draws
 from prep.loader.rows import Rows
 from train.state import create_state
 from train.validate import validate
@@ -73,3 +76,35 @@ def test_dropout_is_off_meanwhile_and_on_afterwards(make, setup_of):
 
 def test_without_validation_samples_there_is_none(make, setup_of):
     assert run(setup_of(make(validation=0))) is None
+
+
+def test_a_cap_takes_samples_from_all_of_them(make, setup_of):
+    made = make(counts=(6, 6), validation=8)
+    setup = setup_of(made)
+    held_out = [int(sample) for members in setup.index.validation for sample in members]
+    for most, wanted in ((3, [held_out[0], held_out[2], held_out[5]]), (8, held_out), (0, held_out), (99, held_out)):
+        requests = draws.validation(setup.index, 4, count=2, timesteps=1000, most=most)
+        shown = [shot.sample for request in requests for shot in request.shots]
+        assert shown == [sample for sample in wanted for _ in range(2)]
+    assert run(setup_of(made, validation={"most": 3})).samples == 3
+
+
+def test_the_loss_of_each_source_and_its_spread(make, setup_of, monkeypatch):
+    made = make(counts=(4, 4), validation=4)
+    setup = setup_of(made, validation={"timesteps": 2})
+    alone = run(setup)
+    assert alone.sources == {}
+    held_out = [int(sample) for members in setup.index.validation for sample in members]
+    source = setup.index.samples.source.copy()
+    source[held_out[-1]] = 1
+    samples = replace(setup.index.samples, source=source)
+    document = {**setup.manifest.document, "sources": ["../x/photos", "../y/photos"]}
+    manifest = replace(setup.manifest, document=document)
+    found = run(replace(setup, manifest=manifest, index=replace(setup.index, samples=samples)))
+    assert found.loss == alone.loss and list(found.sources) == ["photos 1", "photos 2"]
+    parts = list(found.sources.values())
+    assert [part.samples for part in parts] == [3, 1] and parts[1].spread == 0.0
+    assert sum(part.loss * part.samples for part in parts) / 4 == pytest.approx(found.loss)
+    mean = [parts[0].loss] * 3 + [parts[1].loss]
+    between = sum((one - found.loss) ** 2 for one in mean) / 4
+    assert found.spread ** 2 == pytest.approx(between + parts[0].spread ** 2 * 3 / 4)

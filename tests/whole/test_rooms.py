@@ -77,7 +77,7 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
 # scripts: they stand apart (prep.demo.*).
 LIBRARIES = {
     "PIL": {"prep.images.*", "prep.scan.duplicates.identity", "prep.masks.pixels", "prep.report.pages.bucket_png",
-            "train.sampling.grid", "prep.demo.*"},
+            "train.sampling.grid", "train.runs.loss_plot", "prep.demo.*"},
     "pillow_heif": {"prep.images.plugins"}, "pillow_jxl": {"prep.images.plugins"},
     "zarr": {"prep.cache.zarr_view"}, "awscrt": {"prep.cache.shard_format"}, "google_crc32c": set(),
     "sqlite3": {"prep.fs.memo"}, "platformdirs": {"prep.fs.user_cache"},

@@ -176,6 +176,7 @@ class Validation:
 
     every: int = setting(200, low=0, resume=True, help="steps between validations; 0: never")
     timesteps: int = setting(4, low=1, high=1000, help="timesteps per sample, spread evenly over the noise schedule")
+    most: int = setting(0, low=0, resume=True, help="samples to validate, spread evenly over all held-out ones; 0: all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +199,13 @@ class Checkpoint:
 
     every: int = setting(500, low=0, resume=True, help="steps between checkpoints; 0: only the last")
     keep: int = setting(3, low=0, resume=True, help="newest checkpoints to keep; 0: all")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logging:
+    """What a run shows of itself, besides log.jsonl."""
+
+    plot: bool = setting(True, resume=True, help="draw loss.png at each checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,4 +263,5 @@ class Config:
     validation: Validation = field(default_factory=Validation)
     sample: Sampling = field(default_factory=Sampling)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    log: Logging = field(default_factory=Logging)
     result: Result = field(default_factory=Result)

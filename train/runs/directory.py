@@ -8,6 +8,7 @@
     RUN/checkpoints/ samples/
     RUN/lora.safetensors | unet/ | transformer/    the result
     RUN/README.md             the model card
+    RUN/loss.png              the loss so far
 
 run.json is written first, after the model is loaded. A run may start again in a directory without a checkpoint or a
 result, and in one with nothing but the partial files of a start that was killed.

@@ -1,8 +1,9 @@
 """The events of a run: one JSON object per line in RUN/log.jsonl, and to a watcher that shows them.
 
-Events: `start`, `step` (loss, lr, grad_norm, samples, samples_per_second, wait, seconds), `validation` (loss,
-timesteps, losses), `sample` (picture), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result). Each has
-the number of steps done before it. The loss of each sample is beside them, in RUN/losses.bin.
+Events: `start`, `step` (loss, lr, grad_norm, samples, samples_per_second, wait, seconds; on a GPU memory, the most
+bytes so far), `validation` (loss, spread, samples, timesteps, losses, sources), `sample` (picture), `checkpoint`
+(folder), `warning` (text), `stopped`, `end` (result). Each has the number of steps done before it. The loss of each
+sample is beside them, in RUN/losses.bin.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Log:
         self._file: BinaryIO | None = None
         self.losses = Losses(path.with_name(NAME))
         self.last: Event = {}
+        self.curve: list[tuple[int, float]] = []  # step and loss, of steps and of validations
+        self.held_out: list[tuple[int, float]] = []
 
     def __call__(self, event: str, step: int, **values: Any) -> None:
         """Writes one event; non-finite numbers become null."""
@@ -44,7 +47,13 @@ class Log:
         body = {"event": event, "step": step, **{name: _spellable(value) for name, value in values.items()}}
         atomic.write(self._file, json.dumps(body).encode() + b"\n")
         self._watch(body)
+        self._keep(body)
         self.last = body
+
+    def _keep(self, body: Event) -> None:
+        points = {"step": self.curve, "validation": self.held_out}.get(body["event"])
+        if points is not None and isinstance(body.get("loss"), float):
+            points.append((body["step"], body["loss"]))
 
     def phase(self, title: str) -> AbstractContextManager[object]:
         """Shows a long phase to the watcher; writes nothing to the file."""
@@ -66,6 +75,9 @@ class Log:
         write_atomic(self._path, b"".join(line + b"\n" for _, line in kept))
         self._file = self._path.open("ab", buffering=0)
         self.losses.rewind(step)
+        self.curve, self.held_out = [], []
+        for event, _ in kept:
+            self._keep(event)
         return frozenset(event["event"] for event, _ in kept if event["step"] == step)
 
     def sync(self) -> None:
@@ -112,4 +124,6 @@ def _parse(line: bytes) -> Event | None:
 def _spellable(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _spellable(inner) for name, inner in value.items()}
     return [_spellable(inner) for inner in value] if isinstance(value, tuple) else value

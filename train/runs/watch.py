@@ -14,7 +14,7 @@ from rich.text import Text
 
 from prep.cli.console import color_allowed, say
 from prep.cli.ticker import progress
-from prep.formatting import clock, counted, grouped, printable
+from prep.formatting import clock, counted, format_bytes, grouped, join_texts, printable
 from prep.progress import Tick, Total, silent
 from train.runs.log import Event
 
@@ -28,8 +28,12 @@ class RunDisplay:
 
     def __init__(self) -> None:
         self.steps = self.step = 0
-        self.loss: float | None = None
+        self.loss: float | None = None  # of the newest step
+        self.smoothed: float | None = None
         self.validation: float | None = None
+        self.lr: float | None = None
+        self.norm: float | None = None  # of the gradients
+        self.memory: int | None = None  # most bytes so far, on a GPU
         self.rate = self.wait = 0.0  # samples per second; share of the time spent waiting for data
         self._first: tuple[float, int] | None = None
 
@@ -43,8 +47,10 @@ class RunDisplay:
             self.step, self.rate = event["step"], event["samples_per_second"] or 0.0
             self._first = self._first or (time.monotonic(), self.step)
             self.wait = (event["wait"] or 0.0) / max(event["seconds"] or 0.0, 1e-9)
-            if event["loss"] is not None:
-                self.loss = event["loss"] if self.loss is None else _SMOOTH * self.loss + (1 - _SMOOTH) * event["loss"]
+            self.lr, self.norm, self.memory = event.get("lr"), event.get("grad_norm"), event.get("memory")
+            if (loss := event["loss"]) is not None:
+                self.loss = loss
+                self.smoothed = loss if self.smoothed is None else _SMOOTH * self.smoothed + (1 - _SMOOTH) * loss
 
     def left(self) -> str:
         """Remaining time, as 1:02:03, at the pace after the first step, which is slower than the others."""
@@ -55,8 +61,10 @@ class RunDisplay:
 
     def cells(self) -> dict[str, str]:
         """The displayed values by title."""
-        return {"step": f"{self.step}/{self.steps}", "loss": _number(self.loss), "validation": _number(self.validation),
-                "samples/s": f"{self.rate:.1f}", "waiting for data": f"{self.wait:.0%}", "left": self.left()}
+        memory = {} if self.memory is None else {"memory": format_bytes(self.memory)}
+        return {"step": f"{self.step}/{self.steps}", "loss": _number(self.loss), "smoothed": _number(self.smoothed),
+                "validation": _number(self.validation), "rate": _short(self.lr), "gradient": _short(self.norm),
+                "samples/s": f"{self.rate:.1f}", "waiting for data": f"{self.wait:.0%}", **memory, "left": self.left()}
 
 
 def line(event: Event) -> str | None:
@@ -67,10 +75,16 @@ def line(event: Event) -> str | None:
         text = (f"{counted(steps, 'step')}, {grouped(each)} per epoch, {counted(count, 'trained parameter')} on "
                 f"{event['device']}")
     elif kind in _TEXTS:
-        text = _TEXTS[kind].format(**event)
+        text = _TEXTS[kind].format(**event) + _of_sources(event)
     else:
         return None
     return printable(text)
+
+
+def _of_sources(event: Event) -> str:
+    """The validation loss of each source, if there are several."""
+    parts = [f"{name} {part['loss']}" for name, part in (event.get("sources") or {}).items()]
+    return f" ({join_texts(parts, 5)})" if parts else ""
 
 
 _TEXTS = {"validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
@@ -161,6 +175,10 @@ class _Table:
         table = Table(*self._display.cells(), caption=Text(self._phase), caption_justify="left")
         table.add_row(*self._display.cells().values())
         self._live.update(table)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _number(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Encodes sample pictures as PNG files; the trainer's only module that uses Pillow."""
+"""Encodes sample pictures as PNG files."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ START = {"event": "start", "step": 0, "steps": 10, "steps_per_epoch": 5, "device
 
 
 def step(number, loss=1.0):
-    return {"event": "step", "step": number, "loss": loss, "samples_per_second": 8.0, "wait": 0.25, "seconds": 1.0}
+    return {"event": "step", "step": number, "loss": loss, "samples_per_second": 8.0, "wait": 0.25, "seconds": 1.0,
+            "lr": 1e-4, "grad_norm": 0.0625}
 
 
 def test_progress_smooths_the_loss_and_guesses_the_end(monkeypatch):
@@ -27,8 +28,11 @@ def test_progress_smooths_the_loss_and_guesses_the_end(monkeypatch):
     assert progress.left() == "?"  # it took long, as first steps do, and says nothing of the others
     now[0] = 210.0
     progress.take(step(2, 2.0))
-    assert progress.cells() == {"step": "2/10", "loss": "1.1000", "validation": "-", "samples/s": "8.0",
-                                "waiting for data": "25%", "left": "0:01:20"}
+    assert progress.cells() == {"step": "2/10", "loss": "2.0000", "smoothed": "1.1000", "validation": "-",
+                                "rate": "0.0001", "gradient": "0.0625", "samples/s": "8.0", "waiting for data": "25%",
+                                "left": "0:01:20"}
+    progress.take({**step(3), "memory": 3 << 30})  # on a GPU
+    assert progress.cells()["memory"] == "3.0 GiB"
     progress.take({"event": "validation", "step": 2, "loss": 0.5})
     assert progress.cells()["validation"] == "0.5000"
 
@@ -42,6 +46,8 @@ def test_a_loss_that_is_no_number_is_passed_over():
 @pytest.mark.parametrize(("event", "said"), [
     (START, "10 steps, 5 per epoch, 7 trained parameters on cpu"),
     ({"event": "validation", "step": 4, "loss": 0.25}, "step 4: validation loss 0.25"),
+    ({"event": "validation", "step": 4, "loss": 0.25, "sources": {"a": {"loss": 0.5}, "b": {"loss": 0.125}}},
+     "step 4: validation loss 0.25 (a 0.5, b 0.125)"),
     ({"event": "sample", "step": 4, "picture": "samples/x.png"}, "step 4: samples/x.png"),
     ({"event": "checkpoint", "step": 4, "folder": "checkpoints/x"}, "step 4: checkpoints/x"),
     ({"event": "warning", "step": 4, "text": "look [red]out[/]"}, "warning: look [red]out[/]"),
