@@ -264,8 +264,8 @@ def _infos(path: Path) -> _Infos:
     except (OSError, Unparsed) as error:
         raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
     for name, info in tensors.items():
-        if info.dtype not in DTYPES:
-            raise ModelError(f"{path} has '{name[:80]}' in {info.dtype}, expected {' or '.join(DTYPES)}",
+        if info.dtype not in _SPELLED.values():
+            raise ModelError(f"{path} has '{name[:80]}' in {info.dtype}, expected {' or '.join(_SPELLED.values())}",
                              hint="name a model that is not quantized")
     return tensors
 

@@ -160,7 +160,7 @@ def test_weights_that_cannot_be_merged(sd15, tmp_path):
     tensors = load_file(weights)
     save_file({name: value.double() if name == "conv_in.weight" else value for name, value in tensors.items()}, weights)
     assert refused(sd15, tmp_path, model=folder).message == (
-        f"{weights} has 'conv_in.weight' in F64, expected F32 or BF16 or F16")
+        f"{weights} has 'conv_in.weight' in F64, expected F32 or F16 or BF16")
     save_file({**tensors, "conv_in.weight": tensors["conv_in.weight"] * 0 + 1e6}, weights)
     assert refused(sd15, tmp_path, model=folder, dtype="float16").message == (
         "'conv_in.weight' has values that float16 cannot hold")
