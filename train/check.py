@@ -141,6 +141,9 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
     if asked != wanted:
         raise ConfigError(f"loss.weighting is '{config.loss.weighting}', which is for models that predict {wanted}, "
                           f"but this one predicts {asked}", hint="--set loss.weighting=none")
+    if asked == "flow" and config.sample.sampler is not None:
+        raise ConfigError(f"sample.sampler is '{config.sample.sampler}', but models of family '{manifest.family}' "
+                          "predict a flow, which their own sampler follows", hint="leave sample.sampler out")
     if asked == "flow" and config.loss.min_snr:
         raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but models of family '{manifest.family}' predict "
                           "a flow, which has no such weighting", hint="--set loss.min_snr=0")

@@ -3,17 +3,20 @@ never ends the run."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from prep.errors import Problem, first_line
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
+from train.models.family import TextArrays
 from train.optim import ema
+from train.prompts.aside import encode_aside, kept_rows
 from train.runs.log import Log
 from train.sampling.grid import columns_of, grid_png
-from train.sampling.prompts import current
+from train.sampling.prompts import Found, current
 from train.sampling.sampler import pictures
 from train.setup import Setup
 from train.state import TrainState, averages
@@ -60,7 +63,7 @@ def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int
 def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
     """Writes a grid of sample pictures, or logs a warning."""
     try:
-        found = current(rows.index)
+        found = _prompts(rows, setup, run)
         made = pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
         path = run / "samples" / f"step-{step:06d}.png"
         if made:
@@ -73,6 +76,20 @@ def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, 
         log("warning", step, text=warning)
     if made:
         log("sample", step, picture=path.relative_to(run).as_posix())
+
+
+def _prompts(rows: Rows, setup: Setup, run: Path) -> Found:
+    """The current prompts. Those without a row are encoded by another process, if `sample.wait` allows one."""
+    def kept(keys: Iterable[str]) -> Mapping[str, TextArrays]:
+        return kept_rows(run, rows.index, keys)
+
+    found = current(rows.index, kept)
+    named = setup.manifest.document["prompts"]["file"]
+    if not found.lacking or not setup.config.sample.wait or not str(named).endswith(".txt"):
+        return found
+    why = encode_aside(run, setup, found.lacking)
+    found = current(rows.index, kept)
+    return found if why is None else replace(found, warnings=(*found.warnings, f"no prompt was encoded here: {why}"))
 
 
 def _told(error: Exception) -> str:

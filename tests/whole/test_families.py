@@ -99,6 +99,10 @@ def test_settings_that_a_flow_has_not(case, made):
     said = [fault.message for fault in found]
     wanted = f"loss.min_snr is 5, but models of family '{case.family}' predict a flow, which has no such weighting"
     assert (wanted in said) == flow
+    (told,) = [*[fault.message for fault in check(RunRequest(manifest=made), parse(
+        {"sample": {"sampler": "DDIMScheduler"}}, "")).faults], ""][:1]
+    assert told == (f"sample.sampler is 'DDIMScheduler', but models of family '{case.family}' predict a flow, which "
+                    "their own sampler follows" if flow else "")
     unread = "lora.format is 'kohya', but no program reads kohya's names for this family of models"
     named = case.family in ("sd15", "sd21", "sdxl", "flux", "chroma", "flux2", "flux2_klein", "qwenimage", "zimage")
     assert (unread in said) == (not named)

@@ -58,7 +58,7 @@ TRAIN_FLOORS = (
     {"objectives", "setup"},
     {"runs", "sampling", "validate"},
     {"metadata"},
-    {"check", "state", "failures", "worst"},
+    {"check", "state", "failures", "worst", "prompts"},
     {"evaluate", "sample", "merge", "card", "replay"},
     {"loop"},
     {"cli"},

@@ -56,6 +56,7 @@ _NAMES: Mapping[str, str] = {
     "ema.decay": "ema_decay use_ema",
     "validation.every": "validate_every_n_steps validate_after eval_every_n_steps eval_steps_interval",
     "sample.every": "sample_every_n_steps sample_every sample_after validation_steps validation_step_interval",
+    "sample.sampler": "sample_sampler noise_scheduler validation_noise_scheduler sampler",
     "sample.steps": "sample_steps validation_num_inference_steps num_inference_steps diffusion_steps",
     "sample.guidance": "cfg_scale validation_guidance",
     "sample.seed": "validation_seed",

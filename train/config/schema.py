@@ -32,6 +32,10 @@ Masked = Literal["auto"] | bool
 ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 _PARTS = "a list of suffixes of module names, or 're:' and a regular expression of a weight's name"
+SAMPLERS = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "EulerDiscreteScheduler",
+            "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler", "DPMSolverMultistepScheduler",
+            "DPMSolverSinglestepScheduler", "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler",
+            "DEISMultistepScheduler", "UniPCMultistepScheduler")
 STEPS = 2000  # when neither steps nor epochs are given
 
 
@@ -187,10 +191,17 @@ class Sampling:
     steps: int = setting(25, low=1, high=1000, resume=True, help="sampler steps")
     guidance: float | None = setting(None, low=1, high=100, example=7.5, resume=True,
                                      derived="the usual one of the model family", help="guidance scale; 1: off")
+    sampler: str | None = setting(None, choices=SAMPLERS, example="EulerDiscreteScheduler", resume=True,
+                                  derived="the usual one of the model family",
+                                  help="diffusers' scheduler, for models that predict epsilon or v")
     seed: int = setting(0, low=0, high=(1 << 63) - 1, resume=True, help="seed of the initial noise")
     size: tuple[int, int] | None = setting(
         None, check=size_check, values="[width, height], multiples of 8", example=(512, 512), resume=True,
         derived="the bucket with the most samples", help="size of the pictures in pixels")
+    wait: int = setting(120, low=0, high=86400, resume=True, help="seconds to wait for a process that encodes edited "
+                        "prompts; 0: skip those without text rows")
+    encode: Literal["cpu", "cuda"] = setting("cpu", choices=("cpu", "cuda"), resume=True,
+                                             help="device of that process")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,8 @@ warnings name lines, and a prompt's text is shown only if the cache has its row.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prep.cache.ledger.ledger import load_ledger
@@ -28,6 +28,9 @@ WARNINGS = 20  # for single prompts; the rest are counted
 MOST_CAPTIONS = 4  # used as prompts
 
 
+Kept = Callable[[Iterable[str]], Mapping[str, TextArrays]]  # text rows by their keys, as far as there are any
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRows:
     """A prompt that can be sampled without a text encoder: places in the cache, or text rows `[1, …]` by array."""
@@ -44,6 +47,7 @@ class Found:
 
     prompts: tuple[PromptRows, ...]
     warnings: tuple[str, ...] = ()
+    lacking: Mapping[str, tuple[str, bool]] = field(default_factory=dict)  # key → text without a row, and if a negative
 
 
 def cached(index: Index) -> tuple[PromptRows, ...]:
@@ -71,9 +75,9 @@ def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
     return tuple(found.values()), "validation" if held_out else "training"
 
 
-def current(index: Index) -> Found:
+def current(index: Index, kept: Kept | None = None) -> Found:
     """The current prompts of the prompt file; the manifest's if the file is unchanged, unreadable, or has no cached
-    prompt."""
+    prompt. `kept`: rows that are not in the cache, by their keys."""
     named, digest = index.manifest.document["prompts"]["file"], index.manifest.document["prompts"]["digest"]
     if named is None:
         return Found(prompts=cached(index))
@@ -89,30 +93,35 @@ def current(index: Index) -> Found:
         return _of_manifest(index, error.message)
     if not prompts:
         return _of_manifest(index, f"prompt file {path} has no prompts")
-    found = look_up(index, prompts, path)
-    return found if found.prompts else Found(prompts=cached(index), warnings=found.warnings)
+    found = look_up(index, prompts, path, kept)
+    return found if found.prompts else replace(found, prompts=cached(index))
 
 
-def look_up(index: Index, prompts: Iterable[Prompt], path: Path) -> Found:
-    """Those of `prompts`, from the file at `path`, whose rows are cached; warnings for the rest."""
-    context = index.manifest.fields["text"].context
-    ledger = load_ledger(index.cache)
-    unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
-    found: list[PromptRows] = []
-    lacking: list[Prompt] = []
+def look_up(index: Index, prompts: Iterable[Prompt], path: Path, kept: Kept | None = None) -> Found:
+    """Those of `prompts`, from the file at `path`, that have rows; warnings for the rest."""
+    context, prompts = index.manifest.fields["text"].context, list(prompts)
+    texts = {prompt: {text_key(prompt.text, context): (prompt.text, False)} for prompt in prompts}
     for prompt in prompts:
-        positive = ledger.find(text_key(prompt.text, context))
-        against = unconditional if prompt.negative is None else ledger.find(negative_key(prompt.negative, context))
-        if positive is None or against is None:
-            lacking.append(prompt)
-        else:
-            found.append(PromptRows(prompt=prompt.text, positive=positive, negative=against, settings=prompt.settings))
+        if prompt.negative is not None:
+            texts[prompt].setdefault(negative_key(prompt.negative, context), (prompt.negative, True))
+    wanted = {key: text for each in texts.values() for key, text in each.items()}
+    ledger = load_ledger(index.cache)
+    rows: dict[str, RowRef | TextArrays] = {key: ref for key in wanted if (ref := ledger.find(key))}
+    if kept is not None:
+        rows |= kept([key for key in wanted if key not in rows])
+    unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
+    found = [PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)], settings=prompt.settings,
+                        negative=unconditional if prompt.negative is None
+                        else rows[negative_key(prompt.negative, context)])
+             for prompt in prompts if texts[prompt].keys() <= rows.keys()]
+    lacking = [prompt for prompt in prompts if not texts[prompt].keys() <= rows.keys()]
     command = prompts_command(index.manifest, path)
     warnings = [f"the prompt in line {prompt.line} of {path} has no text row yet and is skipped; to encode it, run "
                 f"{command}" for prompt in lacking[:WARNINGS]]
     if len(lacking) > WARNINGS:
         warnings.append(f"{len(lacking) - WARNINGS} more prompts of {path} have no text row yet")
-    return Found(prompts=tuple(found), warnings=tuple(warnings))
+    return Found(prompts=tuple(found), warnings=tuple(warnings),
+                 lacking={key: text for key, text in wanted.items() if key not in rows})
 
 
 def _of_manifest(index: Index, why: str) -> Found:

@@ -42,7 +42,7 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prom
     """
     usual = settings.size or usual_size(rows.index)
     with evaluating(denoiser), torch.no_grad():
-        pipeline = _pipeline(denoiser, model)
+        pipeline = _pipeline(denoiser, model, settings.sampler)
         latents = []
         for prompt in prompts:
             wanted = prompt.settings.width or usual[0], prompt.settings.height or usual[1]
@@ -59,15 +59,17 @@ def _whole(denoiser: Denoiser, size: Size) -> Size:
     return width, height
 
 
-def _pipeline(denoiser: Denoiser, model: Path) -> Any:
-    """The family's own pipeline around the denoiser, without text encoders and VAE."""
+def _pipeline(denoiser: Denoiser, model: Path, sampler: str | None) -> Any:
+    """The family's own pipeline around the denoiser, without text encoders and VAE, with the scheduler `sampler`."""
     calls = denoiser.calls
-    options = dict(calls.sampler_options)
+    options: dict[str, Any] = {"clip_sample": False}  # latents are unbounded
+    if sampler is None:
+        options = dict(calls.sampler_options)
     if denoiser.prediction != "flow":
         options["prediction_type"] = denoiser.prediction
     if denoiser.zero_terminal_snr:  # sampling begins at the last timestep, which is learned (Lin et al. 2024, 3.3)
         options |= {**rescaled(True), "timestep_spacing": "trailing"}
-    scheduler = load_scheduler(getattr(diffusers, calls.sampler), model, **options)
+    scheduler = load_scheduler(getattr(diffusers, sampler or calls.sampler), model, **options)
     pipeline = assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler})
     if calls.vae is not None:
         pipeline.vae = calls.vae(denoiser.model)
@@ -100,7 +102,8 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
         calls.prepare(pipeline, size)
     with autocast(denoiser.device, denoiser.dtype):
         made = pipeline(**calls.call(denoiser.model, given), width=size[0], height=size[1],
-                        num_inference_steps=settings.steps, output_type="latent", return_dict=False)[0]
+                        num_inference_steps=settings.steps, output_type="latent", return_dict=False,
+                        generator=torch.Generator().manual_seed(settings.seed))[0]  # some samplers draw noise
     return calls.unpack(denoiser.model, made.float(), size)
 
 

@@ -1,4 +1,4 @@
-"""Encodes prompts that are not cached, for `train sample --prompt`; loads a text encoder.
+"""Encodes prompts that are not cached, for `train sample --prompt` and the process beside a run; loads a text encoder.
 
 The training loop never imports this module.
 """
@@ -41,7 +41,7 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
     rows: dict[str, RowRef | TextArrays] = {key: ref for key in wanted if (ref := ledger.find(key))}
     lacking = {key: text for key, text in wanted.items() if key not in rows}
     if lacking:
-        rows |= dict(zip(lacking, _encode(index, model, list(lacking.values()), device), strict=True))
+        rows |= dict(zip(lacking, encode_texts(index, model, list(lacking.values()), device), strict=True))
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
     return tuple(PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)],
                             negative=unconditional if prompt.negative is None
@@ -49,7 +49,8 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
                  for prompt in prompts)
 
 
-def _encode(index: Index, model: Path, texts: Sequence[tuple[str, bool]], device: torch.device) -> list[TextArrays]:
+def encode_texts(index: Index, model: Path, texts: Sequence[tuple[str, bool]],
+                 device: torch.device) -> list[TextArrays]:
     """Encodes texts, each with whether it is a negative prompt; a row for each, `[1, …]` by array.
 
     Raises `ModelError`.

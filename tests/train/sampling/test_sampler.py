@@ -14,7 +14,7 @@ from PIL import Image
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
 from prep.recipe.prompts import PromptSettings
-from train.config.schema import Sampling
+from train.config.schema import SAMPLERS, Sampling
 from train.models.denoiser import load, quiet
 from train.models.families.registry import DENOISERS
 from train.sampling.grid import grid_png
@@ -148,3 +148,13 @@ def test_a_prompt_s_own_settings_take_precedence(asked, tiny_model):
     usual = one(QUICK)
     for own in ({"seed": 2}, {"steps": 3}, {"guidance": 1.0}):
         assert not np.array_equal(one(QUICK, **own), usual), own
+
+
+@pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_makes_pictures_that_are_the_same_again(asked, tiny_model, sampler):
+    _, _, denoiser, rows, prompts = asked
+    usual, (one,), (other,) = (pictures(denoiser, rows, tiny_model, prompts[:1], replace(QUICK, sampler=named))
+                               for named in (None, sampler, sampler))
+    assert np.array_equal(one, other) and one.shape == usual[0].shape
+    assert sampler == "DDIMScheduler" or not np.array_equal(one, usual[0])

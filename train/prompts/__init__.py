@@ -1,0 +1,1 @@
+"""Prompts edited while training: encoded beside it."""

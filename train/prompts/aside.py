@@ -1,0 +1,76 @@
+"""Encodes prompts that the cache has no rows of, in a process of its own: training never loads a text encoder.
+
+The rows are kept in RUN/prompts, one file per key. A prompt that could not be encoded gets an empty file KEY.late, and
+is not tried again in this run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from prep.formatting import printable
+from prep.fs.atomic import make_dirs, write_atomic
+from prep.loader.index import Index
+from prep.manifest.consistency import is_shape_of
+from prep.parse import Unparsed
+from train.models.family import TextArrays
+from train.runs.safetensors_reader import read_safetensors
+from train.setup import Setup
+
+MOST = 20  # texts to encode at a time
+_ROOT = Path(__file__).parents[2]  # where the process finds this package
+Wanted = Mapping[str, tuple[str, bool]]  # key → text, and whether it is a negative prompt
+
+
+def kept_rows(run: Path, index: Index, keys: Iterable[str]) -> dict[str, TextArrays]:
+    """The rows of `keys` that earlier processes left in the run's directory; files that do not fit are passed over."""
+    found: dict[str, TextArrays] = {}
+    for key in keys:
+        with suppress(OSError, Unparsed, KeyError):
+            row = read_safetensors(run / "prompts" / f"{key}.safetensors", None, None)
+            shapes = {name: tuple(value.shape[1:]) for name, value in row.items()}
+            if is_shape_of(index.manifest, "text", shapes, dict(index.text_shapes)):
+                found[key] = row
+    return found
+
+
+def encode_aside(run: Path, setup: Setup, wanted: Wanted) -> str | None:
+    """Encodes `wanted`, waiting for at most `sample.wait` seconds; returns why it did not, in a line."""
+    if "text" in setup.others:
+        return "the text encoder of the model is not the one that made the cache"
+    settings, folder = setup.config.sample, run / "prompts"
+    new = {key: text for key, text in wanted.items() if not (folder / f"{key}.late").exists()}
+    if not new:
+        return "that failed or took too long before"
+    request = {"manifest": str(setup.manifest.path.resolve()), "model": str(setup.model.resolve()),
+               "folder": str(folder.resolve()), "device": settings.encode, "texts": dict(list(new.items())[:MOST])}
+    make_dirs(folder)
+    why = _run(request, settings.encode, settings.wait)
+    if why is not None:
+        for key in request["texts"]:
+            write_atomic(folder / f"{key}.late", b"")
+    return why
+
+
+def _run(request: Mapping[str, object], device: str, wait: float) -> str | None:
+    """Runs the process; returns why it failed."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    paths = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
+    try:
+        done = subprocess.run([sys.executable, "-m", "train.prompts.process"], input=json.dumps(request), timeout=wait,
+                              text=True, capture_output=True, check=False, start_new_session=True,  # no Ctrl-C for it
+                              env={**os.environ, **hidden, "PYTHONPATH": paths})
+    except subprocess.TimeoutExpired:
+        return f"that took more than {wait:g} s"
+    except OSError as error:
+        return f"no process could be started: {error.strerror or error}"
+    if not done.returncode:
+        return None
+    said = done.stderr.strip().splitlines()
+    return printable(said[-1][:300]) if said else f"exit code {done.returncode}"

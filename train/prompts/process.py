@@ -1,0 +1,42 @@
+"""The process that encodes prompts beside a run, `python -m train.prompts.process`: its request is JSON on its input.
+
+Writes a safetensors file for each text. Only this process loads a text encoder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prep.errors import Problem
+from prep.loader.index import open_index
+from prep.manifest.document import read_manifest
+from train.runs.checkpoint_files import Part, write_file
+from train.sampling.text import encode_texts
+
+_NICE = 10  # leaves the CPU to training
+
+
+def main(request: Mapping[str, Any]) -> None:
+    """Encodes the texts of a request. Raises `Problem`."""
+    with suppress(OSError, AttributeError):  # Windows has no such thing
+        os.nice(_NICE)
+    index = open_index(read_manifest(Path(request["manifest"])))
+    texts = {key: (str(text), bool(negative)) for key, (text, negative) in request["texts"].items()}
+    rows = encode_texts(index, Path(request["model"]), list(texts.values()), torch.device(request["device"]))
+    for key, row in zip(texts, rows, strict=True):
+        write_file(Path(request["folder"]) / f"{key}.safetensors", Part(name="", tensors=row))
+
+
+if __name__ == "__main__":
+    try:
+        main(json.loads(sys.stdin.read()))
+    except Problem as problem:
+        sys.exit(problem.message)
