@@ -19,8 +19,8 @@ from prep.parse import Unparsed
 from train.runs.documents import open_plain
 from train.runs.safetensors_header import TensorInfo, read_header
 
-DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
-                                     "F64": torch.float64, "I64": torch.int64, "U8": torch.uint8}
+DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_KEPT = {**DTYPES, "F64": torch.float64, "I64": torch.int64, "U8": torch.uint8}  # also by optimizers
 Wanted = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
@@ -34,7 +34,8 @@ def read_safetensors(path: Path, wanted: Wanted | None, digest: str | None) -> d
         header = read_header(hashed, os.fstat(handle.fileno()).st_size)  # type: ignore[arg-type]  # only `read` is used
         if wanted is not None:
             _compare(header, wanted)
-        found = {name: _read(hashed, info) for name, info in header.items()}
+        known = DTYPES if wanted is None else _KEPT
+        found = {name: _read(hashed, info, known) for name, info in header.items()}
     if digest is not None and hashed.hexdigest() != digest:
         raise Unparsed("its bytes do not match their digest")
     return {name: found[name] for name in wanted or found}
@@ -70,7 +71,7 @@ def _compare(header: Mapping[str, TensorInfo], wanted: Wanted) -> None:
         if name not in header:
             raise Unparsed(f"'{name}' is missing, expected shape {list(shape)}")
         info = header[name]
-        if info.shape != shape or DTYPES.get(info.dtype) != dtype:
+        if info.shape != shape or _KEPT.get(info.dtype) != dtype:
             spelled = str(dtype).removeprefix("torch.")
             raise Unparsed(f"'{name}' has shape {list(info.shape)} {info.dtype}, expected {list(shape)} {spelled}")
     for name in header:
@@ -78,8 +79,8 @@ def _compare(header: Mapping[str, TensorInfo], wanted: Wanted) -> None:
             raise Unparsed(f"'{name[:80]}' is not a tensor of this run")
 
 
-def _read(hashed: _Hashed, info: TensorInfo) -> Tensor:
-    value = torch.empty(info.shape, dtype=DTYPES[info.dtype])
+def _read(hashed: _Hashed, info: TensorInfo, known: Mapping[str, torch.dtype] = DTYPES) -> Tensor:
+    value = torch.empty(info.shape, dtype=known[info.dtype])
     bytes_: Any = value.reshape(-1).view(torch.uint8).numpy()
     left = memoryview(bytes_)
     while left:

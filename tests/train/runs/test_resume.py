@@ -103,7 +103,8 @@ def test_settings_that_decide_shapes_are_never_adopted(begun):
     _, _, again = begun
     for adopt in (False, True):
         (fault,) = again(lora={"rank": 4, "alpha": 16}, adopt=adopt).faults
-        assert fault.message == "lora.rank is 4, but the checkpoint was trained with 16"
+        assert fault.message == ("lora.rank is 4, but the checkpoint was trained with 16; lora.conv_rank is 4, but the "
+                                 "checkpoint was trained with 16")
         assert fault.hint == "resume with the run's settings (omit -c), or choose another RUN with -o"
 
 
