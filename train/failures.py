@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from prep.loader.draws import Draw
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
 from train.config.schema import Config
+from train.parallel.ranks import ALONE, Ranks
 from train.setup import Setup
 
 NAMES = 5  # non-finite rows listed by name; further rows are only counted
@@ -58,13 +60,24 @@ class NotFinite(Exception):
                            f"{progress.done}", hint=f"try a smaller learning rate (--lr){again}")
 
 
-def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]]) -> None:
-    """Raises `NotFinite` unless both are finite. `parts`: the shots of each forward pass and the sum of the losses."""
+def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]],
+                 ranks: Ranks = ALONE) -> None:
+    """Raises `NotFinite` on every rank unless both are finite. `parts`: the shots of each forward pass of this rank,
+    and the sum of their losses."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
     passes = list(parts)
-    guilty = [shots for shots, loss in passes if not math.isfinite(float(loss))] or [shots for shots, _ in passes]
-    raise NotFinite(loss, norm, (shot for shots in guilty for shot in shots))
+    guilty = [shots for shots, loss in passes if not math.isfinite(float(loss))]
+    if not ranks.any(bool(guilty)):
+        guilty = [shots for shots, _ in passes]
+    told = ranks.gather([asdict(shot) for shots in guilty for shot in shots])
+    raise NotFinite(loss, norm, (_draw(shot) for shots in told for shot in shots))
+
+
+def _draw(facts: Mapping[str, Any]) -> Draw:
+    """A draw from its fields, in which JSON has lists instead of tuples."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    return Draw(**values)
 
 
 def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:

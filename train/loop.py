@@ -13,6 +13,8 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 
@@ -33,6 +35,7 @@ from train.evaluate import evaluate, is_due
 from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
 from train.models.size_shift import chances_by_bucket
 from train.objectives.forward import forward, latents_of, sample_losses
+from train.parallel.ranks import ALONE, Ranks
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
 from train.runs.log import Log
@@ -52,32 +55,47 @@ from train.state import (
 )
 
 
-def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start | None = None) -> None:
+def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start | None = None,
+          ranks: Ranks = ALONE) -> None:
     """Trains to the last step, from `start` or from the beginning, and writes the result.
+
+    Several `ranks` train together: each calls this, and the first one writes.
 
     On Ctrl-C (or SIGTERM), finishes the step, saves a checkpoint and raises `KeyboardInterrupt`. After a failure
     outside of a step's update, saves a checkpoint of the last finished step. Raises `Problem`.
     """
     first = 0 if start is None else start.state.step
     progress = Progress(done=first, kept=first, device=device)
+    explained = partial(_explained, setup, run, progress)
     try:
-        with log.phase("loading the model"):
-            trainee = create_state(setup, device)
+        with log.phase("loading the model"), ranks.together(explained):
+            trainee = create_state(setup, device, ranks)
             if start is not None:
                 restore(trainee, start)
-        with log.phase("trying the largest bucket"):
+        with log.phase("trying the largest bucket"), ranks.together(explained):
             _try_largest(trainee, setup, progress)
-        moved = claim_run(run, setup, step=None if start is None else first)
-        there = log.rewind(first)
+        moved: list[str] = []
+        there = frozenset[str]()
+        with ranks.together(explained):
+            if ranks.first:
+                moved = claim_run(run, setup, step=None if start is None else first)
+                there = log.rewind(first)
         _train(trainee, setup, run, log, progress, there, moved)
-    except BrokenPipeError:  # our output was closed: not an error of the run's disk
+    except Exception as error:
+        if (better := explained(error)) is not error:
+            raise better from error
         raise
-    except OSError as error:
-        raise of_disk(error, run, progress) from error
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            raise out_of_memory(setup, progress) from error
-        raise
+
+
+def _explained(setup: Setup, run: Path, progress: Progress, error: Exception) -> Exception:
+    """An error of the disk or of memory as one that says what helps; others as they are."""
+    if isinstance(error, BrokenPipeError):  # our output was closed: not an error of the run's disk
+        return error
+    if isinstance(error, OSError):
+        return of_disk(error, run, progress)
+    if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
+        return out_of_memory(setup, progress)
+    return error
 
 
 def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, there: frozenset[str],
@@ -88,29 +106,35 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
     """
     first, rows = progress.done, Rows(setup.index)
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(progress.device),
-        parameters=sum(value.numel() for value in trainee.denoiser.parameters.values()))
+        parameters=sum(value.numel() for value in trainee.denoiser.parameters.values()), ranks=trainee.ranks.world)
     for name in moved:
         log("warning", first, text=f"a newer checkpoint was set aside: checkpoints/{name}")
     if first and "checkpoint" not in there:
         log("checkpoint", first, folder=f"checkpoints/step-{first:06d}")
-    evaluate(trainee, rows, setup, run, log, first, there)
+    if trainee.ranks.first:
+        evaluate(trainee, rows, setup, run, log, first, there)
     _run_steps(trainee, rows, setup, run, log, progress)
-    _write_result(trainee, setup, run, max(first, setup.steps))
-    _plot(setup, run, log)  # with the last validation
+    with trainee.ranks.together():
+        if trainee.ranks.first:
+            _write_result(trainee, setup, run, max(first, setup.steps))
+            _plot(setup, run, log)  # with the last validation
     log("end", max(first, setup.steps), result=result_name(setup))
 
 
 def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
     """Runs the steps. After each, saves a checkpoint if due, then validates and samples."""
-    with _stopping() as stop, closing(_steps(trainee, rows, setup, log, progress)) as steps:
+    with _stopping() as stop, closing(_steps(trainee, rows, setup, run, log, progress)) as steps:
         try:
             for done in steps:
-                if stop.is_set() or done == setup.steps or is_due(setup.config.checkpoint.every, done):
-                    _save(trainee, setup, run, log, progress)
-                if stop.is_set() and done < setup.steps:
+                stopping = trainee.ranks.any(stop.is_set())
+                with trainee.ranks.together():
+                    if stopping or done == setup.steps or is_due(setup.config.checkpoint.every, done):
+                        _save(trainee, setup, run, log, progress)
+                if stopping and done < setup.steps:
                     log("stopped", done)
                     raise KeyboardInterrupt
-                evaluate(trainee, rows, setup, run, log, done)
+                if trainee.ranks.first:
+                    evaluate(trainee, rows, setup, run, log, done)
         except Exception as error:  # no failure may lose the steps since the last checkpoint
             if progress.whole and progress.done > progress.kept:
                 with suppress(Exception):  # report the first failure
@@ -122,38 +146,45 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gathered:
-    """Sums over the micro-batches of a step; the gradients are in the parameters."""
+    """Sums over this rank's part of a step; the gradients are in the parameters."""
 
-    loss: Tensor  # of all samples
+    loss: Tensor  # of its samples
     samples: int
     waited: float  # seconds for data
     parts: tuple[tuple[tuple[draws.Draw, ...], Tensor], ...]  # draws and loss of each forward pass
     each: tuple[Tensor, ...]  # the losses of its samples, before any weight
 
 
-def _steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Progress) -> Generator[int]:
+def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> Generator[int]:
     """Runs the optimizer steps; yields the number of finished steps after each."""
-    config, timesteps, first = setup.config, trainee.denoiser.timesteps, progress.done
+    config, timesteps, first, ranks = setup.config, trainee.denoiser.timesteps, progress.done, trainee.ranks
+    share = draws.Share(rank=ranks.rank, world=ranks.world)
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
                               timesteps=timesteps, chances=chances_by_bucket(config.timesteps, setup.shifts),
-                              noise=Noise(**asdict(config.noise)), most=config.micro_batch)
+                              noise=Noise(**asdict(config.noise)), most=config.micro_batch,
+                              share=share)
     pinned = trainee.denoiser.device.type == "cuda"
     with batches(rows, requests, masked=setup.masked, pinned=pinned) as feed:
         for step in range(first, setup.steps):
             begun = time.perf_counter()
-            _seed(config.seed, step)
-            gathered = _gather(trainee, setup, feed, progress)
-            loss = float(gathered.loss) / gathered.samples
-            each = to_host(torch.cat(gathered.each)).tolist()  # at once: later it would wait for the update
+            _seed(config.seed, step, ranks.rank)
+            count = draws.passes(setup.plan, step, most=config.micro_batch, share=share)
+            with ranks.together(partial(_explained, setup, run, progress)):
+                gathered = _gather(trainee, setup, islice(feed, count), progress)
+            summed, samples = ranks.total([float(gathered.loss), gathered.samples])
+            loss = summed / samples
+            showings = _showings(gathered, ranks)  # at once: later it would wait for the update
+            ranks.add_gradients(trainee.denoiser.parameters.values())
             norm = clip_gradients(trainee, setup)
-            check_finite(loss, norm, gathered.parts)
+            check_finite(loss, norm, gathered.parts, ranks)
             progress.whole = False
             rate = apply_gradients(trainee, setup, step)
             progress.done, progress.whole = step + 1, True
             seconds = time.perf_counter() - begun
-            log.losses.add(step + 1, setup.index, [shot for shots, _ in gathered.parts for shot in shots], each)
-            log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=gathered.samples, seconds=seconds,
-                wait=gathered.waited, samples_per_second=gathered.samples / seconds, **_memory(progress.device))
+            if ranks.first:
+                log.losses.add(step + 1, setup.index, showings)
+            log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=int(samples), seconds=seconds,
+                wait=gathered.waited, samples_per_second=samples / seconds, **_memory(progress.device))
             yield step + 1
 
 
@@ -162,21 +193,28 @@ def _memory(device: torch.device) -> dict[str, int]:
     return {"memory": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
 
 
+def _showings(gathered: _Gathered, ranks: Ranks) -> list[tuple[int, int, float]]:
+    """Sample, timestep and loss of each showing of the step, on all ranks."""
+    losses = to_host(torch.cat(gathered.each)).tolist() if gathered.each else []
+    shots = [shot for shots, _ in gathered.parts for shot in shots]
+    mine = [(shot.sample, shot.timestep, loss) for shot, loss in zip(shots, losses, strict=True)]
+    return [showing for showings in ranks.gather(mine) for showing in showings]
+
+
 def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: Progress) -> _Gathered:
-    """Runs forward and backward over every micro-batch of one step."""
+    """Runs forward and backward over every batch of `feed`: one rank's part of one step."""
     loss = to_device(torch.zeros(()), trainee.denoiser.device)
-    samples, waited, last = 0, 0.0, False
+    samples, waited, asked = 0, 0.0, time.perf_counter()
     parts, each = [], []
-    while not last:
-        asked = time.perf_counter()
-        batch = next(feed)
+    for batch in feed:
         progress.shots = batch.shots
         waited += time.perf_counter() - asked
         part, losses = _pass(trainee, setup, batch)
         each.append(losses)
         loss = loss + part
-        samples, last = samples + len(batch.shots), batch.last
+        samples += len(batch.shots)
         parts.append((batch.shots, part))
+        asked = time.perf_counter()
     return _Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
 
 
@@ -200,7 +238,7 @@ def _try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
         return
     somewhere = next(iter(trainee.denoiser.parameters.values()))
     moments = somewhere.new_empty(0 if trainee.optimizer.state else setup.state_bytes, dtype=torch.uint8)
-    request = draws.trial(setup.index, setup.plan, setup.config.micro_batch)
+    request = draws.trial(setup.index, setup.plan, setup.config.micro_batch, trainee.ranks.world)
     progress.shots, progress.trying = request.shots, True
     with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
         _pass(trainee, setup, next(feed))
@@ -209,20 +247,22 @@ def _try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
     del moments
 
 
-def _seed(seed: int, step: int) -> None:
-    """Seeds torch's generator by the step, since LoRA dropout draws from it."""
-    torch.manual_seed(draw_key(seed, step, b"", 0, "dropout-mask")[0])
+def _seed(seed: int, step: int, rank: int) -> None:
+    """Seeds torch's generator by step and rank, since LoRA dropout draws from it."""
+    torch.manual_seed(draw_key(seed, step, b"", rank, "dropout-mask")[0])
 
 
 def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
     """Saves a checkpoint of the last finished step, after syncing the log to disk."""
     step = progress.done
-    log.sync()
-    folder = files.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step),
-                        setup.config.checkpoint.keep)
+    if trainee.ranks.first:
+        log.sync()
+        folder = files.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step),
+                            setup.config.checkpoint.keep)
+        progress.kept = step
+        log("checkpoint", step, folder=folder.relative_to(run).as_posix())
+        _plot(setup, run, log)
     progress.kept = step
-    log("checkpoint", step, folder=folder.relative_to(run).as_posix())
-    _plot(setup, run, log)
 
 
 def _plot(setup: Setup, run: Path, log: Log) -> None:

@@ -25,6 +25,7 @@ from train.models.families.registry import naming_of
 from train.optim import ema, kept, optimizers, schedule
 from train.optim.ema import Shadow
 from train.optim.optimizers import TABLE, Facts
+from train.parallel.ranks import ALONE, Ranks
 from train.runs.checkpoint import DataFacts, State
 from train.runs.checkpoint_files import Part, copy_into, read_tensors, tensor_names
 from train.runs.resume import Start
@@ -44,6 +45,7 @@ class TrainState:
     optimizer: Any  # one of torch's, or used like one
     facts: Facts  # about the optimizer
     shadow: Shadow | None  # None: no moving average
+    ranks: Ranks = ALONE  # the processes that train it together
 
 
 def weights_name(setup_family: Family, method: str) -> str:
@@ -51,7 +53,7 @@ def weights_name(setup_family: Family, method: str) -> str:
     return "lora.safetensors" if method == "lora" else f"{setup_family.denoiser}/diffusion_pytorch_model.safetensors"
 
 
-def create_state(setup: Setup, device: torch.device) -> TrainState:
+def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> TrainState:
     """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
     denoiser = load(setup.model, config, setup.prediction, device, family=setup.family.name)
@@ -65,7 +67,7 @@ def create_state(setup: Setup, device: torch.device) -> TrainState:
     facts = TABLE[chosen.name]
     optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
-    return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow)
+    return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow, ranks=ranks)
 
 
 def _groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:

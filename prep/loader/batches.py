@@ -86,7 +86,6 @@ class Batch:
     timestep_B: Tensor  # int64
     weight_B: Tensor  # float32
     shots: tuple[Draw, ...]
-    last: bool  # of its step
     slot: Slot
 
     def to(self, device: torch.device) -> Batch:
@@ -138,8 +137,7 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
     if std is not None:
         latent = drawn_latents(latent, std, drawn)
     return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
-                 input_noise_BChw=given, timestep_B=timestep, weight_B=weight, shots=shots, last=request.last,
-                 slot=slot)
+                 input_noise_BChw=given, timestep_B=timestep, weight_B=weight, shots=shots, slot=slot)
 
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, given_BChw: Tensor, keys: Sequence[tuple[int, int]],

@@ -40,19 +40,38 @@ class Draw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What one of several ranks does of each micro-batch: a part of its samples, of nearly equal size for all."""
+
+    rank: int
+    world: int
+
+    def of(self, number: int, count: int) -> range:
+        """Places of this rank in micro-batch `number` of a step, which has `count` samples.
+
+        Ranks change places from one micro-batch to the next, so that no rank has all the larger parts.
+        """
+        place = (self.rank - number) % self.world
+        return range(place * count // self.world, (place + 1) * count // self.world)
+
+
+WHOLE = Share(rank=0, world=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRequest:
     """One micro-batch to read and draw."""
 
     bucket: int
     shots: tuple[Draw, ...]
-    last: bool  # of its step
     noise: Noise = PLAIN  # how the noise of each shot's key is drawn
 
 
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
-             chances: Sequence[Timesteps] = (), noise: Noise = PLAIN, most: int | None = None
-             ) -> Iterator[BatchRequest]:
-    """The micro-batches of steps `first` to `total` - 1, in order, split into forward passes of at most `most` samples.
+             chances: Sequence[Timesteps] = (), noise: Noise = PLAIN, most: int | None = None,
+             share: Share = WHOLE) -> Iterator[BatchRequest]:
+    """What one rank does of the micro-batches of steps `first` to `total` - 1, in order, in forward passes of at most
+    `most` samples; `passes` counts those of a step.
 
     Splitting changes no step: it keeps the same samples with the same draws. `chances`: by bucket; uniform if empty.
     """
@@ -62,11 +81,21 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
         epoch = step // plan.steps_per_epoch
         for number, part in enumerate(parts):
             timestep = partial(by_bucket[part.bucket].draw, count=timesteps)
-            shots = tuple(_shots(index, part, plan.seed, epoch, dropout, timestep))
-            starts = range(0, len(shots), most or len(shots))
-            for start in starts:
-                last = number == len(parts) - 1 and start == starts[-1]
-                yield BatchRequest(bucket=part.bucket, shots=shots[start : start + starts.step], last=last, noise=noise)
+            places = share.of(number, len(part.occurrences))
+            shots = tuple(_shots(index, part, places, (plan.seed, epoch), dropout, timestep))
+            for start in _starts(len(places), most):
+                yield BatchRequest(bucket=part.bucket, shots=shots[start : start + (most or len(shots))], noise=noise)
+
+
+def passes(plan: StepPlan, step: int, *, most: int | None = None, share: Share = WHOLE) -> int:
+    """The forward passes of one rank in a step; 0 if there are fewer samples than ranks."""
+    return sum(len(_starts(len(share.of(number, len(part.occurrences))), most))
+               for number, part in enumerate(plan.at(step)))
+
+
+def _starts(count: int, most: int | None) -> range:
+    """The first shot of each forward pass over `count` shots."""
+    return range(0, count, most or max(count, 1))
 
 
 def validation(index: Index, micro_batch: int, *, count: int, timesteps: int, most: int = 0) -> Iterator[BatchRequest]:
@@ -81,14 +110,18 @@ def validation(index: Index, micro_batch: int, *, count: int, timesteps: int, mo
                  for at in spread(count, timesteps)]
         first += len(members)
         for start in range(0, len(shots), micro_batch):
-            yield BatchRequest(bucket=bucket, shots=tuple(shots[start : start + micro_batch]), last=True)
+            yield BatchRequest(bucket=bucket, shots=tuple(shots[start : start + micro_batch]))
 
 
-def trial(index: Index, plan: StepPlan, most: int) -> BatchRequest:
-    """A forward pass of at most `most` samples that needs as much memory as any of training: the most pixels."""
+def trial(index: Index, plan: StepPlan, most: int, world: int = 1) -> BatchRequest:
+    """A forward pass of at most `most` samples that needs as much memory as any of training: the most pixels.
+
+    `world` ranks divide a micro-batch.
+    """
     def samples(bucket: int) -> int:
         count = plan.counts[bucket]
-        return min(most, plan.micro_batch, plan.micro_batch if plan.underfill == "repeat" and count else count)
+        largest = min(plan.micro_batch, plan.micro_batch if plan.underfill == "repeat" and count else count)
+        return min(most, -(-largest // world))
 
     def pixels(bucket: int) -> int:
         width, height = index.manifest.buckets[bucket]
@@ -97,7 +130,7 @@ def trial(index: Index, plan: StepPlan, most: int) -> BatchRequest:
     bucket = max(range(len(plan.counts)), key=pixels)
     members = index.training[bucket]
     shots = tuple(_fixed(index, int(members[number % len(members)]), 0) for number in range(samples(bucket)))
-    return BatchRequest(bucket=bucket, shots=shots, last=True)
+    return BatchRequest(bucket=bucket, shots=shots)
 
 
 def spread(count: int, timesteps: int) -> list[int]:
@@ -105,12 +138,14 @@ def spread(count: int, timesteps: int) -> list[int]:
     return [(2 * number + 1) * timesteps // (2 * count) for number in range(count)]
 
 
-def _shots(index: Index, part: MicroBatch, seed: int, epoch: int, dropout: float,
+def _shots(index: Index, part: MicroBatch, places: range, key: tuple[int, int], dropout: float,
            timestep: Callable[[np.random.Generator], int]) -> Iterator[Draw]:
-    for occurrence, turn in zip(part.occurrences.tolist(), part.turns.tolist(), strict=True):
+    """The showings at these places of a micro-batch; `key` is seed and epoch."""
+    some = slice(places.start, places.stop)
+    for occurrence, turn in zip(part.occurrences[some].tolist(), part.turns[some].tolist(), strict=True):
         sample, repeat = index.showing(part.bucket, occurrence)
         showing = repeat + turn * int(index.samples.repeats[sample])
-        yield _shot(index, sample, (seed, epoch, index.samples.ids[sample].tobytes(), showing), dropout, timestep)
+        yield _shot(index, sample, (*key, index.samples.ids[sample].tobytes(), showing), dropout, timestep)
 
 
 def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: float,

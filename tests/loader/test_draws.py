@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prep.batching.plan import step_plan
 from prep.loader import draws
@@ -60,22 +63,39 @@ def test_texts_are_drawn_by_weight():
     assert [draws._weighted(np.array([1.0, 3.0]), chance) for chance in (0.0, 0.24, 0.26, 0.999999)] == [0, 0, 1, 1]
 
 
-def test_a_step_ends_with_its_last_micro_batch(make):
+def test_forward_passes_of_a_step_are_counted(make):
     index = open_index(make().manifest)
     plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=2)
-    ends = [request.last for request in requests(index, 0, 4)]
-    assert sum(ends) == 4
-    assert [len(plan.at(step)) for step in range(4)] == [ends[:2].index(True) + 1, *_lengths(ends[2:])]
+    for most in (None, 1, 3):
+        found = list(draws.training(index, plan, 0, 4, dropout=0.0, timesteps=1000, most=most))
+        assert len(found) == sum(draws.passes(plan, step, most=most) for step in range(4))
+        assert all(request.shots for request in found)
+    assert [draws.passes(plan, step) for step in range(4)] == [len(plan.at(step)) for step in range(4)]
 
 
-def _lengths(ends):
-    lengths, running = [], 0
-    for end in ends:
-        running += 1
-        if end:
-            lengths.append(running)
-            running = 0
-    return lengths
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+def test_ranks_divide_the_shots_of_every_step(make, world):
+    """Together they have the shots of one process, each once and with the same draws."""
+    index = open_index(make(repeats=3).manifest)
+    plan = step_plan(index.counts, seed=5, batch_size=6, micro_batch=3)
+    for step in range(2 * plan.steps_per_epoch):
+        whole = [shot for request in draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000)
+                 for shot in request.shots]
+        parts = []
+        for rank in range(world):
+            share = draws.Share(rank=rank, world=world)
+            mine = list(draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000, most=2, share=share))
+            assert len(mine) == draws.passes(plan, step, most=2, share=share)
+            parts.append([shot for request in mine for shot in request.shots])
+        assert sorted(shot.noise for part in parts for shot in part) == sorted(shot.noise for shot in whole)
+        assert {shot for part in parts for shot in part} == set(whole)
+
+
+@given(count=st.integers(0, 50), world=st.integers(1, 9), number=st.integers(0, 20))
+def test_shares_are_nearly_equal(count, world, number):
+    places = [draws.Share(rank=rank, world=world).of(number, count) for rank in range(world)]
+    assert sorted(place for part in places for place in part) == list(range(count))
+    assert max(map(len, places)) - min(map(len, places)) <= 1
 
 
 def test_validation_never_changes(make):

@@ -107,7 +107,7 @@ LAZY = {
     "prep.runtime",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
-    "train.optim.optimizers",
+    "train.optim.optimizers", "train.parallel.ranks",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json, say
-from prep.errors import UsageError
+from prep.errors import ConfigError, UsageError
 from prep.formatting import printable
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 from train.cli.summary import place_line, plan_lines, uneven_lines
+from train.parallel.ranks import RankFailed, Ranks, joined
 
 if TYPE_CHECKING:
     from train.config.schema import Config
@@ -34,45 +38,110 @@ def run(
     settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Train from a manifest, which names the model and the cache. Ctrl-C saves a checkpoint and stops."""
-    folder = output or Path("runs") / manifest.stem
-    start = None
-    if resume:
-        if init_from is not None:
-            raise UsageError("--init-from is given with --resume, but a resumed run has its own weights",
-                             hint="omit one of them")
-        start = _start(folder, start_from)
-    elif start_from is not None or adopt:
-        raise UsageError(f"{'--adopt' if adopt else '--from'} is given without --resume", hint="add --resume")
-    chosen = opt.read_settings(config, settings, {
-        "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
-        "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
-        "loss.masked": masked}, None if start is None else start.state.config)
-    asked = opt.request_of(manifest, model, download, allow_other_encoders, init_from)
-    setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
+    """Train from a manifest, which names the model and the cache. Ctrl-C saves a checkpoint and stops.
 
+    Several processes train together: torchrun --nproc-per-node 2 --no-python train run MANIFEST.
+    """
+    folder = output or Path("runs") / manifest.stem
+    options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
+               "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
+               "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked}
+    with joined() as ranks:
+        with _preparing(ranks):
+            start = _start_of(folder, resume, start_from, adopt, init_from)
+            chosen = opt.read_settings(config, settings, options, None if start is None else start.state.config)
+            asked = opt.request_of(manifest, model, download, allow_other_encoders, init_from)
+            setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
+            if ranks.world > 1:
+                _require_equal(ranks, setup, start)
+        ending = _train(setup, folder, device, start, start_from, ranks, quiet)
+    if as_json and ranks.first:
+        put_json({"format": "latentry/run-result", "version": 1, **ending})
+    elif ranks.first:
+        put(str(folder / ending["result"]))
+
+
+def _train(setup: Setup, folder: Path, device: str, start: Start | None, start_from: str | None, ranks: Ranks,
+           quiet: bool) -> Mapping[str, Any]:
+    """Trains, and returns the last event. Of several ranks the first locks the run, writes and shows it."""
     from prep.fs.lock import PATIENCE, lock_directory
     from train.check import check_device, check_shards
     from train.runs.directory import lock_run
-    from train.runs.log import Log
+    from train.runs.log import Log, NoLog
     from train.runs.watch import watching
 
     with defer_interrupts():
         from prep.models.tensors import pick_device
         from train.loop import train
 
-    place = pick_device(device)
-    check_device(chosen, place.type)
     index = setup.index
-    with lock_run(folder, setup), lock_directory(index.cache.root, exclusive=False, patience=PATIENCE):
-        check_shards(index)  # another process may have changed the cache before the lock
-        _unchanged(folder, start_from, start)
-        with watching(quiet) as watch, Log(folder / "log.jsonl", watch, watch.progress) as log:
-            train(setup, folder, place, log, start)
-    if as_json:
-        put_json({"format": "latentry/run-result", "version": 1, **log.last})
-    else:
-        put(str(folder / log.last["result"]))
+    with ExitStack() as held:
+        with _preparing(ranks):
+            place = pick_device(_device(device, ranks))
+            check_device(setup.config, place.type)
+            if ranks.first:
+                held.enter_context(lock_run(folder, setup))
+            held.enter_context(lock_directory(index.cache.root, exclusive=False, patience=PATIENCE))
+            check_shards(index)  # another process may have changed the cache before the lock
+            _unchanged(folder, start_from, start)
+        watch = held.enter_context(watching(quiet or not ranks.first))
+        log = held.enter_context(Log(folder / "log.jsonl", watch, watch.progress) if ranks.first else NoLog())
+        train(setup, folder, place, log, start, ranks)
+        return log.last
+
+
+@contextmanager
+def _preparing(ranks: Ranks) -> Iterator[None]:
+    """What every rank does before it trains. Only the first prints; an error of another is told by the first."""
+    if ranks.world == 1:
+        yield
+        return
+    heard = io.StringIO()
+    with ranks.together(), nullcontext() if ranks.first else redirect_stderr(heard):
+        try:
+            yield
+        except typer.Exit as ending:
+            if ranks.first:
+                raise
+            raise RankFailed(" ".join(heard.getvalue().split()).removeprefix("error: "),
+                             exit_code=ending.exit_code) from None
+
+
+def _require_equal(ranks: Ranks, setup: Setup, start: Start | None) -> None:
+    """Raises `ConfigError` unless all ranks train the same, and each has something to do."""
+    from train.config.load import as_table
+    from train.parallel.code import code_digest
+
+    ranks.require_equal({
+        "manifest": setup.manifest.digest, "model": dict(setup.base), "settings": as_table(setup.config),
+        "checkpoint": None if start is None else start.state.step, "code": code_digest()})
+    if setup.config.batch_size < ranks.world:
+        raise ConfigError(f"batch_size is {setup.config.batch_size}, but {ranks.world} ranks divide a step's samples",
+                          hint=f"--batch-size {ranks.world} or more, or start fewer processes")
+
+
+def _device(asked: str, ranks: Ranks) -> str:
+    """The device of this rank. Raises `UsageError` if all ranks would get the same GPU."""
+    if ranks.world == 1:
+        return asked
+    if asked.startswith("cuda:"):
+        raise UsageError(f"--device is '{asked}', but {ranks.world} processes train together",
+                         hint="omit --device: each process takes the GPU of its number on its machine")
+    import torch
+
+    return f"cuda:{ranks.local}" if asked in ("auto", "cuda") and torch.cuda.is_available() else asked
+
+
+def _start_of(folder: Path, resume: bool, start_from: str | None, adopt: bool, init_from: Path | None) -> Start | None:
+    """The checkpoint to continue from, if --resume is given. Raises `UsageError` for options that contradict it."""
+    if resume:
+        if init_from is not None:
+            raise UsageError("--init-from is given with --resume, but a resumed run has its own weights",
+                             hint="omit one of them")
+        return _start(folder, start_from)
+    if start_from is not None or adopt:
+        raise UsageError(f"{'--adopt' if adopt else '--from'} is given without --resume", hint="add --resume")
+    return None
 
 
 def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None, adopt: bool, quiet: bool) -> Setup:

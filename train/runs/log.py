@@ -100,6 +100,23 @@ class Log:
         self.close()
 
 
+class NoLog(Log):
+    """The log of a rank that is not the first: it keeps and shows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("log.jsonl"), lambda _event: None)  # a name that is never opened
+
+    def __call__(self, event: str, step: int, **values: Any) -> None:
+        """Does nothing."""
+
+    def rewind(self, step: int) -> frozenset[str]:
+        """Does nothing."""
+        return frozenset()
+
+    def sync(self) -> None:
+        """Does nothing."""
+
+
 def _read(path: Path, step: int) -> Iterator[tuple[Event, bytes]]:
     """The events up to step `step`, each with its line; skips lines that are not events."""
     with open_plain(path) as file:

@@ -14,7 +14,6 @@ import numpy as np
 
 from prep.fs import atomic
 from prep.fs.atomic import write_atomic
-from prep.loader.draws import Draw
 from prep.loader.index import Index
 from prep.parse import Unparsed
 from train.runs.documents import open_plain, refused
@@ -40,12 +39,13 @@ class Losses:
         write_atomic(self._path, HEAD + kept.tobytes())
         self._file = self._path.open("ab", buffering=0)
 
-    def add(self, step: int, index: Index, shots: Sequence[Draw], losses: Sequence[float]) -> None:
-        """Appends the records of one step."""
+    def add(self, step: int, index: Index, showings: Sequence[tuple[int, int, float]]) -> None:
+        """Appends the records of one step: sample, timestep and loss of each showing."""
         assert self._file is not None, "rewind comes first"
-        found = np.zeros(len(shots), RECORD)
-        found["step"], found["timestep"] = step, [shot.timestep for shot in shots]
-        found["loss"], found["id"] = losses, ids_of(index, [shot.sample for shot in shots])
+        found = np.zeros(len(showings), RECORD)
+        found["step"], found["timestep"] = step, [timestep for _, timestep, _ in showings]
+        found["loss"] = [loss for _, _, loss in showings]
+        found["id"] = ids_of(index, [sample for sample, _, _ in showings])
         atomic.write(self._file, found.tobytes())
 
     def sync(self) -> None:

@@ -67,13 +67,18 @@ class RunDisplay:
                 "samples/s": f"{self.rate:.1f}", "waiting for data": f"{self.wait:.0%}", **memory, "left": self.left()}
 
 
+def told_ranks(count: int) -> str:
+    """The number of processes that train together, if there are several."""
+    return f", {counted(count, 'process', 'processes')}" if count > 1 else ""
+
+
 def line(event: Event) -> str | None:
     """An event in one line, safe for a terminal; `None` for a step."""
     kind = event["event"]
     if kind == "start":
         steps, each, count = event["steps"], event["steps_per_epoch"], event["parameters"]
         text = (f"{counted(steps, 'step')}, {grouped(each)} per epoch, {counted(count, 'trained parameter')} on "
-                f"{event['device']}")
+                f"{event['device']}{told_ranks(event.get('ranks', 1))}")
     elif kind in _TEXTS:
         text = _TEXTS[kind].format(**event) + _of_sources(event)
     else:

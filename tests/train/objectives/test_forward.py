@@ -59,8 +59,7 @@ def gradients(setup, shots, cut, settings):
             if "lora_B" in name:
                 value.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
     parts = [shots[start : start + cut] for start in range(0, len(shots), cut)]
-    requests = (draws.BatchRequest(bucket=bucket_of(setup, part), shots=tuple(part), last=number == len(parts) - 1)
-                for number, part in enumerate(parts))
+    requests = (draws.BatchRequest(bucket=bucket_of(setup, part), shots=tuple(part)) for part in parts)
     with batches(Rows(setup.index), requests, masked=settings["masked"], pinned=False) as feed:
         gathered = _gather(trainee, setup, feed, Progress(done=0, kept=0, device=CPU))
     return {name: value.grad for name, value in denoiser.parameters.items()}, gathered

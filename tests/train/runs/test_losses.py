@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from prep.errors import CacheError
-from prep.loader.draws import Draw
 from prep.loader.index import open_index
 from train.runs.losses import HEAD, RECORD, Losses, ids_of, read_losses
-
-
-def shot(sample, timestep):
-    return Draw(sample=sample, view=0, text=0, timestep=timestep, noise=(1, 2), weight=1.0)
 
 
 @pytest.fixture
@@ -23,7 +18,7 @@ def written(make, tmp_path):
     index, losses = open_index(make().manifest), Losses(tmp_path / "losses.bin")
     losses.rewind(0)
     for step in (1, 2, 3):
-        losses.add(step, index, [shot(0, 10 * step), shot(4, 999)], [step / 4, 0.5])
+        losses.add(step, index, [(0, 10 * step, step / 4), (4, 999, 0.5)])
     losses.sync()
     losses.close()
     return tmp_path / "losses.bin", index
@@ -48,7 +43,7 @@ def test_a_resumed_run_keeps_the_records_of_its_steps(written, torn):
     assert len(read_losses(path)) in (6, 7, 8) and len(read_losses(path, last=3)) == 6
     losses = Losses(path)
     losses.rewind(2)
-    losses.add(3, index, [shot(0, 30), shot(4, 999)], [0.75, 0.5])
+    losses.add(3, index, [(0, 30, 0.75), (4, 999, 0.5)])
     losses.close()
     assert path.read_bytes() == whole
 

@@ -1,0 +1,128 @@
+"""Training in several processes: the same steps as in one, one message for a failure, and no finished step is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from runs import events
+from safetensors.torch import load_file
+from torchrun import command, environment, torchrun
+
+from prep.loader.draws import training
+from prep.loader.rows import Rows
+from train.check import check
+from train.config.load import parse
+from train.setup import RunRequest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
+FEW = ("--device", "cpu", "--set", "sample.every=0", "--set", "lora.rank=2", "--batch-size", 4, "--lr", "1e-3",
+       "--set", "checkpoint.every=4", "--set", "precision=fp32")
+
+
+def same(one, other):
+    """Whether two runs have the same weights, but for the order in which gradients were added."""
+    first, second = (load_file(run / "lora.safetensors") for run in (one, other))
+    assert first.keys() == second.keys()
+    assert any(value.abs().max() > 0 for name, value in first.items() if "lora_up" in name)
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=1e-3, atol=2e-5)
+
+
+def steps_of(run):
+    return [event for event in events(run) if event["event"] == "step"]
+
+
+def test_any_number_of_processes_takes_the_same_steps_and_resumes_the_others_runs(make, train, tmp_path):
+    path = make().path
+    words = ("run", path, *FEW, "--steps", 6, "--set", "micro_batch=2")
+    assert train(*words, "-o", tmp_path / "one").code == 0
+    for count, name in ((2, "two"), (4, "four")):
+        done = torchrun(count, *words, "-o", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("ready to train") == 1 and f"on cpu, {count} processes" in done.stderr
+        assert done.stdout == f"{tmp_path / name / 'lora.safetensors'}\n"
+        same(tmp_path / "one", tmp_path / name)
+    for one, two, four in zip(*(steps_of(tmp_path / name) for name in ("one", "two", "four")), strict=True):
+        assert one["samples"] == two["samples"] == four["samples"]
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-4) == pytest.approx(four["loss"], rel=1e-4)
+    (tmp_path / "two" / "lora.safetensors").unlink()
+    assert train("run", path, "-o", tmp_path / "two", "--resume", "--from", "step-000004", "--device", "cpu").code == 0
+    same(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_failure_of_one_process_is_one_message_and_costs_no_finished_step(make, tmp_path):
+    made = make()
+    damage_late_row(made)
+    done = torchrun(2, "run", made.path, *FEW, "--steps", 40, "-o", tmp_path / "run")
+    assert done.returncode != 0
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert "checksum" in done.stderr and "hint: " in done.stderr
+    assert "train/loop.py" not in done.stderr, "a traceback of ours"
+    last = steps_of(tmp_path / "run")[-1]["step"]
+    assert (tmp_path / "run" / "checkpoints" / f"step-{last:06d}").is_dir()
+
+
+def test_what_the_processes_find_before_the_first_step(make, tmp_path):
+    path = make().path
+    done = torchrun(2, "run", path, *FEW, "--set", "batch_size=1", "--steps", 2, "-o", tmp_path / "run")
+    assert "error: batch_size is 1, but 2 ranks divide a step's samples" in done.stderr
+    assert done.stderr.count("error: ") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the second process in /proc")
+def test_the_others_end_with_a_checkpoint_when_one_is_killed(make, tmp_path):
+    path = make().path
+    words = command(2, "run", path, *FEW, "--set", "checkpoint.every=0", "--steps", 100_000, "-o", tmp_path / "run")
+    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
+        try:
+            until(lambda: (tmp_path / "run" / "log.jsonl").exists() and len(steps_of(tmp_path / "run")) > 5)
+            os.kill(second(run.pid), signal.SIGKILL)
+            err = run.communicate(timeout=60)[1]
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+    assert "error: another of the 2 ranks ended without a message" in err, err
+    last = steps_of(tmp_path / "run")[-1]["step"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{last:06d}"]
+
+
+def damage_late_row(made):
+    """Flips a bit in the latent of a sample that the first step does not show."""
+    report = check(RunRequest(manifest=made.path), parse({"batch_size": 4}, ""))
+    setup = report.setup
+    first, second = (next(iter(training(setup.index, setup.plan, step, step + 1, dropout=0.0, timesteps=1000)))
+                     for step in (0, 1))
+    shot = next(shot for shot in second.shots if shot.sample not in {one.sample for one in first.shots})
+    rows = Rows(setup.index)
+    ref = rows.latent_ref(shot)
+    row = torch.empty(1, *setup.index.shape("latent", second.bucket)["latent"], dtype=torch.bfloat16)
+    rows.fill(row, "latent", "latent", [ref])
+    content = row.view(torch.uint8).numpy().tobytes()
+    path, = (file for file in setup.index.cache.shard(ref.shard).rglob("*")
+             if file.is_file() and content in file.read_bytes())
+    data = path.read_bytes()
+    assert data.count(content) == 1
+    place = data.index(content) + len(content) // 2
+    path.chmod(0o644)
+    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1:])
+
+
+def until(true, seconds=90):
+    patience = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < patience
+        time.sleep(0.05)
+
+
+def second(torchrun_process):
+    """The process of rank 1."""
+    children = Path(f"/proc/{torchrun_process}/task/{torchrun_process}/children").read_text().split()
+    return next(int(child) for child in children
+                if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{child}/environ").read_bytes())

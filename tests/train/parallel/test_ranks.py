@@ -1,0 +1,139 @@
+"""Ranks: what the environment says, agreement on failures and facts, and gradients in buckets."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from prep.errors import CacheError, ConfigError, UsageError
+from train.parallel import code, collectives
+from train.parallel.ranks import ALONE, RankFailed, Ranks, joined, of_environment
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """This process as one of two ranks, whose other one says what it is told to: numbers, then values."""
+
+    def make(rank=0, numbers=(), values=()):
+        said, told = iter(numbers), iter(values)
+
+        def total(mine):
+            theirs = next(said, [0.0] * len(mine))
+            return [one + other for one, other in zip(mine, theirs, strict=True)]
+
+        def gather(data, sizes):
+            theirs = json.dumps(next(told)).encode()
+            return [data, theirs] if rank == 0 else [theirs, data]
+
+        monkeypatch.setattr(collectives, "total", total)
+        monkeypatch.setattr(collectives, "gather", gather)
+        return Ranks(rank=rank, world=2, local=rank)
+
+    return make
+
+
+def test_the_environment_of_torchrun():
+    assert of_environment({}) is ALONE
+    assert of_environment({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}) == Ranks(rank=3, world=8, local=1)
+    for wrong in ({"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+                  {"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}):
+        with pytest.raises(UsageError, match=r"RANK, WORLD_SIZE, LOCAL_RANK are .*, expected what torchrun sets"):
+            of_environment(wrong)
+
+
+def test_nobody_to_reach(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UsageError, match=r"rank 1 cannot reach the other 1: .*MASTER_ADDR") as caught, joined():
+        pass
+    assert caught.value.hint == "start all ranks with torchrun"
+
+
+def test_one_process_needs_no_other():
+    with joined() as found:
+        assert found is ALONE
+    assert ALONE.total([1.5]) == [1.5] and ALONE.any(True) and not ALONE.any(False) and ALONE.gather("a") == ["a"]
+    parameter = nn.Parameter(torch.ones(2))
+    ALONE.add_gradients([parameter])
+    assert parameter.grad is None
+    with pytest.raises(CacheError, match="mine"), ALONE.together():
+        raise CacheError("mine")
+
+
+def test_a_failure_of_another_rank_ends_this_one(pair):
+    others = [{"text": "a row is damaged", "hint": "prep verify", "code": 7}]
+    with pytest.raises(RankFailed, match="rank 1 of 2 failed: a row is damaged") as caught, \
+            pair(numbers=[[1.0]], values=others).together():
+        pass
+    assert caught.value.exit_code == 7 and caught.value.hint == "prep verify"
+    others = [{"text": "of rank 0", "hint": "", "code": 5}]
+    with pytest.raises(SystemExit) as ending, pair(1, numbers=[[1.0]], values=others).together():
+        pass
+    assert ending.value.code == 5
+
+
+def test_the_first_rank_tells_its_own_failure_and_the_others_end_silently(pair):
+    with pytest.raises(CacheError, match="mine"), pair(values=[None]).together():
+        raise CacheError("mine")
+    with pytest.raises(SystemExit) as ending, pair(1, values=[None]).together(lambda error: CacheError(str(error))):
+        raise OSError("mine")
+    assert ending.value.code == 7
+
+
+def test_a_flag_of_any_rank_counts(pair):
+    assert pair(numbers=[[1.0]]).any(False) and not pair().any(False) and pair().any(True)
+
+
+def test_ranks_with_other_facts_do_not_train_together(pair):
+    facts = {"settings": {"steps": 5}, "code": "abc"}
+    pair(values=[facts]).require_equal(facts)
+    with pytest.raises(ConfigError, match="rank 1 has another settings than rank 0, so they cannot train together"):
+        pair(values=[{**facts, "settings": {"steps": 6}}]).require_equal(facts)
+
+
+def test_a_broken_connection(monkeypatch):
+    def broken(numbers):
+        raise RuntimeError("Connection closed by peer\nmore")
+
+    monkeypatch.setattr(collectives, "total", broken)
+    with pytest.raises(RankFailed, match=r"another of the 2 ranks ended without a message .Connection closed by peer."):
+        Ranks(rank=0, world=2).total([1.0])
+
+
+def test_gradients_are_added_where_any_rank_has_one(monkeypatch):
+    """The other rank has gradients of 10 for the first and the third parameter."""
+    parameters = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(5)),
+                  nn.Parameter(torch.ones(1))]
+    parameters[0].grad, parameters[1].grad = torch.full((2, 3), 2.0), torch.full((4,), 3.0)
+    monkeypatch.setattr(collectives, "total", lambda mine: [one + other for one, other in
+                                                            zip(mine, [1.0, 0.0, 1.0, 0.0], strict=True)])
+    monkeypatch.setattr(collectives.dist, "all_reduce", lambda flat: flat.add_(torch.cat(
+        [torch.full((6,), 10.0), torch.zeros(4), torch.full((5,), 10.0)])))
+    collectives.add_gradients(parameters)
+    assert [None if one.grad is None else one.grad.unique().tolist() for one in parameters] == [
+        [12.0], [3.0], [10.0], None]
+
+
+def test_buckets_hold_one_dtype_and_no_more_than_they_may():
+    parameters = [nn.Parameter(torch.ones(size, dtype=dtype)) for size, dtype in (
+        (4, torch.float32), (4, torch.float32), (100, torch.float32), (2, torch.bfloat16), (2, torch.float32))]
+    found = [[len(one) for one in bucket] for bucket in collectives.buckets(parameters, most=32)]
+    assert found == [[4, 4], [100], [2], [2]]
+
+
+def test_the_digest_of_the_code_is_that_of_every_module(monkeypatch, tmp_path):
+    for package in ("prep", "train"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("")
+    monkeypatch.setattr(code, "find_spec", lambda name: SimpleNamespace(origin=tmp_path / name / "__init__.py"))
+    before = code.code_digest()
+    assert before == code.code_digest()
+    (tmp_path / "train" / "loop.py").write_text("steps = 1")
+    assert (changed := code.code_digest()) != before
+    (tmp_path / "train" / "loop.py").rename(tmp_path / "train" / "other.py")
+    assert code.code_digest() not in (before, changed)

@@ -1,0 +1,20 @@
+"""A digest of Latentry's own code: ranks with different code would train different models."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from prep.digest import digest_parts
+
+
+def code_digest() -> str:
+    """The digest of every module of `prep` and `train`, with their names."""
+    parts = []
+    for package in ("prep", "train"):
+        found = find_spec(package)
+        assert found is not None and found.origin is not None
+        root = Path(found.origin).parent
+        for path in sorted(root.rglob("*.py")):
+            parts += [path.relative_to(root.parent).as_posix().encode(), path.read_bytes()]
+    return digest_parts(parts)

@@ -1,0 +1,87 @@
+"""What ranks exchange, through torch.distributed (imported only here): gloo on the CPU, NCCL between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+# The others wait while the first rank validates and draws pictures. A rank that dies is noticed at once.
+PATIENCE = timedelta(hours=2)
+BUCKET = 1 << 25  # bytes of gradients that are added at a time: 32 MiB, large enough for the network's full speed
+
+
+def connect(local: int) -> None:
+    """Joins the other ranks, which torchrun's variables name. Raises `RuntimeError` and `ValueError`."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local % torch.cuda.device_count())
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=PATIENCE)
+    else:
+        dist.init_process_group("gloo", timeout=PATIENCE)
+
+
+def wait_for_first() -> None:
+    """Returns when the connection to the first rank ends, which sends nothing here."""
+    with suppress(RuntimeError):
+        dist.recv(torch.zeros(1), src=0)
+
+
+def disconnect() -> None:
+    """Leaves the other ranks."""
+    dist.destroy_process_group()
+
+
+def total(numbers: Sequence[float]) -> list[float]:
+    """The sums of each rank's numbers, in float64."""
+    sums = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(sums)
+    return [float(value) for value in sums]
+
+
+def gather(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """The data of all ranks, of which each has its size in `sizes`."""
+    mine = torch.zeros(max(sizes), dtype=torch.uint8)
+    mine[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    found = [torch.empty_like(mine) for _ in sizes]
+    dist.all_gather(found, mine)
+    return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
+
+
+def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none: an optimizer
+    leaves it alone, as it does in one process."""
+    used = total([float(value.grad is not None) for value in parameters])
+    found = [value for value, count in zip(parameters, used, strict=True) if count]
+    for value in found:
+        if value.grad is None:
+            value.grad = torch.zeros_like(value)
+    for bucket in buckets(found):
+        _add(bucket)
+
+
+def buckets(parameters: Sequence[nn.Parameter], most: int = BUCKET) -> Iterator[list[nn.Parameter]]:
+    """The parameters in groups of one dtype and device, each of at most `most` bytes or one parameter."""
+    group: list[nn.Parameter] = []
+    size = 0
+    for value in parameters:
+        other = bool(group) and (value.dtype, value.device) != (group[0].dtype, group[0].device)
+        if group and (other or size + value.nbytes > most):
+            yield group
+            group, size = [], 0
+        group.append(value)
+        size += value.nbytes
+    if group:
+        yield group
+
+
+def _add(bucket: Sequence[nn.Parameter]) -> None:
+    """Adds the gradients of all ranks, in one message."""
+    grads: list[Tensor] = [value.grad for value in bucket if value.grad is not None]
+    flat = torch.cat([grad.reshape(-1) for grad in grads])
+    dist.all_reduce(flat)
+    parts = torch.split(flat, [grad.numel() for grad in grads])
+    torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])

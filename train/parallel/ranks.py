@@ -1,0 +1,180 @@
+"""Ranks: processes that train one model together, each on a part of every step's samples.
+
+A step's gradient is a sum over samples, so ranks add theirs, and each makes the same update. The weights of all ranks
+are equal at every step, and only the first rank writes. torchrun starts the processes and says how they find each
+other, in environment variables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prep.errors import EXIT_BUG, ConfigError, Problem, UsageError, first_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
+
+
+class RankFailed(Problem):
+    """Another rank failed, with this message."""
+
+    def __init__(self, message: str, *, hint: str = "", exit_code: int = EXIT_BUG) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0  # among those of this machine
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the run and prints."""
+        return self.rank == 0
+
+    @contextmanager
+    def together(self, explained: Callable[[Exception], Exception] = lambda error: error) -> Iterator[None]:
+        """A part that succeeds on all ranks or fails on all: an error of one ends the part for every rank.
+
+        The others are told of it as `explained`.
+        On the first rank raises its own error, or `RankFailed` with that of another; the others exit silently with the
+        same code.
+        """
+        if self.world == 1:
+            yield
+            return
+        try:
+            yield
+        except Exception as error:
+            self._share(explained(error))
+            if self.first:
+                raise
+            raise SystemExit(_code(explained(error))) from None
+        self._share(None)
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag of any rank is set."""
+        return bool(self.total([float(flag)])[0])
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """The sums of each rank's numbers."""
+        if self.world == 1:
+            return list(numbers)
+        from train.parallel import collectives  # here: a run of one process needs none of it
+
+        with self._lost():
+            return collectives.total(numbers)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order. They travel as JSON."""
+        if self.world == 1:
+            return [value]
+        from train.parallel import collectives
+
+        data = json.dumps(value).encode()
+        sizes = self.total([len(data) * (rank == self.rank) for rank in range(self.world)])
+        with self._lost():
+            return [json.loads(one) for one in collectives.gather(data, [int(size) for size in sizes])]
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none."""
+        if self.world == 1:
+            return
+        from train.parallel import collectives
+
+        with self._lost():
+            collectives.add_gradients(list(parameters))
+
+    def require_equal(self, facts: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` on every rank unless all have the same facts: {name: value}."""
+        all_facts = self.gather(dict(facts))
+        for rank, theirs in enumerate(all_facts):
+            other = [name for name in all_facts[0] if theirs.get(name) != all_facts[0][name]]
+            if other:
+                raise ConfigError(f"rank {rank} has another {' and '.join(other)} than rank 0, so they cannot train "
+                                  "together", hint="give all ranks the same files, settings and version of Latentry")
+
+    def _share(self, error: Exception | None) -> None:
+        """Tells the others whether this rank failed. Raises `RankFailed` if only others did; exits where not first."""
+        if not self.any(error is not None):
+            return
+        told = self.gather(None if error is None else
+                           {"text": _text(error), "hint": getattr(error, "hint", ""), "code": _code(error)})
+        if error is not None:
+            return
+        rank, found = next((rank, one) for rank, one in enumerate(told) if one is not None)
+        if not self.first:
+            raise SystemExit(found["code"])
+        raise RankFailed(f"rank {rank} of {self.world} failed: {found['text']}", hint=found["hint"],
+                         exit_code=found["code"])
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        """Turns the error of a connection that broke into one that says what happened."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankFailed(f"another of the {self.world} ranks ended without a message ({first_line(error)})",
+                             hint="its process was killed, or its machine is gone; --resume continues") from None
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """This process among those that torchrun started, connected to them; `ALONE` without torchrun.
+
+    Raises `UsageError` if the environment is not what torchrun sets, or the others cannot be reached.
+    """
+    found = of_environment(os.environ)
+    if found.world == 1:
+        yield found
+        return
+    from train.parallel import collectives
+
+    try:
+        collectives.connect(found.local)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"rank {found.rank} cannot reach the other {found.world - 1}: {first_line(error)}",
+                         hint="start all ranks with torchrun") from None
+    try:
+        yield found
+    except SystemExit:
+        # A failure that all know of. torchrun ends all as soon as one has ended, and the first must keep its steps and
+        # tell the error before: its connection stays open until its process ends.
+        if not found.first:
+            collectives.wait_for_first()
+        raise
+    collectives.disconnect()
+
+
+def of_environment(environment: Mapping[str, str]) -> Ranks:
+    """The rank that torchrun's variables describe. Raises `UsageError` if they contradict each other."""
+    if "WORLD_SIZE" not in environment:
+        return ALONE
+    texts = [environment.get(name, "") for name in VARIABLES]
+    if not all(text.isdecimal() for text in texts) or not int(texts[0]) < int(texts[1]):
+        raise UsageError(f"{', '.join(VARIABLES)} are {', '.join(map(repr, texts))}, expected what torchrun sets",
+                         hint="start it with torchrun --nproc-per-node 2 --no-python train run …, or unset them")
+    return Ranks(rank=int(texts[0]), world=int(texts[1]), local=int(texts[2]))
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, Problem) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _code(error: Exception) -> int:
+    code = getattr(error, "exit_code", EXIT_BUG)
+    return code if isinstance(code, int) else EXIT_BUG
