@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -91,11 +92,14 @@ def _losses(records: Records, index: Index, shots: Sequence[Draw], what: str) ->
         return [None] * len(shots)
     ids = ids_of(index)
     drawn = [(int(ids[shot.sample]), shot.timestep) for shot in shots]
-    if drawn != list(zip(records["id"].tolist(), records["timestep"].tolist(), strict=True)):
+    recorded: dict[tuple[int, int], list[float]] = {}  # in any order: several processes may have trained the step
+    for sample, timestep, loss in zip(*(records[name].tolist() for name in ("id", "timestep", "loss")), strict=True):
+        recorded.setdefault((sample, timestep), []).append(loss)
+    if Counter(drawn) != {key: len(losses) for key, losses in recorded.items()}:
         raise CacheError(f"{what} was trained on other samples or timesteps than its data and settings give now",
                          hint="name the manifest that it was trained with: --manifest; after a resume with --adopt, "
                          "steps before it cannot be replayed")
-    return list(records["loss"].tolist())
+    return [recorded[key].pop(0) for key in drawn]
 
 
 def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[float | None]) -> Iterator[Shown]:

@@ -52,6 +52,11 @@ def test_any_number_of_processes_takes_the_same_steps_and_resumes_the_others_run
     for one, two, four in zip(*(steps_of(tmp_path / name) for name in ("one", "two", "four")), strict=True):
         assert one["samples"] == two["samples"] == four["samples"]
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-4) == pytest.approx(four["loss"], rel=1e-4)
+    replayed = [train("replay", tmp_path / name, "--step", 3, "--json").json["samples"] for name in ("one", "four")]
+    for samples in replayed:
+        for sample in samples:
+            sample["loss"] = round(sample["loss"], 4)
+    assert replayed[0] == replayed[1] and len(replayed[0]) > 1
     (tmp_path / "two" / "lora.safetensors").unlink()
     assert train("run", path, "-o", tmp_path / "two", "--resume", "--from", "step-000004", "--device", "cpu").code == 0
     same(tmp_path / "one", tmp_path / "two")
