@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from prep.errors import CacheError, ConfigError, UsageError
+from train.cli.run import _device
 from train.parallel import code, collectives
 from train.parallel.ranks import ALONE, RankFailed, Ranks, joined, of_environment
 
@@ -137,3 +138,13 @@ def test_the_digest_of_the_code_is_that_of_every_module(monkeypatch, tmp_path):
     assert (changed := code.code_digest()) != before
     (tmp_path / "train" / "loop.py").rename(tmp_path / "train" / "other.py")
     assert code.code_digest() not in (before, changed)
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
+    second = Ranks(rank=3, world=4, local=1)
+    with pytest.raises(UsageError, match="--device is 'cuda:0', but 4 processes train together"):
+        _device("cuda:0", second)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [_device(name, second) for name in ("auto", "cuda", "cpu")] == ["cuda:1", "cuda:1", "cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _device("auto", second) == "auto" and _device("cuda:0", ALONE) == "cuda:0"
