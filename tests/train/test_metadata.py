@@ -21,6 +21,8 @@ from train.runs.directory import begin, claim_run, read_run
 from train.setup import Origin
 
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2, "steps": 4}
+ADAPTER = {f"mid_block.attentions.0.proj_in.lora_{end}.default.weight": torch.zeros(size)
+           for end, size in (("A", (2, 4)), ("B", (4, 2)))}
 
 
 def facts_of(path):
@@ -36,7 +38,7 @@ def tensor_bytes(path):
 def test_noise_and_schedule_have_the_names_of_sd_scripts(make, setup_of):
     made = make(prediction="v_prediction")
     setup = setup_of(made, zero_terminal_snr=True, noise={"offset": 0.1, "pyramid": 0.3, "perturbation": 0.2})
-    facts, plain = (result_metadata(each, 4, (), {}) for each in (setup, setup_of(made)))
+    facts, plain = (result_metadata(each, 4, ADAPTER, {}) for each in (setup, setup_of(made)))
     wanted = {"noise_offset": "0.1", "multires_noise_discount": "0.3", "multires_noise_iterations": "10",
               "ip_noise_gamma": "0.2", "zero_terminal_snr": "True"}
     assert {f"ss_{name}": value for name, value in wanted.items()}.items() <= facts.items()
@@ -94,8 +96,8 @@ def test_captions_are_counted_by_their_parts(make, setup_of, monkeypatch):
     silent = replace(setup, config=replace(setup.config, result=replace(setup.config.result, tags=False)))
     tensors = {"a": torch.zeros(2)}
     monkeypatch.setattr(metadata, "MOST_TAGGED", 9)
-    assert "ss_tag_frequency" in result_metadata(setup, 4, (), tensors)
-    assert "ss_tag_frequency" not in result_metadata(silent, 4, (), tensors)
+    assert "ss_tag_frequency" in result_metadata(setup, 4, ADAPTER, tensors)
+    assert "ss_tag_frequency" not in result_metadata(silent, 4, ADAPTER, tensors)
 
 
 @pytest.mark.parametrize(("family", "prediction", "wanted"), [
@@ -127,7 +129,7 @@ def test_flux_is_named_by_its_guidance(make, setup_of, tmp_path, guided, wanted)
 def test_a_checkpoint_has_no_date(make, setup_of):
     """Its bytes are compared by digest, and a run may begin again at another time."""
     setup = replace(setup_of(make(), **QUICK), origin=Origin(started="2026-11-22T19:30:00Z"))
-    facts = checkpoint_metadata(setup, 1, ())
+    facts = checkpoint_metadata(setup, 1, ADAPTER)
     assert "2026" not in json.dumps(facts) and json.loads(facts["latentry.config"]) == as_table(setup.config)
 
 
