@@ -51,7 +51,7 @@ from prep.workers.pool import WorkerLost, WorkerPool  # noqa: E402
 from prep.workers.protocol import decode, encode  # noqa: E402
 
 MOST = 6 << 30  # bytes of address space: less than a worker may map
-SECONDS = 30  # for one case, of four decodings at most: a worker has 60 for one, and the machine may be busy
+SECONDS = 60  # for one case, of four decodings at most: a worker has as long for one, and the machine may be busy
 GROWTH = 4 << 30  # bytes that a case may take: a header of kilobytes may say that there are 2^28 pixels
 LEFT = 400 << 20  # bytes that all cases of a kind may leave behind
 KEYS = {"path", "code", "severity", "detail", "other", "likeness"}  # of a finding in JSON

@@ -215,11 +215,11 @@ def template(component: str) -> Change:
     return change
 
 
-def index(**values: Any) -> Change:
-    """Other values in model_index.json."""
+def index(name: str) -> Change:
+    """Another value in model_index.json."""
     def change(world: World) -> None:
         path = world.model / "model_index.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: other_value(world, name)}))
     return change
 
 
@@ -343,7 +343,8 @@ CASES = [
 def cases_of(family: str) -> list[Case]:
     """The cases of every family, and those of its own: its text encoders, tokenizers and options of text."""
     facts = FAMILIES[family]
-    found = [*CASES, Case(name="denoiser", change=config(facts.denoiser, sample_size=8)), *option_cases(facts)]
+    found = [*(own(case, facts) for case in CASES), Case(name="denoiser", change=config(facts.denoiser, sample_size=8)),
+             *option_cases(facts)]
     if any(not kind.startswith(("CLIP", "T5")) for name, kinds in facts.components.items() for _, kind in kinds
            if name.startswith("text_encoder")):
         found = [case for case in found if case.name != "device"]  # caches of language models leave the second device
@@ -359,6 +360,21 @@ def cases_of(family: str) -> list[Case]:
     return found
 
 
+def own(case: Case, family: Family) -> Case:
+    """A case with what a family does about it."""
+    if case.name == "compute dtype" and family.text_compute == "bfloat16":  # as without the option
+        return replace(case, wanted=ALL_LATENTS)
+    if case.name == "posterior" and family.components["vae"][0][1] == "AutoencoderDC":
+        return replace(case, wanted=NOTHING, code=3, message="encodes a picture to one latent, without a standard")
+    return case
+
+
+def other_value(world: World, name: str) -> Any:
+    """Another value of model_index.json that a pipeline takes."""
+    value = json.loads((world.model / "model_index.json").read_text())[name]
+    return not value if isinstance(value, bool) else [*value[:-1], value[-1] - 1]
+
+
 def option_cases(family: Family) -> Iterator[Case]:
     """Cases of the options that a family's text has."""
     facts = family.text
@@ -372,7 +388,7 @@ def option_cases(family: Family) -> Iterator[Case]:
     if "zimage" in family.name:
         yield Case(name="template", change=template("tokenizer"), wanted=ALL_TEXTS, text=True)
     for name in facts.pipeline_options:
-        yield Case(name=name, change=index(**{name: False}), wanted=ALL_TEXTS, text=True)
+        yield Case(name=name, change=index(name), wanted=ALL_TEXTS, text=True)
     if facts.constants:
         yield Case(name="constants", second=other_constants(family.name), wanted=ALL_TEXTS, text=True)
 
