@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = ("heic", "jxl", "rembg")  # whose libraries some module imports where the extra is installed
+EXTRAS = ("heic", "jxl", "rembg", "bnb", "optimizers")  # whose libraries some module imports if installed
 # Imports that need no line of their own: `markupsafe` is the type of Jinja's own strings.
 WITH_ANOTHER = {"markupsafe": "jinja2"}
 

@@ -128,7 +128,8 @@ def test_prompts_edited_while_text_is_cached(encode, prep, train, place, monkeyp
         sample(trainee, rows, setup, run, log, step)
 
     monkeypatch.setattr(evaluate, "_sample", edited)
-    result = train("run", "m.json", "-o", "run", "--steps", 8, "--set", "sample.every=2", *QUICK)
+    result = train("run", "m.json", "-o", "run", "--steps", 8, "--set", "sample.every=2", "--set", "sample.wait=0",
+                   *QUICK)
     assert result.code == 0, result.err
     warnings = events(place / "run", "warning")
     assert [warning["step"] for warning in warnings] == [2, 6, 8]

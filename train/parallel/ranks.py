@@ -23,7 +23,10 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 
 
 class RankFailed(Problem):
-    """Another rank failed, with this message."""
+    """Another rank failed, with this message and exit code; the code of a bug if it could not tell its own."""
+
+    exit_code = EXIT_BUG
+    kind = "rank"
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = EXIT_BUG) -> None:
         super().__init__(message, hint=hint)

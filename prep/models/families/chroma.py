@@ -44,5 +44,6 @@ COMPONENTS = {
 FAMILY = Family(
     name="chroma", models=("Chroma",), pipelines=("ChromaPipeline",), denoiser="transformer", components=COMPONENTS,
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611", shift_factor="0.1159",
+    lora_formats=("diffusers", "kohya"),
     predictions=("flow",), text=TEXT,
 )

@@ -48,5 +48,5 @@ COMPONENTS = {
 FAMILY = Family(
     name="flux", models=("FLUX.1 dev", "FLUX.1 schnell"), pipelines=("FluxPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
-    shift_factor="0.1159", predictions=("flow",), text=TEXT,
+    shift_factor="0.1159", predictions=("flow",), text=TEXT, lora_formats=("diffusers", "kohya"),
 )

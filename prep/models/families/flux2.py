@@ -63,6 +63,7 @@ DEV = Family(
     components={"text_encoder": (("transformers", "Mistral3ForConditionalGeneration"),),
                 "tokenizer": MISTRAL_TOKENIZERS, **PICTURES},
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
+    lora_formats=("diffusers", "kohya"),
     predictions=("flow",), text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}),
 )
 KLEIN = Family(
@@ -71,5 +72,6 @@ KLEIN = Family(
     components={"text_encoder": (("transformers", "Qwen3ForCausalLM"),),
                 "tokenizer": zimage.COMPONENTS["tokenizer"], **PICTURES},
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
+    lora_formats=("diffusers", "kohya"),
     predictions=("flow",), text=_text(klein_shapes, KLEIN_LAYERS, {}),
 )

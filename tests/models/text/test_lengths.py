@@ -21,7 +21,8 @@ TRIMMED = [case for case in CASES if FAMILIES[case.family].text.layout == "trimm
 CAPTIONS = ["a", "", "a red cat on a bench", "two dogs, " * 9, "a word and another " * 100, "3 à 4 m"]
 
 
-@pytest.fixture(scope="module", params=TRIMMED, ids=named)
+@pytest.fixture(scope="module", ids=named, params=[  # variants of a family have its text
+    pytest.param(case, marks=pytest.mark.slow) if case.options else case for case in TRIMMED])
 def case(request) -> Case:
     return request.param
 

@@ -27,7 +27,8 @@ BATCHES = [CAPTIONS[start:start + 3] for start in range(0, 12, 3)]
 SEVERAL = {"sdxl": 2, "flux": 2, "sd3": 3}
 
 
-@pytest.fixture(scope="module", params=SEVERAL)
+@pytest.fixture(scope="module", params=[  # SD 3 has the encoders of both others
+    "sd3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sdxl", "flux"))])
 def model(request, tmp_path_factory):
     """A family with several text encoders, and a model of it."""
     path = tmp_path_factory.mktemp(request.param) / "model"
