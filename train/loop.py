@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from prep.batching.rng import draw_key
-from prep.errors import first_line
+from prep.errors import EXIT_INTERRUPTED, first_line
 from prep.fs.atomic import write_atomic
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
@@ -132,6 +132,8 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                         _save(trainee, setup, run, log, progress)
                 if stopping and done < setup.steps:
                     log("stopped", done)
+                    if not trainee.ranks.first:
+                        raise SystemExit(EXIT_INTERRUPTED)
                     raise KeyboardInterrupt
                 if trainee.ranks.first:
                     evaluate(trainee, rows, setup, run, log, done)
@@ -176,7 +178,8 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, p
             showings = _showings(gathered, ranks)  # at once: later it would wait for the update
             ranks.add_gradients(trainee.denoiser.parameters.values())
             norm = clip_gradients(trainee, setup)
-            check_finite(loss, norm, gathered.parts, ranks)
+            with ranks.together():
+                check_finite(loss, norm, gathered.parts, ranks)
             progress.whole = False
             rate = apply_gradients(trainee, setup, step)
             progress.done, progress.whole = step + 1, True

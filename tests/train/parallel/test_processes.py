@@ -84,18 +84,29 @@ def test_what_the_processes_find_before_the_first_step(make, tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the second process in /proc")
 def test_the_others_end_with_a_checkpoint_when_one_is_killed(make, tmp_path):
     path = make().path
-    words = command(2, "run", path, *FEW, "--set", "checkpoint.every=0", "--steps", 100_000, "-o", tmp_path / "run")
-    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
-        try:
-            until(lambda: (tmp_path / "run" / "log.jsonl").exists() and len(steps_of(tmp_path / "run")) > 5)
-            os.kill(second(run.pid), signal.SIGKILL)
-            err = run.communicate(timeout=60)[1]
-        finally:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)
+    err = ended_by(lambda run: os.kill(second(run.pid), signal.SIGKILL), path, tmp_path / "run")
     assert "error: another of the 2 ranks ended without a message" in err, err
-    last = steps_of(tmp_path / "run")[-1]["step"]
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{last:06d}"]
+
+
+def test_an_interruption_is_told_once(make, tmp_path):
+    err = ended_by(lambda run: run.send_signal(signal.SIGTERM), make().path, tmp_path / "run")
+    assert err.count("interrupted; finished work is kept") == 1, err
+    assert events(tmp_path / "run")[-1]["event"] == "stopped"
+
+
+def ended_by(blow, path, run):
+    """What a long run in two processes says when it is dealt a blow: the last step has a checkpoint."""
+    words = command(2, "run", path, *FEW, "--set", "checkpoint.every=0", "--steps", 100_000, "-o", run)
+    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True) as popen:
+        try:
+            until(lambda: (run / "log.jsonl").exists() and len(steps_of(run)) > 5)
+            blow(popen)
+            err = popen.communicate(timeout=60)[1]
+        finally:
+            if popen.poll() is None:
+                os.killpg(popen.pid, signal.SIGKILL)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{steps_of(run)[-1]['step']:06d}"]
+    return err
 
 
 def damage_late_row(made):
