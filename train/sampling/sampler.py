@@ -25,10 +25,11 @@ from prep.loader.device import autocast, module_to_device, to_device, to_host
 from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.models.family import ATTENTION_MASK
+from prep.models.loading import quiet_libraries
 from prep.models.text.pipeline import assemble
 from prep.models.vae import decode, load_vae
 from train.config.schema import Sampling
-from train.models.denoiser import Denoiser, evaluating, load_scheduler, quiet, rescaled
+from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled
 from train.models.family import Prompted, TextArrays
 from train.objectives.forward import Latents, latents_of
 from train.sampling.prompts import PromptRows
@@ -40,6 +41,7 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prom
 
     The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`.
     """
+    quiet_libraries()  # transformers, too: diffusers imports it with the pipeline
     usual = settings.size or usual_size(rows.index)
     with evaluating(denoiser), torch.no_grad():
         pipeline = _pipeline(denoiser, model, settings.sampler)
@@ -123,7 +125,6 @@ def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torc
     """Decodes scaled latents one by one; the VAE is in memory only during this call."""
     if not latents:
         return []
-    quiet()
     vae = load_vae(model, torch.float32)
     module_to_device(vae, device).eval()
     return [_pixels(decode(vae, facts.restore(latent))) for latent in latents]
