@@ -22,14 +22,13 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
-from bench_encode import WIDTHS, ours, spent, write_model, write_pictures
+from bench_encode import WIDTHS, ours, timed, write_model, write_pictures
 from diffusers import AutoencoderKL
 from PIL import Image, ImageOps
 from results import emit, parser_of, table
@@ -98,13 +97,6 @@ def find_pictures(root: Path, count: int) -> list[Path]:
                 if file.exists():
                     (root / "photos" / file.name).write_bytes(file.read_bytes())
     return found
-
-
-def timed(call: Callable[[], None]) -> tuple[float, float]:
-    """Seconds by the clock, and of CPU."""
-    begun, cpu = time.perf_counter(), spent()
-    call()
-    return time.perf_counter() - begun, spent() - cpu
 
 
 def size(root: Path) -> int:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench_encode import spent
+from bench_encode import timed
 from results import emit, parser_of, table
 
 from prep.arrays import ArraySpec
@@ -137,13 +136,6 @@ def measured(name: str, count: int, rounds: int) -> list[tuple[str, ...]]:
         wall, cpu = (statistics.median(side) for side in zip(*times, strict=True))
         lines.append((f"{name}, {title}", f"{count / wall:.1f}", f"{cpu / count:.3f}", *told))
     return lines
-
-
-def timed(call: Callable[[], None]) -> tuple[float, float]:
-    """Seconds by the clock, and of CPU."""
-    begun, cpu = time.perf_counter(), spent()
-    call()
-    return time.perf_counter() - begun, spent() - cpu
 
 
 if __name__ == "__main__":
