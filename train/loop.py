@@ -160,7 +160,7 @@ class _Gathered:
 def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> Generator[int]:
     """Runs the optimizer steps; yields the number of finished steps after each."""
     config, timesteps, first, ranks = setup.config, trainee.denoiser.timesteps, progress.done, trainee.ranks
-    share = draws.Share(rank=ranks.rank, world=ranks.world)
+    share, explained = draws.Share(rank=ranks.rank, world=ranks.world), partial(_explained, setup, run, progress)
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
                               timesteps=timesteps, chances=chances_by_bucket(config.timesteps, setup.shifts),
                               noise=Noise(**asdict(config.noise)), most=config.micro_batch,
@@ -171,7 +171,7 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, p
             begun = time.perf_counter()
             _seed(config.seed, step, ranks.rank)
             count = draws.passes(setup.plan, step, most=config.micro_batch, share=share)
-            with ranks.together(partial(_explained, setup, run, progress)):
+            with ranks.together(explained):
                 gathered = _gather(trainee, setup, islice(feed, count), progress)
             summed, samples = ranks.total([float(gathered.loss), gathered.samples])
             loss = summed / samples
@@ -258,14 +258,15 @@ def _seed(seed: int, step: int, rank: int) -> None:
 def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
     """Saves a checkpoint of the last finished step, after syncing the log to disk."""
     step = progress.done
-    if trainee.ranks.first:
-        log.sync()
-        folder = files.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step),
-                            setup.config.checkpoint.keep)
+    if not trainee.ranks.first:
         progress.kept = step
-        log("checkpoint", step, folder=folder.relative_to(run).as_posix())
-        _plot(setup, run, log)
+        return
+    log.sync()
+    folder = files.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step),
+                        setup.config.checkpoint.keep)
     progress.kept = step
+    log("checkpoint", step, folder=folder.relative_to(run).as_posix())
+    _plot(setup, run, log)
 
 
 def _plot(setup: Setup, run: Path, log: Log) -> None:
