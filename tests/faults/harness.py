@@ -25,8 +25,9 @@ OPTIONS = ("--resolution", "96", "--step", "16", "--dtype", "float32", "--device
 class Launcher:
     """Real processes, forked from one that has imported everything."""
 
-    def __init__(self, *argv: list[str]) -> None:
-        self._process = subprocess.Popen([sys.executable, str(HERE / "launcher.py")], stdin=subprocess.PIPE,
+    def __init__(self, *argv: list[str], training: bool = False) -> None:
+        words = [sys.executable, str(HERE / "launcher.py"), *(["train"] if training else [])]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE,
                                          stdout=subprocess.PIPE, text=True, bufsize=1, env=ENVIRONMENT)
         print(json.dumps(argv), file=self._process.stdin, flush=True)
         assert self._reply() == [0] * len(argv)

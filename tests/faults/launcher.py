@@ -1,13 +1,16 @@
 """Forks real `prep` processes from one that has imported everything: 0.2 s each instead of 4.
 
-    python launcher.py      then a line of JSON in, a line of JSON out
+    python launcher.py [train]      then a line of JSON in, a line of JSON out
+
+With `train` it has imported what that program needs, too.
 
 The first line is the commands of a run in this very process, so that what is imported late is there as well, also for
 a run of a user who may not read it. Each further request is a list of runs, all started at once, each like
 `{"argv": [[...], ...], "shim": {...}}`: commands run one after another in one process, under the faults that `shim.py`
 makes. `kill_after` kills a run with SIGKILL after so many seconds; `beside` repeats its commands until every run else
-has ended; `user` is a number whose rights it has. The answer has for each run its exit codes, the signal that ended
-it, and what it wrote. Nothing here has threads when it forks, Arrow's allocator apart.
+has ended; `user` is a number whose rights it has; `program` is `prep` or `train`; `environment` has further variables.
+The answer has for each run its exit codes, the signal that ended it, and what it wrote. Nothing here has threads when
+it forks, Arrow's allocator apart.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +54,13 @@ def load() -> None:
 
     lazy = (diffusers.StableDiffusionPipeline, transformers.CLIPTokenizer, transformers.CLIPTextModel, prep.models.vae)
     assert all(lazy)
+    if "train" in sys.argv:
+        import train.check
+        import train.cli.main
+        import train.loop
+        import train.runs.watch
+
+        assert all((train.check, train.cli.main, train.loop, train.runs.watch))
     check_threads()
 
 
@@ -61,13 +72,13 @@ def check_threads() -> None:
         time.sleep(0.01)
 
 
-def command(argv: list[str]) -> int:
+def command(argv: list[str], program: str = "prep") -> int:
     """Runs one command in this process; its exit code."""
     from prep.cli.console import run
-    from prep.cli.main import app as prep_app
 
+    app = import_module(f"{program}.cli.main").app
     try:
-        run(prep_app, "prep", argv)
+        run(app, program, argv)
     except SystemExit as ending:
         return int(ending.code or 0)
 
@@ -82,12 +93,13 @@ def child(run: dict[str, Any], folder: Path) -> None:
             os.setgroups([])
             os.setgid(run["user"])
             os.setuid(run["user"])
+        os.environ.update(run.get("environment", {}))
         faults = shim.install(run.get("shim", {}))
         ended = False
         while not ended:
             with (folder / "codes").open("a") as codes:
                 for argv in run["argv"]:
-                    code = command(argv)
+                    code = command(argv, run.get("program", "prep"))
                     print(code, file=codes, flush=True)
             ended = not run.get("beside") or (folder / "stop").exists()
         faults.end()

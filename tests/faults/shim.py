@@ -3,6 +3,7 @@
 A plan, as JSON:
 
     {"kill": n, "when": "before" | "after" | "half"}   SIGKILL at the n-th call; half of a write is done
+    {"message": n}                                     SIGKILL at the n-th message between ranks that train together
     {"power": n, "home": DIR, "seed": s}               the power goes after n calls: see `power.py`; n = -1: at the end
     {"follow": FILE}                                   as "power" does, and keeps in FILE what is not on the disk yet
     {"from": FILE}                                     goes on from there: the process died, the computer did not
@@ -28,6 +29,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +53,8 @@ def install(plan: dict[str, Any]) -> Shim:
     local.WorkerPool = functools.partial(local.WorkerPool, processes=False)  # workers change no disk, and take time
     if plan.get("plain"):
         _take_away(atomic)
+    if "message" in plan:
+        shim.count_messages(plan["message"])
     if "task_rows" in plan:
         encode.TASK_ROWS = plan["task_rows"]
     if "watch" in plan:
@@ -69,7 +73,7 @@ class Shim:
         self.plan = plan
         self.calls = 0
         self.room = plan.get("quota")
-        self.inside = False
+        self.within = threading.local()  # `inside`: a thread of its own may write files as well
         self.home = Path(plan.get("home", "/"))
         self.record = Path(plan["record"]).open("w") if "record" in plan else None  # noqa: SIM115  # to the end
         self.disk = None
@@ -78,15 +82,20 @@ class Shim:
 
             self.disk = Disk(self.home, plan.get("from"))
 
+    @property
+    def inside(self) -> bool:
+        """Whether this thread is inside a primitive."""
+        return getattr(self.within, "inside", False)
+
     def wrapped(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def step(first: Any, *rest: Any, **options: Any) -> Any:
             if self.inside:  # a fallback, which is part of the call around it
                 return plain(first, *rest, **options)
-            self.inside = True
+            self.within.inside = True
             try:
                 return self._step(name, plain, first, *rest, **options)
             finally:
-                self.inside = False
+                self.within.inside = False
 
         return step
 
@@ -156,6 +165,20 @@ class Shim:
                 print(json.dumps([event, Path(args[0]).relative_to(self.home).as_posix()]), file=notes, flush=True)
 
         sys.addaudithook(hook)
+
+    def count_messages(self, last: int) -> None:
+        """Kills this process before its `last`-th sum over the ranks; `record` has a line for each."""
+        from torch import distributed
+
+        left, plain = iter(range(last)), distributed.all_reduce
+
+        def counted(*args: Any, **options: Any) -> Any:
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._note("message", self.home)
+            return plain(*args, **options)
+
+        distributed.all_reduce = counted
 
     def _cut(self) -> None:
         assert self.disk is not None

@@ -1,0 +1,199 @@
+"""SIGKILL while training, at a change of the disk or at a message between ranks: resumed, all is as if it had never
+happened. Weights, optimizer, moving average, losses and log are equal byte by byte to those of an undisturbed run.
+
+The processes are real, and so is their death; only its moment is chosen, by shim.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness import FORKS, Launcher, Stage
+from runs import events
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from train.runs.losses import read_losses
+
+pytestmark = FORKS
+LAST, EVERY = 7, 3  # the last step, and steps between checkpoints
+COMMON = ("--device", "cpu", "--quiet", "--precision", "fp32", "--batch-size", 4, "--micro-batch", 2, "--steps", LAST,
+          "--set", f"checkpoint.every={EVERY}", "--set", "checkpoint.keep=2", "--set", "sample.every=0", "--set",
+          "validation.every=2", "--set", "validation.timesteps=1")  # two micro-batches are accumulated in a step
+KINDS = {
+    "lora": ("--rank", 2, "--set", "lora.dropout=0.2", "--set", "caption_dropout=0.3", "--set", "ema.decay=0.9",
+             "--lr", "1e-3"),
+    "full": ("--method", "full", "--set", "ema.decay=0.9", "--set", "schedule.name=cosine", "--lr", "1e-4"),
+}
+WHEN = ("before", "half", "after")
+CLOCK = ("seconds", "wait", "samples_per_second")
+FEW_AND_MANY = pytest.mark.parametrize("count", [1, pytest.param(24, marks=pytest.mark.slow)])
+EACH = pytest.mark.parametrize("kind", KINDS)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Runs of one kind in one home, each in some processes."""
+
+    launch: Launcher
+    manifest: Path
+    home: Path
+    kind: str
+
+    def go(self, name, plans=({},), **options):
+        """Begins or continues the run `name` in a process for each of `plans`; how each ended."""
+        run = self.home / name
+        words = ["run", self.manifest, "-o", run, *COMMON, *KINDS[self.kind]]
+        if list((run / "checkpoints").glob("step-*")):
+            words.append("--resume")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        together = {"WORLD_SIZE": str(len(plans)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return self.launch(*(
+            {"argv": [[str(word) for word in words]], "program": "train", "shim": {"home": str(self.home), **plan},
+             "environment": {} if len(plans) == 1 else {**together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+             **options} for rank, plan in enumerate(plans)))
+
+    def finish(self, name, ranks=1):
+        """Continues the run to its end; its directory."""
+        for ending in self.go(name, [{}] * ranks):
+            assert ending["code"] == 0, ending["err"]
+        return self.home / name
+
+    def points(self):
+        """Every change of the disk in an undisturbed run: those of a step, and those of a checkpoint."""
+        record = self.home / "calls"
+        ending = self.go("whole", [{"record": str(record)}])[0]
+        assert ending["code"] == 0, ending["err"]
+        names = [json.loads(line)[1] for line in record.read_text().splitlines()]
+        begun = range(names.index("whole/losses.bin") + 1, len(names))
+        steps = [number for number in begun if names[number] in ("whole/log.jsonl", "whole/losses.bin")]
+        saving = [number for number in begun if number not in steps]
+        assert len(steps) > 2 * LAST and len(saving) > 50
+        return steps, saving
+
+    def messages(self):
+        """How many sums over two ranks an undisturbed run makes."""
+        record = self.home / "sums"
+        for ending in self.go("whole", [{}, {"message": 1 << 30, "record": str(record)}]):
+            assert ending["code"] == 0, ending["err"]
+        return len(record.read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory, setting):
+    """`training(kind, home)`; pictures are encoded once."""
+    home = tmp_path_factory.mktemp("encoded")
+    there = Stage(launch=None, pictures=setting[0], model=setting[1], home=home)
+    launcher = Launcher(there.encode("--validation", 0.2), training=True)
+    yield lambda kind, home: Training(launcher, there.manifest, home, kind)
+    launcher.close()
+
+
+def spread(points, count):
+    """So many of the points, over all of them."""
+    return [points[round((number + 0.5) * (len(points) - 1) / count)] for number in range(count)]
+
+
+def scheduled(event):
+    """Whether an undisturbed run has such an event: a lost rank makes the others save a checkpoint at any step."""
+    if event["event"] == "checkpoint":
+        return event["step"] % EVERY == 0 or event["step"] == LAST
+    return event["event"] != "start"
+
+
+def told(run):
+    """The log, but for the clock and the steps at which it was continued."""
+    return [{name: value for name, value in event.items() if name not in CLOCK} for event in events(run)
+            if scheduled(event)]
+
+
+def same(one, other):
+    """Whether two finished runs have the same results, checkpoints and logs, and nothing else beside them."""
+    assert told(one) == told(other)
+    last = f"checkpoints/step-{LAST:06d}"
+    names = {path.relative_to(one).as_posix() for path in one.rglob("*") if path.is_file()
+             and ("checkpoints/" not in path.as_posix() or last in path.as_posix())} - {"log.jsonl"}
+    assert {"losses.bin", "README.md", f"{last}/optimizer.safetensors", f"{last}/ema.safetensors"} < names
+    for name in sorted(names):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    assert not list(other.rglob(".*.partial"))
+
+
+@EACH
+@FEW_AND_MANY
+def test_killed_at_a_step_or_while_a_checkpoint_is_written(training, tmp_path, kind, count):
+    there = training(kind, tmp_path)
+    for points in there.points():
+        for point in spread(points, 2 * count):
+            ending = there.go("killed", [{"kill": point, "when": WHEN[point % 3]}])[0]
+            assert ending["signal"] == signal.SIGKILL, ending
+            same(tmp_path / "whole", there.finish("killed"))
+            shutil.rmtree(tmp_path / "killed")
+
+
+@EACH
+@FEW_AND_MANY
+def test_one_of_two_ranks_killed_or_both(training, tmp_path, kind, count):
+    """The other ends, too. Resumed with two ranks, all is byte by byte as it would have been."""
+    there = training(kind, tmp_path)
+    total = there.messages()
+    for number, point in enumerate(spread(range(total // 6, total), 3 * count)):
+        killed = ((0,), (1,), (0, 1))[number % 3]
+        endings = there.go("killed", [{"message": point} if rank in killed else {} for rank in range(2)])
+        for rank, ending in enumerate(endings):
+            assert (ending["signal"] == signal.SIGKILL) == (rank in killed), ending
+            assert ending["code"] != 0
+        if killed == (1,):
+            assert "another of the 2 ranks ended without a message" in endings[0]["err"]
+        same(tmp_path / "whole", there.finish("killed", 2))
+        shutil.rmtree(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_rank_continues_what_two_have_begun(training, tmp_path, killed):
+    """The same samples and timesteps in each step; sums are in another order, so numbers are nearly the same."""
+    there = training("full", tmp_path)
+    total = there.messages()
+    endings = there.go("killed", [{"message": total * 2 // 3} if rank == killed else {} for rank in range(2)])
+    assert endings[killed]["signal"] == signal.SIGKILL and endings[1 - killed]["code"] != 0
+    one, other = tmp_path / "whole", there.finish("killed", 1)
+    assert any(event["event"] == "start" and event["ranks"] == 1 and event["step"] > 2 for event in events(other))
+    shown = [sorted(read_losses(run / "losses.bin")[["step", "id", "timestep"]].tolist()) for run in (one, other)]
+    assert shown[0] == shown[1] and len(shown[0]) > 2 * LAST
+    name = "unet/diffusion_pytorch_model.safetensors"
+    first, second = (load_file(run / name) for run in (one, other))
+    assert first.keys() == second.keys()
+    for each, value in first.items():
+        assert_close(value, second[each], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [30])
+def test_killed_at_a_random_moment(training, tmp_path, count):
+    """By the clock, wherever the process is, alone or with another rank that is killed as well."""
+    there, draw = training("lora", tmp_path), random.Random(count)
+    whole = [tmp_path / f"whole{ranks}" for ranks in (1, 2)]
+    begun = time.monotonic()
+    for ranks, run in enumerate(whole, 1):
+        there.finish(run.name, ranks)
+    seconds = time.monotonic() - begun
+    for number in range(count):
+        ranks = 1 + number % 2
+        while True:
+            endings = there.go("killed", [{}] * ranks, kill_after=draw.uniform(0.2, 0.5) * seconds)
+            if all(ending["signal"] == signal.SIGKILL for ending in endings):
+                break
+            seconds *= 0.9  # it was quicker than the first
+            shutil.rmtree(tmp_path / "killed")
+        same(whole[ranks - 1], there.finish("killed", ranks))
+        shutil.rmtree(tmp_path / "killed")
