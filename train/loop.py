@@ -26,6 +26,7 @@ from prep.errors import EXIT_INTERRUPTED, first_line
 from prep.fs.atomic import write_atomic
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
+from prep.loader.device import seed as seed_device
 from prep.loader.device import to_device, to_host
 from prep.loader.noise import Noise
 from prep.loader.rows import Rows
@@ -34,7 +35,7 @@ from train.card import card
 from train.evaluate import evaluate, is_due
 from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
 from train.models.size_shift import chances_by_bucket
-from train.objectives.forward import forward, latents_of, sample_losses
+from train.objectives.forward import forward, sample_losses
 from train.parallel.ranks import ALONE, Ranks
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
@@ -169,7 +170,7 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, p
     with batches(rows, requests, masked=setup.masked, pinned=pinned) as feed:
         for step in range(first, setup.steps):
             begun = time.perf_counter()
-            _seed(config.seed, step, ranks.rank)
+            _seed(config.seed, step, ranks.rank, progress.device)
             count = draws.passes(setup.plan, step, most=config.micro_batch, share=share)
             with ranks.together(explained):
                 gathered = _gather(trainee, setup, islice(feed, count), progress)
@@ -225,7 +226,7 @@ def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[Tensor, Tens
     """The weighted losses of a micro-batch, summed, and each sample's, after adding its share to the step's gradients.
     """
     settings = setup.config.loss
-    given = forward(trainee.denoiser, batch.to(trainee.denoiser.device), latents_of(setup.manifest), settings)
+    given = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, settings)
     each_B = sample_losses(given, settings)
     loss = (each_B * given.weight_B).sum()
     (loss / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
@@ -250,9 +251,9 @@ def _try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
     del moments
 
 
-def _seed(seed: int, step: int, rank: int) -> None:
-    """Seeds torch's generator by step and rank, since LoRA dropout draws from it."""
-    torch.manual_seed(draw_key(seed, step, b"", rank, "dropout-mask")[0])
+def _seed(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Seeds torch's generators by step and rank, since LoRA dropout draws from it."""
+    seed_device(draw_key(seed, step, b"", rank, "dropout-mask")[0], device)
 
 
 def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress) -> None:

@@ -22,6 +22,7 @@ from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.families.registry import naming_of
+from train.objectives.forward import Latents, latents_of
 from train.optim import ema, kept, optimizers, schedule
 from train.optim.ema import Shadow
 from train.optim.optimizers import TABLE, Facts
@@ -45,6 +46,7 @@ class TrainState:
     optimizer: Any  # one of torch's, or used like one
     facts: Facts  # about the optimizer
     shadow: Shadow | None  # None: no moving average
+    latents: Latents  # on the device
     ranks: Ranks = ALONE  # the processes that train it together
 
 
@@ -67,7 +69,8 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
     facts = TABLE[chosen.name]
     optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
-    return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow, ranks=ranks)
+    return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow, ranks=ranks,
+                      latents=latents_of(setup.manifest).to(device))
 
 
 def _groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:

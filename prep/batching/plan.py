@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from prep.geometry import Size
 
 Underfill = Literal["drop", "partial", "repeat"]
 Indices = NDArray[np.int64]
+STEPS_AT_ONCE, OCCURRENCES_AT_ONCE = 64, 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,14 +76,15 @@ class StepPlan:
     def step(self, epoch: int, number: int) -> tuple[MicroBatch, ...]:
         """The micro-batches of one step, in the order in which ranks take turns."""
         assert 0 <= number < self.steps_per_epoch, f"step {number} of {self.steps_per_epoch}"
-        end = (number + 1) * self.per_step
-        if self.underfill == "partial":
-            end = min(end, sum(self.batches))
-        return self._at(epoch, np.arange(number * self.per_step, end))
+        return self._at(epoch, self._places(number))
 
     def at(self, step: int) -> tuple[MicroBatch, ...]:
-        """The micro-batches of step `step`, counted from the start of training."""
-        return self.step(*divmod(step, self.steps_per_epoch))
+        """The micro-batches of step `step`, counted from the start of training.
+
+        Many steps are permuted at once, and the last of them kept: one after another they cost a tenth of `step`.
+        """
+        at_once = max(1, min(STEPS_AT_ONCE, OCCURRENCES_AT_ONCE // self.batch_size))
+        return _steps(self, step - step % at_once, at_once)[step % at_once]
 
     def sizes(self, epoch: int) -> Indices:
         """[steps_per_epoch]: how many samples each step of the epoch has."""
@@ -118,7 +121,7 @@ class StepPlan:
         again: dict[int, list[Indices]] = {}
         for bucket, batches in enumerate(self.batches):
             if batches:
-                (last,) = self._micro_batches(epoch, *(np.array([one]) for one in (bucket, batches - 1, 0)))
+                (last,) = self._micro_batches(*(np.array([one]) for one in (epoch, bucket, batches - 1, 0)))
                 again.setdefault(bucket, []).append(last.occurrences[last.repeated])
         for batch in self._at(epoch, np.arange(sum(self.batches), self.steps_per_epoch * self.per_step)):
             again[batch.bucket].append(batch.occurrences)
@@ -130,18 +133,28 @@ class StepPlan:
         """[buckets + 1]: how many micro-batches the buckets before each have."""
         return np.concatenate([[0], np.cumsum(self.batches, dtype=np.int64)]).astype(np.int64)
 
-    def _at(self, epoch: int, places: Indices) -> tuple[MicroBatch, ...]:
-        """The micro-batches at `places` of the epoch's order; places past the end start another lap."""
+    def _places(self, number: int) -> Indices:
+        """The places of step `number` of an epoch in the order of its micro-batches."""
+        end = (number + 1) * self.per_step
+        if self.underfill == "partial":
+            end = min(end, int(self._starts[-1]))
+        return np.arange(number * self.per_step, end)
+
+    def _at(self, epochs: Indices | int, places: Indices) -> tuple[MicroBatch, ...]:
+        """The micro-batches at `places` of the order of `epochs`, one for each place or for all; places past the end
+        start another lap."""
         total = int(self._starts[-1])
         if not len(places):
             return ()
-        key = plan_key("steps", self.seed, epoch)
-        laps, order = places // total, permute(places % total, total, key)
+        used, which = np.unique(np.broadcast_to(epochs, places.shape), return_inverse=True)
+        keys = [plan_key("steps", self.seed, epoch) for epoch in used.tolist()]
+        laps, order = places // total, permute_each(places % total, which, [total] * len(keys), keys)
         buckets = np.searchsorted(self._starts, order, side="right") - 1
-        return self._micro_batches(epoch, buckets, order - self._starts[buckets], laps)
+        return self._micro_batches(used[which], buckets, order - self._starts[buckets], laps)
 
-    def _micro_batches(self, epoch: int, buckets: Indices, numbers: Indices, laps: Indices) -> tuple[MicroBatch, ...]:
-        """Micro-batch numbers[i] of buckets[i], on its laps[i]-th showing in the epoch; all permuted at once."""
+    def _micro_batches(self, epochs: Indices, buckets: Indices, numbers: Indices, laps: Indices
+                       ) -> tuple[MicroBatch, ...]:
+        """Micro-batch numbers[i] of buckets[i], on its laps[i]-th showing in epochs[i]; all permuted at once."""
         spans, turns = [], []
         for bucket, number, lap in zip(buckets.tolist(), numbers.tolist(), laps.tolist(), strict=True):
             count, end = self.counts[bucket], (number + 1) * self.micro_batch
@@ -149,16 +162,26 @@ class StepPlan:
             turns_a_lap = -(-self.batches[bucket] * self.micro_batch // count)  # no two showings share a number
             spans.append(places % count)
             turns.append(places // count + lap * turns_a_lap)
-        used, which = np.unique(buckets, return_inverse=True)
-        ends = np.cumsum([len(span) for span in spans])
-        found = permute_each(np.concatenate(spans), np.repeat(which, np.diff(ends, prepend=0)),
-                             [self.counts[bucket] for bucket in used.tolist()],
-                             [self._bucket_key(epoch, bucket) for bucket in used.tolist()])
+        used, which = np.unique(np.stack([epochs, buckets]), axis=1, return_inverse=True)
+        pairs, ends = used.T.tolist(), np.cumsum([len(span) for span in spans])
+        found = permute_each(np.concatenate(spans), np.repeat(which.ravel(), np.diff(ends, prepend=0)),
+                             [self.counts[bucket] for _, bucket in pairs],
+                             [self._bucket_key(epoch, bucket) for epoch, bucket in pairs])
         return tuple(MicroBatch(bucket=bucket, occurrences=some, turns=turn) for bucket, some, turn in
                      zip(buckets.tolist(), np.split(found, ends[:-1]), turns, strict=True))
 
     def _bucket_key(self, epoch: int, bucket: int) -> bytes:
         return plan_key("bucket", self.seed, epoch, bucket)
+
+
+@lru_cache(maxsize=4)  # of the thread that reads ahead, and of the loop
+def _steps(plan: StepPlan, first: int, count: int) -> tuple[tuple[MicroBatch, ...], ...]:
+    """The micro-batches of steps `first` to `first + count` - 1 of training."""
+    epochs, numbers = np.divmod(np.arange(first, first + count), plan.steps_per_epoch)
+    places = [plan._places(number) for number in numbers.tolist()]
+    sizes = [len(each) for each in places]
+    found = iter(plan._at(np.repeat(epochs, sizes), np.concatenate(places)))
+    return tuple(tuple(islice(found, size)) for size in sizes)
 
 
 def step_plan(

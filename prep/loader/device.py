@@ -38,6 +38,16 @@ def module_to_device(model: M, device: torch.device, dtype: torch.dtype | None =
     return moved
 
 
+def seed(number: int, device: torch.device) -> None:
+    """Seeds the generators of the CPU and of `device`: the numbers of `torch.manual_seed`, without its millisecond."""
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        place = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[place].manual_seed(number)
+    elif device.type == "mps":
+        torch.mps.manual_seed(number)
+
+
 def to_host(tensor: Tensor) -> Tensor:
     """`tensor` in host memory, detached, for writing to a file."""
     return tensor.detach().to("cpu")

@@ -59,6 +59,15 @@ def test_sizes_are_those_of_the_steps(counts, batches, policy, epoch):
                                           for number in range(plan.steps_per_epoch)]
 
 
+@given(COUNTS, st.sampled_from([(1, 1), (4, 2), (8192, 4096)]), POLICY, st.integers(0, 200))
+def test_a_step_of_training_is_that_of_its_epoch(counts, batches, policy, step):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+    for one in range(step, step + 3) if plan.steps_per_epoch else ():
+        wanted = plan.step(*divmod(one, plan.steps_per_epoch))
+        assert [(part.bucket, part.occurrences.tolist(), part.turns.tolist()) for part in plan.at(one)] == \
+            [(part.bucket, part.occurrences.tolist(), part.turns.tolist()) for part in wanted]
+
+
 @given(COUNTS, BATCHES, POLICY)
 def test_sizes_of_steps_and_micro_batches(counts, batches, policy):
     plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)

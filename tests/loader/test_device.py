@@ -38,3 +38,16 @@ def test_bfloat16_is_taken_where_the_gpu_has_it_itself(monkeypatch, native):
     assert chosen == (torch.bfloat16 if native else torch.float32)
     assert device.compute_dtype("auto", torch.device("cpu")) == torch.float32
     assert device.compute_dtype("bf16", torch.device("cpu")) == torch.bfloat16
+
+
+def test_seeds_as_torch_does(monkeypatch):
+    torch.manual_seed((1 << 63) + 5)
+    wanted = torch.rand(3)
+    device.seed((1 << 63) + 5, torch.device("cpu"))
+    assert torch.equal(torch.rand(3), wanted)
+    generators = (torch.Generator(), torch.Generator())
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    device.seed(7, torch.device("cuda", 0))
+    device.seed(9, torch.device("cuda"))
+    assert [one.initial_seed() for one in generators] == [7, 9]

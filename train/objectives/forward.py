@@ -34,6 +34,12 @@ class Latents:
         shift, scale = (self._spread(value, latent_BChw) for value in (self.shift, self.scale))
         return latent_BChw / scale + shift
 
+    def to(self, device: torch.device) -> Latents:
+        """The same on `device`, so that no step waits for a copy."""
+        shift, scale = (to_device(value, device) if isinstance(value, Tensor) else value
+                        for value in (self.shift, self.scale))
+        return Latents(scale=scale, shift=shift)
+
     @staticmethod
     def _spread(value: float | Tensor, like_BChw: Tensor) -> float | Tensor:
         """[C, h, w] of `like_BChw` from [C, p, p]: each cell of a patch has its own statistics."""

@@ -27,8 +27,7 @@ def start(parameters: Mapping[str, Tensor]) -> Shadow:
 @torch.no_grad()
 def update(shadow: Shadow, parameters: Mapping[str, Tensor], decay: float) -> None:
     """Moves the shadow toward `parameters`: shadow ← decay·shadow + (1 - decay)·parameter."""
-    for name, average in shadow.items():
-        average.lerp_(parameters[name].detach(), 1 - decay)
+    torch._foreach_lerp_(list(shadow.values()), [parameters[name].detach() for name in shadow], 1 - decay)
 
 
 @contextmanager
