@@ -14,8 +14,8 @@ from prep.cli.options import quiet_pillow
 from prep.cli.ticker import progress
 
 
-@opt.with_recipe_options(without=("model", "dtype", "compute", "max_length", "clip_skip", "text_windows", "posterior",
-                                  "tile", "alpha", "missing_caption", "prompts"))
+@opt.with_recipe_options(without=("model", "dtype", "compute", "max_length", "clip_skip", "text_windows",
+                                  "text_quantization", "posterior", "tile", "alpha", "missing_caption", "prompts"))
 def bucket(
     source: opt.SourceArg,
     batch_size: Annotated[int, typer.Option(help="samples per optimizer step, over all ranks", min=1)] = 4,

@@ -17,7 +17,10 @@ from prep.cache.store import Cache
 from prep.encode.plan import EncodePlan
 from prep.encode.resolve import ResolvedRecipe
 from prep.formatting import clock, format_bytes, grouped
+from prep.models.components import class_of
 from prep.models.fingerprint import text_files, vae_files
+from prep.models.pipeline import pipeline_index
+from prep.models.text.quantization import is_quantized, quantized_bytes
 from prep.models.weights import read_shapes
 
 FLOAT32 = 4  # bytes
@@ -121,8 +124,14 @@ def _padded(wanted: ResolvedRecipe, field: str, specs: Iterable[ArraySpec]) -> i
 
 def _weights(wanted: ResolvedRecipe, planned: EncodePlan) -> int:
     """Bytes of the largest encoder that missing rows need, in its compute dtype. Raises `ModelError`."""
-    text = text_files(wanted.model).encoders.values() if planned.missing["text"] else ()
-    vae = [vae_files(wanted.model)] if planned.missing["latent"] else []
-    contexts = wanted.contexts
-    return max((ITEM_BYTES[context["compute"]] * sum(map(prod, read_shapes(files.weights).values()))
-                for found, context in ((text, contexts.text), (vae, contexts.latent)) for files in found), default=0)
+    index, sizes = pipeline_index(wanted.model), [0]
+    if planned.missing["text"]:
+        for name, files in text_files(wanted.model).encoders.items():
+            shapes, item = read_shapes(files.weights), ITEM_BYTES[wanted.contexts.text["compute"]]
+            kind, quantization = class_of(index, name, wanted.model)[1], wanted.text_options.quantization
+            sizes.append(quantized_bytes(shapes, quantization, item) if is_quantized(kind, quantization) else
+                         item * sum(map(prod, shapes.values())))
+    if planned.missing["latent"]:
+        shapes = read_shapes(vae_files(wanted.model).weights)
+        sizes.append(ITEM_BYTES[wanted.contexts.latent["compute"]] * sum(map(prod, shapes.values())))
+    return max(sizes)

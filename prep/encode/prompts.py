@@ -156,7 +156,8 @@ def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
         raise ManifestError(f"{manifest.path} does not say how its text rows were encoded: {error!r}",
                             hint=encode_command(manifest, "--prompts", call.file)) from None
     options = text_options_of(family, ModelOptions(max_length=chosen.max_length, clip_skip=chosen.clip_skip,
-                                                   text_windows=chosen.windows), Configs(model))
+                                                   text_windows=chosen.windows, text_quantization=chosen.quantization),
+                              Configs(model))
     compute, stored = context.get("compute"), context.get("stored")
     if compute not in STORED_DTYPES or stored not in STORED_DTYPES:
         raise ManifestError(f"{manifest.path} has text rows of dtype {brief(stored)}, computed in {brief(compute)}, "

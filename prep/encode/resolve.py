@@ -122,7 +122,11 @@ def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> T
     if isinstance(layers, int) and chosen.clip_skip >= layers:
         raise ConfigError(f"model.clip_skip is {chosen.clip_skip}, expected less than {layers}, the layers of the text "
                           "encoder", hint="1 is usual for models that were trained with the last layer but one")
-    return TextOptions(max_length=tokens, clip_skip=chosen.clip_skip, windows=chosen.text_windows)
+    if chosen.text_quantization != "none" and family.text_compute is None:
+        raise ConfigError(f"model.text_quantization is '{chosen.text_quantization}', but the text encoders of family "
+                          f"'{family.name}' are all CLIP, which is small and never quantized", hint="leave it out")
+    return TextOptions(max_length=tokens, clip_skip=chosen.clip_skip, windows=chosen.text_windows,
+                       quantization=chosen.text_quantization)
 
 
 def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOptions,
@@ -167,6 +171,7 @@ def _more_text(model: Path, family: Family, options: TextOptions) -> dict[str, A
     return {
         **({"clip_skip": options.clip_skip} if options.clip_skip else {}),
         **({"text_windows": options.windows} if options.windows > 1 else {}),
+        **({"quantization": options.quantization} if options.quantization != "none" else {}),
         **({"pipeline": {name: _plain(value) for name, value in values.items()}}
            if values else {}),
         **({"denoiser": dict(denoiser)} if denoiser else {}),

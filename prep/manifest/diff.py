@@ -31,6 +31,7 @@ WORDS: Mapping[str, str] = {
     "text.max_length": "up to {b} tokens are encoded, was {a}",
     "text.clip_skip": "skipped layers of CLIP: {b}, was {a}",
     "text.text_windows": "windows of 75 tokens: {b}, was {a}",
+    "text.quantization": "the weights of T5 or the language model: {b}, were {a}",
     "text.layout": "the layout is {b}, was {a}",
     "mask.origin": "made from {b}, was {a} (alpha: the pictures' transparency; file: mask pictures)",
     "mask.factor": "a latent cell is {b} pixels wide, was {a}",

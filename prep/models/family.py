@@ -32,6 +32,7 @@ class TextOptions:
     max_length: int  # tokens; of one window, if there are several
     clip_skip: int = 0  # last layers of a CLIP encoder that are skipped
     windows: int = 1  # times that a CLIP encoder reads max_length tokens, its start and end tokens included
+    quantization: str = "none"  # of the weights of T5 and language models: see prep/models/text/quantization.py
 
     @property
     def tokens(self) -> int:
@@ -42,7 +43,8 @@ class TextOptions:
 def options_of(context: Mapping[str, Any]) -> TextOptions:
     """The options that a cache's text rows were encoded with, from the context of their keys."""
     return TextOptions(max_length=int(context["max_length"]), clip_skip=int(context.get("clip_skip", 0)),
-                       windows=int(context.get("text_windows", 1)))
+                       windows=int(context.get("text_windows", 1)),
+                       quantization=str(context.get("quantization", "none")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,7 +85,8 @@ def _said(error: Exception, files: ComponentFiles) -> str:
 def unmap(model: Any) -> None:
     """Copies weights and buffers out of their mapped file, which could still change or be truncated."""
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
+        if getattr(tensor, "CB", None) is None:  # else quantized from what was mapped, and its two names are one tensor
+            tensor.data = tensor.data.clone()
 
 
 def refuse_holes(loaded: Mapping[str, Any], folder: Path) -> None:

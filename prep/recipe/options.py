@@ -15,7 +15,7 @@ from typing import Any
 from prep.buckets.views import FLIPS
 from prep.captions.options import MISSING_CAPTION
 from prep.errors import UsageError
-from prep.recipe.schema import BUCKETS, MASKS, POSTERIORS, STORED_DTYPES, UPSCALES
+from prep.recipe.schema import BUCKETS, MASKS, POSTERIORS, QUANTIZATIONS, STORED_DTYPES, UPSCALES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +67,8 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
                  help="skip this many of CLIP's last layers; 1 means the last but one"),
     RecipeOption(key="model.text_windows", flag="--text-windows", kind=int,
                  help="windows of 75 tokens that CLIP reads one after the other, 1 to 3 (SD 1.x, SDXL)"),
+    RecipeOption(key="model.text_quantization", flag="--text-quantization", choices=QUANTIZATIONS,
+                 help="weights of T5 and language models in 8 or 4 bits, by bitsandbytes: less memory, other rows"),
     RecipeOption(key="model.posterior", flag="--posterior", choices=POSTERIORS,
                  help="what is stored of the VAE's posterior: with mean+std, rows twice as large, training draws new "
                  "latents at each showing"),

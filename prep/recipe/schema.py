@@ -17,6 +17,7 @@ BUCKETS = ("step", "ratio", "sdxl-40", "list", "single")
 UPSCALES = ("never", "allow", "reject")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
 POSTERIORS = ("mean", "mean+std")
+QUANTIZATIONS = ("none", "8bit", "4bit")  # of text encoders; what each means: prep/models/text/quantization.py
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,7 @@ class ModelOptions:
     max_length: int = 0  # tokens of a caption, with start and end; 0: the model family's
     clip_skip: int = 0  # last layers of CLIP that are skipped, beyond those that the family skips anyway
     text_windows: int = 1  # of 75 tokens each that CLIP reads one after the other
+    text_quantization: str = "none"  # of T5 and language models, by bitsandbytes
     posterior: str = "mean"  # what is stored of the VAE's posterior; with mean+std training draws from it
     tile: int = 0  # pixels; pictures with a longer side are encoded in overlapping tiles of this side; 0: never
 

@@ -10,7 +10,16 @@ from prep.buckets.views import CROPS, FLIPS
 from prep.captions.options import check_caption
 from prep.models.families.registry import FAMILIES
 from prep.parse import Unparsed, brief, color_of, one_of, parse_size, suggest, within
-from prep.recipe.schema import BUCKETS, MASKS, POSTERIORS, STORED_DTYPES, UPSCALES, ImageOptions, Recipe
+from prep.recipe.schema import (
+    BUCKETS,
+    MASKS,
+    POSTERIORS,
+    QUANTIZATIONS,
+    STORED_DTYPES,
+    UPSCALES,
+    ImageOptions,
+    Recipe,
+)
 from prep.sources.item import MaskFrom
 
 MOST_TOKENS = 1 << 16  # of a caption; each family has its own limit
@@ -34,6 +43,7 @@ def validate_recipe(recipe: Recipe) -> Recipe:
     within(model.max_length, 0, MOST_TOKENS, "model.max_length")
     within(model.clip_skip, 0, MOST_LAYERS, "model.clip_skip")
     within(model.text_windows, 1, MOST_WINDOWS, "model.text_windows")
+    one_of(model.text_quantization, QUANTIZATIONS, "model.text_quantization")
     one_of(model.posterior, POSTERIORS, "model.posterior")
     within(model.tile, 0, MOST_TILE, "model.tile")
     if model.tile % TILE_STEP:

@@ -27,6 +27,7 @@ KEY_COMMENTS: Mapping[str, str] = {
     "model.max_length": "tokens of a caption, at most; 0: the model family's",
     "model.clip_skip": "last layers of CLIP that are skipped; 1: the last but one is used",
     "model.text_windows": "of 75 tokens that CLIP reads: 1 | 2 (150 tokens) | 3 (225 tokens)",
+    "model.text_quantization": "of T5 and language models: none | 8bit | 4bit",
     "model.posterior": "what is stored of a latent: mean | mean+std (training draws from both)",
     "model.tile": "pixels; pictures with a longer side are encoded in overlapping tiles; 0: never",
     "image.resolution": "pixels; a bucket's area is about its square; several, like [512, 1024]: one sample at each",

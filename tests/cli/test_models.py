@@ -43,7 +43,8 @@ def test_one_family_in_detail(prep):
         "latent": "4 channels, 8 x 8 pixels per cell", "step": "64 pixels; --step takes any multiple of 8",
         "resolution": "1024 pixels", "predicts": "epsilon, v_prediction",
         "text": "hidden [token, channel], pooled [channel]; rows are full", "tokens": "77; --max-length takes 77",
-        "--clip-skip": "yes", "--text-windows": "yes", "LoRA files": "kohya, diffusers",
+        "--clip-skip": "yes", "--text-windows": "yes", "--text-quantization": "no",
+        "LoRA files": "kohya, diffusers",
         "recipe": "manifests/recipes/sdxl.toml", "training": "manifests/recipes/sdxl.train.toml"}
     told = prep("models", "pixart_alpha").out
     assert "--max-length takes 1 to 120" in told and "--step takes any multiple of 16" in told

@@ -58,6 +58,8 @@ def test_text_of_t5_and_language_models_is_computed_in_bfloat16_unless_the_recip
      "leave it out"),
     ("sd15", {"clip_skip": 9}, "model.clip_skip is 9, expected less than 1, the layers of the text encoder",
      "1 is usual for models that were trained with the last layer but one"),
+    ("sdxl", {"text_quantization": "4bit"}, "model.text_quantization is '4bit', but the text encoders of family 'sdxl' "
+     "are all CLIP, which is small and never quantized", "leave it out"),
 ])
 def test_what_a_family_cannot_do_is_refused(tiny_model, family, options, said, hint):
     with pytest.raises(ConfigError) as caught:
@@ -69,6 +71,7 @@ def test_options_out_of_bounds(prep, photos, tiny_model, tmp_path):
     words = ("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache")
     assert "model.text_windows is 4, expected a number from 1 to 3" in prep(*words, "--text-windows", 4).err
     assert prep(*words, "--clip-skip", -1).code == 3
+    assert prep(*words, "--text-quantization", "2bit").code == 2
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])

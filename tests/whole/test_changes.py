@@ -385,6 +385,8 @@ def option_cases(family: Family) -> Iterator[Case]:
         yield Case(name="clip skip", change=option(clip_skip=1), wanted=ALL_TEXTS, text=True)
     if facts.windows:
         yield Case(name="text windows", change=option(text_windows=2), wanted=ALL_TEXTS, text=True)
+    if family.text_compute is not None:
+        yield Case(name="quantization", change=option(text_quantization="8bit"), wanted=ALL_TEXTS, text=True)
     if "zimage" in family.name:
         yield Case(name="template", change=template("tokenizer"), wanted=ALL_TEXTS, text=True)
     for name in facts.pipeline_options:

@@ -36,8 +36,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 class FittingBatches:
     """Runs a model on batches; remembers the largest size that the device's memory held."""
 
-    def __init__(self, device: torch.device, compute: str) -> None:
-        self.size: int | None = None  # items at a time; None: no batch was too large so far
+    def __init__(self, device: torch.device, compute: str, most: int | None = None) -> None:
+        """`most` limits the items at a time, whatever the memory."""
+        self.size = most  # items at a time; None: no batch was too large so far
         self.refused: int | None = None  # items of the first batch that was too large
         self.device, self._compute = device, compute
 

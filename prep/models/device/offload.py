@@ -6,6 +6,7 @@ The values are the same; layers that come one by one take the time of copying al
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from itertools import chain
 from typing import Any
 
@@ -46,8 +47,14 @@ class Placement:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's weights and buffers."""
-    return sum(tensor.nbytes for tensor in chain(module.parameters(), module.buffers()))
+    """Bytes of a module's weights and buffers, and of the scales of quantized weights."""
+    return sum(tensor.nbytes + _scale_bytes(tensor) for tensor in chain(module.parameters(), module.buffers()))
+
+
+def _scale_bytes(weight: Tensor) -> int:
+    """Bytes of the scales that bitsandbytes keeps beside a quantized weight."""
+    scales = (getattr(getattr(weight, "quant_state", None), "absmax", None), getattr(weight, "SCB", None))
+    return sum(scale.nbytes for scale in scales if scale is not None)
 
 
 def compute_on(module: nn.Module, device: torch.device) -> None:
@@ -76,7 +83,7 @@ class _Layer:
         self._parameters, self._buffers = dict(module._parameters), dict(module._buffers)
         for name, weight in self._parameters.items():
             if weight is not None:
-                module._parameters[name] = nn.Parameter(weight.detach().to(self._device), requires_grad=False)
+                module._parameters[name] = _copied(weight, self._device)
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.to(self._device)
@@ -85,3 +92,13 @@ class _Layer:
         """Gives it back its own."""
         self._module._parameters.update(self._parameters)
         self._module._buffers.update(self._buffers)
+        state: Any = getattr(self._module, "state", None)
+        if hasattr(state, "SCB"):  # of a layer of bitsandbytes with weights of 8 bits, which refers to its copies
+            state.CB = state.SCB = None
+
+
+def _copied(weight: nn.Parameter, device: torch.device) -> Any:
+    """A copy on the device; of a quantized weight, with its scales."""
+    if type(weight) is not nn.Parameter:
+        return deepcopy(weight).to(device)  # its own `to` would move the scales of the original
+    return nn.Parameter(weight.detach().to(device), requires_grad=False)

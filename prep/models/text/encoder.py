@@ -23,6 +23,7 @@ from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_text, text_files
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 from prep.models.text.pipeline import assemble, encoder_configs, load_encoder, spoken, tokenizers_of
+from prep.models.text.quantization import most_captions, require_library
 from prep.models.text.swapping import Encoders
 
 CAPTION = "a caption in the text encoder"  # in messages
@@ -38,12 +39,14 @@ class TextEncoder:
                  first: Iterable[TextBatch] = ()) -> None:
         """`memory` limits the bytes of weights on the device; `first` are the batches that will be encoded first.
 
-        Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint.
+        Raises `OutOfMemoryError`, `ModelError`, also if the files do not match the `expected` fingerprint, and
+        `UsageError` without the library that quantizes.
         """
+        require_library(options.quantization)
         self._family, self._options, self._dtype = family, options, dtype
         self._device = pick_device(device)
         self.placement = Placement(self._device, memory, compute)
-        self.batches = FittingBatches(self._device, compute)
+        self.batches = FittingBatches(self._device, compute, most=most_captions(options.quantization))
         self._prepared: set[tuple[tuple[str, ...], bool]] = set()
         files = text_files(model)
 
@@ -51,7 +54,7 @@ class TextEncoder:
 
         def load(name: str) -> Any:
             begun = time.monotonic()
-            loaded = load_encoder(model, family, name, files, DTYPES[compute])
+            loaded = load_encoder(model, family, name, files, DTYPES[compute], options.quantization)
             if expected is not None:
                 expected.require(digest_text(files, expected.file_digest), f"the text encoder of {model}")
             placed = self.placement.place(loaded, spoken(name))

@@ -20,16 +20,22 @@ from prep.models.files import ComponentFiles
 from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_model, load_part, load_tokenizer
 from prep.models.pipeline import pipeline_index
+from prep.models.text.quantization import bitsandbytes_options, is_quantized
 
 CLIP_POSITIONS = 77  # if a config does not say
 TOO_LONG = "set model_max_length in its tokenizer_config.json"
 
 
-def load_encoder(model: Path, family: Family, name: str, files: TextFiles, dtype: torch.dtype) -> Any:
+def load_encoder(model: Path, family: Family, name: str, files: TextFiles, dtype: torch.dtype,
+                 quantization: str = "none") -> Any:
     """The text encoder `name` of `model` on the CPU, in `dtype` whatever its config says. Raises `ModelError`."""
     options: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
-    return load_model(_encoder_class(model, family, name), files.encoders[name], spoken(name), trust_remote_code=False,
-                      **options)
+    kind = _encoder_class(model, family, name)
+    if is_quantized(kind.__name__, quantization):
+        config: Any = transformers.BitsAndBytesConfig
+        options |= {"quantization_config": config(**bitsandbytes_options(quantization, dtype)),
+                    "device_map": {"": "cpu"}}  # otherwise transformers would choose a GPU
+    return load_model(kind, files.encoders[name], spoken(name), trust_remote_code=False, **options)
 
 
 def encoder_configs(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:

@@ -97,15 +97,14 @@ class Encoders:
             self._release()
         dtypes = [tensor.dtype for tensor in _tensors(self._module)]
         try:
-            self._module.to(torch.float32)
+            computing_in(self._module, torch.float32)
             yield
         finally:
             self.dtype = usual
             if len(self.names) > 1:
                 self._release()
                 dtypes = []
-            for tensor, dtype in zip(_tensors(self._module), dtypes, strict=True):
-                tensor.data = tensor.data.to(dtype)  # some models keep a few weights in another dtype than `usual`
+            computing_in(self._module, usual, dtypes)  # some models keep a few weights in another dtype than `usual`
 
     def ask(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What an encoder returns. Raises `NotLoaded`."""
@@ -144,7 +143,7 @@ class Encoders:
             self._release()
             with torch.inference_mode(False):  # so that its weights are plain tensors, which may be converted later
                 module = self._load(name)
-                self._module = module.to(self.dtype) if self.dtype == torch.float32 else module
+                self._module = computing_in(module, self.dtype) if self.dtype == torch.float32 else module
             self._name = name
 
     def _release(self) -> None:
@@ -243,6 +242,20 @@ def _rows_of(part: Any) -> int:
 def _on_host(leaf: Any) -> Any:
     """A tensor of its own in host memory: a view would keep all of the output."""
     return leaf.to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
+
+
+def computing_in(module: nn.Module, dtype: torch.dtype, dtypes: Sequence[torch.dtype] | None = None) -> nn.Module:
+    """`module` itself, with its numbers in `dtype`, or each tensor in its own of `dtypes`.
+
+    Quantized weights stay as they are; only what is computed with them is in `dtype`.
+    """
+    tensors = list(_tensors(module))
+    for tensor, own in zip(tensors, [dtype] * len(tensors) if dtypes is None else dtypes, strict=True):
+        tensor.data = tensor.data.to(own)
+    for part in module.modules():
+        if hasattr(part, "compute_dtype"):  # a layer of bitsandbytes with weights of 4 bits
+            vars(part)["compute_dtype"] = dtype
+    return module
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

@@ -41,9 +41,9 @@ def loads(monkeypatch):
     """The names of encoders, as they are loaded; whenever one is, no other is in memory."""
     load, names, alive = encoding.load_encoder, [], []
 
-    def watched(model, family, name, files, dtype):
+    def watched(model, family, name, files, dtype, quantization):
         assert not [one for one in alive if one() is not None], f"{names[-1]} is in memory while {name} is loaded"
-        found = load(model, family, name, files, dtype)
+        found = load(model, family, name, files, dtype, quantization)
         alive.append(weakref.ref(found))
         names.append(name)
         return found
