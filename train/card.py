@@ -72,7 +72,8 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
         yield f"Fingerprint of {part}", f"`{digest}`"
     if config.method == "lora":
-        yield "Trained", f"LoRA of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
+        kind = "DoRA" if config.lora.dora else "LoRA"
+        yield "Trained", f"{kind} of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
     else:
         part = "some weights" if config.full.train or config.full.freeze else "every weight"
         yield "Trained", f"{part} of the denoiser, {settings.dtype}"
@@ -111,13 +112,15 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
                     f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})", *schedule,
                     f"picture = pipeline({prompt}).images[0]")
         return
+    naming = naming_of(setup.family)
     if setup.family.name in _WITHOUT_LOADER:
         yield f"diffusers has no loader for a LoRA of this pipeline: `train merge {result} --model MODEL -o DIR`."
+    elif setup.config.lora.dora and naming.format_of(setup.config.lora) == "kohya":
+        yield f"diffusers reads no DoRA with these names: `train merge {result} --model MODEL -o DIR`."
     else:
         yield _code(f"from diffusers import {imported}", "", f"pipeline = {pipeline}.from_pretrained({model})",
                     f'pipeline.load_lora_weights(".", weight_name="{result}")', *schedule,
                     f"picture = pipeline({prompt}).images[0]")
-    naming = naming_of(setup.family)
     if naming.format_of(setup.config.lora) == "kohya":
         yield f"ComfyUI: copy `{result}` to `ComfyUI/models/loras`, and choose it in the node *Load LoRA*."
     elif naming.kohya is not None:

@@ -30,7 +30,7 @@ from prep.parse import Unparsed
 from train.config.schema import Dtype
 from train.models.base import base_fingerprints
 from train.models.families.registry import naming_of
-from train.models.naming import Naming, Place, ends_of
+from train.models.naming import Naming, Place, ends_of, shape_of_lengths
 from train.models.targets import Shapes, layers_of
 from train.runs.checkpoint import STATE, list_checkpoints
 from train.runs.checkpoint_files import Part, write_part
@@ -72,6 +72,7 @@ class _Added:
     down: Tensor
     up: Tensor
     scale: float
+    lengths: Tensor | None  # of DoRA, the length of each row of the sum; else the sum is left as it is
 
 
 Tick = Callable[[int], object]
@@ -141,7 +142,7 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
     for layout in ("diffusers", "kohya"):
         for place, layer in _placed(layers, layout, naming):
             names = {kind: place.name + end for kind, end in ends_of(layout).items()}
-            down, up = tensors.get(names["down"]), tensors.get(names["up"])
+            down, up, lengths = (tensors.get(names[kind]) for kind in ("down", "up", "magnitude"))
             if down is None or up is None:
                 continue
             used |= set(names.values())
@@ -149,9 +150,12 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
             stored = tensors.get(names.get("alpha", ""))
             alpha = naming.alpha_of(metadata, layer, rank) if stored is None else float(stored)
             unit = up.shape[0] // place.of
-            part = up[place.first * unit : (place.first + place.count) * unit]
-            _check_shapes(path, layer, down, part, layers[layer])
-            found[layer] = _Added(down=down, up=part, scale=alpha / rank)
+            rows = slice(place.first * unit, (place.first + place.count) * unit)
+            _check_shapes(path, layer, down, up[rows], layers[layer])
+            if lengths is not None:
+                _check_lengths(path, names["magnitude"], lengths, up)
+                lengths = lengths.flatten()[rows]
+            found[layer] = _Added(down=down, up=up[rows], scale=alpha / rank, lengths=lengths)
     if unknown := sorted(tensors.keys() - used):
         raise ModelError(f"{path} has the tensor '{unknown[0][:80]}', which adapts no layer of the denoiser in a way "
                          "that can be merged", hint="name a plain LoRA of the same family of models, without text "
@@ -174,6 +178,14 @@ def _check_shapes(path: Path, layer: str, down: Tensor, up: Tensor, shape: tuple
         if tuple(value.shape) != wanted[kind]:
             raise ModelError(f"{path} has '{kind}' of {layer} with shape {list(value.shape)}, expected "
                              f"{list(wanted[kind])}", hint="name the model that the LoRA was trained on")
+
+
+def _check_lengths(path: Path, name: str, lengths: Tensor, up: Tensor) -> None:
+    """Raises `ModelError` unless the lengths are those of rows: some programs have one for each column."""
+    wanted = shape_of_lengths(name, len(up), up.ndim)
+    if tuple(lengths.shape) != wanted:
+        raise ModelError(f"{path} has '{name[:80]}' with shape {list(lengths.shape)}, expected {list(wanted)}",
+                         hint="name a LoRA whose lengths are those of rows (wd_on_output)")
 
 
 # ---- what is written -------------------------------------------------------------------------------------------------
@@ -204,13 +216,25 @@ def _merged(path: Path, added: Mapping[str, _Added], asked: MergeRequest) -> dic
         raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
     for name, value in tensors.items():
         part = added.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-        whole = value if part is None else value.float() + asked.strength * part.scale * _product(part, value)
+        whole = value if part is None else _changed(value.float(), part, asked.strength)
         wanted = value.dtype if asked.dtype is None else DTYPES[_SPELLED[asked.dtype]]
         tensors[name] = whole.to(wanted)
         if not bool(tensors[name].isfinite().all()) and bool(value.isfinite().all()):
             raise ModelError(f"'{name[:80]}' has values that {str(wanted).removeprefix('torch.')} cannot hold",
                              hint="choose another dtype: --dtype bfloat16 or --dtype float32")
     return tensors
+
+
+def _changed(value: Tensor, part: _Added, strength: float) -> Tensor:
+    """A weight with what the LoRA adds. With DoRA (Liu et al. 2024, equation 5) rows get their length after that; a
+    strength is then the way from the weight to the result, as ComfyUI takes it."""
+    added = part.scale * _product(part, value)
+    if part.lengths is None:
+        return value + strength * added
+    summed = value + added
+    rows: Tensor = summed.flatten(1).norm(dim=1)
+    factor: Tensor = (part.lengths.float() / rows).reshape(-1, *(1 for _ in value.shape[1:]))
+    return value + strength * (summed * factor - value)
 
 
 def _product(part: _Added, like: Tensor) -> Tensor:

@@ -74,12 +74,13 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
 
 
 def _groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:
-    """The parameters by their learning rate; `None`: optimizer.lr."""
-    found: dict[float | None, list[Tensor]] = {}
+    """The parameters by their learning rate (`None`: optimizer.lr), and those without weight decay apart."""
+    found: dict[tuple[float | None, bool], list[Tensor]] = {}
     for name, value in denoiser.parameters.items():
         rate = lora.rate_of(name, value, config.lora) if config.method == "lora" else None
-        found.setdefault(rate, []).append(value)
-    return [{"params": values, "rate": rate} for rate, values in found.items()]
+        found.setdefault((rate, config.method == "full" or lora.decays(name)), []).append(value)
+    return [{"params": values, "rate": rate, **({} if decays else {"weight_decay": 0.0})}
+            for (rate, decays), values in found.items()]
 
 
 def averages(trainee: TrainState) -> Shadow | None:

@@ -43,6 +43,14 @@ def test_the_card_says_what_was_trained(make, setup_of, tmp_path):
     assert text_of(tmp_path / "run") == text
 
 
+def test_the_card_says_who_reads_a_dora(make, setup_of):
+    for layout, told, other in (("kohya", "diffusers reads no DoRA with these names", "load_lora_weights"),
+                                ("auto", "load_lora_weights", "diffusers reads no DoRA")):
+        text = card(setup_of(make(), **QUICK, lora={"rank": 2, "dora": True, "format": layout}), 2, "lora.safetensors",
+                    None)
+        assert told in text and other not in text and "DoRA of rank 2" in text
+
+
 @pytest.mark.parametrize(("method", "rescaled"), [("lora", False), ("full", False), ("lora", True)])
 def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeypatch, method, rescaled):
     made = make(**({"prediction": "v_prediction"} if rescaled else {}))

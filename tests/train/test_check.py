@@ -322,7 +322,8 @@ def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):
     for settings in ({}, {"method": "full"}, {"method": "full", "full": {"freeze": ["down_blocks", "re:bias$"]}},
                      {"lora": {"rank": 3, "targets": "all-linear"}},
                      {"lora": {"rank": 3, "targets": "kohya-conv", "conv_rank": 2,
-                               "layers": [{"match": "to_q", "rank": 5}]}}):
+                               "layers": [{"match": "to_q", "rank": 5}]}},
+                     {"lora": {"rank": 3, "targets": "kohya-conv", "dora": True}}):
         setup = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test")).setup
         denoiser = load(setup.model, setup.config, setup.prediction, torch.device("cpu"))
         assert setup.numbers == sum(value.numel() for value in denoiser.parameters.values())

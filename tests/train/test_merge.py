@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -63,6 +64,7 @@ def sd15(tmp_path_factory):
     ("sd15", {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, 1.0),
     ("sd15", {"targets": "kohya-conv", "format": "diffusers", "rslora": True,
               "layers": ({"match": "to_q", "rank": 4, "alpha": 3.0},)}, 1.0),
+    ("sd15", {"targets": "kohya-conv", "dora": True}, 1.0), ("flux", {"targets": "attention", "dora": True}, 1.0),
     ("flux2", {"targets": "all-linear", "format": "kohya"}, 0.7), ("flux", {"targets": "all-linear"}, 1.0),
     ("zimage", {"targets": "all-linear", "format": "kohya"}, 1.0)])
 def test_the_merged_model_draws_what_the_lora_draws(tmp_path, family, settings, strength):
@@ -80,6 +82,24 @@ def test_the_merged_model_draws_what_the_lora_draws(tmp_path, family, settings, 
     for name in kept:
         if name.parts[0] != FAMILIES[family].denoiser:
             assert (folder / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
+
+
+def test_dora_is_merged_from_both_names_and_by_strength(tmp_path):
+    """Half a strength is half of the way."""
+    folder, found = tiny_pipelines.save("sd15", tmp_path / "model"), {}
+    for layout in ("kohya", "diffusers"):
+        path = adapter("sd15", folder, tmp_path / f"{layout}.safetensors", targets="kohya-conv", dora=True,
+                       format=layout)
+        for strength in (0.0, 0.5, 1.0):
+            done = merge(MergeRequest(lora=path, model=folder, output=tmp_path / f"{layout}{strength}",
+                                      strength=strength))
+            found[layout, strength] = load_file(next((done.output / "unet").glob("*.safetensors")))
+    base = load_file(next((folder / "unet").glob("*.safetensors")))
+    for name, value in base.items():
+        assert torch.equal(found["kohya", 1.0][name], found["diffusers", 1.0][name])
+        assert torch.equal(found["kohya", 0.0][name], value)
+        assert torch.allclose(found["kohya", 0.5][name], (value + found["kohya", 1.0][name]) / 2, atol=1e-6)
+    assert not all(torch.equal(found["kohya", 1.0][name], value) for name, value in base.items())
 
 
 def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path):
@@ -147,7 +167,15 @@ def test_files_that_are_no_plain_lora(sd15, tmp_path):
         f"{path} has the tensor 'lora_te_text_model.lora_down.weight', which adapts no layer of the denoiser in a way "
         "that can be merged")
     save_file({**tensors, name: torch.zeros(2, 3)}, path)
-    assert "with shape [2, 3], expected [2, " in refused(sd15, tmp_path, lora=path).message
+    message = refused(sd15, tmp_path, lora=path).message
+    assert re.fullmatch(r".* has 'down' of [a-z0-9_.]+ with shape \[2, 3\], expected \[2, .*\]", message)
+    path = adapter("sd15", sd15[0], tmp_path / "dora.safetensors", dora=True, format="kohya")
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("dora_scale"))
+    save_file({**tensors, name: tensors[name].T.contiguous()}, path)
+    error, rows = refused(sd15, tmp_path, lora=path), len(tensors[name])
+    assert error.message == f"{path} has '{name}' with shape [1, {rows}], expected [{rows}, 1]"
+    assert "wd_on_output" in error.hint
     save_file({}, path)
     assert refused(sd15, tmp_path, lora=path).message == f"{path} has no tensors, so it is no LoRA"
     path.write_bytes(b"no file of tensors")

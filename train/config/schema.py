@@ -52,6 +52,8 @@ class Lora:
                                 help="alpha of adapters on convolutions larger than 1x1")
     rslora: bool = setting(False, help="scale by alpha / sqrt(rank) instead (Kalajdzievski 2023); files hold the alpha "
                            "that means the same")
+    dora: bool = setting(False, help="also train the length of each row of the weights (Liu et al. 2024); slower "
+                         "steps; files then have diffusers' names unless lora.format says otherwise")
     dropout: float = setting(0.0, low=0, high=0.99, help="dropout before each adapter")
     targets: str | tuple[str, ...] = setting(
         "attention", check=targets_check, choices=(

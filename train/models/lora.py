@@ -15,19 +15,22 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from prep.batching.rng import draw_key
+from prep.errors import ConfigError
 from prep.loader.device import to_device
 from train.config.schema import Lora
 from train.models.naming import Naming, Place, ends_of
 from train.models.targets import Adapter, Presets, adapter_of, targeted
 
-_ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up"}  # suffixes of PEFT's parameter names
+# Suffixes of PEFT's parameter names. The magnitude is that of DoRA (Liu et al. 2024): the length of each row.
+_ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up",
+         ".lora_magnitude_vector.default.weight": "magnitude"}
 
 
 def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict[str, nn.Parameter]:
     """Adds adapters (initially without effect: lora_B is 0) to `denoiser`; returns their float32 parameters by name.
 
-    Freezes all other parameters. The same seed gives the same weights on any device and for any dtype of the base.
-    Raises `ConfigError` if no module is targeted.
+    Freezes all other parameters. The same seed gives the same weights on any device and for any dtype of the base;
+    DoRA's lengths are those of the base's rows. Raises `ConfigError` if no module is targeted.
     """
     denoiser.requires_grad_(False)
     layers = {name: tuple(module.weight.shape) for name, module in denoiser.named_modules()
@@ -35,15 +38,24 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
     names = targeted(layers, lora, presets)
     adapters = {name: adapter_of(lora, name, layers[name][2:]) for name in names}
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
-                        target_modules=names, init_lora_weights=True,
+                        target_modules=names, init_lora_weights=True, use_dora=lora.dora,
                         rank_pattern={re.escape(name): each.rank for name, each in adapters.items()},
                         alpha_pattern={re.escape(name): each.alpha for name, each in adapters.items()})
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, denoiser)
     found = {name: value for name, value in denoiser.named_parameters() if value.requires_grad}
     for name, value in found.items():
-        value.data = to_device(_drawn(name, value, seed), value.device)
+        first = _length(name, value) if _split(name)[1] == "magnitude" else _drawn(name, value, seed)
+        value.data = to_device(first, value.device)
     return found
+
+
+def _length(name: str, value: Tensor) -> Tensor:
+    """The length of the base's rows, as PEFT found it in the base's dtype. Raises `ConfigError` for a length of 0."""
+    if not bool(value.all()):
+        raise ConfigError(f"lora.dora is on, but '{_split(name)[0]}' has rows of zeros, which have no direction",
+                          hint="list in lora.targets the other layers, or --set lora.dora=false")
+    return value.detach().float()
 
 
 def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
@@ -54,6 +66,11 @@ def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
         return value
     key = draw_key(seed, 0, name.encode(), 0, "lora_A")[0]
     return nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=torch.Generator().manual_seed(key))
+
+
+def decays(name: str) -> bool:
+    """Whether weight decay is for this parameter: DoRA's lengths would shrink the base with it."""
+    return _split(name)[1] != "magnitude"
 
 
 def rate_of(name: str, value: Tensor, lora: Lora) -> float | None:
@@ -82,7 +99,17 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[s
             tensors[name + ends["alpha"]] = torch.tensor(alpha * len(parts))
         tensors[name + ends["up"]] = _fuse_up([(place, matrix["up"]) for (place, _), matrix
                                                in zip(parts, matrices, strict=True)])
+        if lora.dora:
+            tensors[name + ends["magnitude"]] = _lengths(layout, matrices)
     return tensors
+
+
+def _lengths(layout: str, matrices: list[dict[str, Tensor]]) -> Tensor:
+    """DoRA's lengths of the rows of a file's layer: of PEFT's shape, or a column as LyCORIS has it."""
+    if layout == "diffusers":
+        return matrices[0]["magnitude"]
+    column = (-1, *(1 for _ in matrices[0]["up"].shape[1:]))
+    return torch.cat([matrix["magnitude"].reshape(column) for matrix in matrices])
 
 
 def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], naming: Naming) -> dict[str, Tensor]:
@@ -91,15 +118,19 @@ def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], nami
     for layout in ("kohya", "diffusers"):
         ends = ends_of(layout)
         for name, parts in _grouped(parameters, layout, naming).items():
-            down, up = (tensors.get(name + ends[kind]) for kind in ("down", "up"))
+            down, up, lengths = (tensors.get(name + ends[kind]) for kind in ("down", "up", "magnitude"))
             if down is None or up is None:
                 continue
             for number, (place, part) in enumerate(parts):
                 rank = len(parameters[part["down"]])
                 own = slice(None) if len(down) == rank else slice(number * rank, (number + 1) * rank)  # or shared
                 unit = len(up) // place.of
+                rows = slice(place.first * unit, (place.first + place.count) * unit)
                 found[part["down"]] = down[own]
-                found[part["up"]] = up[place.first * unit : (place.first + place.count) * unit, own]
+                found[part["up"]] = up[rows, own]
+                if lengths is not None and "magnitude" in part:
+                    whole = lengths.reshape(-1)[rows]
+                    found[part["magnitude"]] = whole.reshape(parameters[part["magnitude"]].shape)
     return found
 
 
@@ -141,18 +172,22 @@ def describe(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> di
         assert naming.kohya is not None
         large = {_split(name)[0] for name, value in parameters.items() if prod(value.shape[2:]) > 1}
         more = {"conv_dim": str(lora.conv_rank), "conv_alpha": str(lora.conv_alpha)} if large else {}
-        return {"ss_network_module": naming.kohya.module, "ss_network_dim": str(rank),
+        if lora.dora:
+            more |= {"algo": "lora", "dora_wd": "True", "wd_on_output": "True"}
+        module = "lycoris.kohya" if lora.dora else naming.kohya.module
+        return {"ss_network_module": module, "ss_network_dim": str(rank),
                 "ss_network_alpha": str(alpha),
                 **({"ss_network_args": json.dumps(more)} if more else {})}
     adapter: dict[str, Any] = {
         "r": rank, "lora_alpha": alpha, "lora_dropout": lora.dropout, "target_modules": sorted(adapters),
+        **({"use_dora": True} if lora.dora else {}),
         "rank_pattern": {name: each.rank for name, each in adapters.items() if each.rank != rank},
         "alpha_pattern": {name: each.alpha for name, each in adapters.items() if each.alpha != alpha}}
     return {"lora_adapter_metadata": json.dumps({f"{naming.component}.{key}": value for key, value in adapter.items()})}
 
 
 def _split(name: str) -> tuple[str, str]:
-    """(module, `down` or `up`) of a PEFT parameter."""
+    """(module, `down`, `up` or `magnitude`) of a PEFT parameter."""
     for ending, kind in _ENDS.items():
         if name.endswith(ending):
             return name.removesuffix(ending), kind

@@ -3,6 +3,8 @@
 kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight, .alpha: ComfyUI and diffusers read it
 diffusers   unet.down_blocks.0.….to_q.lora_A.weight, .lora_B.weight; alpha is in the file's metadata
 
+With DoRA also .dora_scale, which diffusers drops, or .lora_magnitude_vector: the length of each row of the weights.
+
 kohya's names of a transformer are those of its authors' code, where one layer may stand for several of diffusers, such
 as `img_attn_qkv` for `to_q`, `to_k` and `to_v`. The adapters of such layers become one, of the sum of their ranks: the
 `down` matrices one below the other, the `up` matrices along the diagonal, and alpha grows with the rank. It adds the
@@ -20,8 +22,8 @@ from prep.errors import ConfigError
 from train.config.schema import Lora
 from train.models.targets import adapter_of
 
-_KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight", "alpha": ".alpha"}
-_DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight"}
+_KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight", "alpha": ".alpha", "magnitude": ".dora_scale"}
+_DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight", "magnitude": ".lora_magnitude_vector"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,25 +92,33 @@ class Naming:
     def format_of(self, lora: Lora) -> str:
         """`lora.format`; auto is kohya where it is usual. Raises `ConfigError` where no program reads kohya's names."""
         if lora.format == "auto":
-            return "kohya" if self.kohya is not None and self.kohya.usual else "diffusers"
+            usual = self.kohya is not None and self.kohya.usual and not lora.dora
+            return "kohya" if usual else "diffusers"
         if lora.format == "kohya" and self.kohya is None:
             raise ConfigError("lora.format is 'kohya', but no program reads kohya's names for this family of models",
                               hint="--set lora.format=diffusers")
         return lora.format
 
     def require(self, lora: Lora, layers: Iterable[str]) -> None:
-        """Raises `ConfigError` if `lora.format` has no name for one of `layers`, or one for layers of different ranks.
-        """
+        """Raises `ConfigError` if `lora.format` has no name for one of `layers`, or one for layers of different ranks,
+        or with DoRA one for layers of which some have no adapter: their rows have no length in the file."""
         seen: dict[str, str] = {}
+        rows: dict[str, list[Place]] = {}
         for layer in layers if self.format_of(lora) == "kohya" else ():
             place = self.place(layer, "kohya")
             if place is None:
                 raise ConfigError(f"lora.format is 'kohya', but kohya's names have none for the layer '{layer}'",
                                   hint="--set lora.format=diffusers")
+            rows.setdefault(place.name, []).append(place)
             other = seen.setdefault(place.name, layer)
             if other != layer and adapter_of(lora, other, ()).rank != adapter_of(lora, layer, ()).rank:
                 raise ConfigError(f"lora.format is 'kohya', whose names have one for '{other}' and '{layer}', but "
                                   "lora.layers gives them other ranks", hint="--set lora.format=diffusers")
+        for name, places in rows.items() if lora.dora else ():
+            if sum(place.count for place in places) < places[0].of:
+                raise ConfigError(f"lora.dora is on and lora.format is 'kohya', whose names have one for "
+                                  f"'{seen[name]}' and layers without an adapter", hint="--set lora.format=diffusers, "
+                                  "or --set lora.targets=all-linear")
 
     def alpha_of(self, metadata: Mapping[str, str], layer: str, rank: int) -> float:
         """The alpha of a layer by the metadata that diffusers writes; the rank if there are none, as its loader takes
@@ -128,5 +138,13 @@ class Naming:
 
 
 def ends_of(layout: str) -> dict[str, str]:
-    """The suffixes of a layer's tensors in a file, by kind: down, up, and alpha if the layout has such tensors."""
+    """The suffixes of a layer's tensors in a file, by kind: down, up, magnitude, and alpha if the layout
+    has such tensors."""
     return _KOHYA if layout == "kohya" else _DIFFUSERS
+
+
+def shape_of_lengths(name: str, rows: int, dimensions: int) -> tuple[int, ...]:
+    """The shape of DoRA's lengths of a weight with so many rows and dimensions, in a file where they have this name."""
+    if name.endswith(_KOHYA["magnitude"]):
+        return (rows, *(1 for _ in range(dimensions - 1)))
+    return (rows,) if dimensions == 2 else (1, rows, *(1 for _ in range(dimensions - 2)))

@@ -108,12 +108,16 @@ def trained_shapes(weights: Shapes, config: Config, presets: Presets) -> list[tu
         return [weights[name] for name in unfrozen(weights, config.full)]
     layers = layers_of(weights)
     return [shape for name in targeted(layers, config.lora, presets)
-            for shape in adapter_shapes(layers[name], adapter_of(config.lora, name, layers[name][2:]).rank)]
+            for shape in adapter_shapes(layers[name], adapter_of(config.lora, name, layers[name][2:]).rank,
+                                        config.lora)]
 
 
-def adapter_shapes(layer: tuple[int, ...], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of lora_A and lora_B for a layer's weight of shape `layer`."""
-    return (rank, *layer[1:]), (layer[0], rank, *(1 for _ in layer[2:]))
+def adapter_shapes(layer: tuple[int, ...], rank: int, lora: Lora) -> list[tuple[int, ...]]:
+    """The shapes of an adapter's parameters for a layer's weight of shape `layer`: lora_A, lora_B, and DoRA's lengths.
+    """
+    ones = tuple(1 for _ in layer[2:])
+    lengths = [(1, layer[0], *ones) if ones else (layer[0],)]
+    return [(rank, *layer[1:]), (layer[0], rank, *ones), *(lengths if lora.dora else [])]
 
 
 def is_named(name: str, end: str) -> bool:

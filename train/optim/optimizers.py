@@ -153,10 +153,11 @@ def _prodigy(groups: Groups, given: Optimizer, on_gpu: bool) -> Any:
     """
     from prodigyopt import Prodigy
 
+    decay = [group.get("weight_decay", given.weight_decay) for group in groups]
     made = Prodigy(groups, lr=given.lr or 1.0, betas=given.betas, eps=given.eps, d_coef=given.d_coef,
                    use_bias_correction=given.bias_correction, safeguard_warmup=given.safeguard_warmup)
-    for group in made.param_groups:
-        group["weight_decay"] = given.weight_decay
+    for group, own in zip(made.param_groups, decay, strict=True):
+        group["weight_decay"] = own
     return made
 
 

@@ -16,7 +16,7 @@ from prep.models.fingerprint import FileDigest
 from prep.models.weights import weight_files
 from prep.parse import Unparsed, brief
 from train.config.schema import Config, Lora
-from train.models.naming import Naming, Place, ends_of
+from train.models.naming import Naming, Place, ends_of, shape_of_lengths
 from train.models.targets import Presets, Shapes, adapter_of, is_named, layers_of, targeted
 from train.runs.checkpoint import STATE, list_checkpoints
 from train.runs.documents import open_plain, refused
@@ -136,7 +136,7 @@ def _check_lora(file: _File, lora: Lora, weights: Shapes, presets: Presets, nami
     return len(file.tensors) - len(used)
 
 
-_KINDS = ("down", "up", "alpha")
+_KINDS = ("down", "up", "alpha", "magnitude")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -191,6 +191,7 @@ def _check_adapter(file: _File, group: _Group, trained: list[str], layers: Shape
             seen = "no tensor" if shapes[kind] is None else f"shape {list(shapes[kind] or ())}"
             raise ModelError(f"{file.path} has {seen} '{kind}' of {module}, expected shape {list(shape)}",
                              hint="name a LoRA of the same family of models")
+    _check_lengths(file, module, names["magnitude"], group.rows, layer, lora)
     stored = file.scalars.get(names["alpha"] or "")
     alpha = naming.alpha_of(file.metadata, trained[0], rank) if stored is None else stored
     alpha *= adapter.rank / rank
@@ -199,3 +200,14 @@ def _check_adapter(file: _File, group: _Group, trained: list[str], layers: Shape
         raise ConfigError(f"{file.path} has alpha {alpha:g} in {module}, but lora.{large}alpha is {adapter.alpha:g}"
                           f"{' there, by lora.rslora' if lora.rslora else ''}",
                           hint=f"--set lora.{large}alpha={asked:g}")
+
+
+def _check_lengths(file: _File, module: str, name: str | None, rows: int, layer: tuple[int, ...],
+                   lora: Lora) -> None:
+    """Raises `ConfigError` if only the file or only the run is of DoRA, `ModelError` for lengths of another shape."""
+    if (name is not None) != lora.dora:
+        told = "no lengths of rows, but lora.dora is on" if lora.dora else "lengths of rows, but lora.dora is off"
+        raise ConfigError(f"{file.path} has {told}: {module}", hint=f"--set lora.dora={str(not lora.dora).lower()}")
+    if name is not None and file.tensors[name].shape != (wanted := shape_of_lengths(name, rows, len(layer))):
+        raise ModelError(f"{file.path} has lengths of {module} with shape {list(file.tensors[name].shape)}, expected "
+                         f"{list(wanted)}", hint="name a LoRA whose lengths are those of rows (wd_on_output)")

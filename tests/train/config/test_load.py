@@ -50,7 +50,7 @@ def test_settings_survive_as_a_table():
 
 WRONG = [
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'? (known are: alpha, "
-                            "conv_alpha, conv_rank, dropout, format, layers, rank, rslora, targets)"),
+                            "conv_alpha, conv_rank, dora, dropout, format, layers, rank, rslora, targets)"),
     ({"lerning_rate": 1}, "unknown key 'lerning_rate' in train.toml"),
     ({"stesp": 1}, "unknown key 'stesp' in train.toml; did you mean 'steps'?"),
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'?"),

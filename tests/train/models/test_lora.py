@@ -58,12 +58,13 @@ RULES = ({"match": "re:attn2\\.", "rank": 2},
     {"targets": "attention"}, {"targets": "all-linear"}, {"targets": "kohya"}, {"targets": ("to_q", "proj_in")},
     {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, {"targets": "attention", "rslora": True},
     {"targets": "kohya-conv", "layers": RULES, "rslora": True}, {"targets": "kohya-conv", "layers": RULES[:1]},
+    {"targets": "attention", "dora": True}, {"targets": "kohya-conv", "conv_rank": 3, "dora": True},
 ], ids=str)
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
 def test_a_pipeline_answers_like_the_trained_model(unet, tiny_model, tmp_path, layout, more):
     """alpha is not rank here, so a reader that ignores it would answer otherwise."""
-    if layout == "kohya" and more.get("layers") == RULES:
-        return  # such settings are refused
+    if layout == "kohya" and (more.get("layers") == RULES or more.get("dora")):
+        return  # such settings are refused; diffusers drops .dora_scale
     settings = Lora(rank=4, alpha=7.0, format=layout, **more)
     before = ask(unet)
     found = trained(unet, settings)
@@ -92,17 +93,63 @@ def test_kohya_names_rank_and_alpha_are_in_the_file(unet, tmp_path):
             "alpha", "lora_down.weight", "lora_up.weight"}
 
 
+def test_dora_in_kohya_s_names_is_its_formula(unet, tiny_model):
+    """Liu et al. 2024, equation 5: the rows of W + BA, with the lengths in the file. Applied to the base's weights."""
+    settings = Lora(rank=4, alpha=7.0, targets="kohya-conv", conv_rank=3, conv_alpha=2.0, dora=True, format="kohya")
+    found = trained(unet, settings)
+    wanted, tensors = ask(unet), lora.pack(found, settings, NAMING)
+    again = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
+    before, used = ask(again), set()
+    for name, layer in again.named_modules():
+        file = f"lora_unet_{name.replace('.', '_')}"
+        if f"{file}.dora_scale" in tensors:
+            parts = {end: tensors[f"{file}.{end}"] for end in ("lora_down.weight", "lora_up.weight", "alpha",
+                                                              "dora_scale")}
+            down, up, alpha, lengths = parts.values()
+            changed = layer.weight.data + (alpha / len(down) * up.flatten(1) @ down.flatten(1)).view_as(layer.weight)
+            assert lengths.shape == (len(changed), *[1] * (changed.ndim - 1))
+            layer.weight.data = lengths * changed / changed.flatten(1).norm(dim=1).view_as(lengths)
+            used |= {f"{file}.{end}" for end in parts}
+    assert used == set(tensors) and any(tensors[name].ndim == 4 for name in used)
+    assert torch.allclose(ask(again), wanted, atol=1e-4) and not torch.allclose(before, wanted, atol=1e-2)
+    told = lora.describe(found, settings, NAMING)
+    assert told["ss_network_module"] == "lycoris.kohya" and '"dora_wd": "True"' in told["ss_network_args"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dora_begins_with_the_lengths_of_the_base(tiny_model, dtype):
+    unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False).to(dtype)
+    base = {name: value.clone() for name, value in unet.state_dict().items()}
+    found = lora.attach(unet, Lora(rank=2, targets="kohya-conv", dora=True), seed=0, presets=PRESETS)
+    lengths = {name: value for name, value in found.items() if "magnitude" in name}
+    assert len(lengths) * 3 == len(found) and {value.dtype for value in found.values()} == {torch.float32}
+    for name, value in lengths.items():
+        rows = base[name.split(".lora_")[0] + ".weight"].float().flatten(1).norm(dim=1)
+        assert torch.allclose(value.flatten(), rows, rtol=1e-5 if dtype == torch.float32 else 1e-2)
+    assert [lora.decays(name) for name in found] == ["magnitude" not in name for name in found]
+
+
+def test_dora_without_a_direction_is_refused(unet):
+    unet.mid_block.attentions[0].transformer_blocks[0].attn1.to_q.weight.data[1] = 0
+    with pytest.raises(ConfigError) as caught:
+        lora.attach(unet, Lora(rank=2, dora=True), seed=0, presets=PRESETS)
+    assert caught.value.message == ("lora.dora is on, but 'mid_block.attentions.0.transformer_blocks.0.attn1.to_q' has "
+                                    "rows of zeros, which have no direction")
+
+
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
-def test_a_file_gives_back_the_bits(unet, layout):
-    settings = Lora(rank=2, format=layout)
+def test_a_file_gives_back_the_bits(unet, layout, dora):
+    settings = Lora(rank=2, format=layout, dora=dora, targets="kohya-conv")
     found = trained(unet, settings)
     again = lora.unpack(lora.pack(found, settings, NAMING), found, NAMING)
     assert all(torch.equal(again[name], value) for name, value in found.items())
 
 
-def test_a_new_adapter_changes_nothing_and_is_all_that_is_trained(unet):
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_new_adapter_changes_nothing_and_is_all_that_is_trained(unet, dora):
     before = ask(unet)
-    found = lora.attach(unet, Lora(rank=4), seed=0, presets=PRESETS)
+    found = lora.attach(unet, Lora(rank=4, dora=dora), seed=0, presets=PRESETS)
     assert torch.equal(ask(unet), before)
     assert {name for name, value in unet.named_parameters() if value.requires_grad} == set(found)
     assert {value.dtype for value in found.values()} == {torch.float32}

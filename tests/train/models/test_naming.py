@@ -20,7 +20,7 @@ from prep.models.families.registry import FAMILIES
 from train.config.schema import Lora
 from train.models import lora
 from train.models.families.registry import DENOISERS, naming_of
-from train.models.naming import Kohya, Naming, Place, fused, renamed
+from train.models.naming import UNET, Kohya, Naming, Place, fused, renamed
 
 WITH_NAMES = ("flux", "chroma", "flux2", "flux2_klein", "qwenimage", "zimage")
 # diffusers' loader knows the rows of these blocks' fused layer at the published width only.
@@ -119,6 +119,32 @@ def test_layers_that_share_a_down_matrix_are_read():
         assert torch.equal(found[f"{key}A.default.weight"], tensors[f"{name}.lora_down.weight"])
         rows = slice(6 * number, 6 * number + 6)
         assert torch.equal(found[f"{key}B.default.weight"], tensors[f"{name}.lora_up.weight"][rows])
+
+
+def test_dora_on_fused_layers():
+    """The lengths of the rows follow each other; of layers that are one in the file, all have them or none."""
+    naming, drawn = naming_of(FAMILIES["flux"]), torch.Generator().manual_seed(0)
+    settings, parameters = Lora(rank=2, alpha=1.0, format="kohya", dora=True), {}
+    for layer in ("to_q", "to_k", "to_v"):
+        for side, shape in (("lora_A", (2, 5)), ("lora_B", (6, 2)), ("lora_magnitude_vector", (6,))):
+            parameters[f"transformer_blocks.1.attn.{layer}.{side}.default.weight"] = torch.randn(shape, generator=drawn)
+    tensors = lora.pack(parameters, settings, naming)
+    lengths = tensors["lora_unet_double_blocks_1_img_attn_qkv.dora_scale"]
+    assert lengths.shape == (18, 1) and len(tensors) == 4
+    again = lora.unpack(tensors, parameters, naming)
+    assert again.keys() == parameters.keys()
+    assert all(torch.equal(again[name], value) for name, value in parameters.items())
+    layers = ["single_transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_k"]
+    with pytest.raises(ConfigError) as error:
+        naming.require(settings, layers)
+    assert error.value.message == ("lora.dora is on and lora.format is 'kohya', whose names have one for "
+                                   f"'{layers[0]}' and layers without an adapter")
+    naming.require(Lora(rank=2, format="kohya"), layers)
+    naming.require(Lora(rank=2, dora=True), layers)
+    assert NAMED.format_of(Lora(dora=True)) == "diffusers" and NAMED.format_of(Lora()) == "kohya"
+
+
+NAMED = Naming(component="unet", kohya=UNET)
 
 
 def test_layers_with_one_name_have_one_rank():

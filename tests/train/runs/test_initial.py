@@ -18,7 +18,7 @@ from train.config.load import parse
 from train.runs.initial import find_weights
 from train.runs.resume import find_start
 from train.setup import RunRequest
-from train.state import create_state
+from train.state import create_state, put_weights
 
 CPU = torch.device("cpu")
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 2, "steps": 2, "precision": "fp32"}
@@ -68,6 +68,37 @@ def test_a_finished_run_whose_checkpoints_are_gone_is_its_result(trained, tmp_pa
     assert [path.name for path in find_weights(run, FAMILIES["sd15"], "lora")] == ["lora.safetensors"]
     (run / "checkpoints").rename(tmp_path / "elsewhere")
     assert find_weights(run, FAMILIES["sd15"], "lora") == (run / "lora.safetensors",)
+
+
+@pytest.mark.parametrize("layout", ["kohya", "diffusers"])
+def test_a_dora_begins_with_the_lengths_of_its_file(make, setup_of, tmp_path, layout):
+    made, run = make(), tmp_path / "first"
+    settings = {"lora": {"rank": 2, "dora": True, "format": layout}}
+    go(setup_of(made, **QUICK, **settings, optimizer={"lr": 0.01}), run)
+    state = begun(made, run, **settings)
+    given = {name: value.clone() for name, value in state.denoiser.parameters.items()}
+    put_weights(state.denoiser.parameters, find_start(run), "lora.safetensors", FAMILIES["sd15"])
+    assert all(torch.equal(given[name], value) for name, value in state.denoiser.parameters.items())
+    fresh = create_state(checked(made, None, **settings).setup, CPU).denoiser.parameters
+    assert not any(torch.equal(fresh[name], value) for name, value in given.items() if "magnitude" in name)
+
+
+def test_only_a_dora_begins_with_a_dora(trained, setup_of, tmp_path):
+    made, run = trained
+    (fault,) = checked(made, run, lora={"rank": 2, "dora": True}).faults
+    path = next(run.glob("checkpoints/*/lora.safetensors"))
+    assert fault.message.startswith(f"{path} has no lengths of rows, but lora.dora is on: ")
+    assert fault.hint == "--set lora.dora=false"
+    go(setup_of(made, **QUICK, lora={"rank": 2, "dora": True, "format": "kohya"}), tmp_path / "dora")
+    path = tmp_path / "dora" / "lora.safetensors"
+    (fault,) = checked(made, path, lora={"rank": 2}).faults
+    assert fault.message.startswith(f"{path} has lengths of rows, but lora.dora is off: ")
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("dora_scale"))
+    save_file({**tensors, name: tensors[name].T.contiguous()}, path)
+    (fault,) = checked(made, path, lora={"rank": 2, "dora": True}).faults
+    assert f"{path} has lengths of " in fault.message and "with shape [1, " in fault.message
+    assert "wd_on_output" in fault.hint
 
 
 def test_the_moving_average_is_preferred_and_both_start_from_it(make, setup_of, tmp_path):
