@@ -48,7 +48,8 @@ def test_one_family_in_detail(prep):
         "recipe": "manifests/recipes/sdxl.toml", "training": "manifests/recipes/sdxl.train.toml"}
     told = prep("models", "pixart_alpha").out
     assert "--max-length takes 1 to 120" in told and "--step takes any multiple of 16" in told
-    assert "rows are trimmed" in told and "--clip-skip     no" in told
+    told = " ".join(told.split())
+    assert "rows are trimmed" in told and "--clip-skip no" in told and "--text-quantization yes" in told
 
 
 def test_an_unknown_family_is_corrected(prep):

@@ -71,7 +71,8 @@ def test_options_out_of_bounds(prep, photos, tiny_model, tmp_path):
     words = ("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache")
     assert "model.text_windows is 4, expected a number from 1 to 3" in prep(*words, "--text-windows", 4).err
     assert prep(*words, "--clip-skip", -1).code == 3
-    assert prep(*words, "--text-quantization", "2bit").code == 2
+    result = prep(*words, "--text-quantization", "2bit")
+    assert result.code == 3 and "model.text_quantization is '2bit', expected one of: none, 8bit, 4bit" in result.err
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl"])
