@@ -35,7 +35,7 @@ KINDS = {
 }
 WHEN = ("before", "half", "after")
 CLOCK = ("seconds", "wait", "samples_per_second")
-FEW_AND_MANY = pytest.mark.parametrize("count", [1, pytest.param(24, marks=pytest.mark.slow)])
+FEW_AND_MANY = pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
 EACH = pytest.mark.parametrize("kind", KINDS)
 
 
