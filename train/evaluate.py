@@ -1,18 +1,23 @@
 """Validates and samples between steps, with the average of the weights if there is one. A failure is a warning: it
-never ends the run."""
+never ends the run. Several ranks share the work, and the first one tells what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
+from functools import partial
+from math import prod
 from pathlib import Path
 
-from prep.errors import Problem, first_line
+import numpy as np
+
+from prep.cache.records import RowRef
+from prep.errors import PathError, Problem, first_line
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
-from train.models.family import TextArrays
 from train.optim import ema
+from train.parallel.ranks import Ranks
 from train.prompts.aside import encode_aside, kept_rows
 from train.runs.log import Log
 from train.sampling.grid import columns_of, grid_png
@@ -32,7 +37,8 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
              there: frozenset[str] = frozenset()) -> None:
     """Validates and samples if either is due, and at step 0 and the last step.
 
-    `there`: the events of this step that the log already has; they are skipped. The weights do not change.
+    `there`: the events of this step that the log already has; they are skipped. The weights do not change. All ranks
+    call this.
     """
     config, ends = setup.config, step in (0, setup.steps)
     due = [name for name, every in (("validation", config.validation.every), ("sample", config.sample.every))
@@ -51,7 +57,8 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
 def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int) -> None:
     """Logs the validation loss, or a warning."""
     try:
-        found = validate(trainee.denoiser, rows, setup)
+        with trainee.ranks.staying():
+            found = validate(trainee.denoiser, rows, setup, trainee.ranks)
     except Exception as error:
         log("warning", step, text=f"no validation: {_told(error)}")
         return
@@ -62,13 +69,14 @@ def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int
 
 def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
     """Writes a grid of sample pictures, or logs a warning."""
+    ranks, path = trainee.ranks, run / "samples" / f"step-{step:06d}.png"
     try:
-        found = _prompts(rows, setup, run)
-        made = pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
-        path = run / "samples" / f"step-{step:06d}.png"
-        if made:
-            make_dirs(path.parent)
-            write_atomic(path, grid_png(made, [prompt.prompt for prompt in found.prompts], columns_of(len(made))))
+        with ranks.staying():
+            found = _agreed_prompts(rows, setup, run, ranks)
+            made = _pictures(trainee, rows, setup, found)
+            if made and ranks.first:
+                make_dirs(path.parent)
+                write_atomic(path, grid_png(made, [prompt.prompt for prompt in found.prompts], columns_of(len(made))))
     except Exception as error:
         log("warning", step, text=f"no sample pictures: {_told(error)}")
         return
@@ -78,11 +86,51 @@ def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, 
         log("sample", step, picture=path.relative_to(run).as_posix())
 
 
+def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> list[np.ndarray]:
+    """A picture of each prompt, on the first rank. Ranks draw in turn, each with a seed of its prompt's own."""
+    ranks = trainee.ranks
+    with ranks.together():
+        mine = pictures(trainee.denoiser, rows, setup.model, found.prompts[ranks.rank :: ranks.world],
+                        setup.config.sample)
+    if ranks.world == 1:
+        return mine
+    shapes = ranks.gather([picture.shape for picture in mine])
+    data = ranks.gather_bytes(b"".join(picture.tobytes() for picture in mine))
+    drawn = [_cut(theirs, of_rank) for theirs, of_rank in zip(data, shapes, strict=True)]
+    return [drawn[number % ranks.world][number // ranks.world] for number in range(len(found.prompts))]
+
+
+def _cut(data: bytes, shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
+    """The pictures of these shapes, whose bytes follow one another."""
+    made, at = [], 0
+    for shape in shapes:
+        made.append(np.frombuffer(data, np.uint8, count=prod(shape), offset=at).reshape(shape))
+        at += prod(shape)
+    return made
+
+
+def _agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Found:
+    """The current prompts, which are the same for all ranks. The first one lets new ones be encoded.
+
+    Raises `PathError` if the prompt file is written just now, so that ranks read different ones.
+    """
+    found = Found(prompts=())
+    with ranks.together():
+        if ranks.first:
+            found = _prompts(rows, setup, run)
+    with ranks.together():
+        if not ranks.first:
+            found = current(rows.index, partial(kept_rows, run, rows.index))
+    told = ranks.gather([[prompt.prompt, repr(prompt.settings), isinstance(prompt.positive, RowRef)]
+                         for prompt in found.prompts])
+    if any(other != told[0] for other in told):
+        raise PathError("the processes do not read the same prompts", hint="all must see the same files")
+    return found
+
+
 def _prompts(rows: Rows, setup: Setup, run: Path) -> Found:
     """The current prompts. Those without a row are encoded by another process, if `sample.wait` allows one."""
-    def kept(keys: Iterable[str]) -> Mapping[str, TextArrays]:
-        return kept_rows(run, rows.index, keys)
-
+    kept = partial(kept_rows, run, rows.index)
     found = current(rows.index, kept)
     named = setup.manifest.document["prompts"]["file"]
     if not found.lacking or not setup.config.sample.wait or not str(named).endswith(".txt"):

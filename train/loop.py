@@ -112,8 +112,7 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
         log("warning", first, text=f"a newer checkpoint was set aside: checkpoints/{name}")
     if first and "checkpoint" not in there:
         log("checkpoint", first, folder=f"checkpoints/step-{first:06d}")
-    if trainee.ranks.first:
-        evaluate(trainee, rows, setup, run, log, first, there)
+    evaluate(trainee, rows, setup, run, log, first, frozenset(trainee.ranks.gather(sorted(there))[0]))
     _run_steps(trainee, rows, setup, run, log, progress)
     with trainee.ranks.together():
         if trainee.ranks.first:
@@ -136,8 +135,7 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                     if not trainee.ranks.first:
                         raise SystemExit(EXIT_INTERRUPTED)
                     raise KeyboardInterrupt
-                if trainee.ranks.first:
-                    evaluate(trainee, rows, setup, run, log, done)
+                evaluate(trainee, rows, setup, run, log, done)
         except Exception as error:  # no failure may lose the steps since the last checkpoint
             if progress.whole and progress.done > progress.kept:
                 with suppress(Exception):  # report the first failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
@@ -14,6 +14,7 @@ from prep.loader.device import to_host
 from prep.loader.rows import Rows
 from train.models.denoiser import Denoiser, evaluating
 from train.objectives.forward import forward, latents_of, sample_losses
+from train.parallel.ranks import ALONE, Ranks
 from train.setup import Setup
 
 
@@ -38,33 +39,46 @@ class Validated:
     sources: Mapping[str, Part]  # by name; empty if there is only one
 
 
-def validate(denoiser: Denoiser, rows: Rows, setup: Setup) -> Validated | None:
+def validate(denoiser: Denoiser, rows: Rows, setup: Setup, ranks: Ranks = ALONE) -> Validated | None:
     """The denoiser's current validation loss, or `None` without validation samples. Does not change the denoiser.
 
     Each sample is predicted from its first view and first text. Masks weight the cells as in training; sample weights
     and min-SNR are not applied, so that runs with different settings of these compare.
+
+    Several ranks take the forward passes in turn. All have the same result, which is that of one: the passes are the
+    same, and their losses are added in the same order.
     """
     config = setup.config
     wanted = draws.spread(config.validation.timesteps, denoiser.timesteps)
-    requests = draws.validation(rows.index, config.micro_batch, count=config.validation.timesteps,
-                                timesteps=denoiser.timesteps, most=config.validation.most)
+    requests = list(draws.validation(rows.index, config.micro_batch, count=config.validation.timesteps,
+                                     timesteps=denoiser.timesteps, most=config.validation.most))
+    with ranks.together():
+        mine = _losses(denoiser, rows, setup, requests[ranks.rank :: ranks.world])
+    each = ranks.gather(mine)
     sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()
-    latents = latents_of(setup.manifest)
-    with (evaluating(denoiser), torch.no_grad(),
-          batches(rows, requests, masked=setup.masked, pinned=denoiser.device.type == "cuda") as feed):
-        for batch in feed:
-            given = forward(denoiser, batch.to(denoiser.device), latents, config.loss)
-            each = sample_losses(given, config.loss)
-            for shot, value in zip(batch.shots, to_host(each).tolist(), strict=True):
-                sums[shot.timestep] += value
-                counts[shot.timestep] += 1
-                losses.setdefault(shot.sample, []).append(value)
+    for number, request in enumerate(requests):
+        for shot, value in zip(request.shots, each[number % ranks.world][number // ranks.world], strict=True):
+            sums[shot.timestep] += value
+            counts[shot.timestep] += 1
+            losses.setdefault(shot.sample, []).append(value)
     if not losses:
         return None
     means = {sample: fmean(each) for sample, each in losses.items()}
     return Validated(loss=sum(sums.values()) / sum(counts.values()), spread=pstdev(means.values()),
                      timesteps=tuple(wanted), losses=tuple(sums[at] / counts[at] for at in wanted),
                      samples=len(means), sources=_by_source(means, rows, setup))
+
+
+def _losses(denoiser: Denoiser, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest]
+            ) -> list[list[float]]:
+    """The losses of the samples of each forward pass."""
+    latents, found = latents_of(setup.manifest), []
+    with (evaluating(denoiser), torch.no_grad(),
+          batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda") as feed):
+        for batch in feed:
+            given = forward(denoiser, batch.to(denoiser.device), latents, setup.config.loss)
+            found.append(to_host(sample_losses(given, setup.config.loss)).tolist())
+    return found
 
 
 def _by_source(means: Mapping[int, float], rows: Rows, setup: Setup) -> dict[str, Part]:

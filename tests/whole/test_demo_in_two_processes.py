@@ -1,5 +1,5 @@
-"""The demo, trained as users of several devices do: two processes, a prompt file edited meanwhile, a kill, a resume with
-one process. In the end the model draws red hearts, which were new to it."""
+"""The demo, trained as users of several devices do: two processes, a prompt file edited meanwhile, a kill, and a resume
+with one process. In the end the model draws red hearts, which were new to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def demo(tmp_path_factory):
 
 
 def words(demo):
-    return ("run", demo / "demo.json", "-c", demo / "train.toml", "-o", demo / "run", "--device", "cpu", "--steps", 800,
+    return ("run", demo / "demo.json", "-c", demo / "train.toml", "-o", demo / "run", "--device", "cpu",
             "--set", "checkpoint.every=100", "--set", "sample.every=100")
 
 
@@ -86,6 +86,11 @@ def shape_of(picture):
     return max(SHAPES, key=agreement)
 
 
+def size_of(path):
+    with Image.open(path) as picture:
+        return picture.size
+
+
 def hearts(demo, lora):
     """How many of `SEEDS` pictures of a red heart show one, with the LoRA or without."""
     pipeline = StableDiffusionPipeline.from_pretrained(demo / "model", low_cpu_mem_usage=False)
@@ -124,13 +129,13 @@ def test_red_hearts_are_learned(demo, prep):
                           check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     log = events(run)
-    assert [event["step"] for event in log if event["event"] == "step"] == list(range(1, 801))
+    assert [event["step"] for event in log if event["event"] == "step"] == list(range(1, 1201))
     assert [event["ranks"] for event in log if event["event"] == "start"] == [2, 1]
     assert not [event["text"] for event in log if event["event"] == "warning"]
     assert len(list((run / "prompts").glob("*.safetensors"))) == 1, "the new prompt was encoded beside the run"
-    sizes = [Image.open(run / "samples" / f"step-{step:06d}.png").size for step in (0, 100, 200, 800)]
+    sizes = [size_of(run / "samples" / f"step-{step:06d}.png") for step in (0, 100, 200, 1200)]
     assert sizes[0] > sizes[1] == sizes[2] == sizes[3], "four prompts, then one"
     losses = [event["loss"] for event in log if event["event"] == "validation"]
     assert losses[-1] < losses[0]
     before, after = hearts(demo, lora=False), hearts(demo, lora=True)
-    assert before <= SEEDS // 4 and after >= SEEDS - 1
+    assert before == 0 and after >= SEEDS // 2

@@ -45,7 +45,8 @@ def total(numbers: Sequence[float]) -> list[float]:
 def gather(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     """The data of all ranks, of which each has its size in `sizes`."""
     mine = torch.zeros(max(sizes), dtype=torch.uint8)
-    mine[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    if data:  # torch takes no empty buffer
+        mine[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     found = [torch.empty_like(mine) for _ in sizes]
     dist.all_gather(found, mine)
     return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]

@@ -66,6 +66,17 @@ class Ranks:
             raise SystemExit(_code(explained(error))) from None
         self._share(None)
 
+    @contextmanager
+    def staying(self) -> Iterator[None]:
+        """A part whose failure ends no run: a rank that `together` would end goes on after it, as the first one does.
+        """
+        try:
+            yield
+        except SystemExit:
+            if self.first:
+                raise
+            raise RankFailed("the first rank tells what failed") from None
+
     def any(self, flag: bool) -> bool:
         """Whether the flag of any rank is set."""
         return bool(self.total([float(flag)])[0])
@@ -80,15 +91,20 @@ class Ranks:
             return collectives.total(numbers)
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order. They travel as JSON."""
+        """The values of all ranks, in their order. They travel as JSON, in which every float keeps its bits."""
         if self.world == 1:
             return [value]
+        return [json.loads(one) for one in self.gather_bytes(json.dumps(value).encode())]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """The data of all ranks, in their order."""
+        if self.world == 1:
+            return [data]
         from train.parallel import collectives
 
-        data = json.dumps(value).encode()
         sizes = self.total([len(data) * (rank == self.rank) for rank in range(self.world)])
         with self._lost():
-            return [json.loads(one) for one in collectives.gather(data, [int(size) for size in sizes])]
+            return collectives.gather(data, [int(size) for size in sizes])
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none."""

@@ -15,10 +15,14 @@ from runs import events
 from safetensors.torch import load_file
 from torchrun import command, environment, torchrun
 
-from prep.loader.draws import training
+from prep.errors import PathError
+from prep.loader.draws import training, validation
 from prep.loader.rows import Rows
+from train import evaluate
 from train.check import check
 from train.config.load import parse
+from train.parallel import collectives
+from train.parallel.ranks import Ranks
 from train.setup import RunRequest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
@@ -74,6 +78,50 @@ def test_a_failure_of_one_process_is_one_message_and_costs_no_finished_step(make
     assert (tmp_path / "run" / "checkpoints" / f"step-{last:06d}").is_dir()
 
 
+LOOKS = ("--steps", 1, "--set", "sample.every=1", "--set", "sample.steps=2", "--set", "validation.timesteps=3",
+         "--micro-batch", 2, "--set", "ema.decay=0.9")
+
+
+def test_validation_and_pictures_of_several_processes_are_those_of_one(make, train, tmp_path):
+    """Bit by bit, before a step has rounded anything in another order: three processes, of which one draws nothing."""
+    path = make(validation=5).path
+    for count, name in ((1, "one"), (2, "two"), (3, "three")):
+        done = torchrun(count, "run", path, *FEW, *LOOKS, "-o", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    first, *others = ([event for event in events(tmp_path / name) if event["event"] in ("validation", "sample")
+                       and event["step"] == 0] for name in ("one", "two", "three"))
+    assert [event["event"] for event in first] == ["validation", "sample"] and first[0]["samples"] == 5
+    assert others == [first, first]
+    drawn = {(tmp_path / name / "samples" / "step-000000.png").read_bytes() for name in ("one", "two", "three")}
+    assert len(drawn) == 1
+
+
+def test_a_failure_of_any_process_in_between_is_a_warning(make, tmp_path):
+    """Of rank 1, which validates every second forward pass."""
+    made = make(validation=5)
+    setup = check(RunRequest(manifest=made.path), parse({"batch_size": 4}, "")).setup
+    request = list(validation(setup.index, 2, count=2, timesteps=1000))[1]
+    assert len({shot.sample for shot in request.shots}) == 1
+    damage(made, setup, (request, request.shots[0]))
+    done = torchrun(2, "run", made.path, *FEW, *LOOKS, "--set", "sample.every=0", "--set", "validation.timesteps=2",
+                    "-o", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    texts = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
+    assert len(texts) == 2 and all("no validation: rank 1 of 2 failed: " in text and "checksum" in text
+                                   for text in texts)
+    assert (tmp_path / "run" / "lora.safetensors").is_file()
+
+
+def test_prompts_that_not_all_read_alike(make, setup_of, monkeypatch):
+    """As when the file is written between two reads."""
+    setup = setup_of(make())
+    monkeypatch.setattr(collectives, "total", list)
+    monkeypatch.setattr(collectives, "gather", lambda data, sizes: [data, b"[]"])
+    with pytest.raises(PathError, match="the processes do not read the same prompts") as caught:
+        evaluate._agreed_prompts(Rows(setup.index), setup, setup.manifest.folder, Ranks(rank=0, world=2))
+    assert caught.value.hint == "all must see the same files"
+
+
 def test_what_the_processes_find_before_the_first_step(make, tmp_path):
     path = make().path
     done = torchrun(2, "run", path, *FEW, "--set", "batch_size=1", "--steps", 2, "-o", tmp_path / "run")
@@ -116,9 +164,15 @@ def damage_late_row(made):
     first, second = (next(iter(training(setup.index, setup.plan, step, step + 1, dropout=0.0, timesteps=1000)))
                      for step in (0, 1))
     shot = next(shot for shot in second.shots if shot.sample not in {one.sample for one in first.shots})
+    damage(made, setup, (second, shot))
+
+
+def damage(made, setup, showing):
+    """Flips a bit in the latent of a showing: its request and its draw."""
+    request, shot = showing
     rows = Rows(setup.index)
     ref = rows.latent_ref(shot)
-    row = torch.empty(1, *setup.index.shape("latent", second.bucket)["latent"], dtype=torch.bfloat16)
+    row = torch.empty(1, *setup.index.shape("latent", request.bucket)["latent"], dtype=torch.bfloat16)
     rows.fill(row, "latent", "latent", [ref])
     content = row.view(torch.uint8).numpy().tobytes()
     path, = (file for file in setup.index.cache.shard(ref.shard).rglob("*")

@@ -86,6 +86,13 @@ def test_the_first_rank_tells_its_own_failure_and_the_others_end_silently(pair):
     assert ending.value.code == 7
 
 
+def test_a_rank_stays_after_a_failure_that_ends_no_run():
+    with pytest.raises(RankFailed, match="the first rank tells what failed"), Ranks(rank=1, world=2).staying():
+        raise SystemExit(3)
+    with pytest.raises(SystemExit), Ranks(rank=0, world=2).staying():
+        raise SystemExit(3)
+
+
 def test_a_flag_of_any_rank_counts(pair):
     assert pair(numbers=[[1.0]]).any(False) and not pair().any(False) and pair().any(True)
 
