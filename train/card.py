@@ -72,7 +72,7 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
         yield f"Fingerprint of {part}", f"`{digest}`"
     if config.method == "lora":
-        kind = "DoRA" if config.lora.dora else "LoRA"
+        kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else "LoRA"
         yield "Trained", f"{kind} of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
     else:
         part = "some weights" if config.full.train or config.full.freeze else "every weight"

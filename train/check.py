@@ -30,7 +30,7 @@ from train.config.schema import Config
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.size_shift import size_shifts
-from train.models.targets import layers_of, read_weights, targeted, trained_shapes
+from train.models.targets import Shapes, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
@@ -278,8 +278,15 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         return None
     numbers = sum(map(prod, trained))
     return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
-                  saved=sum(map(prod, weights.values())) if config.method == "full" else numbers,
+                  saved=_saved(numbers, weights, config),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
+
+
+def _saved(numbers: int, weights: Shapes, config: Config) -> int:
+    """How many numbers a file of weights has: of PiSSA also the parts that adapters began with."""
+    if config.method == "full":
+        return sum(map(prod, weights.values()))
+    return 2 * numbers if config.lora.init == "pissa" else numbers
 
 
 def _recorded(initial: Initial | None) -> Mapping[str, str]:

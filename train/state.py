@@ -31,6 +31,7 @@ from train.runs.checkpoint import DataFacts, State
 from train.runs.checkpoint_files import Part, copy_into, read_tensors, tensor_names
 from train.runs.resume import Start
 from train.runs.safetensors_reader import read_safetensors
+from train.runs.safetensors_writer import data_digest
 from train.setup import Initial, Setup
 
 OPTIMIZER, AVERAGE = "optimizer.safetensors", "ema.safetensors"
@@ -59,6 +60,8 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
     """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
     denoiser = load(setup.model, config, setup.prediction, device, family=setup.family.name)
+    if config.method == "lora" and config.lora.init == "pissa":  # decomposed by each rank: other processors may round
+        ranks.require_equal({"first weights": data_digest(_packed(denoiser.weights, config, setup.family))})
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model, setup.family, digest)
     if found != setup.base:
@@ -222,7 +225,8 @@ def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: 
     values = read_tensors(start.folder, start.state, name, {each: (value.dtype, tuple(value.shape))
                                                             for each, value in like.items()})
     if start.config.method == "lora":
-        values = lora.unpack(values, targets, naming_of(family))
+        found = lora.unpack(values, targets if there is None else there, naming_of(family))
+        values = {each: found[each] for each in targets}
     copy_into(targets, values)
 
 

@@ -323,10 +323,12 @@ def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):
                      {"lora": {"rank": 3, "targets": "all-linear"}},
                      {"lora": {"rank": 3, "targets": "kohya-conv", "conv_rank": 2,
                                "layers": [{"match": "to_q", "rank": 5}]}},
-                     {"lora": {"rank": 3, "targets": "kohya-conv", "dora": True}}):
+                     {"lora": {"rank": 3, "targets": "kohya-conv", "dora": True}},
+                     {"lora": {"rank": 3, "init": "pissa"}}):
         setup = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test")).setup
         denoiser = load(setup.model, setup.config, setup.prediction, torch.device("cpu"))
         assert setup.numbers == sum(value.numel() for value in denoiser.parameters.values())
+        assert setup.saved == sum(value.numel() for value in denoiser.weights.values())
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-4], lambda data: b"", lambda data: b"\xff" * 8 + data[8:]],

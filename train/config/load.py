@@ -145,7 +145,10 @@ def _together(config: Config) -> Config:
 
 
 def _check_layers(lora: Lora) -> None:
-    """Raises `Unparsed` for alphas by layer in a format in which diffusers does not read them."""
+    """Raises `Unparsed` for settings that contradict each other, and for alphas by layer in a format in which diffusers
+    does not read them."""
+    if lora.init == "pissa" and lora.dora:
+        raise Unparsed("lora.init is 'pissa' and lora.dora is on, expected one of them")
     own = [rule["match"] for rule in lora.layers if "alpha" in rule or (lora.rslora and "rank" in rule)]
     if own and lora.format != "diffusers":
         raise Unparsed(f"lora.format is '{lora.format}', expected 'diffusers' where lora.layers gives '{own[0]}' "

@@ -24,6 +24,7 @@ from train.config.setting import (
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp32"]
+Begin = Literal["kaiming", "pissa"]
 Format = Literal["auto", "kohya", "diffusers"]
 Kind = Literal["manifest", "epsilon", "v_prediction", "flow"]
 Weighting = Literal["none", "debiased", "cosmap", "inverse-square"]
@@ -54,6 +55,9 @@ class Lora:
                            "that means the same")
     dora: bool = setting(False, help="also train the length of each row of the weights (Liu et al. 2024); slower "
                          "steps; files then have diffusers' names unless lora.format says otherwise")
+    init: Begin = setting("kaiming", choices=get_args(Begin),
+                          help="first values; kaiming: without effect; pissa: the principal part of each weight (Meng "
+                          "et al. 2024), of which files hold the change, as a LoRA of twice the rank")
     dropout: float = setting(0.0, low=0, high=0.99, help="dropout before each adapter")
     targets: str | tuple[str, ...] = setting(
         "attention", check=targets_check, choices=(

@@ -90,7 +90,8 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
                     zero_terminal_snr=config.zero_terminal_snr, schedule=schedule, device=device, dtype=dtype,
                     guidance=GUIDANCE if config.guidance_embedding is None else config.guidance_embedding,
                     parameters={name: value for name, value in denoiser.named_parameters() if name in trained},
-                    weights={name: value for name, value in denoiser.named_parameters() if whole or name in trained})
+                    weights={name: value for name, value in denoiser.named_parameters()
+                             if whole or lora.is_stored(name)})
 
 
 def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:

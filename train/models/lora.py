@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from prep.batching.rng import draw_key
@@ -19,15 +22,18 @@ from prep.errors import ConfigError
 from prep.loader.device import to_device
 from train.config.schema import Lora
 from train.models.naming import Naming, Place, ends_of
+from train.models.principal import principal_part
 from train.models.targets import Adapter, Presets, adapter_of, targeted
 
 # Suffixes of PEFT's parameter names. The magnitude is that of DoRA (Liu et al. 2024): the length of each row.
 _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up",
-         ".lora_magnitude_vector.default.weight": "magnitude"}
+         ".lora_magnitude_vector.default.weight": "magnitude",
+         # What PiSSA began with, which never changes: the base minus this is what it adapts.
+         ".lora_A.first.weight": "first_down", ".lora_B.first.weight": "first_up"}
 
 
 def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict[str, nn.Parameter]:
-    """Adds adapters (initially without effect: lora_B is 0) to `denoiser`; returns their float32 parameters by name.
+    """Adds adapters (initially without effect) to `denoiser`; returns their float32 parameters by name.
 
     Freezes all other parameters. The same seed gives the same weights on any device and for any dtype of the base;
     DoRA's lengths are those of the base's rows. Raises `ConfigError` if no module is targeted.
@@ -43,11 +49,52 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
                         alpha_pattern={re.escape(name): each.alpha for name, each in adapters.items()})
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, denoiser)
-    found = {name: value for name, value in denoiser.named_parameters() if value.requires_grad}
+        if lora.init == "pissa":
+            _add_first(denoiser, config)
+    found = {name: value for name, value in denoiser.named_parameters() if is_stored(name)}
     for name, value in found.items():
         first = _length(name, value) if _split(name)[1] == "magnitude" else _drawn(name, value, seed)
         value.data = to_device(first, value.device)
-    return found
+    if lora.init == "pissa":
+        for name, adapter in adapters.items():
+            _begin_with_principal(denoiser.get_submodule(name), name, adapter, seed)
+    return {name: value for name, value in found.items() if value.requires_grad}
+
+
+def is_stored(name: str) -> bool:
+    """Whether a parameter of a denoiser with adapters is one of theirs: a file holds it."""
+    return name.endswith(tuple(_ENDS))
+
+
+def _add_first(denoiser: nn.Module, config: LoraConfig) -> None:
+    """A second adapter beside each, `first`, which is never trained and has no dropout."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # which two adapters mean
+        inject_adapter_in_model(replace(config, lora_dropout=0.0), denoiser, "first")
+    for module in denoiser.modules():
+        if isinstance(module, LoraLayer):
+            module.set_adapter(["default", "first"])
+    for name, value in denoiser.named_parameters():
+        if name.endswith(".first.weight"):
+            value.requires_grad_(False)
+
+
+def _begin_with_principal(layer: Any, name: str, adapter: Adapter, seed: int) -> None:
+    """The adapter begins as the principal part of the weight, and `first` takes it away: together they add nothing.
+
+    So what is trained is that part beside the rest of the weight, as in PiSSA, and the base stays as it is.
+    Raises `ConfigError` for a weight with too few rows or columns.
+    """
+    weight = layer.base_layer.weight
+    if adapter.rank > min(len(weight), weight[0].numel()):
+        raise ConfigError(f"lora.init is 'pissa', but '{name}' of shape {list(weight.shape)} has no {adapter.rank} "
+                          "principal directions", hint="a smaller --rank, for this layer alone by lora.layers, or "
+                          "--set lora.init=kaiming")
+    up, down = principal_part(weight, adapter.rank, adapter.alpha / adapter.rank,
+                              draw_key(seed, 0, name.encode(), 0, "pissa")[0])
+    for kind, sign in (("default", 1), ("first", -1)):
+        for side, value in ((layer.lora_A[kind].weight, down), (layer.lora_B[kind].weight, sign * up)):
+            side.data = to_device(value.reshape(side.shape).clone(), side.device)  # no memory of the other one
 
 
 def _length(name: str, value: Tensor) -> Tensor:
@@ -62,7 +109,7 @@ def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
     """The initial value of a parameter, float32: zeros for lora_B; for lora_A PEFT's initialization (He et al. 2015,
     with the slope sqrt(5) of PyTorch's linear layers), drawn by seed and parameter name."""
     value = torch.zeros(like.shape, dtype=torch.float32)
-    if _split(name)[1] == "up":
+    if _split(name)[1] != "down":
         return value
     key = draw_key(seed, 0, name.encode(), 0, "lora_A")[0]
     return nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=torch.Generator().manual_seed(key))
@@ -91,17 +138,30 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[s
     ends, tensors = ends_of(layout), dict[str, Tensor]()
     naming.require(lora, {_split(name)[0] for name in parameters})
     for name, parts in _grouped(parameters, layout, naming).items():
-        matrices = [{kind: parameters[named].detach() for kind, named in part.items()} for _, part in parts]
+        matrices = [_whole({kind: parameters[named].detach() for kind, named in part.items()}) for _, part in parts]
         tensors[name + ends["down"]] = matrices[0]["down"] if len(parts) == 1 else torch.cat(
             [matrix["down"] for matrix in matrices])
         if layout == "kohya":
             alpha = adapters[_split(parts[0][1]["down"])[0]].alpha  # that of all parts
-            tensors[name + ends["alpha"]] = torch.tensor(alpha * len(parts))
+            tensors[name + ends["alpha"]] = torch.tensor(alpha * _times(lora) * len(parts))
         tensors[name + ends["up"]] = _fuse_up([(place, matrix["up"]) for (place, _), matrix
                                                in zip(parts, matrices, strict=True)])
         if lora.dora:
             tensors[name + ends["magnitude"]] = _lengths(layout, matrices)
     return tensors
+
+
+def _whole(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One adapter of what an adapter of PiSSA adds and what it began with, of both ranks; others as they are."""
+    if "first_down" not in parts:
+        return parts
+    return {"down": torch.cat([parts["down"], parts["first_down"]]),
+            "up": torch.cat([parts["up"], parts["first_up"]], dim=1)}
+
+
+def _times(lora: Lora) -> int:
+    """How many times an adapter's rank and alpha are in a file."""
+    return 2 if lora.init == "pissa" else 1
 
 
 def _lengths(layout: str, matrices: list[dict[str, Tensor]]) -> Tensor:
@@ -122,12 +182,15 @@ def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], nami
             if down is None or up is None:
                 continue
             for number, (place, part) in enumerate(parts):
-                rank = len(parameters[part["down"]])
+                trained = len(parameters[part["down"]])
+                rank = 2 * trained if "first_down" in part else trained
                 own = slice(None) if len(down) == rank else slice(number * rank, (number + 1) * rank)  # or shared
                 unit = len(up) // place.of
                 rows = slice(place.first * unit, (place.first + place.count) * unit)
-                found[part["down"]] = down[own]
-                found[part["up"]] = up[rows, own]
+                found[part["down"]], found[part["up"]] = down[own][:trained], up[rows, own][:, :trained]
+                if "first_down" in part:
+                    found[part["first_down"]] = down[own][trained:]
+                    found[part["first_up"]] = up[rows, own][:, trained:]
                 if lengths is not None and "magnitude" in part:
                     whole = lengths.reshape(-1)[rows]
                     found[part["magnitude"]] = whole.reshape(parameters[part["magnitude"]].shape)
@@ -168,26 +231,28 @@ def describe(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> di
     """The metadata that the format's readers expect: rank and alpha, those of most layers and each that differs."""
     adapters = _adapters(parameters, lora)
     (rank, alpha), _ = Counter((each.rank, each.alpha) for each in adapters.values()).most_common(1)[0]
+    times = _times(lora)
     if naming.format_of(lora) == "kohya":
         assert naming.kohya is not None
         large = {_split(name)[0] for name, value in parameters.items() if prod(value.shape[2:]) > 1}
-        more = {"conv_dim": str(lora.conv_rank), "conv_alpha": str(lora.conv_alpha)} if large else {}
+        more = {"conv_dim": str(times * lora.conv_rank), "conv_alpha": str(times * lora.conv_alpha)} if large else {}
         if lora.dora:
             more |= {"algo": "lora", "dora_wd": "True", "wd_on_output": "True"}
         module = "lycoris.kohya" if lora.dora else naming.kohya.module
-        return {"ss_network_module": module, "ss_network_dim": str(rank),
-                "ss_network_alpha": str(alpha),
+        return {"ss_network_module": module, "ss_network_dim": str(times * rank),
+                "ss_network_alpha": str(times * alpha),
                 **({"ss_network_args": json.dumps(more)} if more else {})}
     adapter: dict[str, Any] = {
-        "r": rank, "lora_alpha": alpha, "lora_dropout": lora.dropout, "target_modules": sorted(adapters),
+        "r": times * rank, "lora_alpha": times * alpha, "lora_dropout": lora.dropout,
+        "target_modules": sorted(adapters),
         **({"use_dora": True} if lora.dora else {}),
-        "rank_pattern": {name: each.rank for name, each in adapters.items() if each.rank != rank},
-        "alpha_pattern": {name: each.alpha for name, each in adapters.items() if each.alpha != alpha}}
+        "rank_pattern": {name: times * each.rank for name, each in adapters.items() if each.rank != rank},
+        "alpha_pattern": {name: times * each.alpha for name, each in adapters.items() if each.alpha != alpha}}
     return {"lora_adapter_metadata": json.dumps({f"{naming.component}.{key}": value for key, value in adapter.items()})}
 
 
 def _split(name: str) -> tuple[str, str]:
-    """(module, `down`, `up` or `magnitude`) of a PEFT parameter."""
+    """(module, kind) of a PEFT parameter."""
     for ending, kind in _ENDS.items():
         if name.endswith(ending):
             return name.removesuffix(ending), kind

@@ -181,10 +181,13 @@ def _check_adapter(file: _File, group: _Group, trained: list[str], layers: Shape
     shapes = {kind: file.tensors[name].shape if (name := names[kind]) else None for kind in ("down", "up")}
     down, adapter = shapes["down"], adapter_of(lora, trained[0], layer[2:])
     large = "conv_" if prod(layer[2:]) > 1 else ""
-    rank = adapter.rank if down and down[0] == adapter.rank else adapter.rank * len(trained)
+    own = adapter.rank * (2 if lora.init == "pissa" else 1)
+    rank = own if down and down[0] == own else own * len(trained)
     if down and down[0] != rank:
-        raise ConfigError(f"{file.path} has rank {down[0]} in {module}, but lora.{large}rank is {adapter.rank}",
-                          hint=f"--set lora.conv_rank={down[0]}" if large else f"--rank {down[0]}")
+        doubled = ", which lora.init 'pissa' doubles" if own > adapter.rank else ""
+        hint = f"--set lora.conv_rank={down[0]}" if large else f"--rank {down[0]}"
+        raise ConfigError(f"{file.path} has rank {down[0]} in {module}, but lora.{large}rank is {adapter.rank}"
+                          f"{doubled}", hint=f"--set lora.init=kaiming {hint}" if doubled else hint)
     wanted = {"down": (rank, *layer[1:]), "up": (group.rows, rank, *(1 for _ in layer[2:]))}
     for kind, shape in wanted.items():
         if shapes[kind] != shape:

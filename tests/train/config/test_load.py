@@ -50,7 +50,7 @@ def test_settings_survive_as_a_table():
 
 WRONG = [
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'? (known are: alpha, "
-                            "conv_alpha, conv_rank, dora, dropout, format, layers, rank, rslora, targets)"),
+                            "conv_alpha, conv_rank, dora, dropout, format, init, layers, rank, rslora, targets)"),
     ({"lerning_rate": 1}, "unknown key 'lerning_rate' in train.toml"),
     ({"stesp": 1}, "unknown key 'stesp' in train.toml; did you mean 'steps'?"),
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'?"),
@@ -99,6 +99,7 @@ WRONG = [
      "timesteps.low is 0.5 and timesteps.high is 0.5, expected a lower one first"),
     ({"loss": {"min_snr": 5.0, "weighting": "debiased"}},
      "loss.min_snr is 5 and loss.weighting is 'debiased', expected one of them"),
+    ({"lora": {"init": "pissa", "dora": True}}, "lora.init is 'pissa' and lora.dora is on, expected one of them"),
     ({"result": {"title": "two\nlines"}}, "result.title is 'two\\nlines', expected a line of at most 2000 printable "
      "characters"),
     ({"result": {"dtype": "fp16"}}, "result.dtype is 'fp16', expected"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
@@ -30,7 +32,7 @@ def trained(unet, settings):
     with torch.no_grad():
         for value in found.values():
             value.normal_(std=0.3, generator=torch.Generator().manual_seed(len(value)))
-    return found
+    return {name: value for name, value in unet.named_parameters() if lora.is_stored(name)}
 
 
 def test_kohya_names_where_no_program_reads_them():
@@ -59,6 +61,7 @@ RULES = ({"match": "re:attn2\\.", "rank": 2},
     {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, {"targets": "attention", "rslora": True},
     {"targets": "kohya-conv", "layers": RULES, "rslora": True}, {"targets": "kohya-conv", "layers": RULES[:1]},
     {"targets": "attention", "dora": True}, {"targets": "kohya-conv", "conv_rank": 3, "dora": True},
+    {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0, "init": "pissa"},
 ], ids=str)
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
 def test_a_pipeline_answers_like_the_trained_model(unet, tiny_model, tmp_path, layout, more):
@@ -137,20 +140,59 @@ def test_dora_without_a_direction_is_refused(unet):
                                     "rows of zeros, which have no direction")
 
 
-@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("more", [{}, {"dora": True}, {"init": "pissa"}], ids=str)
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
-def test_a_file_gives_back_the_bits(unet, layout, dora):
-    settings = Lora(rank=2, format=layout, dora=dora, targets="kohya-conv")
+def test_a_file_gives_back_the_bits(unet, layout, more):
+    settings = Lora(rank=2, conv_rank=3, format=layout, targets="kohya-conv", **more)
     found = trained(unet, settings)
     again = lora.unpack(lora.pack(found, settings, NAMING), found, NAMING)
     assert all(torch.equal(again[name], value) for name, value in found.items())
 
 
-@pytest.mark.parametrize("dora", [False, True])
-def test_a_new_adapter_changes_nothing_and_is_all_that_is_trained(unet, dora):
+def test_pissa_trains_the_principal_part_beside_the_rest(unet):
+    """Meng et al. 2024, equations 2 to 4: a layer answers (W - the part) x + scale B A x, with A and B trained."""
+    settings = Lora(rank=3, alpha=6.0, targets=("to_k", "conv1"), conv_rank=2, conv_alpha=1.0, dropout=0.5,
+                    init="pissa")
+    weights = {name: value.clone() for name, value in unet.state_dict().items()}
+    found = lora.attach(unet, settings, seed=0, presets=PRESETS)
+    kept = {name: value for name, value in unet.named_parameters() if lora.is_stored(name)}
+    assert len(kept) == 2 * len(found) and not any(value.requires_grad for name, value in kept.items()
+                                                   if name not in found)
+    downs = [name for name in found if "lora_A" in name]
+    assert {found[name].ndim for name in downs} == {2, 4}
+    for name in downs:
+        layer = name.removesuffix(".lora_A.default.weight")
+        module, weight = unet.get_submodule(layer), weights[f"{layer}.weight"]
+        rank, scale = (3, 2.0) if weight.ndim == 2 else (2, 0.5)
+        left, values, right = torch.linalg.svd(weight.flatten(1), full_matrices=False)
+        part = (left[:, :rank] * values[:rank]) @ right[:rank]
+        down, up = found[name].flatten(1), found[f"{layer}.lora_B.default.weight"].flatten(1)
+        assert torch.allclose(scale * up @ down, part, atol=1e-3), layer
+        with torch.no_grad():
+            for value in (found[name], found[f"{layer}.lora_B.default.weight"]):
+                value.add_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
+        asked = torch.randn(2, *weight.shape[1:], generator=torch.Generator().manual_seed(2))
+        whole = (weight.flatten(1) - part + scale * up @ down).reshape(weight.shape)
+        bias = 0 if module.base_layer.bias is None else module.base_layer.bias[:, None, None]
+        wanted = asked @ whole.T if weight.ndim == 2 else torch.conv2d(asked, whole, padding=1) + bias
+        assert torch.allclose(module.eval()(asked), wanted, atol=1e-3)
+        module.train()(asked).sum().backward()
+        kept_first = (module.lora_A["first"].weight, module.lora_B["first"].weight)
+        assert found[name].grad is not None and all(value.grad is None for value in kept_first)
+
+
+def test_pissa_needs_as_many_directions(unet):
+    with pytest.raises(ConfigError) as caught:
+        lora.attach(unet, Lora(rank=17, targets=("to_q",), init="pissa"), seed=0, presets=PRESETS)
+    assert re.fullmatch(r"lora.init is 'pissa', but '.*to_q' of shape \[16, 16\] has no 17 principal directions",
+                        caught.value.message)
+
+
+@pytest.mark.parametrize("more", [{}, {"dora": True}, {"init": "pissa"}], ids=str)
+def test_a_new_adapter_changes_nothing_and_is_all_that_is_trained(unet, more):
     before = ask(unet)
-    found = lora.attach(unet, Lora(rank=4, dora=dora), seed=0, presets=PRESETS)
-    assert torch.equal(ask(unet), before)
+    found = lora.attach(unet, Lora(rank=4, **more), seed=0, presets=PRESETS)
+    assert torch.allclose(ask(unet), before, atol=1e-5) if more.get("init") else torch.equal(ask(unet), before)
     assert {name for name, value in unet.named_parameters() if value.requires_grad} == set(found)
     assert {value.dtype for value in found.values()} == {torch.float32}
     assert all(".attn" in name for name in found)

@@ -15,6 +15,8 @@ from prep.errors import CacheError, ModelError, PathError
 from prep.models.families.registry import FAMILIES
 from train.check import check
 from train.config.load import parse
+from train.models import lora
+from train.models.families.registry import naming_of
 from train.runs.initial import find_weights
 from train.runs.resume import find_start
 from train.setup import RunRequest
@@ -99,6 +101,21 @@ def test_only_a_dora_begins_with_a_dora(trained, setup_of, tmp_path):
     (fault,) = checked(made, path, lora={"rank": 2, "dora": True}).faults
     assert f"{path} has lengths of " in fault.message and "with shape [1, " in fault.message
     assert "wd_on_output" in fault.hint
+
+
+def test_a_pissa_begins_with_a_pissa_or_is_a_plain_lora_of_twice_the_rank(make, setup_of, tmp_path):
+    made, run = make(), tmp_path / "first"
+    settings = {"lora": {"rank": 2, "init": "pissa"}}
+    go(setup_of(made, **QUICK, **settings, optimizer={"lr": 0.01}), run)
+    result = load_file(run / "lora.safetensors")
+    for other in (settings, {"lora": {"rank": 4}}):
+        state, chosen = begun(made, run, **other), parse(other, "test").lora
+        again = lora.pack(state.denoiser.weights, chosen, naming_of(FAMILIES["sd15"]))
+        assert again.keys() == result.keys() and all(torch.equal(again[name], result[name]) for name in result)
+    path = next(run.glob("checkpoints/*/lora.safetensors"))
+    (fault,) = checked(made, run, lora={"rank": 4, "init": "pissa"}).faults
+    assert re.fullmatch(rf"{path} has rank 4 in .*, but lora.rank is 4, which lora.init 'pissa' doubles", fault.message)
+    assert fault.hint == "--set lora.init=kaiming --rank 4"
 
 
 def test_the_moving_average_is_preferred_and_both_start_from_it(make, setup_of, tmp_path):
