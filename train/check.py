@@ -11,13 +11,10 @@ from pathlib import Path
 from types import TracebackType
 
 from prep.batching.plan import StepPlan, require_steps, step_plan
-from prep.cache.damage import UnrecordedDamage
-from prep.cache.ledger.ledger import shard_bytes
-from prep.cache.reader import Reader
 from prep.errors import CacheError, ConfigError, ModelError, Problem
-from prep.formatting import counted, shell_name
 from prep.loader.index import Index, open_index
-from prep.manifest.commands import encode_command, repair_command
+from prep.loader.shards import Stamps, check_shards
+from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
@@ -51,14 +48,14 @@ class _Model:
 
 
 def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
-    """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault.
-
-    `planned`: the micro-batch with which the steps of a resumed run were planned."""
+    """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault. `planned`: the
+    micro-batch with which the steps of a resumed run were planned."""
     faults: list[Problem] = []
     manifest: Manifest | None = None
     index: Index | None = None
     plan: StepPlan | None = None
     model: _Model | None = None
+    shards: Stamps = {}
     with _Noting(faults):
         manifest = read_manifest(asked.manifest)
     if manifest is None:
@@ -71,7 +68,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
         index = open_index(manifest)
     if index is not None:
         with _Noting(faults):
-            check_shards(index)
+            shards = check_shards(index)
         with _Noting(faults):
             _check_masks(index, config)
         with _Noting(faults):
@@ -86,7 +83,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
                       base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,
                       shifts=model.shifts, others=model.others, init=_recorded(initial), initial=initial,
                       masked=_masked(index, config), prediction=_prediction(config, manifest),
-                      steps=_steps(config, plan), family=FAMILIES[manifest.family])
+                      steps=_steps(config, plan), family=FAMILIES[manifest.family], shards=shards)
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
                        notes=tuple(_notes(initial, config)))
@@ -186,37 +183,6 @@ def _masked(index: Index, config: Config) -> bool:
     if config.loss.masked == "auto":
         return "mask" in index.manifest.fields and index.masked > 0
     return bool(config.loss.masked)
-
-
-def check_shards(index: Index) -> None:
-    """Raises `CacheError` for the first shard that is missing or damaged, or not the one that the manifest describes.
-
-    Sizes, headers and shard indexes are read; rows are checked when they are read.
-    """
-    for shard in index.shards:
-        try:
-            size = shard_bytes(index.cache.shard(shard.digest))
-        except FileNotFoundError:
-            raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
-                             hint=encode_command(index.manifest)) from None
-        except OSError as error:
-            raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) cannot be read: "
-                             f"{error.strerror}", hint="check permissions and the disk") from None
-        if size != shard.bytes:
-            raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) has {size} bytes, expected "
-                             f"{shard.bytes}", hint=encode_command(index.manifest))
-    arrays = [(shard, array) for shard in index.shards for array in shard.shapes]
-    try:
-        headers = Reader(index.cache.root).open_all((shard.digest, array) for shard, array in arrays)
-    except CacheError as error:
-        hint = repair_command(index.manifest, recorded=not isinstance(error, UnrecordedDamage))
-        raise CacheError(error.message, hint=hint) from None
-    for (shard, array), (spec, rows) in zip(arrays, headers, strict=True):
-        if (spec.shape, spec.dtype, rows) != (shard.shapes[array], shard.dtypes[array], shard.rows):
-            raise CacheError(f"shard {shard.digest}, array '{array}' has {counted(rows, 'row')} of {list(spec.shape)} "
-                             f"{spec.dtype}, expected {shard.rows} of {list(shard.shapes[array])} "
-                             f"{shard.dtypes[array]}: its files were replaced", hint="check the cache: prep verify "
-                             f"{shell_name(str(index.manifest.path))}")
 
 
 def _plan(index: Index, config: Config, planned: int | None) -> StepPlan:

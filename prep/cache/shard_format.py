@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,7 @@ def parse_group(data: bytes, where: str) -> str:
     return str(field)
 
 
+@lru_cache(maxsize=1 << 10)  # many shards have the same document, byte for byte
 def parse_array(data: bytes, name: str, where: str) -> tuple[ArraySpec, int]:
     """The dtype and shape of a row, and N, from an array's `zarr.json`. Raises `Unparsed`."""
     document = _json(data, where)

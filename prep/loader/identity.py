@@ -106,14 +106,15 @@ def _records(index: Index, masked: bool) -> bytes:
                samples.text_offsets[:-1].tolist(), samples.text_offsets[1:].tolist(), strict=True)
     found = np.zeros(len(samples), RECORD)
     found["id"] = np.ascontiguousarray(samples.ids[:, :HALF]).view(f"S{HALF}").reshape(-1)
-    found["rest"] = [_rest(fixed[number], of_views[first:last], of_texts[start:end])
-                     for number, (first, last, start, end) in enumerate(cuts)]
+    # Slices of bytes, not of arrays: a third of the time.
+    (fixed_bytes, one), (view_bytes, view), (text_bytes, text) = (
+        (part.tobytes(), part.shape[1]) for part in (fixed, of_views, of_texts))
+    found["rest"] = [
+        hashlib.sha256(b"".join((
+            fixed_bytes[number * one : (number + 1) * one], (last - first).to_bytes(4, "little"),
+            view_bytes[first * view : last * view], text_bytes[start * text : end * text]))).digest()[:HALF]
+        for number, (first, last, start, end) in enumerate(cuts)]
     return found.tobytes()
-
-
-def _rest(fixed: Column, views: Column, texts: Column) -> bytes:
-    counts = len(views).to_bytes(4, "little")
-    return hashlib.sha256(fixed.tobytes() + counts + views.tobytes() + texts.tobytes()).digest()[:HALF]
 
 
 def _bytes(*columns: Column) -> Column:

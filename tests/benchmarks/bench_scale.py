@@ -20,8 +20,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from results import emit, parser_of, table
+
+if TYPE_CHECKING:
+    from prep.loader.index import Index
 
 BATCH = 16
 HEADERS = 1000
@@ -98,19 +102,37 @@ def stage_plan(root: Path) -> Work:
 def stage_batch(root: Path) -> Work:
     import torch  # noqa: F401  # its import is no part of the work
 
+    from prep.loader.index import open_index
+    from prep.manifest.document import read_manifest
+
+    return lambda: first_batch(open_index(read_manifest(root / "m.json")))
+
+
+def first_batch(index: Index) -> object:
     from prep.batching.plan import step_plan
     from prep.loader.batches import batches
     from prep.loader.draws import training
-    from prep.loader.index import open_index
     from prep.loader.rows import Rows
+
+    plan = step_plan(index.counts, seed=0, batch_size=BATCH)
+    requests = training(index, plan, 0, 1, dropout=0.0, timesteps=1000)
+    with batches(Rows(index), requests, masked=True, pinned=False) as made:
+        return index, [len(batch.shots) for batch in made]
+
+
+def stage_start(root: Path) -> Work:
+    import torch  # noqa: F401  # its import is no part of the work
+
+    from prep.loader.identity import identify
+    from prep.loader.index import open_index
+    from prep.loader.shards import check_shards
     from prep.manifest.document import read_manifest
 
     def work() -> object:
         index = open_index(read_manifest(root / "m.json"))
-        plan = step_plan(index.counts, seed=0, batch_size=BATCH)
-        requests = training(index, plan, 0, 1, dropout=0.0, timesteps=1000)
-        with batches(Rows(index), requests, masked=True, pinned=False) as made:
-            return index, [len(batch.shots) for batch in made]
+        known = check_shards(index)
+        check_shards(index, known)  # as after the lock
+        return identify(index, masked=True, prediction="epsilon"), first_batch(index)
 
     return work
 
@@ -142,7 +164,7 @@ def stage_counts(root: Path, *, steps: int) -> Work:
 
     def work() -> object:
         plan = step_plan([2_500_000] * 40, seed=0, batch_size=2048, micro_batch=BATCH)
-        return [plan.at(number * 997) for number in range(steps)][-1]
+        return [plan.step(*divmod(number * 997, plan.steps_per_epoch)) for number in range(steps)][-1]
 
     return work
 
@@ -157,6 +179,7 @@ STAGES: dict[str, tuple[str, Callable[[Path], Work]]] = {
     "index": ("train's index, every place checked", stage_index),
     "plan": ("... and its first step planned", stage_plan),
     "batch": (f"... and its first batch of {BATCH}", stage_batch),
+    "start": ("... with shards checked twice and data digested, as train run", stage_start),
     "headers_1": (f"headers of {HEADERS} shards, warm, 1 thread", lambda root: stage_headers(root, jobs=1, cold=False)),
     "headers_8": (f"headers of {HEADERS} shards, warm, 8 threads",
                   lambda root: stage_headers(root, jobs=8, cold=False)),

@@ -65,7 +65,8 @@ def _train(setup: Setup, folder: Path, device: str, start: Start | None, start_f
            quiet: bool) -> Mapping[str, Any]:
     """Trains, and returns the last event. Of several ranks the first locks the run, writes and shows it."""
     from prep.fs.lock import PATIENCE, lock_directory
-    from train.check import check_device, check_shards
+    from prep.loader.shards import check_shards
+    from train.check import check_device
     from train.runs.directory import lock_run
     from train.runs.log import Log, NoLog
     from train.runs.watch import watching
@@ -82,7 +83,7 @@ def _train(setup: Setup, folder: Path, device: str, start: Start | None, start_f
             if ranks.first:
                 held.enter_context(lock_run(folder, setup))
             held.enter_context(lock_directory(index.cache.root, exclusive=False, patience=PATIENCE))
-            check_shards(index)  # another process may have changed the cache before the lock
+            check_shards(index, setup.shards)  # another process may have changed the cache before the lock
             _unchanged(folder, start_from, start)
         watch = held.enter_context(watching(quiet or not ranks.first))
         log = held.enter_context(Log(folder / "log.jsonl", watch, watch.progress) if ranks.first else NoLog())

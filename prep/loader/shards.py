@@ -1,0 +1,73 @@
+"""Checks the shards of an index against what the manifest says of them, before any row is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prep.cache.damage import UnrecordedDamage
+from prep.cache.ledger.ledger import shard_bytes
+from prep.cache.reader import Reader
+from prep.cache.store import Cache
+from prep.errors import CacheError
+from prep.formatting import counted, shell_name
+from prep.fs.stamps import Stamp, ctime_is_reliable, list_tree, tree_stamp
+from prep.loader.index import Index
+from prep.manifest.commands import encode_command, repair_command
+from prep.manifest.shards import ShardFacts
+
+Stamps = Mapping[str, Stamp]  # of shards, by digest
+
+
+def check_shards(index: Index, before: Stamps | None = None) -> Stamps:
+    """Raises `CacheError` for the first shard that is missing or damaged, or not the one that the manifest describes.
+
+    Sizes, headers and shard indexes are read; rows are checked when they are read. Returns how the shards' files look;
+    given to a later call as `before`, it leaves out those that look the same (0.1 ms a shard instead of 0.4).
+    """
+    stamps = _stamps(index.cache, index.shards)
+    shards = [shard for shard in index.shards
+              if before is None or stamps.get(shard.digest) is None or stamps[shard.digest] != before.get(shard.digest)]
+    for shard in shards:
+        _check_size(index, shard)
+    arrays = [(shard, array) for shard in shards for array in shard.shapes]
+    try:
+        headers = Reader(index.cache.root).open_all((shard.digest, array) for shard, array in arrays)
+    except CacheError as error:
+        hint = repair_command(index.manifest, recorded=not isinstance(error, UnrecordedDamage))
+        raise CacheError(error.message, hint=hint) from None
+    for (shard, array), (spec, rows) in zip(arrays, headers, strict=True):
+        if (spec.shape, spec.dtype, rows) != (shard.shapes[array], shard.dtypes[array], shard.rows):
+            raise CacheError(f"shard {shard.digest}, array '{array}' has {counted(rows, 'row')} of {list(spec.shape)} "
+                             f"{spec.dtype}, expected {shard.rows} of {list(shard.shapes[array])} "
+                             f"{shard.dtypes[array]}: its files were replaced", hint="check the cache: prep verify "
+                             f"{shell_name(str(index.manifest.path))}")
+    return stamps
+
+
+def _stamps(cache: Cache, shards: Sequence[ShardFacts]) -> Stamps:
+    """The stamps of shards whose files were at rest, so that a later change shows."""
+    found: dict[str, Stamp] = {}
+    for shard in shards if ctime_is_reliable() else ():
+        root = str(cache.shard(shard.digest))
+        try:
+            tree = list_tree(root)
+            stamp = None if tree is None else tree_stamp(root, tree)
+        except OSError:
+            continue
+        if stamp is not None and stamp.at_rest():
+            found[shard.digest] = stamp
+    return found
+
+
+def _check_size(index: Index, shard: ShardFacts) -> None:
+    try:
+        size = shard_bytes(index.cache.shard(shard.digest))
+    except FileNotFoundError:
+        raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
+                         hint=encode_command(index.manifest)) from None
+    except OSError as error:
+        raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) cannot be read: "
+                         f"{error.strerror}", hint="check permissions and the disk") from None
+    if size != shard.bytes:
+        raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) has {size} bytes, expected "
+                         f"{shard.bytes}", hint=encode_command(index.manifest))
