@@ -240,7 +240,7 @@ def test_broken_pictures_do_not_stop_the_run_and_rows_that_fail_without_cause_do
     for number in range(4):
         spoil(photos / f"{number}.png")
     assert len(encode("--max-rejects", 0)["rejected"]) == 4
-    monkeypatch.setattr("prep.models.vae.VaeEncoder.encode", lambda self, pixels: [None] * len(pixels))
+    monkeypatch.setattr("prep.models.vae.VaeEncoder.begin", lambda self, pixels: lambda: [None] * len(pixels))
     result = encode("--max-rejects", 2, "--resolution", 64, code=7)
     assert ("3 rows failed (a latent that is not finite, a file that changed meanwhile, a decoder that crashed), more "
             "than --max-rejects 2; the last: " in result.err and "bad pictures do not count" in result.err)

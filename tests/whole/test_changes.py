@@ -429,7 +429,7 @@ def worlds(tmp_path_factory) -> Callable[[str], World]:
 def counted(monkeypatch) -> Counter[str]:
     """The rows that encoders were asked for, by field."""
     found: Counter[str] = Counter()
-    init, encode, add_row = vae.VaeEncoder.__init__, vae.VaeEncoder.encode, ShardWriter.add
+    init, encode, add_row = vae.VaeEncoder.__init__, vae.VaeEncoder.begin, ShardWriter.add
     texts, unconditional = encoder.TextEncoder.encode, encoder.TextEncoder.unconditional
 
     def begin(self, *args: Any, **options: Any) -> None:
@@ -452,7 +452,7 @@ def counted(monkeypatch) -> Counter[str]:
         found["mask"] += "mask" in row
         add_row(self, key, row)
 
-    for kind, name, counting in ((vae.VaeEncoder, "__init__", begin), (vae.VaeEncoder, "encode", pictures),
+    for kind, name, counting in ((vae.VaeEncoder, "__init__", begin), (vae.VaeEncoder, "begin", pictures),
                                  (encoder.TextEncoder, "encode", captions),
                                  (encoder.TextEncoder, "unconditional", prompt), (ShardWriter, "add", written)):
         monkeypatch.setattr(kind, name, counting)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,17 +56,34 @@ def by_kind(works: Iterable[TextTarget]) -> Iterator[tuple[list[str], list[str],
 
 
 def latent_rows(pixels: Iterable[tuple[str, Any]], encoder: Any, batch_size: int) -> Iterator[tuple[str, Made]]:
-    """Rows in key order; only the task and the batch size decide the batches."""
+    """Rows in key order; only the task and the batch size decide the batches.
+
+    Before the rows of a batch are waited for, `encoder.ahead` more are begun.
+    """
+    begun: deque[Iterator[tuple[str, Made]]] = deque()
     for chunk in chunks(pixels, batch_size):
-        good = [(key, image) for key, image in chunk if isinstance(image, np.ndarray)]
-        latents = encoder.encode(np.stack([image for _, image in good])) if good else []
-        made = dict(zip((key for key, _ in good), latents, strict=True))
+        begun.append(_begin(chunk, encoder))
+        if len(begun) > encoder.ahead:
+            yield from begun.popleft()
+    for rows in begun:
+        yield from rows
+
+
+def _begin(chunk: Sequence[tuple[str, Any]], encoder: Any) -> Iterator[tuple[str, Made]]:
+    """Begins a batch: its rows, which are waited for when the first is asked for."""
+    good = [(key, image) for key, image in chunk if isinstance(image, np.ndarray)]
+    latents = encoder.begin(np.stack([image for _, image in good])) if good else list
+
+    def rows() -> Iterator[tuple[str, Made]]:
+        made = dict(zip((key for key, _ in good), latents(), strict=True))
         for key, image in chunk:
             if key not in made:
                 yield key, image
             else:
                 row = made[key]
                 yield key, row if row is not None else non_finite(key, "latent")
+
+    return rows()
 
 
 def picture_pixels(job: Job, work: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
