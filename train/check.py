@@ -32,6 +32,8 @@ from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
 
+DIVIDES = (2, 9)  # the first torch that can add gradients over ranks instead of taking their mean
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
@@ -147,7 +149,8 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
 
 
 def _check_optimizer(config: Config) -> None:
-    """Raises `ConfigError` if the optimizer's library is not installed, or torch is too old for it."""
+    """Raises `ConfigError` if the optimizer's library is not installed, torch is too old, or it needs whole weights but
+    they are divided."""
     name = config.optimizer.name
     facts, installed = TABLE[name], version("torch")
     if facts.library and find_spec(facts.library) is None:
@@ -156,6 +159,14 @@ def _check_optimizer(config: Config) -> None:
     if tuple(int(part) for part in installed.split(".")[:2]) < facts.torch:
         raise ConfigError(f"optimizer.name is '{name}', which needs torch {'.'.join(map(str, facts.torch))} or later, "
                           f"but {installed} is installed", hint="install a later torch, or --set optimizer.name=adamw")
+
+
+    if config.parallel.shard and not facts.by_number:
+        raise ConfigError(f"optimizer.name is '{name}', which needs whole weights, but parallel.shard divides them",
+                          hint="--set optimizer.name=adamw, or --no-shard")
+    if config.parallel.shard and tuple(int(part) for part in installed.split(".")[:2]) < DIVIDES:
+        raise ConfigError(f"parallel.shard needs torch {'.'.join(map(str, DIVIDES))} or later, but {installed} is "
+                          "installed", hint="install a later torch, or --no-shard")
 
 
 def needs_device(config: Config) -> bool:

@@ -45,7 +45,7 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
            if every and (ends or is_due(every, step)) and name not in there]
     if not due:
         return
-    with ema.swapped_in(averages(trainee), trainee.denoiser.parameters):
+    with ema.swapped_in(averages(trainee), trainee.denoiser.parameters, copied=trainee.ranks.sharded):
         if "validation" in due:
             with log.phase(f"validating step {step}"):
                 _validate(trainee, rows, setup, log, step)
@@ -87,8 +87,12 @@ def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, 
 
 
 def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> list[np.ndarray]:
-    """A picture of each prompt, on the first rank. Ranks draw in turn, each with a seed of its prompt's own."""
+    """A picture of each prompt, on the first rank. Ranks draw in turn, each with a seed of its prompt's own; all draw
+    the same pictures if the model is divided, since each forward pass needs all."""
     ranks = trainee.ranks
+    if ranks.sharded:
+        with ranks.passing():
+            return pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
     with ranks.together():
         mine = pictures(trainee.denoiser, rows, setup.model, found.prompts[ranks.rank :: ranks.world],
                         setup.config.sample)

@@ -36,7 +36,7 @@ from train.evaluate import evaluate, is_due
 from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
 from train.models.size_shift import chances_by_bucket
 from train.objectives.forward import forward, sample_losses
-from train.parallel.ranks import ALONE, Ranks
+from train.parallel.ranks import ALONE, RankLost, Ranks
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
 from train.runs.log import Log
@@ -44,11 +44,14 @@ from train.runs.loss_plot import loss_png
 from train.runs.resume import Start
 from train.setup import Setup
 from train.state import (
+    Held,
     TrainState,
+    add_gradients,
     apply_gradients,
     checkpoint_files,
     clip_gradients,
     create_state,
+    held,
     restore,
     result_files,
     result_name,
@@ -73,7 +76,7 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
             trainee = create_state(setup, device, ranks)
             if start is not None:
                 restore(trainee, start)
-        with log.phase("trying the largest bucket"), ranks.together(explained):
+        with log.phase("trying the largest bucket"), ranks.passing(explained):
             _try_largest(trainee, setup, progress)
         moved: list[str] = []
         there = frozenset[str]()
@@ -107,7 +110,7 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
     """
     first, rows = progress.done, Rows(setup.index)
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(progress.device),
-        parameters=sum(value.numel() for value in trainee.denoiser.parameters.values()), ranks=trainee.ranks.world)
+        parameters=setup.numbers, ranks=trainee.ranks.world)
     for name in moved:
         log("warning", first, text=f"a newer checkpoint was set aside: checkpoints/{name}")
     if first and "checkpoint" not in there:
@@ -115,8 +118,10 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
     evaluate(trainee, rows, setup, run, log, first, frozenset(trainee.ranks.gather(sorted(there))[0]))
     _run_steps(trainee, rows, setup, run, log, progress)
     with trainee.ranks.together():
+        with held(trainee) as found:
+            if found is not None:
+                _write_result(trainee, setup, run, max(first, setup.steps), found)
         if trainee.ranks.first:
-            _write_result(trainee, setup, run, max(first, setup.steps))
             _plot(setup, run, log)  # with the last validation
     log("end", max(first, setup.steps), result=result_name(setup))
 
@@ -136,8 +141,9 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                         raise SystemExit(EXIT_INTERRUPTED)
                     raise KeyboardInterrupt
                 evaluate(trainee, rows, setup, run, log, done)
-        except Exception as error:  # no failure may lose the steps since the last checkpoint
-            if progress.whole and progress.done > progress.kept:
+        except (Exception, SystemExit) as error:  # no failure may lose the steps since the last checkpoint
+            able = not isinstance(error, RankLost) if trainee.ranks.sharded else trainee.ranks.first
+            if able and progress.whole and progress.done > progress.kept:
                 with suppress(Exception):  # report the first failure
                     _save(trainee, setup, run, log, progress)
             if isinstance(error, NotFinite):
@@ -159,7 +165,8 @@ class _Gathered:
 def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> Generator[int]:
     """Runs the optimizer steps; yields the number of finished steps after each."""
     config, timesteps, first, ranks = setup.config, trainee.denoiser.timesteps, progress.done, trainee.ranks
-    share, explained = draws.Share(rank=ranks.rank, world=ranks.world), partial(_explained, setup, run, progress)
+    share = draws.Share(rank=ranks.rank, world=ranks.world, level=ranks.sharded)
+    explained = partial(_explained, setup, run, progress)
     requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
                               timesteps=timesteps, chances=chances_by_bucket(config.timesteps, setup.shifts),
                               noise=Noise(**asdict(config.noise)), most=config.micro_batch,
@@ -170,12 +177,12 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, p
             begun = time.perf_counter()
             _seed(config.seed, step, ranks.rank, progress.device)
             count = draws.passes(setup.plan, step, most=config.micro_batch, share=share)
-            with ranks.together(explained):
-                gathered = _gather(trainee, setup, islice(feed, count), progress)
+            with ranks.passing(explained):
+                gathered = _gather(trainee, setup, ranks.each(islice(feed, count), explained), progress)
             summed, samples = ranks.total([float(gathered.loss), gathered.samples])
             loss = summed / samples
             showings = _showings(gathered, ranks)  # at once: later it would wait for the update
-            ranks.add_gradients(trainee.denoiser.parameters.values())
+            add_gradients(trainee)
             norm = clip_gradients(trainee, setup)
             with ranks.together():
                 check_finite(loss, norm, gathered.parts, ranks)
@@ -211,7 +218,12 @@ def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: 
     for batch in feed:
         progress.shots = batch.shots
         waited += time.perf_counter() - asked
+        progress.whole = not trainee.ranks.sharded  # no checkpoint without the rank that fails in a pass
         part, losses = _pass(trainee, setup, batch)
+        progress.whole = True
+        if batch.idle:
+            asked = time.perf_counter()
+            continue
         each.append(losses)
         loss = loss + part
         samples += len(batch.shots)
@@ -227,7 +239,7 @@ def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[Tensor, Tens
     given = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, settings)
     each_B = sample_losses(given, settings)
     loss = (each_B * given.weight_B).sum()
-    (loss / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
+    (loss * 0.0 if batch.idle else loss / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
     return loss.detach(), each_B.detach()
 
 
@@ -239,12 +251,16 @@ def _try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
     if progress.done >= setup.steps:
         return
     somewhere = next(iter(trainee.denoiser.parameters.values()))
-    moments = somewhere.new_empty(0 if trainee.optimizer.state else setup.state_bytes, dtype=torch.uint8)
+    size = setup.state_bytes // (trainee.ranks.world if trainee.ranks.sharded else 1)
+    moments = somewhere.new_empty(0 if trainee.optimizer.state else size, dtype=torch.uint8)
     request = draws.trial(setup.index, setup.plan, setup.config.micro_batch, trainee.ranks.world)
     progress.shots, progress.trying = request.shots, True
     with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
-        _pass(trainee, setup, next(feed))
+        for batch in trainee.ranks.each(feed):
+            _pass(trainee, setup, batch)
     trainee.optimizer.zero_grad(set_to_none=True)
+    if trainee.shards is not None:
+        trainee.shards.drop_gradients()
     progress.shots, progress.trying = (), False
     del moments
 
@@ -255,17 +271,17 @@ def _seed(seed: int, step: int, rank: int, device: torch.device) -> None:
 
 
 def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
-    """Saves a checkpoint of the last finished step, after syncing the log to disk."""
+    """Saves a checkpoint of the last finished step, after syncing the log to disk. All ranks call this."""
     step = progress.done
-    if not trainee.ranks.first:
-        progress.kept = step
-        return
-    log.sync()
-    folder = files.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step),
-                        setup.config.checkpoint.keep)
+    with held(trainee) as found:
+        if found is not None:
+            log.sync()
+            folder = files.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step, found),
+                                setup.config.checkpoint.keep)
     progress.kept = step
-    log("checkpoint", step, folder=folder.relative_to(run).as_posix())
-    _plot(setup, run, log)
+    if found is not None:
+        log("checkpoint", step, folder=folder.relative_to(run).as_posix())
+        _plot(setup, run, log)
 
 
 def _plot(setup: Setup, run: Path, log: Log) -> None:
@@ -278,14 +294,15 @@ def _plot(setup: Setup, run: Path, log: Log) -> None:
         log("warning", setup.steps, text=f"no loss.png: {type(error).__name__}: {first_line(error)}")
 
 
-def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int) -> None:
+def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int, found: Held) -> None:
     """Writes the trained weights, RUN/lora.safetensors or the denoiser in diffusers' layout, and RUN/README.md."""
     result = result_name(setup)
     if setup.config.method == "lora":
-        for part in result_files(trainee, setup, step, result):
+        for part in result_files(trainee, setup, step, result, found):
             files.write_file(run / part.name, part)
     else:
-        files.write_folder(run / result, result_files(trainee, setup, step, "diffusion_pytorch_model.safetensors"))
+        weights = "diffusion_pytorch_model.safetensors"
+        files.write_folder(run / result, result_files(trainee, setup, step, weights, found))
     picture = f"samples/step-{step:06d}.png"
     text = card(setup, step, result, picture if (run / picture).is_file() else None)
     write_atomic(run / "README.md", text.encode())

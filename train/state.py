@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 
 from prep.errors import CacheError, ConfigError, ModelError, first_line
-from prep.loader.device import to_host
+from prep.loader.device import module_to_device, to_host
 from prep.models.family import Family
 from prep.parse import Unparsed
 from train.config.load import as_table
@@ -27,6 +30,7 @@ from train.optim import ema, kept, optimizers, schedule
 from train.optim.ema import Shadow
 from train.optim.optimizers import TABLE, Facts
 from train.parallel.ranks import ALONE, Ranks
+from train.parallel.shards import Fetch, Shards, shards_of
 from train.runs.checkpoint import DataFacts, State
 from train.runs.checkpoint_files import Part, copy_into, read_tensors, tensor_names
 from train.runs.resume import Start
@@ -49,6 +53,7 @@ class TrainState:
     shadow: Shadow | None  # None: no moving average
     latents: Latents  # on the device
     ranks: Ranks = ALONE  # the processes that train it together
+    shards: Shards | None = None  # None: each rank has the whole model
 
 
 def weights_name(setup_family: Family, method: str) -> str:
@@ -59,21 +64,32 @@ def weights_name(setup_family: Family, method: str) -> str:
 def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> TrainState:
     """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
-    denoiser = load(setup.model, config, setup.prediction, device, family=setup.family.name)
-    if config.method == "lora" and config.lora.init == "pissa":  # decomposed by each rank: other processors may round
-        ranks.require_equal({"first weights": data_digest(_packed(denoiser.weights, config, setup.family))})
+    denoiser = load(setup.model, config, setup.prediction, device, family=setup.family.name,
+                    place=partial(_place, config, ranks))
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model, setup.family, digest)
     if found != setup.base:
         raise ModelError(f"{setup.model} changed while it was loaded: it is {describe_base(found)}, and was "
                          f"{describe_base(setup.base)}", hint="try again when no other process writes to it")
+    shards = shards_of(denoiser.weights, ranks) if ranks.sharded else None
+    if shards is not None:
+        denoiser = replace(denoiser, weights=shards.own,
+                           parameters={name: shards.own[name] for name in denoiser.parameters})
     if setup.initial is not None:
-        put_initial(denoiser.weights, setup.initial, config.method, setup.family)
+        put_initial(denoiser.weights, setup.initial, config.method, setup.family, shards)
     facts = TABLE[chosen.name]
     optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
     return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow, ranks=ranks,
-                      latents=latents_of(setup.manifest).to(device))
+                      shards=shards, latents=latents_of(setup.manifest).to(device))
+
+
+def _place(config: Config, ranks: Ranks, model: Any, device: torch.device) -> None:
+    """Brings a model from host memory to the device, whole or this rank's part of it."""
+    if config.method == "lora" and config.lora.init == "pissa":  # decomposed by each rank: other processors may round
+        ranks.require_equal({"first weights": data_digest({
+            name: value for name, value in model.named_parameters() if lora.is_stored(name)})})
+    (ranks.divide if ranks.sharded else module_to_device)(model, device)
 
 
 def _groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:
@@ -93,7 +109,8 @@ def averages(trainee: TrainState) -> Shadow | None:
     return trainee.shadow
 
 
-def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str, family: Family) -> None:
+def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str, family: Family,
+                shards: Shards | None = None) -> None:
     """Copies the weights that a new run begins with. Raises `ModelError` if they changed since they were checked."""
     values: dict[str, Tensor] = {}
     for path, digest in zip(initial.files, initial.digests, strict=True):
@@ -102,13 +119,33 @@ def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str,
         except (OSError, Unparsed) as error:
             raise ModelError(f"{path} cannot be used: {first_line(error)}",
                              hint="try again when no other process writes to it") from None
-    copy_into(parameters, lora.unpack(values, parameters, naming_of(family)) if method == "lora" else values)
+    whole = parameters if shards is None else shards.whole
+    _put(parameters, lora.unpack(values, whole, naming_of(family)) if method == "lora" else values, shards)
+
+
+def _put(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], shards: Shards | None) -> None:
+    """Copies whole values into `targets`, or this rank's rows of them."""
+    copy_into(targets, values if shards is None else {name: shards.rows(values[name]) for name in targets})
+
+
+def add_gradients(trainee: TrainState) -> None:
+    """Leaves the sums of the gradients over the ranks in the parameters."""
+    if trainee.shards is None:
+        trainee.ranks.add_gradients(trainee.denoiser.parameters.values())
+    else:
+        trainee.shards.take_gradients()  # FSDP has added them
 
 
 def clip_gradients(trainee: TrainState, setup: Setup) -> float:
     """Clips the gradients; returns their norm before."""
     held = [value for value in trainee.denoiser.parameters.values() if value.grad is not None]
-    return float(torch.nn.utils.clip_grad_norm_(held, setup.config.optimizer.clip or float("inf")))
+    most = setup.config.optimizer.clip or float("inf")
+    if trainee.shards is None:
+        return float(torch.nn.utils.clip_grad_norm_(held, most))
+    own = torch.nn.utils.get_total_norm([value.grad for value in held if value.grad is not None])
+    norm = math.sqrt(trainee.ranks.total([float(own) ** 2])[0])
+    torch.nn.utils.clip_grads_with_norm_(held, most, torch.tensor(norm))
+    return norm
 
 
 def apply_gradients(trainee: TrainState, setup: Setup, step: int) -> float:
@@ -135,16 +172,65 @@ def state_of(setup: Setup, step: int) -> State:
                  init=setup.init, adopted=setup.adopted)
 
 
-def checkpoint_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """The tensors of a run as files have them; of a divided model on the meta device, until they are fetched."""
+
+    weights: Mapping[str, Tensor]
+    average: Mapping[str, Tensor] | None  # with the weights that it leaves as they are
+    optimizer: Mapping[str, Tensor]
+    fetch: Fetch  # the values, in host memory
+
+
+@contextmanager
+def held(trainee: TrainState) -> Iterator[Held | None]:
+    """All tensors to write, for the first rank; `None` for the others. All ranks call this.
+
+    Of a divided model the others wait inside until the first one has what it needs.
+    """
+    if trainee.shards is None and not trainee.ranks.first:
+        yield None
+        return
+    weights, average = trainee.denoiser.weights, averages(trainee)
+    optimizer = kept.tensors_of(trainee.facts, trainee.optimizer, trainee.denoiser.parameters)
+    averaged = None if average is None else {**weights, **average}
+    if trainee.shards is None:
+        yield Held(weights=weights, average=averaged, optimizer=optimizer, fetch=to_host)
+        return
+    parts: list[tuple[Tensor, Tensor]] = []
+
+    def whole(values: Mapping[str, Tensor], shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = {}
+        for name, value in values.items():
+            found[name] = torch.empty_like(shapes[name], dtype=value.dtype) if name in shapes else value
+            parts.append((value, found[name]))
+        return found
+
+    like = trainee.shards.whole
+    all_weights, all_kept = whole(weights, like), whole(optimizer, _rows_kept(trainee, like))
+    all_averages = None if averaged is None else whole(averaged, like)
+    with trainee.shards.handing(parts) as fetch:
+        yield None if fetch is None else Held(weights=all_weights, average=all_averages, optimizer=all_kept,
+                                              fetch=fetch)
+
+
+def _rows_kept(trainee: TrainState, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the optimizer keeps for each row of a parameter, as whole tensors: its steps and other numbers are not."""
+    return {f"{kind}/{name}": like[name] for name in trainee.denoiser.parameters
+            for kind, (_, shape) in trainee.facts.kept(tuple(like[name].shape)).items()
+            if shape == tuple(like[name].shape)}
+
+
+def checkpoint_files(trainee: TrainState, setup: Setup, step: int, found: Held) -> Iterator[Part]:
     """The files of a checkpoint, except state.json."""
-    parameters = trainee.denoiser.parameters
-    facts = checkpoint_metadata(setup, step, parameters)
-    tensors = _packed(trainee.denoiser.weights, setup.config, setup.family)
-    yield from weight_parts(trainee.denoiser, tensors, setup, facts, weights_name(setup.family, setup.config.method))
-    yield Part(name=OPTIMIZER, tensors=kept.tensors_of(trainee.facts, trainee.optimizer, parameters))
-    if (average := averages(trainee)) is not None:
-        yield Part(name=AVERAGE, tensors=_packed({**trainee.denoiser.weights, **average}, setup.config, setup.family),
-                   metadata={**facts, **_of_average(trainee)})
+    facts = checkpoint_metadata(setup, step, {name: found.weights[name] for name in trainee.denoiser.parameters})
+    tensors = _packed(found.weights, setup.config, setup.family, found.fetch)
+    yield from weight_parts(trainee.denoiser, tensors, setup, facts, weights_name(setup.family, setup.config.method),
+                            found.fetch)
+    yield Part(name=OPTIMIZER, tensors=found.optimizer, fetch=found.fetch)
+    if found.average is not None:
+        yield Part(name=AVERAGE, tensors=_packed(found.average, setup.config, setup.family, found.fetch),
+                   metadata={**facts, **_of_average(trainee)}, fetch=found.fetch)
 
 
 def _of_average(trainee: TrainState) -> dict[str, str]:
@@ -152,9 +238,9 @@ def _of_average(trainee: TrainState) -> dict[str, str]:
 
 
 def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup, facts: Mapping[str, str],
-                 name: str) -> Iterator[Part]:
+                 name: str, fetch: Fetch = to_host) -> Iterator[Part]:
     """The trained weights in a format that other programs load: a LoRA file, or diffusers' weights and config."""
-    yield Part(name=name, tensors=tensors, metadata=facts)
+    yield Part(name=name, tensors=tensors, metadata=facts, fetch=fetch)
     if setup.config.method == "full":
         config = json.loads(denoiser.model.to_json_string())
         config.pop("_name_or_path", None)  # a path of this machine
@@ -162,26 +248,25 @@ def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup
         yield Part(name=Path(name).with_name("config.json").as_posix(), data=data)
 
 
-def result_files(trainee: TrainState, setup: Setup, step: int, name: str) -> Iterator[Part]:
+def result_files(trainee: TrainState, setup: Setup, step: int, name: str, found: Held) -> Iterator[Part]:
     """The result of the run: the average if there is one (the metadata say so), else the weights.
 
     Raises `ConfigError` if a weight is too large for `result.dtype`.
     """
-    parameters, average = trainee.denoiser.parameters, averages(trainee)
-    source: Mapping[str, Tensor] = {**trainee.denoiser.weights, **(average or {})}
-    tensors = _cast(_packed(source, setup.config, setup.family), setup.config.result.dtype)
-    facts = result_metadata(setup, step, parameters, tensors)
-    if average is not None:
+    source = found.weights if found.average is None else found.average
+    tensors = _cast(_packed(source, setup.config, setup.family, found.fetch), setup.config.result.dtype, found.fetch)
+    facts = result_metadata(setup, step, {each: found.weights[each] for each in trainee.denoiser.parameters}, tensors)
+    if found.average is not None:
         facts |= _of_average(trainee)
-    yield from weight_parts(trainee.denoiser, tensors, setup, facts, name)
+    yield from weight_parts(trainee.denoiser, tensors, setup, facts, name, found.fetch)
 
 
-def _cast(tensors: Mapping[str, Tensor], dtype: Dtype) -> Mapping[str, Tensor]:
+def _cast(tensors: Mapping[str, Tensor], dtype: Dtype, fetch: Fetch) -> Mapping[str, Tensor]:
     """The tensors in the dtype of the result, in host memory if it is another one."""
     if dtype == "float32":
         return tensors
     wanted = torch.float16 if dtype == "float16" else torch.bfloat16
-    found = {name: to_host(value.detach()).to(wanted) for name, value in tensors.items()}
+    found = {name: _value(value, fetch).to(wanted) for name, value in tensors.items()}
     for name, value in found.items():
         if not bool(value.isfinite().all()):
             raise ConfigError(f"'{name}' has values that {dtype} cannot hold, so the result is not written",
@@ -204,30 +289,38 @@ def restore(trainee: TrainState, start: Start) -> None:
     """
     parameters = trainee.denoiser.parameters
     family = trainee.denoiser.family
-    put_weights(trainee.denoiser.weights, start, weights_name(family, start.config.method), family)
-    wanted = kept.expected(trainee.facts, trainee.optimizer, parameters,
+    shards = trainee.shards
+    whole: Mapping[str, Tensor] = parameters if shards is None else {name: shards.whole[name] for name in parameters}
+    put_weights(trainee.denoiser.weights, start, weights_name(family, start.config.method), family, shards=shards)
+    wanted = kept.expected(trainee.facts, trainee.optimizer, whole,
                            tensor_names(start.folder, start.state, OPTIMIZER))
     if not wanted:
         raise CacheError(f"{start.folder / OPTIMIZER} has no moments for any trained parameter",
                          hint="the checkpoint is from another run; train again into another RUN with -o")
-    kept.put(trainee.facts, trainee.optimizer, parameters, read_tensors(start.folder, start.state, OPTIMIZER, wanted))
+    values = read_tensors(start.folder, start.state, OPTIMIZER, wanted)
+    if shards is not None:
+        values |= {name: shards.rows(values[name]) for name in _rows_kept(trainee, shards.whole) if name in values}
+    kept.put(trainee.facts, trainee.optimizer, parameters, values)
     if trainee.shadow is not None:
-        put_weights(trainee.shadow, start, AVERAGE, family, trainee.denoiser.weights)
+        put_weights(trainee.shadow, start, AVERAGE, family, trainee.denoiser.weights, shards=shards)
 
 
 def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: Family,
-                there: Mapping[str, Tensor] | None = None) -> None:
+                there: Mapping[str, Tensor] | None = None, shards: Shards | None = None) -> None:
     """Copies a checkpoint's weights, or its moving average, into `targets`. Raises `CacheError`.
 
     `there`: all weights that the file should have, if they are more than `targets`: an average has no frozen ones.
     """
-    like = _packed(targets if there is None else there, start.config, family)
+    of_file = targets if there is None else there
+    if shards is not None:
+        of_file = {name: shards.whole[name] for name in of_file}
+    like = _packed(of_file, start.config, family)
     values = read_tensors(start.folder, start.state, name, {each: (value.dtype, tuple(value.shape))
                                                             for each, value in like.items()})
     if start.config.method == "lora":
-        found = lora.unpack(values, targets if there is None else there, naming_of(family))
+        found = lora.unpack(values, of_file, naming_of(family))
         values = {each: found[each] for each in targets}
-    copy_into(targets, values)
+    _put(targets, values, shards)
 
 
 def averaged(start: Start, family: Family) -> str:
@@ -235,6 +328,16 @@ def averaged(start: Start, family: Family) -> str:
     return AVERAGE if AVERAGE in start.state.files else weights_name(family, start.config.method)
 
 
-def _packed(values: Mapping[str, Tensor], config: Config, family: Family) -> Mapping[str, Tensor]:
-    """Parameters under the names that they have in a file."""
-    return lora.pack(values, config.lora, naming_of(family)) if config.method == "lora" else values
+def _packed(values: Mapping[str, Tensor], config: Config, family: Family, fetch: Fetch | None = None
+            ) -> Mapping[str, Tensor]:
+    """Parameters under the names that they have in a file; adapters of a divided model are fetched for that."""
+    if config.method == "full":
+        return values
+    if fetch is not None:
+        values = {name: _value(value, fetch) for name, value in values.items()}
+    return lora.pack(values, config.lora, naming_of(family))
+
+
+def _value(value: Tensor, fetch: Fetch) -> Tensor:
+    """A tensor in memory: fetched, if it is on the meta device."""
+    return fetch(value) if value.is_meta else value

@@ -52,8 +52,11 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup, ranks: Ranks = ALONE)
     wanted = draws.spread(config.validation.timesteps, denoiser.timesteps)
     requests = list(draws.validation(rows.index, config.micro_batch, count=config.validation.timesteps,
                                      timesteps=denoiser.timesteps, most=config.validation.most))
-    with ranks.together():
-        mine = _losses(denoiser, rows, setup, requests[ranks.rank :: ranks.world])
+    own = requests[ranks.rank :: ranks.world]
+    if ranks.sharded and len(own) < len(requests[:: ranks.world]):
+        own.append(requests[0])  # every rank takes part in every pass; this one's result is not used
+    with ranks.passing():
+        mine = _losses(denoiser, rows, setup, own, ranks)
     each = ranks.gather(mine)
     sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()
     for number, request in enumerate(requests):
@@ -69,13 +72,13 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup, ranks: Ranks = ALONE)
                      samples=len(means), sources=_by_source(means, rows, setup))
 
 
-def _losses(denoiser: Denoiser, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest]
-            ) -> list[list[float]]:
+def _losses(denoiser: Denoiser, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest],
+            ranks: Ranks) -> list[list[float]]:
     """The losses of the samples of each forward pass."""
     latents, found = latents_of(setup.manifest), []
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda") as feed):
-        for batch in feed:
+        for batch in ranks.each(feed):
             given = forward(denoiser, batch.to(denoiser.device), latents, setup.config.loss)
             found.append(to_host(sample_losses(given, setup.config.loss)).tolist())
     return found

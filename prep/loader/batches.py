@@ -87,6 +87,7 @@ class Batch:
     weight_B: Tensor  # float32
     shots: tuple[Draw, ...]
     slot: Slot
+    idle: bool  # its samples do not count
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`, for training and validation."""
@@ -137,7 +138,8 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
     if std is not None:
         latent = drawn_latents(latent, std, drawn)
     return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
-                 input_noise_BChw=given, timestep_B=timestep, weight_B=weight, shots=shots, slot=slot)
+                 input_noise_BChw=given, timestep_B=timestep, weight_B=weight, shots=shots, slot=slot,
+                 idle=request.idle)
 
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, given_BChw: Tensor, keys: Sequence[tuple[int, int]],

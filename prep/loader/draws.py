@@ -45,6 +45,8 @@ class Share:
 
     rank: int
     world: int
+    # Whether every rank makes as many forward passes as any other: idle ones, too, whose samples do not count.
+    level: bool = False
 
     def of(self, number: int, count: int) -> range:
         """Places of this rank in micro-batch `number` of a step, which has `count` samples.
@@ -53,6 +55,12 @@ class Share:
         """
         place = (self.rank - number) % self.world
         return range(place * count // self.world, (place + 1) * count // self.world)
+
+
+    def passes(self, number: int, count: int, most: int | None) -> int:
+        """The forward passes of this rank in that micro-batch, of at most `most` samples each."""
+        own = -(-count // self.world) if self.level else len(self.of(number, count))
+        return len(_starts(own, most))
 
 
 WHOLE = Share(rank=0, world=1)
@@ -65,6 +73,7 @@ class BatchRequest:
     bucket: int
     shots: tuple[Draw, ...]
     noise: Noise = PLAIN  # how the noise of each shot's key is drawn
+    idle: bool = False  # made only because other ranks make a forward pass meanwhile
 
 
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
@@ -85,12 +94,15 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
             shots = tuple(_shots(index, part, places, (plan.seed, epoch), dropout, timestep))
             for start in _starts(len(places), most):
                 yield BatchRequest(bucket=part.bucket, shots=shots[start : start + (most or len(shots))], noise=noise)
+            idle = share.passes(number, len(part.occurrences), most) - len(_starts(len(places), most))
+            for _ in range(idle):
+                one = tuple(_shots(index, part, range(1), (plan.seed, epoch), dropout, timestep))
+                yield BatchRequest(bucket=part.bucket, shots=one, noise=noise, idle=True)
 
 
 def passes(plan: StepPlan, step: int, *, most: int | None = None, share: Share = WHOLE) -> int:
     """The forward passes of one rank in a step; 0 if there are fewer samples than ranks."""
-    return sum(len(_starts(len(share.of(number, len(part.occurrences))), most))
-               for number, part in enumerate(plan.at(step)))
+    return sum(share.passes(number, len(part.occurrences), most) for number, part in enumerate(plan.at(step)))
 
 
 def _starts(count: int, most: int | None) -> range:

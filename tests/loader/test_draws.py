@@ -91,6 +91,26 @@ def test_ranks_divide_the_shots_of_every_step(make, world):
         assert {shot for part in parts for shot in part} == set(whole)
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_level_shares_have_idle_passes_beside_their_own(make, world):
+    """As many for each rank; what counts is what it would be without them."""
+    index = open_index(make(counts=(9, 4), texts=2).manifest)
+    plan = step_plan(index.counts, seed=5, batch_size=6, micro_batch=3)
+    idle = 0
+    for step in range(plan.steps_per_epoch):
+        numbers = set()
+        for rank in range(world):
+            shares = [draws.Share(rank=rank, world=world, level=level) for level in (False, True)]
+            own, level = (list(draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000, most=2,
+                                              share=share)) for share in shares)
+            assert [request for request in level if not request.idle] == own
+            assert len(level) == draws.passes(plan, step, most=2, share=shares[1])
+            numbers.add(tuple(request.bucket for request in level))
+            idle += sum(request.idle for request in level)
+        assert len(numbers) == 1
+    assert (idle > 0) == (world > 1)
+
+
 @given(count=st.integers(0, 50), world=st.integers(1, 9), number=st.integers(0, 20))
 def test_shares_are_nearly_equal(count, world, number):
     places = [draws.Share(rank=rank, world=world).of(number, count) for rank in range(world)]

@@ -38,6 +38,8 @@ Lr = Annotated[float | None, typer.Option(help="learning rate (optimizer.lr)")]
 Rank = Annotated[int | None, typer.Option(help="rank of the adapters (lora.rank)")]
 Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weight the loss by masks (default: if "
                                                                   "the manifest has any)")]
+Shard = Annotated[bool | None, typer.Option("--shard/--no-shard", help="with torchrun: divide the model among the "
+                                            "processes (parallel.shard)")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like lora.alpha=8; repeatable",
                                                metavar="NAME=VALUE")]
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "

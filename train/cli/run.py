@@ -35,6 +35,7 @@ def run(
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
+    shard: opt.Shard = None,
     settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
@@ -45,7 +46,7 @@ def run(
     folder = output or Path("runs") / manifest.stem
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
-               "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked}
+               "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard}
     with joined() as ranks:
         with _preparing(ranks):
             start = _start_of(folder, resume, start_from, adopt, init_from)
@@ -54,6 +55,7 @@ def run(
             setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
             if ranks.world > 1:
                 _require_equal(ranks, setup, start)
+        ranks = replace(ranks, sharded=setup.config.parallel.shard and ranks.world > 1)
         ending = _train(setup, folder, device, start, start_from, ranks, quiet)
     if as_json and ranks.first:
         put_json({"format": "latentry/run-result", "version": 1, **ending})

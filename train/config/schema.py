@@ -219,6 +219,14 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """How several processes train together; one process ignores it."""
+
+    shard: bool = setting(False, resume=True, help="divide the model, its gradients and what the optimizer keeps among "
+                          "the processes (FSDP2), for models that do not fit on one GPU")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Logging:
     """What a run shows of itself, besides log.jsonl."""
 
@@ -280,5 +288,6 @@ class Config:
     validation: Validation = field(default_factory=Validation)
     sample: Sampling = field(default_factory=Sampling)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    parallel: Parallel = field(default_factory=Parallel)
     log: Logging = field(default_factory=Logging)
     result: Result = field(default_factory=Result)

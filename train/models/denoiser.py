@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +57,10 @@ class Denoiser:
 
 
 def load(model: Path, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
-         family: str = "") -> Denoiser:
+         family: str = "", place: Callable[[Any, torch.device], object] = module_to_device) -> Denoiser:
     """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
+
+    `place` brings it there from host memory.
 
     `family` is the manifest's; "": that of the pipeline's class.
 
@@ -81,7 +83,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
             trained = set(lora.attach(denoiser, config.lora, config.seed, DENOISERS[facts.name].presets))
     if config.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
-    module_to_device(denoiser, device)
+    place(denoiser, device)
     levels = noise_schedule(model, prediction, zero_terminal_snr=config.zero_terminal_snr)
     flow = prediction == "flow"
     schedule = dict(load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).config) if flow else {}

@@ -31,16 +31,29 @@ def update(shadow: Shadow, parameters: Mapping[str, Tensor], decay: float) -> No
 
 
 @contextmanager
-def swapped_in(shadow: Shadow | None, parameters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Swaps the values of parameters and shadow inside the `with` block; does nothing without a shadow."""
-    _swap(shadow or {}, parameters)
+def swapped_in(shadow: Shadow | None, parameters: Mapping[str, Tensor], *, copied: bool = False) -> Iterator[None]:
+    """Swaps the values of parameters and shadow inside the `with` block; does nothing without a shadow.
+
+    `copied`: in the same memory, which a divided model is gathered from.
+    """
+    swap = _swap_values if copied else _swap
+    swap(shadow or {}, parameters)
     try:
         yield
     finally:
-        _swap(shadow or {}, parameters)
+        swap(shadow or {}, parameters)
 
 
 def _swap(shadow: Shadow, parameters: Mapping[str, Tensor]) -> None:
     """Swaps references to the values without copying, so it needs no memory and cannot fail halfway."""
     for name, average in shadow.items():
         shadow[name], parameters[name].data = parameters[name].data, average
+
+
+@torch.no_grad()
+def _swap_values(shadow: Shadow, parameters: Mapping[str, Tensor]) -> None:
+    """Swaps the values themselves, a tensor at a time."""
+    for name, average in shadow.items():
+        before = parameters[name].clone()
+        parameters[name].copy_(average)
+        average.copy_(before)

@@ -33,6 +33,7 @@ class Facts:
     extra: str = ""  # of this package, which installs it
     torch: tuple[int, int] = (2, 6)  # least version
     device: str = ""  # the only kind of device that it works on; empty: any
+    by_number: bool = False  # whether each number of a weight is updated for itself: any part of it, as the whole
     averages: bool = False  # whether it averages the weights itself: they are then not those of its steps
 
 
@@ -193,14 +194,15 @@ def average(optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 TABLE: Mapping[str, Facts] = {
-    "adamw": Facts(build=_adamw, kept=_adamw_kept),
+    "adamw": Facts(build=_adamw, kept=_adamw_kept, by_number=True),
     "adamw-8bit": Facts(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb"),
     "adamw-8bit-paged": Facts(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb", device="cuda"),
     "adamw-schedule-free": Facts(build=_schedule_free, kept=_schedule_free_kept, library="schedulefree",
-                                 extra="optimizers", averages=True,
+                                 extra="optimizers", averages=True, by_number=True,
                                  numbers={"k": int, "weight_sum": float, "lr_max": float}),
     "adafactor": Facts(build=_adafactor, kept=_adafactor_kept),
-    "lion": Facts(build=_lion, kept=_lion_kept, library="lion_pytorch", extra="optimizers"),
+    "lion": Facts(build=_lion, kept=_lion_kept, library="lion_pytorch", extra="optimizers",
+                  by_number=True),
     "muon": Facts(build=_muon, kept=_muon_kept, torch=(2, 9)),
     "prodigy": Facts(build=_prodigy, kept=_prodigy_kept, library="prodigyopt", extra="optimizers",
                      numbers={"k": int, "d": float, "d_max": float, "d_numerator": float}),

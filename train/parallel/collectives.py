@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import distributed as dist
 
 # The others wait while the first rank validates and draws pictures. A rank that dies is noticed at once.
 PATIENCE = timedelta(hours=2)
+_FAILED = "latentry/failed"
 BUCKET = 1 << 25  # bytes of gradients that are added at a time: 32 MiB, large enough for the network's full speed
 
 
@@ -50,6 +52,52 @@ def gather(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     found = [torch.empty_like(mine) for _ in sizes]
     dist.all_gather(found, mine)
     return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
+
+
+def ask(number: int) -> int:
+    """The number of the first rank, on every rank."""
+    asked = torch.tensor([number])
+    dist.broadcast(asked, src=0)
+    return int(asked)
+
+
+def join_rows(own: Tensor, whole: Tensor) -> Tensor | None:
+    """The whole tensor in host memory, on the first rank, from the rows of each: equal parts, but for the last ones."""
+    world = dist.get_world_size()
+    each = -(-len(whole) // world) * (whole.numel() // max(len(whole), 1)) * whole.element_size()
+    mine = torch.zeros(each, dtype=torch.uint8)
+    data = own.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    mine[:len(data)] = data
+    found = [torch.empty_like(mine) for _ in range(world)] if dist.get_rank() == 0 else None
+    dist.gather(mine, found)
+    if found is None:
+        return None
+    size = whole.numel() * whole.element_size()
+    return torch.cat(found)[:size].view(whole.dtype).view(whole.shape)
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether the error is that of a connection to another rank."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def tell(code: int) -> None:
+    """Leaves the exit code of this rank where the others find it after it has ended."""
+    _store().set(_FAILED, str(code))
+
+
+def told() -> int | None:
+    """The exit code of a rank that has failed, if one has told it in time."""
+    store = _store()
+    try:
+        store.wait([_FAILED], timedelta(seconds=5))
+        return int(store.get(_FAILED))
+    except (RuntimeError, ValueError):  # nobody has, or the store has ended with its rank
+        return None
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()  # torch has no other name for it
 
 
 def add_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prep.errors import EXIT_BUG, ConfigError, Problem, UsageError, first_line
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 
@@ -33,6 +34,10 @@ class RankFailed(Problem):
         self.exit_code = exit_code
 
 
+class RankLost(RankFailed):
+    """The connection to another rank broke."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
     """This process among those that train together."""
@@ -40,6 +45,8 @@ class Ranks:
     rank: int = 0
     world: int = 1
     local: int = 0  # among those of this machine
+    # Whether the model is divided among the ranks (`train.parallel.shards`): each forward pass then needs all of them.
+    sharded: bool = False
 
     @property
     def first(self) -> bool:
@@ -65,6 +72,48 @@ class Ranks:
                 raise
             raise SystemExit(_code(explained(error))) from None
         self._share(None)
+
+    @contextmanager
+    def passing(self, explained: Callable[[Exception], Exception] = lambda error: error) -> Iterator[None]:
+        """Forward passes, whose batches come from `each`: `together`, unless the passes themselves need all ranks.
+
+        A rank that then fails in a pass cannot tell the others, which wait for its part of the model. It ends with its
+        own error, and they end silently, when their connection to it breaks.
+        """
+        if not self.sharded:
+            with self.together(explained):
+                yield
+            return
+        try:
+            yield
+        except _Told as ending:
+            raise ending.error from None
+        except Exception as error:
+            raise self._alone(explained(error)) from error
+
+    def each(self, feed: Iterator[Any], explained: Callable[[Exception], Exception] = lambda error: error
+             ) -> Iterator[Any]:
+        """The items of `feed`, for `passing`. If passes need all ranks, these agree before each that all have an item.
+        """
+        while True:
+            try:
+                with self.together(explained) if self.sharded else nullcontext():
+                    item = next(feed, None)
+            except Exception as error:
+                raise (_Told(error) if self.sharded else error) from None
+            if item is None:
+                return
+            yield item
+
+    def _alone(self, error: Exception) -> BaseException:
+        """What this rank raises after it failed in a pass, or after another one did."""
+        from train.parallel import collectives
+
+        if not collectives.is_lost(error):
+            collectives.tell(_code(error))
+            return error
+        code = collectives.told()
+        return self._ended(error) if code is None else SystemExit(code)
 
     @contextmanager
     def staying(self) -> Iterator[None]:
@@ -115,6 +164,26 @@ class Ranks:
         with self._lost():
             collectives.add_gradients(list(parameters))
 
+    def divide(self, model: nn.Module, device: torch.device) -> None:
+        """Divides the parameters of a model among the ranks, on `device`. Raises `ConfigError`."""
+        from train.parallel.division import divide
+
+        divide(model, device)
+
+    def ask(self, number: int) -> int:
+        """The first rank's number, on every rank."""
+        from train.parallel import collectives
+
+        with self._lost():
+            return collectives.ask(number)
+
+    def join_rows(self, own: Tensor, whole: Tensor) -> Tensor | None:
+        """The whole tensor in host memory, on the first rank, from the rows of each."""
+        from train.parallel import collectives
+
+        with self._lost():
+            return collectives.join_rows(own, whole)
+
     def require_equal(self, facts: Mapping[str, Any]) -> None:
         """Raises `ConfigError` on every rank unless all have the same facts: {name: value}."""
         all_facts = self.gather(dict(facts))
@@ -144,8 +213,19 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            raise RankFailed(f"another of the {self.world} ranks ended without a message ({first_line(error)})",
-                             hint="its process was killed, or its machine is gone; --resume continues") from None
+            raise self._ended(error) from None
+
+    def _ended(self, error: Exception) -> RankLost:
+        return RankLost(f"another of the {self.world} ranks ended without a message ({first_line(error)})",
+                        hint="its process was killed, or its machine is gone; --resume continues")
+
+
+class _Told(Exception):
+    """An error that all ranks know of."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 ALONE = Ranks()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prep.digest import digest_bytes
 from prep.fs import atomic
-from prep.loader.device import to_device
+from prep.loader.device import to_device, to_host
 from prep.parse import Unparsed
 from train.runs.checkpoint import FORMAT, STATE, VERSION, State, list_checkpoints, way_out
 from train.runs.documents import refused, seal
@@ -27,6 +27,7 @@ class Part:
     name: str  # relative path
     tensors: Mapping[str, Tensor] | None = None
     metadata: Mapping[str, str] | None = None
+    fetch: Callable[[Tensor], Tensor] = to_host  # the values of a tensor, if it is on the meta device
     data: bytes = b""
 
 
@@ -88,7 +89,7 @@ def write_part(path: Path, part: Part) -> str:
         atomic.write_synced(path, part.data)
         return digest_bytes(part.data)
     with atomic.create(path) as handle:
-        digest = write_safetensors(handle, part.tensors, {"format": "pt", **(part.metadata or {})})
+        digest = write_safetensors(handle, part.tensors, {"format": "pt", **(part.metadata or {})}, part.fetch)
         atomic.sync(handle)
     return digest
 

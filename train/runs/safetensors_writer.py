@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import torch
@@ -22,8 +22,12 @@ _NAMES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.bfloat16: "BF16
 _ALIGNED = 8  # the header is padded with spaces to a multiple of this, which aligns the tensors
 
 
-def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Writes the file and returns its SHA-256; the same values in the same order give the same bytes."""
+def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str],
+                      fetch: Callable[[Tensor], Tensor] = to_host) -> str:
+    """Writes the file and returns its SHA-256; the same values in the same order give the same bytes.
+
+    Tensors on the meta device are fetched one after another, so that only one has to be in memory.
+    """
     running = hashlib.sha256()
 
     def put(data: Any) -> None:
@@ -41,7 +45,7 @@ def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata:
     put(len(spelled).to_bytes(8, "little"))
     put(spelled)
     for value in tensors.values():
-        put(_bytes(value))
+        put(_bytes(fetch(value) if value.is_meta else value))
     return running.hexdigest()
 
 

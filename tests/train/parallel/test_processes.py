@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from runs import events
 from safetensors.torch import load_file
-from torchrun import command, environment, torchrun
+from together import damage, damage_late_row, ended, second, steps_of
+from torchrun import torchrun
 
 from prep.errors import PathError
-from prep.loader.draws import training, validation
+from prep.loader.draws import validation
 from prep.loader.rows import Rows
 from train import evaluate
 from train.check import check
@@ -37,10 +36,6 @@ def same(one, other):
     assert any(value.abs().max() > 0 for name, value in first.items() if "lora_up" in name)
     for name, value in first.items():
         torch.testing.assert_close(value, second[name], rtol=1e-3, atol=2e-5)
-
-
-def steps_of(run):
-    return [event for event in events(run) if event["event"] == "step"]
 
 
 def test_any_number_of_processes_takes_the_same_steps_and_resumes_the_others_runs(make, train, tmp_path):
@@ -144,55 +139,6 @@ def test_an_interruption_is_told_once(make, tmp_path):
 
 def ended_by(blow, path, run):
     """What a long run in two processes says when it is dealt a blow: the last step has a checkpoint."""
-    words = command(2, "run", path, *FEW, "--set", "checkpoint.every=0", "--steps", 100_000, "-o", run)
-    with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True) as popen:
-        try:
-            until(lambda: (run / "log.jsonl").exists() and len(steps_of(run)) > 5)
-            blow(popen)
-            err = popen.communicate(timeout=60)[1]
-        finally:
-            if popen.poll() is None:
-                os.killpg(popen.pid, signal.SIGKILL)
+    err = ended(2, blow, ("run", path, *FEW, "--set", "checkpoint.every=0", "--steps", 100_000), run)
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{steps_of(run)[-1]['step']:06d}"]
     return err
-
-
-def damage_late_row(made):
-    """Flips a bit in the latent of a sample that the first step does not show."""
-    report = check(RunRequest(manifest=made.path), parse({"batch_size": 4}, ""))
-    setup = report.setup
-    first, second = (next(iter(training(setup.index, setup.plan, step, step + 1, dropout=0.0, timesteps=1000)))
-                     for step in (0, 1))
-    shot = next(shot for shot in second.shots if shot.sample not in {one.sample for one in first.shots})
-    damage(made, setup, (second, shot))
-
-
-def damage(made, setup, showing):
-    """Flips a bit in the latent of a showing: its request and its draw."""
-    request, shot = showing
-    rows = Rows(setup.index)
-    ref = rows.latent_ref(shot)
-    row = torch.empty(1, *setup.index.shape("latent", request.bucket)["latent"], dtype=torch.bfloat16)
-    rows.fill(row, "latent", "latent", [ref])
-    content = row.view(torch.uint8).numpy().tobytes()
-    path, = (file for file in setup.index.cache.shard(ref.shard).rglob("*")
-             if file.is_file() and content in file.read_bytes())
-    data = path.read_bytes()
-    assert data.count(content) == 1
-    place = data.index(content) + len(content) // 2
-    path.chmod(0o644)
-    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1:])
-
-
-def until(true, seconds=90):
-    patience = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < patience
-        time.sleep(0.05)
-
-
-def second(torchrun_process):
-    """The process of rank 1."""
-    children = Path(f"/proc/{torchrun_process}/task/{torchrun_process}/children").read_text().split()
-    return next(int(child) for child in children
-                if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{child}/environ").read_bytes())

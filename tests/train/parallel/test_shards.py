@@ -1,0 +1,175 @@
+"""A model that is divided among processes: the steps of one process, whoever continues them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import events
+from safetensors.torch import load_file
+from together import damage_late_row, ended, second, steps_of
+from torch import nn
+from torchrun import environment, torchrun
+
+from prep.errors import ConfigError
+from train.check import check
+from train.config.load import parse
+from train.optim import ema
+from train.parallel import collectives, division
+from train.parallel.ranks import RankLost, Ranks
+from train.parallel.shards import Shards
+from train.setup import RunRequest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
+COMMON = ("--device", "cpu", "--precision", "fp32", "--batch-size", 6, "--micro-batch", 3, "--lr", "1e-3", "--steps", 4,
+          "--set", "checkpoint.every=2", "--set", "sample.steps=2", "--set", "validation.timesteps=2",
+          "--set", "ema.decay=0.9")  # four processes divide a micro-batch of three: one is idle
+KINDS = {"lora": ("--rank", 2, "--set", "gradient_checkpointing=true"),
+         "full": ("--method", "full", "--set", "optimizer.clip=0.1")}
+
+
+def near(one, other, name):
+    """Whether the tensors of both are the same but for the order of sums, of which AdamW may make much."""
+    first, second = (load_file(run / name) for run in (one, other))
+    assert first.keys() == second.keys()
+    for each, value in first.items():
+        torch.testing.assert_close(value, second[each], rtol=1e-3, atol=2e-5)
+
+
+def test_gradients_are_those_of_one_process():
+    """Of a UNet and a transformer, all weights and LoRA, in two passes. Sums of 1e-6 differ by their order."""
+    script = Path(__file__).parents[2] / "support" / "divided_gradients.py"
+    done = subprocess.run([sys.executable, "-m",
+                           "torch.distributed.run", "--nproc-per-node", "2", script], env=environment(), check=False,
+                          capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "returned a view tensor" not in done.stderr
+    cases = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(cases) == 8
+    for case in cases:
+        assert case["worst"] < 1e-5 and not case["whole"], case
+
+
+@pytest.mark.parametrize(("kind", "count"), [("lora", 4), ("full", 2)])
+def test_a_run_is_that_of_one_process_and_continued_by_one(make, train, tmp_path, kind, count):
+    """Also what is validated and drawn in between, with the average in place of the weights."""
+    path, one, run = make(validation=3).path, tmp_path / "one", tmp_path / "divided"
+    words = ("run", path, *COMMON, *KINDS[kind])
+    assert train(*words, "-o", one).code == 0
+    done = torchrun(count, *words, "--shard", "-o", run)
+    assert done.returncode == 0, done.stderr
+    for event, other in zip(events(one), events(run), strict=True):
+        assert (event["event"], event["step"]) == (other["event"], other["step"]), other
+        for name in {"loss", "grad_norm", "samples", "parameters"} & event.keys():
+            assert event[name] == pytest.approx(other[name], rel=1e-4)
+    names = [path.relative_to(run) for path in run.rglob("*.safetensors")]
+    assert len(names) == 7
+    for name in names:
+        near(one, run, name)
+    result = min(names, key=lambda name: len(name.parts))
+    (run / result).unlink()
+    assert train(*words, "-o", run, "--resume", "--from", "step-2").code == 0
+    near(one, run, result)
+    assert [event["ranks"] for event in events(run) if event["event"] == "start"] == [count, 1]
+
+
+def test_a_divided_run_continues_a_whole_one_and_survives_a_damaged_row(make, train, tmp_path):
+    """The failure is known to all before a pass: one message, and a checkpoint of the last whole step."""
+    made, run = make(), tmp_path / "run"
+    words = ("run", made.path, *COMMON, *KINDS["full"], "--batch-size", 4, "--micro-batch", 4, "--set",
+             "validation.every=0", "--set", "sample.every=0", "-o", run)
+    damage_late_row(made)
+    assert train(*words, "--steps", 1).code == 0
+    done = torchrun(2, *words, "--steps", 40, "--shard", "--resume")
+    assert done.returncode != 0
+    assert done.stderr.count("error: ") == 1 and "checksum" in done.stderr, done.stderr
+    last = steps_of(run)[-1]["step"]
+    assert (run / "checkpoints" / f"step-{last:06d}" / "unet").is_dir()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the second process in /proc")
+def test_the_others_end_when_one_is_killed(make, tmp_path):
+    """Without a checkpoint of that step: a part of every weight is gone."""
+    words = ("run", make().path, *COMMON, *KINDS["lora"], "--set", "sample.every=0", "--steps", 100_000, "--shard")
+    err = ended(2, lambda run: os.kill(second(run.pid), signal.SIGKILL), words, tmp_path / "run")
+    assert "error: another of the 2 ranks ended without a message" in err, err
+    kept = max(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert int(kept[5:]) % 2 == 0
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw-8bit", "prodigy"])
+def test_optimizers_that_need_whole_weights(make, name):
+    settings = {"optimizer": {"name": name}, "parallel": {"shard": True}}
+    fault, = check(RunRequest(manifest=make().path), parse(settings, "")).faults
+    assert fault.message == f"optimizer.name is '{name}', which needs whole weights, but parallel.shard divides them"
+    assert fault.hint == "--set optimizer.name=adamw, or --no-shard"
+
+
+def test_an_early_torch(make, monkeypatch):
+    monkeypatch.setattr("train.check.version", lambda name: "2.8.1+cpu")
+    fault, = check(RunRequest(manifest=make().path), parse({"parallel": {"shard": True}}, "")).faults
+    assert fault.message == "parallel.shard needs torch 2.9 or later, but 2.8.1+cpu is installed"
+
+
+def test_a_model_that_cannot_be_divided(monkeypatch):
+    def refuse(module, **options):
+        raise ValueError("fully_shard doesn't support scalar parameters")
+
+    monkeypatch.setattr(division, "init_device_mesh", lambda *args: None)
+    monkeypatch.setattr(division, "get_world_size", lambda: 2)
+    monkeypatch.setattr(division, "fully_shard", refuse)
+    with pytest.raises(ConfigError, match="the model cannot be divided among processes: fully_shard doesn't") as caught:
+        division.divide(nn.Linear(1, 1), torch.device("cpu"))
+    assert caught.value.hint == "--no-shard"
+
+
+def test_blocks_are_gathered_alone_inner_ones_first():
+    class Block(nn.Module):
+        def __init__(self, *inner):
+            super().__init__()
+            self.inner = nn.ModuleList(inner)
+
+    model = nn.Sequential(Block(nn.Linear(1, 1)), nn.ReLU())
+    model._no_split_modules = ["Block", "Linear"]
+    assert division._blocks(model) == [model[0].inner[0], model[0]]
+    plain = Block(nn.Linear(1, 1), nn.Linear(1, 1))
+    assert division._blocks(plain) == [plain.inner[1], plain.inner[0]]
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(5, [[0, 1], [2, 3], [4]]), (2, [[0], [1], []]),
+                                               (4, [[0, 1], [2, 3], []])])
+def test_rows_are_those_of_fsdp(count, wanted):
+    """As `torch.chunk` divides; later ranks may have none."""
+    found = [Shards(ranks=Ranks(rank=rank, world=3), whole={}, own={}, divided={}).rows(torch.arange(count)).tolist()
+             for rank in range(3)]
+    assert found == wanted
+
+
+def test_a_rank_that_fails_alone_tells_it_and_others_end_silently(monkeypatch):
+    ranks, told = Ranks(rank=1, world=2, sharded=True), []
+    monkeypatch.setattr(collectives, "tell", told.append)
+    with pytest.raises(ConfigError, match="mine"), ranks.passing():
+        raise ConfigError("mine")
+    assert told == [ConfigError("").exit_code]
+    monkeypatch.setattr(collectives, "told", lambda: 9)
+    with pytest.raises(SystemExit) as ending, ranks.passing():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+    assert ending.value.code == 9
+    monkeypatch.setattr(collectives, "told", lambda: None)
+    with pytest.raises(RankLost, match="another of the 2 ranks ended without a message"), ranks.passing():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+
+
+def test_an_average_is_swapped_in_within_the_same_memory():
+    shadow, weight = {"a": torch.zeros(2)}, nn.Parameter(torch.ones(2))
+    places = shadow["a"].data_ptr(), weight.data_ptr()
+    with ema.swapped_in(shadow, {"a": weight}, copied=True):
+        assert weight.tolist() == [0, 0] and shadow["a"].tolist() == [1, 1]
+    assert weight.tolist() == [1, 1] and shadow["a"].tolist() == [0, 0]
+    assert places == (shadow["a"].data_ptr(), weight.data_ptr())
