@@ -27,6 +27,9 @@ def encode(
     encoder_memory: Annotated[float | None, typer.Option(
         help="GiB of the device for the weights of a text encoder; a larger one stays in the computer's memory, and "
         "its layers are copied one by one (default: no limit)", min=0)] = None,
+    compiled: Annotated[bool, typer.Option(
+        "--compile", help="compile VAE and text encoders with torch.compile: the first batches take minutes, the "
+        "others less; for many pictures")] = False,
     shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB", min=1, max=4096)] = 256,
     max_rejects: Annotated[int | None, typer.Option(
         help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile, "
@@ -56,7 +59,7 @@ def encode(
     report = run_encode(EncodeCall(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
-        recheck=recheck, download=download, dry_run=dry_run, measure=measure,
+        recheck=recheck, download=download, dry_run=dry_run, measure=measure, compiled=compiled,
         encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
     if not quiet:

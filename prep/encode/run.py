@@ -55,6 +55,7 @@ class EncodeCall:
     retry_rejects: bool = False
     recheck: bool = False  # verify what is reused
     measure: bool = False  # with dry_run: encode a few rows to estimate time and memory
+    compiled: bool = False  # whether encoders are compiled
     encoder_memory: int | None = None  # bytes of the device for the weights of a text encoder; None: no limit
 
 
@@ -196,7 +197,7 @@ def _job(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: C
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
               compute={name: str(wanted.contexts.by_field()[name]["compute"]) for name in ("latent", "text")},
               tile=call.recipe.model.tile, device=call.device, encoder_memory=call.encoder_memory,
-              batch_size=call.batch_size, jobs=call.jobs,
+              batch_size=call.batch_size, jobs=call.jobs, compiled=call.compiled,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.components import class_of
+from prep.models.device.compiling import Compiler
 from prep.models.device.memory import FittingBatches, move
 from prep.models.fields import STD
 from prep.models.files import FETCH_AGAIN
@@ -44,7 +45,7 @@ class VaeEncoder:
     """A VAE on its device; `encode` returns rows ready to store."""
 
     def __init__(self, model: Path, *, device: str, compute: str, dtype: str, with_std: bool = False, tile: int = 0,
-                 expected: Expected | None = None) -> None:
+                 expected: Expected | None = None, compiled: bool = False) -> None:
         """Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint."""
         self._device, self._dtype, self._with_std = pick_device(device), dtype, with_std
         self.batches = FittingBatches(self._device, compute)
@@ -56,6 +57,9 @@ class VaeEncoder:
             # them for each batch. On a CPU that changes no bit and gains nothing: 4.94 and 5.02 CPU seconds for four
             # pictures of 512x512 with the small VAE of `make bench`, where channels first would take 5.44.
             self._vae.to(memory_format=torch.channels_last)
+        self.compiler = Compiler(wanted=compiled)
+        if type(self._vae).__name__ not in OF_VIDEO:  # whose encoders keep frames in lists
+            self.compiler.apply(self._vae.encoder, "the VAE")
         if tile:
             encode_in_tiles(self._vae, tile)
         try:

@@ -46,6 +46,7 @@ class Job:
     batch_size: int  # pictures per forward pass of the VAE
     jobs: int  # threads that decode
     max_rejects: int  # rows that may fail before the run stops
+    compiled: bool = False  # whether encoders are compiled; not in the keys
     claims: Claims = field(default_factory=Claims)
 
     def bucket_of(self, task: Task) -> Size | None:

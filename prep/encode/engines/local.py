@@ -159,13 +159,13 @@ def _encode_texts(job: Job, tasks: Sequence[Task], sink: _Sink, progress: Progre
 
         encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
                               compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
-                              first=_captions(job, first[1]))
+                              compiled=job.compiled, first=_captions(job, first[1]))
     _check_text_shapes(job, encoder.shapes)
     with _bar(job, "text", progress) as tick:
         for task, coming in chain([first], turns):
             encoder.prepare(_captions(job, coming))
             sink.take(task, text_rows(job, task, encoder), tick, job.device)
-    sink.tally.notices += encoder.placement.notices
+    sink.tally.notices += [*encoder.placement.notices, *encoder.compiler.notices]
     sink.tally.note_batches(encoder.batches, "captions", "")
 
 
@@ -194,10 +194,11 @@ def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, sink: 
             from prep.models.vae import VaeEncoder
 
         encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
-                             with_std=job.specs.with_std, tile=job.tile, expected=job.vae)
+                             with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
     with kept_heap(encoder.batches.device), _bar(job, "latent", progress) as tick:
         for task, pixels in _ahead(job, left, decoding, picture_pixels, job.wants.latents):
             sink.take(task, latent_rows(pixels, encoder, job.batch_size), tick, job.device)
+    sink.tally.notices += encoder.compiler.notices
     sink.tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
 
 

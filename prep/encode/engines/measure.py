@@ -60,7 +60,7 @@ def _texts(job: Job, tasks: list[Task], _decoders: WorkerPool) -> tuple[float, i
     begun = time.monotonic()
     encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
                           compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
-                          first=batches)
+                          compiled=job.compiled, first=batches)
     count = len(list(text_rows(job, task, encoder)))
     took = time.monotonic() - begun - encoder.loading  # not every caption takes the time to load
     return encoder.loading + took / count * sum(len(one.rows) for one in tasks), count
@@ -77,7 +77,7 @@ def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> tuple[float, 
     task = max(tasks, key=lambda one: (area(one), len(one.rows)))
     begun = time.monotonic()
     encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
-                         with_std=job.specs.with_std, tile=job.tile, expected=job.vae)
+                         with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
     loading = time.monotonic() - begun
     keys = task.rows[:job.batch_size]
     decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.wants.latents[key], decoders)) for key in keys])

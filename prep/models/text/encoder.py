@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from prep.errors import ModelError, Problem, first_line
+from prep.models.device.compiling import Compiler, is_whole
 from prep.models.device.memory import FittingBatches
 from prep.models.device.offload import Placement
 from prep.models.family import ATTENTION_MASK, TOKEN, Family, Shape, TextOptions, TextRow
@@ -36,7 +37,7 @@ class TextEncoder:
 
     def __init__(self, model: Path, family: Family, options: TextOptions, *, device: str, compute: str, dtype: str,
                  expected: Expected | None = None, memory: int | None = None,
-                 first: Iterable[TextBatch] = ()) -> None:
+                 compiled: bool = False, first: Iterable[TextBatch] = ()) -> None:
         """`memory` limits the bytes of weights on the device; `first` are the batches that will be encoded first.
 
         Raises `OutOfMemoryError`, `ModelError`, also if the files do not match the `expected` fingerprint, and
@@ -47,6 +48,7 @@ class TextEncoder:
         self._device = pick_device(device)
         self.placement = Placement(self._device, memory, compute)
         self.batches = FittingBatches(self._device, compute, most=most_captions(options.quantization))
+        self.compiler = Compiler(wanted=compiled and options.quantization == "none")
         self._prepared: set[tuple[tuple[str, ...], bool]] = set()
         files = text_files(model)
 
@@ -54,10 +56,13 @@ class TextEncoder:
 
         def load(name: str) -> Any:
             begun = time.monotonic()
+            self.compiler.release(self._device)
             loaded = load_encoder(model, family, name, files, DTYPES[compute], options.quantization)
             if expected is not None:
                 expected.require(digest_text(files, expected.file_digest), f"the text encoder of {model}")
             placed = self.placement.place(loaded, spoken(name))
+            if is_whole(placed, self._device):
+                self.compiler.apply(placed, f"the {spoken(name)}")
             self.loading += time.monotonic() - begun
             return placed
 
