@@ -13,9 +13,11 @@ from typing import Any
 
 from prep.models.pipeline import pipeline_index
 from train.config.load import as_table
+from train.config.schema import Lora
 from train.config.table import SETTINGS, spell
 from train.metadata import architecture_of, title_of, usual_size
 from train.models.families.registry import naming_of
+from train.models.naming import Naming
 from train.setup import Setup
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&:@])")
@@ -72,7 +74,8 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
         yield f"Fingerprint of {part}", f"`{digest}`"
     if config.method == "lora":
-        kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else "LoRA"
+        kind = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr"}[config.lora.kind]
+        kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else kind
         yield "Trained", f"{kind} of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
     else:
         part = "some weights" if config.full.train or config.full.freeze else "every weight"
@@ -115,8 +118,8 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
     naming = naming_of(setup.family)
     if setup.family.name in _WITHOUT_LOADER:
         yield f"diffusers has no loader for a LoRA of this pipeline: `train merge {result} --model MODEL -o DIR`."
-    elif setup.config.lora.dora and naming.format_of(setup.config.lora) == "kohya":
-        yield f"diffusers reads no DoRA with these names: `train merge {result} --model MODEL -o DIR`."
+    elif unread := _unread(setup.config.lora, naming):
+        yield f"diffusers reads no {unread}: `train merge {result} --model MODEL -o DIR`."
     else:
         yield _code(f"from diffusers import {imported}", "", f"pipeline = {pipeline}.from_pretrained({model})",
                     f'pipeline.load_lora_weights(".", weight_name="{result}")', *schedule,
@@ -125,6 +128,13 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
         yield f"ComfyUI: copy `{result}` to `ComfyUI/models/loras`, and choose it in the node *Load LoRA*."
     elif naming.kohya is not None:
         yield 'ComfyUI: continue the run with `--set lora.format=kohya`, which writes the names that it reads.'
+
+
+def _unread(lora: Lora, naming: Naming) -> str:
+    """What diffusers does not read of the result; empty: it reads it."""
+    if lora.kind != "lora":
+        return {"loha": "LoHa", "lokr": "LoKr"}[lora.kind]
+    return "DoRA with these names" if lora.dora and naming.format_of(lora) == "kohya" else ""
 
 
 def _code(*lines: str) -> str:

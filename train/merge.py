@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from torch import Tensor
@@ -31,6 +32,7 @@ from train.config.schema import Dtype
 from train.models.base import base_fingerprints
 from train.models.families.registry import naming_of
 from train.models.naming import Naming, Place, ends_of, shape_of_lengths
+from train.models.products import LOHA, PRODUCTS
 from train.models.targets import Shapes, layers_of
 from train.runs.checkpoint import STATE, list_checkpoints
 from train.runs.checkpoint_files import Part, write_part
@@ -67,10 +69,9 @@ class Merged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Added:
-    """What a LoRA adds to one weight: scale x up @ down."""
+    """What a LoRA adds to one weight: scale x up @ down, or another product."""
 
-    down: Tensor
-    up: Tensor
+    parts: Mapping[str, Tensor]  # by kind: down and up, or those of LoHa or LoKr
     scale: float
     lengths: Tensor | None  # of DoRA, the length of each row of the sum; else the sum is left as it is
 
@@ -155,7 +156,9 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
             if lengths is not None:
                 _check_lengths(path, names["magnitude"], lengths, up)
                 lengths = lengths.flatten()[rows]
-            found[layer] = _Added(down=down, up=up[rows], scale=alpha / rank, lengths=lengths)
+            found[layer] = _Added(parts={"down": down, "up": up[rows]}, scale=alpha / rank, lengths=lengths)
+    for layer, added, own in _read_products(path, layers, naming, tensors):
+        found[layer], used = added, used | own
     if unknown := sorted(tensors.keys() - used):
         raise ModelError(f"{path} has the tensor '{unknown[0][:80]}', which adapts no layer of the denoiser in a way "
                          "that can be merged", hint="name a plain LoRA of the same family of models, without text "
@@ -163,6 +166,28 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
     if not found:
         raise ModelError(f"{path} has no tensors, so it is no LoRA", hint="name a run, or a LoRA file")
     return found
+
+
+def _read_products(path: Path, layers: Shapes, naming: Naming, tensors: Mapping[str, Tensor],
+                   ) -> Iterator[tuple[str, _Added, set[str]]]:
+    """What LoHa and LoKr add, under LyCORIS' names: layer, addition, and the tensors that it is of."""
+    for place, layer in _placed(layers, "kohya", naming):
+        names = {kind: name for kind in (*PRODUCTS, "lokr_w1_a", "lokr_w1_b")
+                 if (name := f"{place.name}.{kind}") in tensors}
+        if not names or place.of > 1:
+            continue
+        parts = {kind: tensors[name] for kind, name in names.items()}
+        ranks = [len(parts[kind]) for kind in ("hada_w1_b", "lokr_w2_b", "lokr_w1_b") if kind in parts]
+        alpha = tensors.get(f"{place.name}.alpha")
+        scale = float(alpha) / ranks[0] if ranks and alpha is not None else 1.0
+        try:
+            fits = _product(parts).numel() == prod(layers[layer]) and _product(parts).shape[0] == layers[layer][0]
+        except (RuntimeError, KeyError):
+            fits = False
+        if not fits:
+            raise ModelError(f"{path} has '{next(iter(names.values()))[:80]}' and others that do not make a weight of "
+                             f"shape {list(layers[layer])}", hint="name the model that the file was trained on")
+        yield layer, _Added(parts=parts, scale=scale, lengths=None), {*names.values(), f"{place.name}.alpha"}
 
 
 def _placed(layers: Shapes, layout: str, naming: Naming) -> Iterator[tuple[Place, str]]:
@@ -228,7 +253,7 @@ def _merged(path: Path, added: Mapping[str, _Added], asked: MergeRequest) -> dic
 def _changed(value: Tensor, part: _Added, strength: float) -> Tensor:
     """A weight with what the LoRA adds. With DoRA (Liu et al. 2024, equation 5) rows get their length after that; a
     strength is then the way from the weight to the result, as ComfyUI takes it."""
-    added = part.scale * _product(part, value)
+    added = part.scale * _product(part.parts).reshape(value.shape)
     if part.lengths is None:
         return value + strength * added
     summed = value + added
@@ -237,9 +262,18 @@ def _changed(value: Tensor, part: _Added, strength: float) -> Tensor:
     return value + strength * (summed * factor - value)
 
 
-def _product(part: _Added, like: Tensor) -> Tensor:
-    """up @ down, with the shape of the weight; of convolutions, too."""
-    return (part.up.float().flatten(1) @ part.down.float().flatten(1)).reshape(like.shape)
+def _product(given: Mapping[str, Tensor]) -> Tensor:
+    """up @ down, or the product of LoHa or LoKr (see `products`), as a matrix with a row for each of the weight's."""
+    parts = {kind: value.float().flatten(1) for kind, value in given.items()}
+    if "down" in parts:
+        return parts["up"] @ parts["down"]
+    if any(kind in parts for kind in LOHA):
+        first, second = ((parts[a], parts[b]) for a, b in (LOHA[:2], LOHA[2:]))
+        return (first[0] @ first[1]) * (second[0] @ second[1])
+    small, large = (parts[name] if name in parts else parts[f"{name}_a"] @ parts[f"{name}_b"]
+                    for name in ("lokr_w1", "lokr_w2"))
+    product = small[:, None, :, None] * large[None, :, None, :]  # Kronecker's
+    return product.reshape(len(small) * len(large), -1)
 
 
 def _facts(asked: MergeRequest, family: Family, path: Path, digest: str) -> dict[str, str]:

@@ -43,6 +43,11 @@ def test_the_card_says_what_was_trained(make, setup_of, tmp_path):
     assert text_of(tmp_path / "run") == text
 
 
+def test_the_card_says_who_reads_a_lokr(make, setup_of):
+    text = card(setup_of(make(), **QUICK, lora={"rank": 2, "kind": "lokr"}), 2, "lora.safetensors", None)
+    assert "LoKr of rank 2" in text and "diffusers reads no LoKr" in text and "load_lora_weights" not in text
+
+
 def test_the_card_says_who_reads_a_dora(make, setup_of):
     for layout, told, other in (("kohya", "diffusers reads no DoRA with these names", "load_lora_weights"),
                                 ("auto", "load_lora_weights", "diffusers reads no DoRA")):

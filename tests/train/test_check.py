@@ -324,7 +324,9 @@ def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):
                      {"lora": {"rank": 3, "targets": "kohya-conv", "conv_rank": 2,
                                "layers": [{"match": "to_q", "rank": 5}]}},
                      {"lora": {"rank": 3, "targets": "kohya-conv", "dora": True}},
-                     {"lora": {"rank": 3, "init": "pissa"}}):
+                     {"lora": {"rank": 3, "init": "pissa"}},
+                     {"lora": {"rank": 3, "kind": "loha", "targets": "kohya-conv"}},
+                     {"lora": {"rank": 1, "kind": "lokr", "targets": "kohya-conv"}}):
         setup = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test")).setup
         denoiser = load(setup.model, setup.config, setup.prediction, torch.device("cpu"))
         assert setup.numbers == sum(value.numel() for value in denoiser.parameters.values())

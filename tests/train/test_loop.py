@@ -56,10 +56,13 @@ def interrupt_after(step):
     ({"lora": {"rank": 4, "targets": "kohya-conv", "dora": True, "dropout": 0.2}, "ema": {"decay": 0.9},
       "schedule": {"name": "cosine"}}, False),
     ({"lora": {"rank": 4, "init": "pissa", "dropout": 0.2, "targets": "kohya-conv"}, "ema": {"decay": 0.9}}, False),
+    ({"lora": {"kind": "loha", "rank": 3, "targets": "kohya-conv"}, "ema": {"decay": 0.9}}, False),
+    ({"lora": {"kind": "lokr", "rank": 1, "targets": "kohya-conv", "factor": 2}, "optimizer": {"name": OTHERS[-2]}},
+     False),
     ({"lora": {"rank": 4, "dora": True, "format": "kohya"}, "optimizer": {"name": OTHERS[-1]}}, False),
     ({"method": "full", "optimizer": {"name": "adamw-8bit"}}, False),
     ({"method": "full", "full": {"train": ["attn2"]}, "ema": {"decay": 0.9}}, False),
-], ids=["lora", "full", "posterior", *OTHERS, "dora", "pissa", "dora-kohya", "full-8bit", "part"])
+], ids=["lora", "full", "posterior", *OTHERS, "dora", "pissa", "loha", "lokr", "dora-kohya", "full-8bit", "part"])
 def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings, stds):
     made = make(texts=2, views=2, stds=stds)
     setup = setup_of(made, **QUICK, **settings)

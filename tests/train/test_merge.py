@@ -102,6 +102,32 @@ def test_dora_is_merged_from_both_names_and_by_strength(tmp_path):
     assert not all(torch.equal(found["kohya", 1.0][name], value) for name, value in base.items())
 
 
+@pytest.mark.parametrize("settings", [
+    {"kind": "loha", "rank": 2, "alpha": 1.0, "conv_rank": 2, "conv_alpha": 1.0},
+    {"kind": "lokr", "rank": 1, "alpha": 0.5, "conv_rank": 1, "conv_alpha": 0.5},
+    {"kind": "lokr", "rank": 90, "alpha": 45.0, "conv_rank": 90, "conv_alpha": 45.0}], ids=str)
+def test_products_are_merged(tmp_path, settings):
+    """The merged model draws what the adapted one draws, and the weights of a part are not taken for the whole."""
+    folder = tiny_pipelines.save("sd15", tmp_path / "model")
+    path = adapter("sd15", folder, tmp_path / "other.safetensors", targets="kohya-conv", **settings)
+    done = merge(MergeRequest(lora=path, model=folder, output=tmp_path / "merged"))
+    with tiny_pipelines.known_warnings(), torch.no_grad():
+        pipeline, chosen = tiny_pipelines.load(folder), Lora(targets="kohya-conv", **settings)
+        found = lora.attach(pipeline.unet, chosen, 0, DENOISERS["sd15"].presets)
+        values = lora.unpack(load_file(path), found, naming_of(FAMILIES["sd15"]))
+        for name, value in found.items():
+            value.copy_(values[name])
+        wanted = tiny_pipelines.draw(pipeline)
+    change = np.abs(wanted - picture(folder)).max()
+    assert change > 1e-3 and np.abs(picture(tmp_path / "merged") - wanted).max() < 0.01 * change
+    tensors = load_file(path)
+    assert done.layers == len([name for name in tensors if name.endswith(".alpha")])
+    name = next(name for name in tensors if name.endswith(("hada_w1_a", "lokr_w1")))
+    save_file({**tensors, name: torch.zeros(7, 3)}, path)
+    with pytest.raises(ModelError, match=rf"has '{name}' and others that do not make a weight of shape \["):
+        merge(MergeRequest(lora=path, model=folder, output=tmp_path / "again"))
+
+
 def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path):
     made = make()
     go(setup_of(made, batch_size=4, steps=2, validation={"every": 0}, sample={"every": 0}, lora={"rank": 2}),

@@ -25,6 +25,8 @@ _NAMES: Mapping[str, str] = {
     "lora.alpha": "network_alpha lora_alpha",
     "lora.conv_rank": "conv_dim conv_lora_dim linear_conv_rank",
     "lora.rslora": "use_rslora rank_stabilized",
+    "lora.kind": "algo peft_type lora_algo lycoris_algo",
+    "lora.factor": "lokr_factor decompose_factor",
     "lora.init": "init_lora_weights lora_init",
     "lora.dora": "use_dora lora_decompose dora_wd",
     "lora.dropout": "network_dropout lora_dropout",

@@ -149,11 +149,31 @@ def _check_layers(lora: Lora) -> None:
     does not read them."""
     if lora.init == "pissa" and lora.dora:
         raise Unparsed("lora.init is 'pissa' and lora.dora is on, expected one of them")
+    if lora.kind != "lora":
+        _check_products(lora)
+        return
+    if lora.factor:
+        raise Unparsed(f"lora.factor is {lora.factor}, expected 0 for lora.kind '{lora.kind}'")
     own = [rule["match"] for rule in lora.layers if "alpha" in rule or (lora.rslora and "rank" in rule)]
     if own and lora.format != "diffusers":
         raise Unparsed(f"lora.format is '{lora.format}', expected 'diffusers' where lora.layers gives '{own[0]}' "
                        f"an alpha of its own{', by lora.rslora' if lora.rslora else ''}: diffusers reads one alpha "
                        "from a file with kohya's names")
+
+
+def _check_products(lora: Lora) -> None:
+    """Raises `Unparsed` for settings that LoHa and LoKr do not have."""
+    for name in ("dora", "rslora", "dropout", "init", "format"):
+        if getattr(lora, name) not in (getattr(Lora(), name), "kohya"):
+            raise Unparsed(f"lora.{name} is {brief(getattr(lora, name))}, which is not for lora.kind "
+                           f"'{lora.kind}', expected {brief(getattr(Lora(), name))}")
+    wanted = lora.conv_rank * lora.alpha / lora.rank
+    if abs(lora.conv_alpha - wanted) > 1e-6 * wanted:
+        raise Unparsed(f"lora.conv_alpha is {lora.conv_alpha:g}, expected {wanted:g} for lora.kind '{lora.kind}': "
+                       "alpha / rank is the same in all layers")
+    if any("alpha" in rule for rule in lora.layers):
+        raise Unparsed(f"lora.layers has an alpha, but with lora.kind '{lora.kind}' alpha / rank is the same in all "
+                       "layers")
 
 
 def _check_optimizer(config: Config) -> None:

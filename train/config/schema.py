@@ -24,6 +24,7 @@ from train.config.setting import (
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp32"]
+Product = Literal["lora", "loha", "lokr"]
 Begin = Literal["kaiming", "pissa"]
 Format = Literal["auto", "kohya", "diffusers"]
 Kind = Literal["manifest", "epsilon", "v_prediction", "flow"]
@@ -44,6 +45,11 @@ STEPS = 2000  # when neither steps nor epochs are given
 class Lora:
     """Low-rank adapters on the denoiser."""
 
+    kind: Product = setting("lora", choices=get_args(Product),
+                            help="what is added to a weight; loha: the elementwise product of two products (Hyeon-Woo "
+                            "et al. 2022); lokr: a Kronecker product (Yeh et al. 2024); ComfyUI reads these, diffusers "
+                            "does not")
+    factor: int = setting(0, low=0, high=4096, help="lokr: sides of the smaller matrix; 0: as large as the other's")
     rank: int = setting(16, low=1, high=4096, help="rank of each adapter")
     alpha: float = setting(16.0, low=1e-6, high=1e6, derived="rank",
                            help="an adapter's output is scaled by alpha / rank")

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
+from peft import LoHaConfig, LoKrConfig, LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
@@ -23,13 +23,16 @@ from prep.loader.device import to_device
 from train.config.schema import Lora
 from train.models.naming import Naming, Place, ends_of
 from train.models.principal import principal_part
-from train.models.targets import Adapter, Presets, adapter_of, targeted
+from train.models.products import PRODUCTS, product_alpha, scaled_alpha
+from train.models.targets import Adapter, Presets, Shapes, adapter_of, targeted
 
 # Suffixes of PEFT's parameter names. The magnitude is that of DoRA (Liu et al. 2024): the length of each row.
 _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up",
          ".lora_magnitude_vector.default.weight": "magnitude",
          # What PiSSA began with, which never changes: the base minus this is what it adapts.
-         ".lora_A.first.weight": "first_down", ".lora_B.first.weight": "first_up"}
+         ".lora_A.first.weight": "first_down", ".lora_B.first.weight": "first_up",
+         **{f".{kind}.default": kind for kind in PRODUCTS}}
+_ZERO = ("up", "hada_w2_b", "lokr_w1")  # so that nothing is added at first
 
 
 def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict[str, nn.Parameter]:
@@ -43,10 +46,7 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
               if isinstance(module, nn.Linear | nn.Conv2d)}
     names = targeted(layers, lora, presets)
     adapters = {name: adapter_of(lora, name, layers[name][2:]) for name in names}
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
-                        target_modules=names, init_lora_weights=True, use_dora=lora.dora,
-                        rank_pattern={re.escape(name): each.rank for name, each in adapters.items()},
-                        alpha_pattern={re.escape(name): each.alpha for name, each in adapters.items()})
+    config = _config(lora, adapters, layers)
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, denoiser)
         if lora.init == "pissa":
@@ -59,6 +59,20 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
         for name, adapter in adapters.items():
             _begin_with_principal(denoiser.get_submodule(name), name, adapter, seed)
     return {name: value for name, value in found.items() if value.requires_grad}
+
+
+def _config(lora: Lora, adapters: Mapping[str, Adapter], layers: Shapes) -> Any:
+    ranks = {re.escape(name): each.rank for name, each in adapters.items()}
+    alphas = {re.escape(name): each.alpha for name, each in adapters.items()}
+    if lora.kind != "lora":
+        alphas = {re.escape(name): product_alpha(layers[name], each.rank, lora) for name, each in adapters.items()}
+    common: dict[str, Any] = {"target_modules": list(adapters), "rank_pattern": ranks, "alpha_pattern": alphas}
+    if lora.kind == "loha":
+        return LoHaConfig(**common)
+    if lora.kind == "lokr":
+        return LoKrConfig(decompose_factor=lora.factor or -1, **common)
+    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
+                      init_lora_weights=True, use_dora=lora.dora, **common)
 
 
 def is_stored(name: str) -> bool:
@@ -106,10 +120,10 @@ def _length(name: str, value: Tensor) -> Tensor:
 
 
 def _drawn(name: str, like: Tensor, seed: int) -> Tensor:
-    """The initial value of a parameter, float32: zeros for lora_B; for lora_A PEFT's initialization (He et al. 2015,
+    """The initial value of a parameter, float32: zeros for lora_B; for others PEFT's initialization (He et al. 2015,
     with the slope sqrt(5) of PyTorch's linear layers), drawn by seed and parameter name."""
     value = torch.zeros(like.shape, dtype=torch.float32)
-    if _split(name)[1] != "down":
+    if _split(name)[1] in _ZERO:
         return value
     key = draw_key(seed, 0, name.encode(), 0, "lora_A")[0]
     return nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=torch.Generator().manual_seed(key))
@@ -137,6 +151,8 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[s
     layout, adapters = naming.format_of(lora), _adapters(parameters, lora)
     ends, tensors = ends_of(layout), dict[str, Tensor]()
     naming.require(lora, {_split(name)[0] for name in parameters})
+    if lora.kind != "lora":
+        return _pack_products(parameters, lora, naming)
     for name, parts in _grouped(parameters, layout, naming).items():
         matrices = [_whole({kind: parameters[named].detach() for kind, named in part.items()}) for _, part in parts]
         tensors[name + ends["down"]] = matrices[0]["down"] if len(parts) == 1 else torch.cat(
@@ -149,6 +165,28 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[s
         if lora.dora:
             tensors[name + ends["magnitude"]] = _lengths(layout, matrices)
     return tensors
+
+
+def _pack_products(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[str, Tensor]:
+    """The tensors of LoHa and LoKr under LyCORIS' names, with the alpha of each layer."""
+    tensors: dict[str, Tensor] = {}
+    for module, parts in _products(parameters).items():
+        place = naming.place(module, "kohya")
+        assert place is not None, "require has looked"
+        tensors |= {f"{place.name}.{kind}": parameters[name].detach() for kind, name in parts.items()}
+        rank = next((parameters[name].shape[0] for kind, name in parts.items() if kind.endswith("_b")), lora.rank)
+        tensors[f"{place.name}.alpha"] = torch.tensor(float(rank) if "lokr_w2" in parts else scaled_alpha(rank, lora))
+    return tensors
+
+
+def _products(parameters: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The parameters of LoHa and LoKr by layer and kind."""
+    found: dict[str, dict[str, str]] = {}
+    for name in parameters:
+        module, kind = _split(name)
+        if kind in PRODUCTS:
+            found.setdefault(module, {})[kind] = name
+    return found
 
 
 def _whole(parts: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -174,7 +212,9 @@ def _lengths(layout: str, matrices: list[dict[str, Tensor]]) -> Tensor:
 
 def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], naming: Naming) -> dict[str, Tensor]:
     """The values of `parameters` that a file's tensors contain, in either format."""
-    found: dict[str, Tensor] = {}
+    found = {name: tensors[file] for module, parts in _products(parameters).items()
+             if (place := naming.place(module, "kohya")) is not None for kind, name in parts.items()
+             if (file := f"{place.name}.{kind}") in tensors}
     for layout in ("kohya", "diffusers"):
         ends = ends_of(layout)
         for name, parts in _grouped(parameters, layout, naming).items():
@@ -207,7 +247,7 @@ def _grouped(parameters: Iterable[str], layout: str, naming: Naming) -> dict[str
     for name in parameters:
         module, end = _split(name)
         place = naming.place(module, layout)
-        if place is not None:
+        if place is not None and end not in PRODUCTS:
             places[module] = place
             found.setdefault(place.name, {}).setdefault(module, {})[end] = name
     return {name: sorted(((places[module], part) for module, part in parts.items()), key=lambda each: each[0].first)
@@ -229,6 +269,11 @@ def _fuse_up(parts: list[tuple[Place, Tensor]]) -> Tensor:
 
 def describe(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[str, str]:
     """The metadata that the format's readers expect: rank and alpha, those of most layers and each that differs."""
+    if lora.kind != "lora":
+        arguments = {"algo": lora.kind, "conv_dim": str(lora.conv_rank), "conv_alpha": str(lora.conv_alpha)}
+        arguments |= {"factor": str(lora.factor or -1)} if lora.kind == "lokr" else {}
+        return {"ss_network_module": "lycoris.kohya", "ss_network_dim": str(lora.rank),
+                "ss_network_alpha": str(lora.alpha), "ss_network_args": json.dumps(arguments)}
     adapters = _adapters(parameters, lora)
     (rank, alpha), _ = Counter((each.rank, each.alpha) for each in adapters.values()).most_common(1)[0]
     times = _times(lora)

@@ -91,6 +91,11 @@ class Naming:
 
     def format_of(self, lora: Lora) -> str:
         """`lora.format`; auto is kohya where it is usual. Raises `ConfigError` where no program reads kohya's names."""
+        if lora.kind != "lora" and self.kohya is None:
+            raise ConfigError(f"lora.kind is '{lora.kind}', but no program reads it for this family of models",
+                              hint="--set lora.kind=lora")
+        if lora.kind != "lora":
+            return "kohya"
         if lora.format == "auto":
             usual = self.kohya is not None and self.kohya.usual and not lora.dora
             return "kohya" if usual else "diffusers"
@@ -108,7 +113,12 @@ class Naming:
             place = self.place(layer, "kohya")
             if place is None:
                 raise ConfigError(f"lora.format is 'kohya', but kohya's names have none for the layer '{layer}'",
-                                  hint="--set lora.format=diffusers")
+                                  hint="--set lora.format=diffusers" if lora.kind == "lora" else
+                                  "list other layers in lora.targets, or --set lora.kind=lora")
+            if lora.kind != "lora" and place.of > 1:
+                raise ConfigError(f"lora.kind is '{lora.kind}', but in kohya's names '{layer}' is a part of the layer "
+                                  f"'{place.name}', which has to be adapted as a whole",
+                                  hint="list other layers in lora.targets, or --set lora.kind=lora")
             rows.setdefault(place.name, []).append(place)
             other = seen.setdefault(place.name, layer)
             if other != layer and adapter_of(lora, other, ()).rank != adapter_of(lora, layer, ()).rank:

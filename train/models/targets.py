@@ -15,6 +15,7 @@ from prep.models.pipeline import weighted_files
 from prep.models.weights import read_shapes
 from prep.parse import suggest
 from train.config.schema import Config, Full, Lora
+from train.models.products import product_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 Presets = Mapping[str, tuple[str, ...]]  # of a family: suffixes of layer names, by the value of lora.targets
@@ -106,10 +107,12 @@ def trained_shapes(weights: Shapes, config: Config, presets: Presets) -> list[tu
     """The shape of each trained parameter. Raises `ConfigError` like `targeted`."""
     if config.method == "full":
         return [weights[name] for name in unfrozen(weights, config.full)]
-    layers = layers_of(weights)
-    return [shape for name in targeted(layers, config.lora, presets)
-            for shape in adapter_shapes(layers[name], adapter_of(config.lora, name, layers[name][2:]).rank,
-                                        config.lora)]
+    layers, lora = layers_of(weights), config.lora
+    if lora.kind != "lora":
+        return [shape for name in targeted(layers, lora, presets) for shape in product_shapes(
+            layers[name], adapter_of(lora, name, layers[name][2:]).rank, lora).values()]
+    return [shape for name in targeted(layers, lora, presets)
+            for shape in adapter_shapes(layers[name], adapter_of(lora, name, layers[name][2:]).rank, lora)]
 
 
 def adapter_shapes(layer: tuple[int, ...], rank: int, lora: Lora) -> list[tuple[int, ...]]:

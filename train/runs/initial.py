@@ -17,6 +17,7 @@ from prep.models.weights import weight_files
 from prep.parse import Unparsed, brief
 from train.config.schema import Config, Lora
 from train.models.naming import Naming, Place, ends_of, shape_of_lengths
+from train.models.products import product_alpha, product_shapes
 from train.models.targets import Presets, Shapes, adapter_of, is_named, layers_of, targeted
 from train.runs.checkpoint import STATE, list_checkpoints
 from train.runs.documents import open_plain, refused
@@ -116,6 +117,8 @@ def _check_lora(file: _File, lora: Lora, weights: Shapes, presets: Presets, nami
     Raises `ConfigError`, `ModelError`.
     """
     layers = layers_of(weights)
+    if lora.kind != "lora":
+        return _check_products(file, lora, layers, presets, naming)
     used = [name for name in file.tensors if not name.startswith(_TEXT)]
     tables = [_names(layers, layout, naming) for layout in ("diffusers", "kohya")[: 1 if naming.kohya is None else 2]]
     names = max(tables, key=lambda table: sum(name in table for name in used))
@@ -214,3 +217,34 @@ def _check_lengths(file: _File, module: str, name: str | None, rows: int, layer:
     if name is not None and file.tensors[name].shape != (wanted := shape_of_lengths(name, rows, len(layer))):
         raise ModelError(f"{file.path} has lengths of {module} with shape {list(file.tensors[name].shape)}, expected "
                          f"{list(wanted)}", hint="name a LoRA whose lengths are those of rows (wd_on_output)")
+
+
+# ---- LoHa and LoKr ---------------------------------------------------------------------------------------------------
+
+
+def _check_products(file: _File, lora: Lora, layers: Shapes, presets: Presets, naming: Naming) -> int:
+    """Like `_check_lora`: exactly the tensors that the settings give, under LyCORIS' names."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    alphas: dict[str, float] = {}
+    adapted = targeted(layers, lora, presets)
+    naming.require(lora, adapted)
+    for layer in adapted:
+        place = naming.place(layer, "kohya")
+        assert place is not None, "require has looked"
+        rank = adapter_of(lora, layer, layers[layer][2:]).rank
+        wanted |= {f"{place.name}.{kind}": shape for kind, shape in product_shapes(layers[layer], rank, lora).items()}
+        alphas[f"{place.name}.alpha"] = product_alpha(layers[layer], rank, lora)
+    used = {name for name in file.tensors if not name.startswith(_TEXT)}
+    hint = "give it the lora.kind, factor, rank and targets that the file was trained with"
+    if unknown := sorted(used - wanted.keys() - alphas.keys()):
+        raise ModelError(f"{file.path} has the tensor '{unknown[0][:80]}', which is none of lora.kind '{lora.kind}' "
+                         "with these settings", hint=hint)
+    for name, shape in wanted.items():
+        there = f"shape {list(file.tensors[name].shape)}" if name in file.tensors else "no such tensor"
+        if there != f"shape {list(shape)}":
+            raise ModelError(f"{file.path} has {there}: '{name[:80]}', expected shape {list(shape)}", hint=hint)
+    for name, alpha in alphas.items():
+        if abs(file.scalars.get(name, alpha) - alpha) > 1e-3 * alpha:
+            raise ConfigError(f"{file.path} has '{name[:80]}' of {file.scalars[name]:g}, expected {alpha:g} by "
+                              "lora.alpha", hint=f"--set lora.alpha={file.scalars[name] * lora.alpha / alpha:g}")
+    return len(file.tensors) - len(used)

@@ -17,8 +17,8 @@ from train.runs.directory import read_records
 from train.setup import Setup
 
 # A change of these would need tensors that the checkpoint lacks: even --adopt refuses it.
-STRUCTURE = ("method", "lora.rank", "lora.conv_rank", "lora.targets", "lora.layers", "lora.dora", "lora.init",
-             "full.train", "full.freeze", "ema.decay", "optimizer.name")
+STRUCTURE = ("method", "lora.kind", "lora.factor", "lora.rank", "lora.conv_rank", "lora.targets", "lora.layers",
+             "lora.dora", "lora.init", "full.train", "full.freeze", "ema.decay", "optimizer.name")
 _ADOPT = "add --adopt to accept the change and continue"
 
 

@@ -50,7 +50,8 @@ def test_settings_survive_as_a_table():
 
 WRONG = [
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'? (known are: alpha, "
-                            "conv_alpha, conv_rank, dora, dropout, format, init, layers, rank, rslora, targets)"),
+                            "conv_alpha, conv_rank, dora, dropout, factor, format, init, kind, layers, rank, rslora, "
+                            "targets)"),
     ({"lerning_rate": 1}, "unknown key 'lerning_rate' in train.toml"),
     ({"stesp": 1}, "unknown key 'stesp' in train.toml; did you mean 'steps'?"),
     ({"lora": {"rnak": 1}}, "unknown key 'rnak' in [lora] of train.toml; did you mean 'rank'?"),
@@ -99,6 +100,15 @@ WRONG = [
      "timesteps.low is 0.5 and timesteps.high is 0.5, expected a lower one first"),
     ({"loss": {"min_snr": 5.0, "weighting": "debiased"}},
      "loss.min_snr is 5 and loss.weighting is 'debiased', expected one of them"),
+    ({"lora": {"kind": "loha", "dropout": 0.5}},
+     "lora.dropout is 0.5, which is not for lora.kind 'loha', expected 0.0"),
+    ({"lora": {"kind": "loha", "format": "diffusers"}},
+     "lora.format is 'diffusers', which is not for lora.kind 'loha', expected 'auto'"),
+    ({"lora": {"kind": "lokr", "rank": 4, "alpha": 2.0, "conv_rank": 2}},
+     "lora.conv_alpha is 2, expected 1 for lora.kind 'lokr': alpha / rank is the same in all layers"),
+    ({"lora": {"kind": "lokr", "layers": [{"match": "to_q", "alpha": 2.0}]}},
+     "lora.layers has an alpha, but with lora.kind 'lokr' alpha / rank is the same in all layers"),
+    ({"lora": {"factor": 4}}, "lora.factor is 4, expected 0 for lora.kind 'lora'"),
     ({"lora": {"init": "pissa", "dora": True}}, "lora.init is 'pissa' and lora.dora is on, expected one of them"),
     ({"result": {"title": "two\nlines"}}, "result.title is 'two\\nlines', expected a line of at most 2000 printable "
      "characters"),

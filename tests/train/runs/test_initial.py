@@ -118,6 +118,27 @@ def test_a_pissa_begins_with_a_pissa_or_is_a_plain_lora_of_twice_the_rank(make, 
     assert fault.hint == "--set lora.init=kaiming --rank 4"
 
 
+@pytest.mark.parametrize("kind", ["loha", "lokr"])
+def test_a_product_begins_with_its_own_file(make, setup_of, tmp_path, kind):
+    made, run, path = make(), tmp_path / "first", tmp_path / "first" / "lora.safetensors"
+    settings = {"lora": {"rank": 2, "alpha": 1.0, "kind": kind, "targets": "kohya-conv"}}
+    go(setup_of(made, **QUICK, **settings, optimizer={"lr": 0.01}), run)
+    state, result = begun(made, run, **settings), load_file(path)
+    again = lora.pack(state.denoiser.weights, parse(settings, "test").lora, naming_of(FAMILIES["sd15"]))
+    assert again.keys() == result.keys() and all(torch.equal(again[name], result[name]) for name in result)
+    (fault,) = checked(made, path, lora={**settings["lora"], "alpha": 2.0}).faults
+    assert re.fullmatch(rf"{path} has 'lora_unet_.*alpha' of 1, expected 2 by lora.alpha", fault.message)
+    assert fault.hint == "--set lora.alpha=1"
+    (fault,) = checked(made, path, lora={**settings["lora"], "targets": "attention"}).faults
+    told = rf"{path} has the tensor 'lora_unet_.*', which is none of lora.kind '{kind}' with these settings"
+    assert re.fullmatch(told, fault.message) and "lora.kind" in fault.hint
+    name = next(name for name in result if name.endswith("_b"))
+    save_file({**result, name: result[name][:1].contiguous()}, path)
+    (fault,) = checked(made, path, **settings).faults
+    assert fault.message == (f"{path} has shape {[1, *result[name].shape[1:]]}: '{name}', expected shape "
+                             f"{list(result[name].shape)}")
+
+
 def test_the_moving_average_is_preferred_and_both_start_from_it(make, setup_of, tmp_path):
     made = make()
     go(setup_of(made, **QUICK, lora={"rank": 2}, ema={"decay": 0.9}), tmp_path / "first")
