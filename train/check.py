@@ -31,6 +31,7 @@ from train.models.targets import Shapes, layers_of, read_weights, targeted, trai
 from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
+from train.trackers.tracked import check_trackers
 
 DIVIDES = (2, 9)  # the first torch that can add gradients over ranks instead of taking their mean
 
@@ -65,7 +66,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
     with _Noting(faults):
         _check_fields(manifest, config)
     with _Noting(faults):
-        _check_optimizer(config)
+        _check_libraries(config)
     with _Noting(faults):
         index = open_index(manifest)
     if index is not None:
@@ -148,9 +149,10 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
                           "a flow, which has no such weighting", hint="--set loss.min_snr=0")
 
 
-def _check_optimizer(config: Config) -> None:
-    """Raises `ConfigError` if the optimizer's library is not installed, torch is too old, or it needs whole weights but
-    they are divided."""
+def _check_libraries(config: Config) -> None:
+    """Raises `ConfigError` if the library of a tracker or of the optimizer is not installed, torch is too old, or the
+    optimizer needs whole weights but they are divided."""
+    check_trackers(config.log)
     name = config.optimizer.name
     facts, installed = TABLE[name], version("torch")
     if facts.library and find_spec(facts.library) is None:

@@ -57,7 +57,7 @@ TRAIN_FLOORS = (
     {"models", "optim", "parallel"},
     {"objectives", "setup"},
     {"runs", "sampling", "validate"},
-    {"metadata"},
+    {"metadata", "trackers"},
     {"check", "state", "failures", "worst", "prompts"},
     {"evaluate", "sample", "merge", "card", "replay"},
     {"loop"},
@@ -88,7 +88,7 @@ LIBRARIES = {
     "huggingface_hub": {"prep.models.hub"}, "rembg": {"prep.masks.rembg"}, "peft": {"train.models.lora"},
     "bitsandbytes": {"train.optim.optimizers"}, "prodigyopt": {"train.optim.optimizers"},
     "schedulefree": {"train.optim.optimizers"}, "lion_pytorch": {"train.optim.optimizers"},
-    "safetensors": {"prep.demo.*"},
+    "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
     "jinja2": {"prep.report.pages.frame"}, "markupsafe": {"prep.report.pages.frame"},
@@ -107,7 +107,8 @@ LAZY = {
     "prep.runtime",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
-    "train.optim.optimizers", "train.parallel.ranks",
+    "train.optim.optimizers", "train.parallel.ranks", "train.trackers.tensorboard",
+    "train.trackers.wandb",
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",

@@ -72,6 +72,7 @@ def _train(setup: Setup, folder: Path, device: str, start: Start | None, start_f
     from train.runs.directory import lock_run
     from train.runs.log import Log, NoLog
     from train.runs.watch import watching
+    from train.trackers.tracked import tracking
 
     with defer_interrupts():
         from prep.models.tensors import pick_device
@@ -88,7 +89,9 @@ def _train(setup: Setup, folder: Path, device: str, start: Start | None, start_f
             check_shards(index, setup.shards)  # another process may have changed the cache before the lock
             _unchanged(folder, start_from, start)
         watch = held.enter_context(watching(quiet or not ranks.first))
-        log = held.enter_context(Log(folder / "log.jsonl", watch, watch.progress) if ranks.first else NoLog())
+        tracked = held.enter_context(tracking(watch, setup.config, folder))
+        log = held.enter_context(Log(folder / "log.jsonl", tracked, watch.progress) if ranks.first else NoLog())
+        tracked.warn = lambda step, text: log("warning", step, text=text)
         train(setup, folder, place, log, start, ranks)
         return log.last
 

@@ -237,6 +237,10 @@ class Logging:
     """What a run shows of itself, besides log.jsonl."""
 
     plot: bool = setting(True, resume=True, help="draw loss.png at each checkpoint")
+    tensorboard: bool = setting(False, resume=True, help="write numbers and sample pictures for TensorBoard into "
+                                "RUN/tensorboard; needs the extra tensorboard")
+    wandb: str = setting("", check=line_check, values="a line of text", resume=True, help="project of Weights & Biases "
+                         "to send them to; needs the extra wandb, and wandb login; empty: none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

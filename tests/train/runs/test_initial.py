@@ -133,6 +133,9 @@ def test_a_product_begins_with_its_own_file(make, setup_of, tmp_path, kind):
     told = rf"{path} has the tensor 'lora_unet_.*', which is none of lora.kind '{kind}' with these settings"
     assert re.fullmatch(told, fault.message) and "lora.kind" in fault.hint
     name = next(name for name in result if name.endswith("_b"))
+    save_file({each: value for each, value in result.items() if each != name}, path)
+    (fault,) = checked(made, path, **settings).faults
+    assert fault.message == f"{path} has no such tensor: '{name}', expected shape {list(result[name].shape)}"
     save_file({**result, name: result[name][:1].contiguous()}, path)
     (fault,) = checked(made, path, **settings).faults
     assert fault.message == (f"{path} has shape {[1, *result[name].shape[1:]]}: '{name}', expected shape "

@@ -1,0 +1,1 @@
+"""What shows a run as it goes, besides its log and the terminal."""
