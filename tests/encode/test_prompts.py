@@ -241,3 +241,19 @@ def test_other_families(prep, prompts, place, name):
     written = (place / "m.json").read_bytes()
     assert prep(*words, "--prompts", "prompts.txt").code == 0
     assert (place / "m.json").read_bytes() == written
+
+
+def test_a_run_goes_on_with_new_prompts_and_trains_the_same_steps(encode, prompts, train, place):
+    """What decides steps is unchanged: the weights are those of a run that nothing interrupted."""
+    encode()
+    words = ("--batch-size", 1, "--device", "cpu", "--precision", "fp32", "--set", "sample.every=2", "--set",
+             "sample.steps=2")
+    assert train("run", "m.json", "-o", "whole", "--steps", 4, *words).code == 0
+    assert train("run", "m.json", "-o", "halved", "--steps", 2, *words).code == 0
+    assert prompts().json["prompts"] == 2
+    result = train("run", "m.json", "-o", "halved", "--resume", "--steps", 4)
+    assert result.code == 0, result.err
+    whole, halved = (load_file(place / name / "lora.safetensors") for name in ("whole", "halved"))
+    assert whole.keys() == halved.keys() and all((whole[name] == halved[name]).all() for name in whole)
+    drawn = [(place / name / "samples" / "step-000004.png").read_bytes() for name in ("whole", "halved")]
+    assert drawn[0] != drawn[1], "of the new prompts"

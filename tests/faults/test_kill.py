@@ -148,6 +148,34 @@ def test_killed_while_shards_are_joined(stage, tmp_path, part):
         shutil.rmtree(there.home)
 
 
+@PART
+def test_killed_while_prompts_are_replaced(stage, tmp_path, part):
+    """The manifest is the old or the new one at any moment, and whole; a second run makes the new one with its rows."""
+    assert stage.run(stage.encode())["code"] == 0
+    base, old = shutil.copytree(stage.home, tmp_path / "base"), stage.manifest.read_bytes()
+    (tmp_path / "prompts.txt").write_text("a red cat --n a dog\na blue house\n")
+
+    def prompts(there):
+        return ["prompts", str(tmp_path / "prompts.txt"), "--manifest", str(there.manifest), "--device", "cpu",
+                "--quiet"]
+
+    points = stage.points(prompts(stage))
+    wanted, new, rows = state(stage.home), stage.manifest.read_bytes(), len(account(base).shards)
+    assert new != old and len(account(stage.home).shards) > rows and len(points) > 30
+    seen = set()
+    for point in of(points, part, 5):
+        there = stage.at(shutil.copytree(base, tmp_path / str(point)))
+        kill(there, point, points, prompts(there))
+        left = account(there.home)
+        assert left.manifests == ["m.json"] and set(account(base).shards) <= set(left.shards)
+        seen.add(there.manifest.read_bytes())
+        ending = there.run(there.verify(), prompts(there), there.verify())
+        assert ending["codes"] == [0, 0, 0], ending
+        assert state(there.home) == wanted
+        shutil.rmtree(there.home)
+    assert seen <= {old, new}
+
+
 @pytest.mark.parametrize("plan", [
     pytest.param({"plain": True}, id="no hard links and no syncs of directories"),
 ])
