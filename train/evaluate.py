@@ -17,7 +17,7 @@ from prep.fs.atomic import make_dirs, write_atomic
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from train.optim import ema
-from train.parallel.ranks import Ranks
+from train.parallel.ranks import RankLost, Ranks
 from train.prompts.aside import encode_aside, kept_rows
 from train.runs.log import Log
 from train.sampling.grid import columns_of, grid_png
@@ -59,6 +59,8 @@ def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int
     try:
         with trainee.ranks.staying():
             found = validate(trainee.denoiser, rows, setup, trainee.ranks)
+    except RankLost:  # the others wait in a pass that needs all: nothing goes on
+        raise
     except Exception as error:
         log("warning", step, text=f"no validation: {_told(error)}")
         return
@@ -77,6 +79,8 @@ def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, 
             if made and ranks.first:
                 make_dirs(path.parent)
                 write_atomic(path, grid_png(made, [prompt.prompt for prompt in found.prompts], columns_of(len(made))))
+    except RankLost:
+        raise
     except Exception as error:
         log("warning", step, text=f"no sample pictures: {_told(error)}")
         return

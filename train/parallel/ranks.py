@@ -35,7 +35,7 @@ class RankFailed(Problem):
 
 
 class RankLost(RankFailed):
-    """The connection to another rank broke."""
+    """The connection to another rank broke, or must, since this one failed alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,9 +111,10 @@ class Ranks:
 
         if not collectives.is_lost(error):
             collectives.tell(_code(error))
-            return error
+            # A problem is one of files that all read, so all have it; of anything else the others know nothing.
+            return error if isinstance(error, Problem) else RankLost(_text(error), exit_code=_code(error))
         code = collectives.told()
-        return self._ended(error) if code is None else SystemExit(code)
+        return self._ended(error) if code is None else _Silent(code)
 
     @contextmanager
     def staying(self) -> Iterator[None]:
@@ -121,8 +122,8 @@ class Ranks:
         """
         try:
             yield
-        except SystemExit:
-            if self.first:
+        except SystemExit as ending:
+            if self.first or isinstance(ending, _Silent):
                 raise
             raise RankFailed("the first rank tells what failed") from None
 
@@ -218,6 +219,10 @@ class Ranks:
     def _ended(self, error: Exception) -> RankLost:
         return RankLost(f"another of the {self.world} ranks ended without a message ({first_line(error)})",
                         hint="its process was killed, or its machine is gone; --resume continues")
+
+
+class _Silent(SystemExit):
+    """The end of a rank after another one failed in the middle of a pass, and told it."""
 
 
 class _Told(Exception):

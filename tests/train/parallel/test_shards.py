@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 from torchrun import environment, torchrun
 
 from prep.errors import ConfigError
+from train import evaluate
 from train.check import check
 from train.config.load import parse
 from train.optim import ema
@@ -157,13 +159,24 @@ def test_a_rank_that_fails_alone_tells_it_and_others_end_silently(monkeypatch):
     with pytest.raises(ConfigError, match="mine"), ranks.passing():
         raise ConfigError("mine")
     assert told == [ConfigError("").exit_code]
+    with pytest.raises(RankLost, match="RuntimeError: shapes differ"), ranks.passing():
+        raise RuntimeError("shapes differ")
     monkeypatch.setattr(collectives, "told", lambda: 9)
-    with pytest.raises(SystemExit) as ending, ranks.passing():
+    with pytest.raises(SystemExit) as ending, ranks.staying(), ranks.passing():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
     assert ending.value.code == 9
     monkeypatch.setattr(collectives, "told", lambda: None)
     with pytest.raises(RankLost, match="another of the 2 ranks ended without a message"), ranks.passing():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+
+
+def test_a_rank_that_fails_alone_in_between_ends_the_run(make, setup_of, monkeypatch):
+    """Of a divided model: the others wait for it in the middle of a pass."""
+    setup, lost = setup_of(make()), RankLost("shapes differ")
+    monkeypatch.setattr(evaluate, "validate", lambda *args: (_ for _ in ()).throw(lost))
+    trainee = SimpleNamespace(ranks=Ranks(rank=0, world=2, sharded=True), denoiser=None)
+    with pytest.raises(RankLost, match="shapes differ"):
+        evaluate._validate(trainee, None, setup, None, 0)
 
 
 def test_an_average_is_swapped_in_within_the_same_memory():
