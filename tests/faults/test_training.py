@@ -34,6 +34,7 @@ KINDS = {
     "full": ("--method", "full", "--set", "ema.decay=0.9", "--set", "schedule.name=cosine", "--lr", "1e-4"),
 }
 WHEN = ("before", "half", "after")
+KINDS_OF_TWO = {**KINDS, "divided": (*KINDS["full"], "--shard")}
 CLOCK = ("seconds", "wait", "samples_per_second")
 FEW_AND_MANY = pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
 EACH = pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +52,7 @@ class Training:
     def go(self, name, plans=({},), **options):
         """Begins or continues the run `name` in a process for each of `plans`; how each ended."""
         run = self.home / name
-        words = ["run", self.manifest, "-o", run, *COMMON, *KINDS[self.kind]]
+        words = ["run", self.manifest, "-o", run, *COMMON, *KINDS_OF_TWO[self.kind]]
         if list((run / "checkpoints").glob("step-*")):
             words.append("--resume")
         with socket.socket() as free:
@@ -141,7 +142,7 @@ def test_killed_at_a_step_or_while_a_checkpoint_is_written(training, tmp_path, k
             shutil.rmtree(tmp_path / "killed")
 
 
-@EACH
+@pytest.mark.parametrize("kind", [*KINDS, pytest.param("divided", marks=pytest.mark.slow)])
 @FEW_AND_MANY
 def test_one_of_two_ranks_killed_or_both(training, tmp_path, kind, count):
     """The other ends, too. Resumed with two ranks, all is byte by byte as it would have been."""
