@@ -38,7 +38,8 @@ from train.models.size_shift import chances_by_bucket
 from train.objectives.forward import forward, sample_losses
 from train.parallel.ranks import ALONE, RankLost, Ranks
 from train.runs import checkpoint_files as files
-from train.runs.directory import claim_run
+from train.runs.checkpoint import step_name
+from train.runs.directory import checkpoint_bytes, claim_run
 from train.runs.log import Log
 from train.runs.loss_plot import loss_png
 from train.runs.resume import Start
@@ -114,7 +115,7 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
     for name in moved:
         log("warning", first, text=f"a newer checkpoint was set aside: checkpoints/{name}")
     if first and "checkpoint" not in there:
-        log("checkpoint", first, folder=f"checkpoints/step-{first:06d}")
+        log("checkpoint", first, folder=f"checkpoints/{step_name(first)}")
     evaluate(trainee, rows, setup, run, log, first, frozenset(trainee.ranks.gather(sorted(there))[0]))
     _run_steps(trainee, rows, setup, run, log, progress)
     with trainee.ranks.together():
@@ -128,13 +129,17 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
 
 def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
     """Runs the steps. After each, saves a checkpoint if due, then validates and samples."""
-    with _stopping() as stop, closing(_steps(trainee, rows, setup, run, log, progress)) as steps:
+    with (_stopping() as stop, files.Saver() as saver,
+          closing(_steps(trainee, rows, setup, run, log, progress)) as steps):
         try:
             for done in steps:
                 stopping = trainee.ranks.any(stop.is_set())
                 with trainee.ranks.together():
+                    saver.check()
                     if stopping or done == setup.steps or is_due(setup.config.checkpoint.every, done):
-                        _save(trainee, setup, run, log, progress)
+                        _save(trainee, setup, run, log, progress, saver)
+                    if stopping or done == setup.steps:
+                        saver.wait()
                 if stopping and done < setup.steps:
                     log("stopped", done)
                     if not trainee.ranks.first:
@@ -142,10 +147,13 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                     raise KeyboardInterrupt
                 evaluate(trainee, rows, setup, run, log, done)
         except (Exception, SystemExit) as error:  # no failure may lose the steps since the last checkpoint
+            with suppress(Exception):  # report the first failure
+                saver.wait()
             able = not isinstance(error, RankLost) if trainee.ranks.sharded else trainee.ranks.first
             if able and progress.whole and progress.done > progress.kept:
-                with suppress(Exception):  # report the first failure
-                    _save(trainee, setup, run, log, progress)
+                with suppress(Exception):
+                    _save(trainee, setup, run, log, progress, saver)
+                    saver.wait()
             if isinstance(error, NotFinite):
                 raise error.explained(rows, progress) from None
             raise
@@ -270,18 +278,21 @@ def _seed(seed: int, step: int, rank: int, device: torch.device) -> None:
     seed_device(draw_key(seed, step, b"", rank, "dropout-mask")[0], device)
 
 
-def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
-    """Saves a checkpoint of the last finished step, after syncing the log to disk. All ranks call this."""
-    step = progress.done
+def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver) -> None:
+    """Saves a checkpoint of the last finished step, after syncing the log to disk; it may be written later. All ranks
+    call this."""
+    step, settings = progress.done, setup.config.checkpoint
+    small = checkpoint_bytes(setup) <= settings.copy_gib * (1 << 30)
     with held(trainee) as found:
         if found is not None:
             log.sync()
-            folder = files.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step, found),
-                                setup.config.checkpoint.keep)
-    progress.kept = step
-    if found is not None:
-        log("checkpoint", step, folder=folder.relative_to(run).as_posix())
-        _plot(setup, run, log)
+            saver.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step, found), settings.keep,
+                       beside=small and not trainee.ranks.sharded, done=partial(setattr, progress, "kept", step))
+    if found is None:
+        progress.kept = step
+        return
+    log("checkpoint", step, folder=f"checkpoints/{step_name(step)}")
+    _plot(setup, run, log)
 
 
 def _plot(setup: Setup, run: Path, log: Log) -> None:

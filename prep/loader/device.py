@@ -53,6 +53,11 @@ def to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu")
 
 
+def copied_to_host(tensor: Tensor) -> Tensor:
+    """A copy of `tensor` in host memory, detached: it stays as it is when the other one changes."""
+    return tensor.detach().to("cpu", copy=True)
+
+
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The dtype of the forward pass; `auto` is bfloat16 if the GPU supports it natively, else float32."""
     if precision == "auto":

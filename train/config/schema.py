@@ -222,6 +222,9 @@ class Checkpoint:
 
     every: int = setting(500, low=0, resume=True, help="steps between checkpoints; 0: only the last")
     keep: int = setting(3, low=0, resume=True, help="newest checkpoints to keep; 0: all")
+    copy_gib: float = setting(4.0, low=0, high=1 << 20, resume=True,
+                              help="a checkpoint of at most so many GiB is copied to the computer's memory and written "
+                              "while training goes on; larger ones are waited for; 0: all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

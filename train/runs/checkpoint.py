@@ -42,6 +42,11 @@ _NAME = re.compile(r"step-[0-9]{6,13}")
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
 
+def step_name(step: int) -> str:
+    """The name of a checkpoint's directory."""
+    return f"step-{step:06d}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileFacts:
     """Size and digest of a file, as state.json records them."""
@@ -144,7 +149,7 @@ def read_state(folder: Path) -> State:
 
 def _parse(folder: Path, body: Mapping[str, Any]) -> State:
     step = count(body["step"], "step")
-    if folder.name != f"step-{step:06d}":
+    if folder.name != step_name(step):
         raise Unparsed(f"it is the state of step {step}, expected {folder.name}")
     common: dict[str, Any] = {"step": step, "manifest": digest_of(body["manifest"], "manifest"),
                               "config": expect(body["config"], dict, "config"), "version": body["version"]}

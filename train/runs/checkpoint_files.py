@@ -1,10 +1,15 @@
-"""Writes the files of checkpoints and results atomically; reads tensors back and checks their digests."""
+"""Writes the files of checkpoints and results atomically; reads tensors back and checks their digests.
+
+Checkpoints can be written in a thread, beside the next steps, from a copy in host memory of as many bytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -12,9 +17,9 @@ from torch import Tensor
 
 from prep.digest import digest_bytes
 from prep.fs import atomic
-from prep.loader.device import to_device, to_host
+from prep.loader.device import copied_to_host, to_device, to_host
 from prep.parse import Unparsed
-from train.runs.checkpoint import FORMAT, STATE, VERSION, State, list_checkpoints, way_out
+from train.runs.checkpoint import FORMAT, STATE, VERSION, State, list_checkpoints, step_name, way_out
 from train.runs.documents import refused, seal
 from train.runs.safetensors_reader import Wanted, names_of, read_safetensors
 from train.runs.safetensors_writer import write_safetensors
@@ -33,7 +38,7 @@ class Part:
 
 def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
     """Writes the checkpoint of `state.step`, removes all but the newest `keep` (0: none); returns its directory."""
-    folder = run / "checkpoints" / f"step-{state.step:06d}"
+    folder = run / "checkpoints" / step_name(state.step)
     assert state.data is not None and state.micro_batch is not None, "a state that is saved is complete"
     body = {"format": FORMAT, "version": VERSION, "step": state.step, "manifest": state.manifest,
             "data": {"digest": state.data.digest, "facts": dict(state.data.facts)}, "base": dict(state.base),
@@ -44,6 +49,55 @@ def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
     for old in list_checkpoints(run)[:-keep] if keep else ():
         atomic.remove_tree(old)
     return folder
+
+
+class Saver:
+    """Saves one checkpoint at a time. As a context manager, waits for the last one; its error is `wait`'s to raise."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] | None = None
+
+    def save(self, run: Path, state: State, parts: Iterable[Part], keep: int, *, beside: bool,
+             done: Callable[[], None]) -> None:
+        """Saves a checkpoint as `checkpoint_files.save` does, then calls `done`.
+
+        With `beside`, returns when `parts` are copied, and a thread writes them. Raises what saving the one before
+        raised, and without `beside` what saving this one raises.
+        """
+        self.wait()
+        if beside:
+            self._saving = self._pool.submit(_save, run, state, [_copied(part) for part in parts], keep, done)
+        else:
+            _save(run, state, parts, keep, done)
+
+    def check(self) -> None:
+        """Raises the error of a save that has failed meanwhile."""
+        if self._saving is not None and self._saving.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until nothing is being saved. Raises what that raised, once."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.shutdown()
+
+
+def _save(run: Path, state: State, parts: Iterable[Part], keep: int, done: Callable[[], None]) -> None:
+    save(run, state, parts, keep)
+    done()
+
+
+def _copied(part: Part) -> Part:
+    if part.tensors is None:
+        return part
+    return replace(part, tensors={name: copied_to_host(value) for name, value in part.tensors.items()})
 
 
 def write_folder(folder: Path, parts: Iterable[Part],

@@ -63,9 +63,9 @@ def test_a_default_that_follows_another_is_in_the_file_as_a_comment():
 def test_what_a_resumed_run_may_change():
     free = {row.name for row in table.rows() if row.spec.resume}
     assert free == {"steps", "epochs", "micro_batch", "gradient_checkpointing", "optimizer.lr", "lora.format",
-                    "validation.every", "validation.most", "log.plot", "log.tensorboard", "log.wandb", "parallel.shard",
-                    "sample.every", "sample.steps",
-                    "sample.guidance", "sample.seed", "sample.sampler", "sample.wait", "sample.encode",
-                    "sample.size", "checkpoint.every", "checkpoint.keep", "result.dtype", "result.title",
-                    "result.author", "result.description", "result.license", "result.trigger", "result.tags"}
+                    "validation.every", "validation.most", "log.plot", "log.tensorboard", "log.wandb",
+                    "parallel.shard", "sample.every", "sample.steps", "sample.guidance", "sample.seed",
+                    "sample.sampler", "sample.wait", "sample.encode", "sample.size", "checkpoint.every",
+                    "checkpoint.keep", "result.dtype", "result.title", "checkpoint.copy_gib", "result.author",
+                    "result.description", "result.license", "result.trigger", "result.tags"}
     assert as_table(Config(steps=3))["steps"] == 3
