@@ -166,6 +166,10 @@ def _check_libraries(config: Config) -> None:
     if config.parallel.shard and not facts.by_number:
         raise ConfigError(f"optimizer.name is '{name}', which needs whole weights, but parallel.shard divides them",
                           hint="--set optimizer.name=adamw, or --no-shard")
+    faster = [name for name in ("channels_last", "compile") if getattr(config, name)]
+    if config.parallel.shard and faster:
+        raise ConfigError(f"{faster[0]} is on, which is only for models that are not divided, but parallel.shard is on",
+                          hint=f"--set {faster[0]}=false, or --no-shard")
     if config.parallel.shard and tuple(int(part) for part in installed.split(".")[:2]) < DIVIDES:
         raise ConfigError(f"parallel.shard needs torch {'.'.join(map(str, DIVIDES))} or later, but {installed} is "
                           "installed", hint="install a later torch, or --no-shard")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, from_system
+from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, first_line, from_system
 from prep.formatting import join_texts
 from prep.loader.draws import Draw
 from prep.loader.rows import Rows
@@ -93,6 +93,15 @@ def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
     return OutOfMemoryError(
         f"{progress.device} ran out of memory {when}, with {len(progress.shots)} samples of {bucket[0]}x{bucket[1]} "
         "in a forward pass", hint=kept + " or ".join(_less_memory(config)))
+
+
+def not_compiled(error: Exception) -> Exception:
+    """An error of torch.compile as a `Problem`; others as they are."""
+    if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return error
+    return ConfigError(f"compile is on, but torch.compile failed: "
+                       f"{first_line(getattr(error, 'inner_exception', error))}",
+                       hint="--set compile=false, also with --resume; or install what it needs, like a C++ compiler")
 
 
 def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:

@@ -33,7 +33,7 @@ from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from train.card import card
 from train.evaluate import evaluate, is_due
-from train.failures import NotFinite, Progress, check_finite, of_disk, out_of_memory
+from train.failures import NotFinite, Progress, check_finite, not_compiled, of_disk, out_of_memory
 from train.models.size_shift import chances_by_bucket
 from train.objectives.forward import forward, sample_losses
 from train.parallel.ranks import ALONE, RankLost, Ranks
@@ -93,14 +93,14 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
 
 
 def _explained(setup: Setup, run: Path, progress: Progress, error: Exception) -> Exception:
-    """An error of the disk or of memory as one that says what helps; others as they are."""
+    """An error of the disk, of memory or of the compiler as one that says what helps; others as they are."""
     if isinstance(error, BrokenPipeError):  # our output was closed: not an error of the run's disk
         return error
     if isinstance(error, OSError):
         return of_disk(error, run, progress)
     if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
         return out_of_memory(setup, progress)
-    return error
+    return not_compiled(error) if setup.config.compile else error
 
 
 def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, there: frozenset[str],

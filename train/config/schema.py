@@ -290,6 +290,12 @@ class Config:
     caption_dropout: float = setting(0.0, low=0, high=1,
                                      help="probability that a caption is replaced by the unconditional row")
     gradient_checkpointing: bool = setting(False, resume=True, help="recompute activations: less memory, slower steps")
+    tf32: bool = setting(False, resume=True, help="multiply float32 matrices with TF32's 10 bits on NVIDIA GPUs: much "
+                         "faster where the precision is fp32")
+    channels_last: bool = setting(False, resume=True, help="keep convolutions' weights with channels last: often "
+                                  "faster on GPUs for a UNet in bf16")
+    compile: bool = setting(False, resume=True, help="compile the repeated blocks of the denoiser by torch.compile: "
+                            "faster steps, after a slow first one for each shape")
     lora: Lora = field(default_factory=Lora)
     full: Full = field(default_factory=Full)
     optimizer: Optimizer = field(default_factory=Optimizer)

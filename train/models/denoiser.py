@@ -26,6 +26,7 @@ from train.config.schema import Config
 from train.models import lora
 from train.models.families.registry import DENOISERS
 from train.models.family import GUIDANCE, Conditions, DenoiserFamily
+from train.models.speed import speed_up
 from train.models.targets import unfrozen
 
 
@@ -84,6 +85,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     if config.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
     place(denoiser, device)
+    speed_up(denoiser, config, device)
     levels = noise_schedule(model, prediction, zero_terminal_snr=config.zero_terminal_snr)
     flow = prediction == "flow"
     schedule = dict(load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).config) if flow else {}

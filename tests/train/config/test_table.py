@@ -66,6 +66,7 @@ def test_what_a_resumed_run_may_change():
                     "validation.every", "validation.most", "log.plot", "log.tensorboard", "log.wandb",
                     "parallel.shard", "sample.every", "sample.steps", "sample.guidance", "sample.seed",
                     "sample.sampler", "sample.wait", "sample.encode", "sample.size", "checkpoint.every",
-                    "checkpoint.keep", "result.dtype", "result.title", "checkpoint.copy_gib", "result.author",
-                    "result.description", "result.license", "result.trigger", "result.tags"}
+                    "checkpoint.keep", "result.dtype", "result.title", "checkpoint.copy_gib", "tf32",
+                    "channels_last", "compile", "result.author", "result.description", "result.license",
+                    "result.trigger", "result.tags"}
     assert as_table(Config(steps=3))["steps"] == 3

@@ -113,6 +113,14 @@ def test_optimizers_that_need_whole_weights(make, name):
     assert fault.hint == "--set optimizer.name=adamw, or --no-shard"
 
 
+@pytest.mark.parametrize("name", ["channels_last", "compile"])
+def test_what_makes_whole_models_faster_is_refused(make, name):
+    settings = parse({"parallel": {"shard": True}, name: True}, "x")
+    fault, = check(RunRequest(manifest=make().path), settings).faults
+    assert fault.message == f"{name} is on, which is only for models that are not divided, but parallel.shard is on"
+    assert fault.hint == f"--set {name}=false, or --no-shard"
+
+
 def test_an_early_torch(make, monkeypatch):
     monkeypatch.setattr("train.check.version", lambda name: "2.8.1+cpu")
     fault, = check(RunRequest(manifest=make().path), parse({"parallel": {"shard": True}}, "")).faults
