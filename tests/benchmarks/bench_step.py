@@ -4,8 +4,13 @@
 
 The bare loop has its batches in memory and does what any loop must: noise the latents, predict, the mean squared error,
 backward, clip, step. Ours also reads rows and checks them, draws noise from keys, weighs samples, checks that numbers
-are finite and logs each step. Both take turns, in this process; start-up is not counted. `demo` is the demo's model and
+are finite and logs each step. All take turns, in this process; start-up is not counted. `demo` is the demo's model and
 data at batch 8; `sd15` has the size of Stable Diffusion 1.5's UNet, random weights, and rows of 512x512. Target: 1.03.
+
+For the demo, two more sides are loops as diffusers' example scripts for LoRA have them: `train_text_to_image_lora.py`
+decodes, crops, and runs the VAE and the text encoder in each step; with `--cache_latents`, as the DreamBooth scripts
+have it, latents are kept in memory, and the text encoder runs in each step. Their pictures are squares of the area of
+ours.
 """
 
 from __future__ import annotations
@@ -15,18 +20,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from diffusers import AutoencoderKL, DDPMScheduler
+from PIL import Image, ImageOps
 from results import emit, parser_of, table
 from torch import Tensor
+from transformers import CLIPTextModel, CLIPTokenizer
 
 from prep.demo.tiny_model import build_random
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
 from prep.loader.rows import Rows
+from prep.models.loading import quiet_libraries
 from train.check import check
 from train.config.load import parse
 from train.loop import train
@@ -47,7 +58,8 @@ def demo(root: Path, settings: dict[str, Any], steps: int) -> Setup:
     words = [sys.executable, "-m", "prep"]
     for command in (["demo", "demo"], ["encode", "demo/dataset.toml", "--cache", "cache", "-o", "demo.json"]):
         subprocess.run([*words, *command], cwd=root, check=True, capture_output=True)
-    return checked(root / "demo.json", {**settings, "steps": steps, "batch_size": 8, "micro_batch": 8})
+    whole = {"batch_size": 8, "micro_batch": 8, "underfill": "repeat"}  # every step has 8 samples
+    return checked(root / "demo.json", {**settings, **whole, "steps": steps})
 
 
 def sd15(root: Path, settings: dict[str, Any], steps: int) -> Setup:
@@ -123,6 +135,50 @@ def bare(setup: Setup, held: list[Batch]) -> tuple[float, float]:
     return per_step(begun, clock(), len(held) - WARM)
 
 
+def example(setup: Setup, root: Path, *, cached: bool) -> tuple[float, float]:
+    """Wall and CPU seconds a step of a loop as diffusers' example scripts have it, on the demo's pictures."""
+    denoiser, batch = load(setup.model, setup.config, setup.prediction, CPU), setup.config.batch_size
+    vae = AutoencoderKL.from_pretrained(setup.model / "vae").requires_grad_(False)
+    encoder = CLIPTextModel.from_pretrained(setup.model / "text_encoder").requires_grad_(False)
+    tokenizer = CLIPTokenizer.from_pretrained(setup.model / "tokenizer")
+    scheduler = DDPMScheduler.from_pretrained(setup.model / "scheduler")
+    side = int(max(width * height for width, height in setup.manifest.buckets) ** 0.5) // 8 * 8
+    photos = root / "demo" / "photos"
+    found = [path for folder in ("hearts", "others") for path in sorted((photos / folder).iterdir())
+             if path.suffix in (".png", ".jpg", ".webp") and path.with_suffix(".txt").exists()]
+    items = [(path, tokenizer(path.with_suffix(".txt").read_text(), padding="max_length", truncation=True,
+                              return_tensors="pt").input_ids[0]) for path in found[:48]]
+    parameters = list(denoiser.parameters.values())
+    optimizer = torch.optim.AdamW(parameters, lr=setup.config.optimizer.lr)
+
+    def latents_at(places: list[int]) -> Any:
+        return vae.encode(torch.stack([pixels(items[place][0], side) for place in places])).latent_dist
+
+    kept = [latents_at([place]) for place in range(len(items))] if cached else []
+    begun, order = clock(), torch.randperm(batch * setup.steps) % len(items)
+    for number in range(setup.steps):
+        if number == WARM:
+            begun = clock()
+        places = order[number * batch:(number + 1) * batch].tolist()
+        drawn = torch.cat([kept[place].sample() for place in places]) if cached else latents_at(places).sample()
+        clean = drawn * vae.config.scaling_factor
+        noise, steps = torch.randn_like(clean), torch.randint(0, 1000, (batch,))
+        hidden = encoder(torch.stack([items[place][1] for place in places]))[0]
+        predicted = denoiser.model(scheduler.add_noise(clean, noise, steps), steps, hidden).sample
+        torch.nn.functional.mse_loss(predicted.float(), noise.float()).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return per_step(begun, clock(), setup.steps - WARM)
+
+
+def pixels(path: Path, side: int) -> Tensor:
+    """[3, side, side] from -1 to 1."""
+    with Image.open(path) as opened:
+        image = ImageOps.fit(opened.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.asarray(image, np.float32)).permute(2, 0, 1) / 127.5 - 1
+
+
 def main() -> None:
     """Prints a line for each side."""
     parser = parser_of(__doc__)
@@ -136,32 +192,37 @@ def main() -> None:
     if options.quick:
         steps, rounds = (40, 3) if options.model == "demo" else (6, 1)
     steps, rounds = options.steps or steps, options.rounds or rounds
+    quiet_libraries()
     torch.set_num_threads(options.threads)
     settings = {**SETTINGS, "method": options.method}
-    taken: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    taken: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         setup = MODELS[options.model](root, settings, steps)
         held = resident(setup)
+        sides: dict[str, Callable[[int], tuple[float, float]]] = {
+            "train run": lambda number: ours(setup, root / f"run{number}"), "bare loop": lambda _: bare(setup, held)}
+        if options.model == "demo" and options.method == "lora":
+            sides |= {"diffusers' example, nothing cached": lambda _: example(setup, root, cached=False),
+                      "diffusers' example, latents cached": lambda _: example(setup, root, cached=True)}
         for number in range(rounds):
-            sides = [lambda number=number: ours(setup, root / f"run{number}"), lambda: bare(setup, held)]
-            if number % 2:
-                taken.append(tuple(side() for side in reversed(sides))[::-1])  # type: ignore[arg-type]
-            else:
-                taken.append(tuple(side() for side in sides))  # type: ignore[arg-type]
+            for name in sorted(sides, reverse=number % 2 == 1):
+                taken.setdefault(name, []).append(sides[name](number))
     words = (f"{options.method}, batches of {setup.config.batch_size}, {steps - WARM} steps a round, {rounds} rounds, "
              f"{options.threads} thread{'s' * (options.threads > 1)} of torch.")
-    emit(f"A training step over a bare loop, {options.model}", f"{words}\n\n{figures(taken)}", options.write)
+    told = f"{words}\n\n{figures(taken, list(sides))}"
+    emit(f"A training step over a bare loop, {options.model}, {options.method}", told, options.write)
 
 
-def figures(taken: list[tuple[tuple[float, float], tuple[float, float]]]) -> str:
+def figures(taken: Mapping[str, list[tuple[float, float]]], names: list[str]) -> str:
     rows = []
-    for name, side in (("train run", 0), ("bare loop", 1)):
-        wall, cpu = (statistics.median(pair[side][kind] for pair in taken) for kind in (0, 1))
-        rows.append((name, f"{wall * 1000:.2f}", f"{cpu * 1000:.2f}"))
-    ratios = [sorted(mine[kind] / least[kind] for mine, least in taken) for kind in (0, 1)]
-    rows.append(("ratio", *(f"{statistics.median(each):.3f} ({each[0]:.3f} to {each[-1]:.3f})" for each in ratios)))
-    return table(("ms a step", "wall", "CPU"), rows)
+    for name in names:
+        wall, cpu = (statistics.median(side) for side in zip(*taken[name], strict=True))
+        ratios = [[mine[kind] / theirs[kind] for mine, theirs in zip(taken["train run"], taken[name], strict=True)]
+                  for kind in (0, 1)]
+        rows.append((name, f"{wall * 1000:.2f}", f"{cpu * 1000:.2f}", *(
+            f"{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})" for each in ratios)))
+    return table(("ms a step", "wall", "CPU", "train run takes, wall (times)", "CPU"), rows)
 
 
 if __name__ == "__main__":
