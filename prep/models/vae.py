@@ -83,8 +83,8 @@ class VaeEncoder:
 
         On a CPU all is done when this returns. A GPU then has its work in a queue, copies to and from pinned memory
         included: who begins the next batch before asking for the rows of this one never lets it wait. There is one
-        queue and no stream for copies, which take less than a hundredth of the time of a VAE. Our tests have run this
-        on CPUs only.
+        queue and no stream for copies: a picture of 512x512 has 0.8 MB, tens of microseconds on a bus where a VAE takes
+        milliseconds. Our tests have run this on CPUs only.
         """
         _, height, width, _ = pixels_BHW3.shape
         rows = self.batches.run(pixels_BHW3, self._begun, f"a picture of {width}x{height} pixels")
