@@ -9,19 +9,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 
 from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of, variants_of
-from prep.dataset.facts import READERS, fact_kinds
+from prep.dataset.facts import fact_kinds
 from prep.dataset.listing import walk_recipe
+from prep.dataset.reading import FactReader, NotRead
 from prep.errors import ConfigError
 from prep.findings import Finding
 from prep.formatting import format_size, join_names, printable_name
 from prep.fs.blob import Blob, error_code
 from prep.fs.memo import Fact, Memo
 from prep.geometry import Focus, Size
-from prep.images.formats.parts import NoDecoder
 from prep.progress import DeferredTotal, Tick
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
@@ -71,9 +72,9 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Memo, jobs: int) -> 
         return facts.get(blob, called[kind])
 
     def read(blob: Blob, kind: str) -> Fact | None:
-        return facts.get_or_read(blob, called[kind], READERS[kind])
+        return facts.get_or_read(blob, called[kind], partial(reader.read, kind))
 
-    pool = ThreadPoolExecutor(jobs)
+    pool, reader = ThreadPoolExecutor(jobs), FactReader()
     try:
         for item in items:
             known = _ingest_item(item, recipe, get)
@@ -84,6 +85,7 @@ def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Memo, jobs: int) -> 
         for one in waiting:
             yield one.result() if isinstance(one, Future) else one
     finally:
+        reader.close()  # first, since threads wait for answers
         pool.shutdown(cancel_futures=True)
 
 
@@ -123,7 +125,7 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | 
         if mask and mask.get("size") not in (None, [header["width"], header["height"]]):
             return _reject(item, "mask-size-mismatch", f'mask has {format_size(mask["size"])} pixels, '
                            f'expected {header["width"]}x{header["height"]}, since [mask] resize is "reject"')
-    except NoDecoder as error:
+    except NotRead as error:
         return _reject(item, error.code, f"{_its(*what)}{error.detail}")
     except OSError as error:
         return _reject(item, error_code(error), f"{_its(*what)}cannot be read: {error.strerror or error}")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +53,12 @@ _SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 27), "MALLOC_TRIM_THRESHOLD_": s
              "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 Cause = Literal["slow", "crash", "memory", "closed"]
+FINDINGS: Mapping[Cause, tuple[str, str]] = {  # code and detail of the finding on a file that cost its decoder
+    "slow": ("decoder-hung", "was not decoded within {seconds:g} seconds"),
+    "memory": ("too-large", "takes more memory than there is"),
+    "crash": ("decoder-crashed", "crashed its decoder, which ended {how}"),
+    "closed": ("decoder-crashed", "was not decoded: {how}"),
+}
 
 
 class WorkerLost(Exception):
@@ -62,6 +68,11 @@ class WorkerLost(Exception):
         super().__init__(detail)
         self.cause: Cause = cause
         self.detail = detail  # how the worker ended, for messages: "by SIGSEGV"
+
+    def finding(self, limits: Limits) -> tuple[str, str]:
+        """Code and detail of the finding on a file that a worker of these limits should have decoded."""
+        code, detail = FINDINGS[self.cause]
+        return code, detail.format(seconds=limits.seconds, how=self.detail)
 
 
 class WorkerPool:

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "cache": ("fs",), "sources": ("fs", "captions", "workers"),
     "manifest": ("fs", "cache", "batching", "models"),
     "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers"),
-    "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe"),
+    "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe", "workers"),
     "maintenance": ("fs", "cache", "manifest"), "export": ("fs", "cache", "manifest"),
     "loader": ("fs", "cache", "manifest", "batching", "models"),
     "scan": ("fs", "images", "captions", "sources", "models", "recipe", "dataset", "workers"),

@@ -15,19 +15,13 @@ from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
 from prep.encode.targets import PictureTarget, TextTarget
 from prep.findings import Finding
 from prep.parse import Unparsed
-from prep.workers.pool import Cause, WorkerLost, WorkerPool
+from prep.workers.pool import WorkerLost, WorkerPool
 
 A = TypeVar("A")
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
 Made = EncodedRow | Reject | Finding  # a row; a permanent failure; a failure of this run
 NOT_FINITE = "not-finite"
-LOST: Mapping[Cause, tuple[str, str]] = {  # how a worker was lost: code and detail of the finding
-    "slow": ("decoder-hung", "was not decoded within {seconds:g} seconds"),
-    "memory": ("too-large", "takes more memory than there is"),
-    "crash": ("decoder-crashed", "crashed its decoder, which ended {how}"),
-    "closed": ("decoder-crashed", "was not decoded: {how}"),
-}
 TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
 
@@ -104,8 +98,8 @@ def _decoded(job: Job, work: PictureTarget, reading: Reading, decoders: WorkerPo
         if not answer.code:
             return answer.array(asked.shape)
     except WorkerLost as lost:
-        code, detail = LOST[lost.cause]
-        answer = PixelsMessage(code=code, detail=detail.format(seconds=LIMITS.seconds, how=lost.detail))
+        code, detail = lost.finding(LIMITS)
+        answer = PixelsMessage(code=code, detail=detail)
     except (Unparsed, ValueError) as error:
         answer = PixelsMessage(code="decoder-crashed", detail=f"got an invalid answer from its decoder: {error}")
     if answer.bad:
