@@ -482,7 +482,7 @@ def flips(tmp_path, monkeypatch, request):
 def test_no_flipped_bit_of_a_record_says_anything_false(flips):
     """One bit of every byte of the records that is not zero; most of them are noticed."""
     used = [place for place in range(1024, len(flips.whole)) if flips.whole[place]]
-    assert len(used) > 150
+    assert len(used) > 100  # digests have some zeros, too
     lost = sum(flips.check(8 * place + place % 8) > 0 for place in used)
     assert lost > len(used) * 0.9
 

@@ -33,7 +33,7 @@ def test_with_one_that_does_not_start(bare):
     before = len(list(Path("/dev/fd").iterdir()))
     with pytest.raises(pytest.skip.Exception, match=f"{program} does not start: the browser has ended"):
         start_browser()
-    assert len(list(Path("/dev/fd").iterdir())) == before
+    assert len(list(Path("/dev/fd").iterdir())) <= before  # fewer, if garbage of other tests was collected
 
 
 def test_one_that_was_named_must_start(bare, monkeypatch):

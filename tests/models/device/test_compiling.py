@@ -121,7 +121,8 @@ def test_latents_of_several_sizes(tiny_model, graphs):
     assert len(graphs) > 1 and not compiled.compiler.notices
 
 
-@pytest.mark.parametrize("build", ["zimage", pytest.param("sd3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("build", ["zimage", "sd3"])
 def test_text_of_one_encoder_and_of_several(build, tmp_path, graphs):
     pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
     import tiny_pipelines

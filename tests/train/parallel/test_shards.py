@@ -58,7 +58,8 @@ def test_gradients_are_those_of_one_process():
         assert case["worst"] < 1e-5 and not case["whole"], case
 
 
-@pytest.mark.parametrize(("kind", "count"), [("lora", 4), ("full", 2)])
+@pytest.mark.parametrize(("kind", "count"), [
+    pytest.param("lora", 4, marks=pytest.mark.slow), ("full", 2)])
 def test_a_run_is_that_of_one_process_and_continued_by_one(make, train, tmp_path, kind, count):
     """Also what is validated and drawn in between, with the average in place of the weights."""
     path, one, run = make(validation=3).path, tmp_path / "one", tmp_path / "divided"
@@ -81,6 +82,7 @@ def test_a_run_is_that_of_one_process_and_continued_by_one(make, train, tmp_path
     assert [event["ranks"] for event in events(run) if event["event"] == "start"] == [count, 1]
 
 
+@pytest.mark.slow
 def test_a_divided_run_continues_a_whole_one_and_survives_a_damaged_row(make, train, tmp_path):
     """The failure is known to all before a pass: one message, and a checkpoint of the last whole step."""
     made, run = make(), tmp_path / "run"
@@ -95,6 +97,7 @@ def test_a_divided_run_continues_a_whole_one_and_survives_a_damaged_row(make, tr
     assert (run / "checkpoints" / f"step-{last:06d}" / "unet").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the second process in /proc")
 def test_the_others_end_when_one_is_killed(make, tmp_path):
     """Without a checkpoint of that step: a part of every weight is gone."""
