@@ -60,4 +60,4 @@ def test_every_dependency_is_imported():
 def test_every_dependency_has_a_version_that_is_tested():
     pinned = {normalized(line.partition("==")[0]) for line in
               (ROOT / ".ci/constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line}
-    assert {one for one in declared() if one not in pinned} <= {"rembg", "wandb"}  # with too many libraries of their own
+    assert {one for one in declared() if one not in pinned} <= {"rembg", "wandb"}  # which bring many
