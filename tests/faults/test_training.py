@@ -142,7 +142,7 @@ def test_killed_at_a_step_or_while_a_checkpoint_is_written(training, tmp_path, k
             shutil.rmtree(tmp_path / "killed")
 
 
-@pytest.mark.parametrize("kind", [*KINDS, pytest.param("divided", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["lora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("full", "divided"))])
 @FEW_AND_MANY
 def test_one_of_two_ranks_killed_or_both(training, tmp_path, kind, count):
     """The other ends, too. Resumed with two ranks, all is byte by byte as it would have been."""
@@ -160,7 +160,7 @@ def test_one_of_two_ranks_killed_or_both(training, tmp_path, kind, count):
         shutil.rmtree(tmp_path / "killed")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_rank_continues_what_two_have_begun(training, tmp_path, killed):
     """The same samples and timesteps in each step; sums are in another order, so numbers are nearly the same."""
     there = training("full", tmp_path)

@@ -92,6 +92,7 @@ def test_validation_and_pictures_of_several_processes_are_those_of_one(make, tra
     assert len(drawn) == 1
 
 
+@pytest.mark.slow
 def test_a_failure_of_any_process_in_between_is_a_warning(make, tmp_path):
     """Of rank 1, which validates every second forward pass."""
     made = make(validation=5)
