@@ -142,7 +142,8 @@ def test_killed_at_a_step_or_while_a_checkpoint_is_written(training, tmp_path, k
             shutil.rmtree(tmp_path / "killed")
 
 
-@pytest.mark.parametrize("kind", ["lora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("full", "divided"))])
+@pytest.mark.parametrize("kind", [
+    "lora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("full", "divided"))])
 @FEW_AND_MANY
 def test_one_of_two_ranks_killed_or_both(training, tmp_path, kind, count):
     """The other ends, too. Resumed with two ranks, all is byte by byte as it would have been."""
