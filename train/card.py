@@ -20,6 +20,7 @@ from train.models.families.registry import naming_of
 from train.models.naming import Naming
 from train.setup import Setup
 
+_KINDS = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr"}  # by lora.kind
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&:@])")
 _WITHOUT_LOADER = ("pixart_alpha", "pixart_sigma")  # their pipelines in diffusers have no load_lora_weights
 
@@ -74,8 +75,7 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
         yield f"Fingerprint of {part}", f"`{digest}`"
     if config.method == "lora":
-        kind = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr"}[config.lora.kind]
-        kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else kind
+        kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else _KINDS[config.lora.kind]
         yield "Trained", f"{kind} of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
     else:
         part = "some weights" if config.full.train or config.full.freeze else "every weight"
@@ -133,7 +133,7 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
 def _unread(lora: Lora, naming: Naming) -> str:
     """What diffusers does not read of the result; empty: it reads it."""
     if lora.kind != "lora":
-        return {"loha": "LoHa", "lokr": "LoKr"}[lora.kind]
+        return _KINDS[lora.kind]
     return "DoRA with these names" if lora.dora and naming.format_of(lora) == "kohya" else ""
 
 

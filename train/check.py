@@ -150,29 +150,37 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
 
 
 def _check_libraries(config: Config) -> None:
-    """Raises `ConfigError` if the library of a tracker or of the optimizer is not installed, torch is too old, or the
-    optimizer needs whole weights but they are divided."""
+    """Raises `ConfigError` if the library of a tracker or of the optimizer is not installed, or torch is too old."""
     check_trackers(config.log)
     name = config.optimizer.name
-    facts, installed = TABLE[name], version("torch")
+    facts = TABLE[name]
     if facts.library and find_spec(facts.library) is None:
         raise ConfigError(f"optimizer.name is '{name}', which needs the library {facts.library}",
                           hint=f"pip install 'latentry[{facts.extra}]'")
-    if tuple(int(part) for part in installed.split(".")[:2]) < facts.torch:
-        raise ConfigError(f"optimizer.name is '{name}', which needs torch {'.'.join(map(str, facts.torch))} or later, "
-                          f"but {installed} is installed", hint="install a later torch, or --set optimizer.name=adamw")
+    _require_torch(facts.torch, f"optimizer.name is '{name}', which needs", "--set optimizer.name=adamw")
+    if config.parallel.shard:
+        _check_divided(config)
 
 
-    if config.parallel.shard and not facts.by_number:
+def _check_divided(config: Config) -> None:
+    """Raises `ConfigError` for settings that a divided model cannot have, or if torch is too old for it."""
+    name = config.optimizer.name
+    if not TABLE[name].by_number:
         raise ConfigError(f"optimizer.name is '{name}', which needs whole weights, but parallel.shard divides them",
                           hint="--set optimizer.name=adamw, or --no-shard")
     faster = [name for name in ("channels_last", "compile") if getattr(config, name)]
-    if config.parallel.shard and faster:
+    if faster:
         raise ConfigError(f"{faster[0]} is on, which is only for models that are not divided, but parallel.shard is on",
                           hint=f"--set {faster[0]}=false, or --no-shard")
-    if config.parallel.shard and tuple(int(part) for part in installed.split(".")[:2]) < DIVIDES:
-        raise ConfigError(f"parallel.shard needs torch {'.'.join(map(str, DIVIDES))} or later, but {installed} is "
-                          "installed", hint="install a later torch, or --no-shard")
+    _require_torch(DIVIDES, "parallel.shard needs", "--no-shard")
+
+
+def _require_torch(least: tuple[int, int], what: str, otherwise: str) -> None:
+    """Raises `ConfigError` if torch is older; `what` begins the message, `otherwise` ends the hint."""
+    installed = version("torch")
+    if tuple(int(part) for part in installed.split(".")[:2]) < least:
+        raise ConfigError(f"{what} torch {'.'.join(map(str, least))} or later, but {installed} is installed",
+                          hint=f"install a later torch, or {otherwise}")
 
 
 def needs_device(config: Config) -> bool:

@@ -229,13 +229,11 @@ def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: 
         progress.whole = not trainee.ranks.sharded  # no checkpoint without the rank that fails in a pass
         part, losses = _pass(trainee, setup, batch)
         progress.whole = True
-        if batch.idle:
-            asked = time.perf_counter()
-            continue
-        each.append(losses)
-        loss = loss + part
-        samples += len(batch.shots)
-        parts.append((batch.shots, part))
+        if not batch.idle:
+            each.append(losses)
+            loss = loss + part
+            samples += len(batch.shots)
+            parts.append((batch.shots, part))
         asked = time.perf_counter()
     return _Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
 

@@ -75,7 +75,7 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup, ranks: Ranks = ALONE)
 def _losses(denoiser: Denoiser, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest],
             ranks: Ranks) -> list[list[float]]:
     """The losses of the samples of each forward pass."""
-    latents, found = latents_of(setup.manifest), []
+    latents, found = latents_of(setup.manifest).to(denoiser.device), []
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda") as feed):
         for batch in ranks.each(feed):

@@ -22,9 +22,9 @@ from prep.images.formats.sniff import sniff
 from prep.images.header import MAX_PIXELS
 from prep.parse import Unparsed, expect, list_of, within
 from prep.workers.pool import WorkerLost, WorkerPool
-from prep.workers.service import Limits, Service, Task
+from prep.workers.service import DECODING, Service, Task
 
-LIMITS = Limits(seconds=60, memory=8 << 30)  # as in a scan
+LIMITS = DECODING
 MOST_SENT = 200 << 20  # bytes; larger files, such as TIFF of 16 bits, are read here
 PARSED = {"JPEG", "PNG", "GIF", "BMP"}  # by Python
 _PROFILES = (b"ICC_PROFILE\0", b"iCCP")  # of JPEG and PNG

@@ -56,7 +56,6 @@ class Share:
         place = (self.rank - number) % self.world
         return range(place * count // self.world, (place + 1) * count // self.world)
 
-
     def passes(self, number: int, count: int, most: int | None) -> int:
         """The forward passes of this rank in that micro-batch, of at most `most` samples each."""
         own = -(-count // self.world) if self.level else len(self.of(number, count))

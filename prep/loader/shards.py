@@ -24,9 +24,9 @@ def check_shards(index: Index, before: Stamps | None = None) -> Stamps:
     Sizes, headers and shard indexes are read; rows are checked when they are read. Returns how the shards' files look;
     given to a later call as `before`, it leaves out those that look the same (0.1 ms a shard instead of 0.4).
     """
-    stamps = _stamps(index.cache, index.shards)
+    stamps, known = _stamps(index.cache, index.shards), before or {}
     shards = [shard for shard in index.shards
-              if before is None or stamps.get(shard.digest) is None or stamps[shard.digest] != before.get(shard.digest)]
+              if (stamp := stamps.get(shard.digest)) is None or stamp != known.get(shard.digest)]
     for shard in shards:
         _check_size(index, shard)
     arrays = [(shard, array) for shard in shards for array in shard.shapes]

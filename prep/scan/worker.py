@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from prep.images.decode import quiet_pillow
 from prep.scan.examine import check_item, exact_pixels, preview_jpeg, thumbnail
 from prep.scan.protocol import ExaminedMessage, ItemMessage, PictureMessage, PreviewMessage, ThumbMessage
-from prep.workers.service import Limits, Service, Task
+from prep.workers.service import DECODING, Service, Task
 
-# Seconds: the largest pictures that are decoded take 10. Bytes of address space: 2^28 pixels of 16 bits with alpha take
-# 6 GiB.
-LIMITS = Limits(seconds=60, memory=8 << 30)
+LIMITS = DECODING
 
 
 def _examine(items: tuple[ItemMessage, ...]) -> Iterator[ExaminedMessage]:

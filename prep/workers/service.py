@@ -18,6 +18,11 @@ class Limits:
     memory: int  # bytes of address space, libraries included
 
 
+# For what decodes files. Seconds: the largest pictures that are decoded take 10. Bytes of address space: 2^28 pixels of
+# 16 bits with alpha take 6 GiB.
+DECODING = Limits(seconds=60, memory=8 << 30)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task(Generic[Question, Part]):
     """One kind of work. An answer comes in parts, so that no message holds a million rows."""

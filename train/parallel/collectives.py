@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-# The others wait while the first rank validates and draws pictures. A rank that dies is noticed at once.
+# Ranks wait for one that loads, encodes prompts or draws more pictures. A rank that dies is noticed at once.
 PATIENCE = timedelta(hours=2)
 _FAILED = "latentry/failed"
 BUCKET = 1 << 25  # bytes of gradients that are added at a time: 32 MiB, large enough for the network's full speed

@@ -18,9 +18,9 @@ from prep.geometry import fits_scaled
 from prep.images.decode import decode_picture, quiet_pillow, scale_and_crop
 from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import alpha_of, decode_mask, place_mask
-from prep.workers.service import Limits, Service, Task
+from prep.workers.service import DECODING, Service, Task
 
-LIMITS = Limits(seconds=60, memory=8 << 30)  # as in a scan
+LIMITS = DECODING
 
 
 def pixels_of(asked: PictureMessage) -> PixelsMessage:

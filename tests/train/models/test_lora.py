@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from adapted import ask, change, trained
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -26,15 +27,6 @@ def unet(tiny_model):
     return UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
 
 
-def trained(unet, settings):
-    """An attached adapter that changes the answer."""
-    found = lora.attach(unet, settings, seed=0, presets=PRESETS)
-    with torch.no_grad():
-        for value in found.values():
-            value.normal_(std=0.3, generator=torch.Generator().manual_seed(len(value)))
-    return {name: value for name, value in unet.named_parameters() if lora.is_stored(name)}
-
-
 def test_kohya_names_where_no_program_reads_them():
     naming = Naming(component="transformer", kohya=None)
     assert naming.format_of(Lora()) == "diffusers" and NAMING.format_of(Lora()) == "kohya"
@@ -43,13 +35,6 @@ def test_kohya_names_where_no_program_reads_them():
     assert error.value.message == ("lora.format is 'kohya', but no program reads kohya's names for this family of "
                                    "models")
     assert error.value.hint == "--set lora.format=diffusers"
-
-
-def ask(unet):
-    drawn = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        return unet(torch.randn(2, 4, 8, 8, generator=drawn), torch.tensor([10, 700]),
-                    torch.randn(2, 8, 32, generator=drawn)).sample
 
 
 RULES = ({"match": "re:attn2\\.", "rank": 2},
@@ -102,17 +87,15 @@ def test_dora_in_kohya_s_names_is_its_formula(unet, tiny_model):
     found = trained(unet, settings)
     wanted, tensors = ask(unet), lora.pack(found, settings, NAMING)
     again = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
-    before, used = ask(again), set()
-    for name, layer in again.named_modules():
-        file = f"lora_unet_{name.replace('.', '_')}"
-        if f"{file}.dora_scale" in tensors:
-            parts = {end: tensors[f"{file}.{end}"] for end in ("lora_down.weight", "lora_up.weight", "alpha",
-                                                              "dora_scale")}
-            down, up, alpha, lengths = parts.values()
-            changed = layer.weight.data + (alpha / len(down) * up.flatten(1) @ down.flatten(1)).view_as(layer.weight)
-            assert lengths.shape == (len(changed), *[1] * (changed.ndim - 1))
-            layer.weight.data = lengths * changed / changed.flatten(1).norm(dim=1).view_as(lengths)
-            used |= {f"{file}.{end}" for end in parts}
+    before = ask(again)
+
+    def formula(weight, parts):
+        down, up, alpha, lengths = (parts[end] for end in ("lora_down.weight", "lora_up.weight", "alpha", "dora_scale"))
+        changed = weight + (alpha / len(down) * up.flatten(1) @ down.flatten(1)).view_as(weight)
+        assert lengths.shape == (len(changed), *[1] * (changed.ndim - 1))
+        return lengths * changed / changed.flatten(1).norm(dim=1).view_as(lengths)
+
+    used = change(again, tensors, formula)
     assert used == set(tensors) and any(tensors[name].ndim == 4 for name in used)
     assert torch.allclose(ask(again), wanted, atol=1e-4) and not torch.allclose(before, wanted, atol=1e-2)
     told = lora.describe(found, settings, NAMING)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
+from adapted import ask, change, trained
 from diffusers import UNet2DConditionModel
 from peft.tuners.lokr.layer import factorization
 
@@ -31,31 +33,18 @@ def unet(tiny_model):
     return UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
 
 
-def ask(unet):
-    drawn = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        return unet(torch.randn(2, 4, 8, 8, generator=drawn), torch.tensor([10, 700]),
-                    torch.randn(2, 8, 32, generator=drawn)).sample
-
-
-def trained(unet, settings):
-    found = lora.attach(unet, settings, seed=0, presets=PRESETS)
-    with torch.no_grad():
-        for value in found.values():
-            value.normal_(std=0.3, generator=torch.Generator().manual_seed(len(value)))
-    return found
-
-
-def added(tensors, file, kind):
+def added(kind, weight, parts):
     """Hyeon-Woo et al. 2022, proposition 1; Yeh et al. 2024, section 3.3. A file's alpha counts with a product A B."""
-    parts = {name.rpartition(".")[2]: value.double() for name, value in tensors.items() if name.startswith(f"{file}.")}
+    parts = {end: value.double() for end, value in parts.items()}
     if kind == "loha":
         whole = torch.einsum("or,ri,os,si->oi", *(parts[f"hada_w{n}_{side}"] for n in "12" for side in "ab"))
-        return parts["alpha"] / len(parts["hada_w1_b"]) * whole, set(parts)
-    if "lokr_w2" in parts:
-        return torch.kron(parts["lokr_w1"], parts["lokr_w2"].flatten(1)), set(parts)
-    scale = parts["alpha"] / len(parts["lokr_w2_b"])
-    return scale * torch.kron(parts["lokr_w1"], parts["lokr_w2_a"] @ parts["lokr_w2_b"]), set(parts)
+        whole = parts["alpha"] / len(parts["hada_w1_b"]) * whole
+    elif "lokr_w2" in parts:
+        whole = torch.kron(parts["lokr_w1"], parts["lokr_w2"].flatten(1))
+    else:
+        scale = parts["alpha"] / len(parts["lokr_w2_b"])
+        whole = scale * torch.kron(parts["lokr_w1"], parts["lokr_w2_a"] @ parts["lokr_w2_b"])
+    return weight + whole.float().reshape(weight.shape)
 
 
 @pytest.mark.parametrize("settings", CASES, ids=str)
@@ -63,13 +52,8 @@ def test_a_file_is_the_formula_applied_to_the_base(unet, tiny_model, settings):
     found = trained(unet, settings)
     wanted, tensors = ask(unet), lora.pack(found, settings, NAMING)
     again = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
-    before, used = ask(again), set()
-    for name, layer in again.named_modules():
-        file = f"lora_unet_{name.replace('.', '_')}"
-        if f"{file}.alpha" in tensors:
-            whole, kinds = added(tensors, file, settings.kind)
-            layer.weight.data += whole.float().reshape(layer.weight.shape)
-            used |= {f"{file}.{kind}" for kind in kinds}
+    before = ask(again)
+    used = change(again, tensors, partial(added, settings.kind))
     assert used == set(tensors)
     assert torch.allclose(ask(again), wanted, atol=1e-4) and not torch.allclose(before, wanted, atol=1e-2)
     told = lora.describe(found, settings, NAMING)
