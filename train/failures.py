@@ -42,7 +42,7 @@ class NotFinite(Exception):
         super().__init__()
         self.loss, self.norm, self.shots = loss, norm, tuple(shots)
 
-    def explained(self, rows: Rows, progress: Progress) -> Problem:
+    def explained(self, rows: Rows, progress: Progress, config: Config) -> Problem:
         """The error to raise: names the cache rows with non-finite values, or else suggests other settings."""
         step, index = progress.done + 1, rows.index
         if found := rows.not_finite(self.shots):
@@ -57,7 +57,12 @@ class NotFinite(Exception):
                  if progress.kept else "")
         return ConfigError(f"loss is {self.loss} and the gradient norm {self.norm} in step {step}, expected finite "
                            f"numbers; it trained on {join_texts(names, NAMES)}; the weights are still those of step "
-                           f"{progress.done}", hint=f"try a smaller learning rate (--lr){again}")
+                           f"{progress.done}", hint=f"try a smaller learning rate (--lr){again}{_wider(config)}")
+
+
+def _wider(config: Config) -> str:
+    """What helps where numbers are too large for float16, whose loss is scaled down before this is an error."""
+    return "; or --precision bf16 or fp32 in another RUN: float16 ends at 65504" if config.precision == "fp16" else ""
 
 
 def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]],
@@ -130,4 +135,6 @@ def _smaller_model(config: Config) -> list[str]:
         return ["--method lora (in another RUN)"]
     if config.precision == "fp32":
         return ["--precision bf16 (in another RUN)"]
+    if config.quantization == "none" and config.lora.kind == "lora" and not config.parallel.shard:
+        return ["--set quantization=fp8 or nf4 (in another RUN)", "a device with more memory"]
     return ["a device with more memory", "smaller buckets: prep encode --resolution"]

@@ -155,7 +155,7 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                     _save(trainee, setup, run, log, progress, saver)
                     saver.wait()
             if isinstance(error, NotFinite):
-                raise error.explained(rows, progress) from None
+                raise error.explained(rows, progress, setup.config) from None
             raise
 
 
@@ -192,16 +192,20 @@ def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, p
             showings = _showings(gathered, ranks)  # at once: later it would wait for the update
             add_gradients(trainee)
             norm = clip_gradients(trainee, setup)
+            scale = None if trainee.scale is None else trainee.scale.value
+            skipped = trainee.scale is not None and trainee.scale.overflowed(loss, norm)
             with ranks.together():
-                check_finite(loss, norm, gathered.parts, ranks)
+                if not skipped:
+                    check_finite(loss, norm, gathered.parts, ranks)
             progress.whole = False
-            rate = apply_gradients(trainee, setup, step)
+            rate = apply_gradients(trainee, setup, step, skipped=skipped)
             progress.done, progress.whole = step + 1, True
             seconds = time.perf_counter() - begun
             if ranks.first:
                 log.losses.add(step + 1, setup.index, showings)
             log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=int(samples), seconds=seconds,
-                wait=gathered.waited, samples_per_second=samples / seconds, **_memory(progress.device))
+                wait=gathered.waited, samples_per_second=samples / seconds, **_memory(progress.device),
+                **({} if scale is None else {"loss_scale": scale, "skipped": skipped}))
             yield step + 1
 
 
@@ -245,7 +249,8 @@ def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[Tensor, Tens
     given = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, settings)
     each_B = sample_losses(given, settings)
     loss = (each_B * given.weight_B).sum()
-    (loss * 0.0 if batch.idle else loss / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
+    times = 1.0 if trainee.scale is None else trainee.scale.value
+    (loss * 0.0 if batch.idle else loss * times / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
     return loss.detach(), each_B.detach()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from prep.errors import CacheError, ConfigError, ModelError, first_line
 from prep.loader.device import module_to_device, to_host
+from prep.loader.latents import Latents, latents_of
 from prep.models.family import Family
 from prep.parse import Unparsed
 from train.config.load import as_table
@@ -25,9 +26,9 @@ from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.families.registry import naming_of
-from train.objectives.forward import Latents, latents_of
 from train.optim import ema, kept, optimizers, schedule
 from train.optim.ema import Shadow
+from train.optim.loss_scale import SHAPES, LossScale
 from train.optim.optimizers import TABLE, Facts
 from train.parallel.ranks import ALONE, Ranks
 from train.parallel.shards import Fetch, Shards, shards_of
@@ -38,7 +39,7 @@ from train.runs.safetensors_reader import read_safetensors
 from train.runs.safetensors_writer import data_digest
 from train.setup import Initial, Setup
 
-OPTIMIZER, AVERAGE = "optimizer.safetensors", "ema.safetensors"
+OPTIMIZER, AVERAGE, SCALE = "optimizer.safetensors", "ema.safetensors", "loss_scale.safetensors"
 # Of a file that holds an average instead of the last weights: that of `ema.decay`, or the optimizer's own.
 EMA_METADATA, OWN_METADATA = ({"latentry.weights": name} for name in ("moving average", "schedule-free average"))
 
@@ -52,6 +53,7 @@ class TrainState:
     facts: Facts  # about the optimizer
     shadow: Shadow | None  # None: no moving average
     latents: Latents  # on the device
+    scale: LossScale | None = None  # of the loss, with float16
     ranks: Ranks = ALONE  # the processes that train it together
     shards: Shards | None = None  # None: each rank has the whole model
 
@@ -81,7 +83,8 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
     optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
     shadow = ema.start(denoiser.parameters) if config.ema.decay else None
     return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow, ranks=ranks,
-                      shards=shards, latents=latents_of(setup.manifest).to(device))
+                      shards=shards, latents=latents_of(setup.manifest).to(device),
+                      scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
 
 def _place(config: Config, ranks: Ranks, model: Any, device: torch.device) -> None:
@@ -137,8 +140,10 @@ def add_gradients(trainee: TrainState) -> None:
 
 
 def clip_gradients(trainee: TrainState, setup: Setup) -> float:
-    """Clips the gradients; returns their norm before."""
+    """Clips the gradients, after undoing the scale of the loss; returns their norm before."""
     held = [value for value in trainee.denoiser.parameters.values() if value.grad is not None]
+    if trainee.scale is not None:
+        trainee.scale.undo([value.grad for value in held if value.grad is not None])
     most = setup.config.optimizer.clip or float("inf")
     if trainee.shards is None:
         return float(torch.nn.utils.clip_grad_norm_(held, most))
@@ -148,15 +153,21 @@ def clip_gradients(trainee: TrainState, setup: Setup) -> float:
     return norm
 
 
-def apply_gradients(trainee: TrainState, setup: Setup, step: int) -> float:
-    """Updates parameters and moving average in step `step` (from 0). Returns the rate that `optimizer.lr` gives."""
+def apply_gradients(trainee: TrainState, setup: Setup, step: int, *, skipped: bool = False) -> float:
+    """Updates parameters and moving average in step `step` (from 0). Returns the rate that `optimizer.lr` gives.
+
+    `skipped`: float16's gradients overflowed, so nothing changes but the scale of the loss.
+    """
     factor = schedule.factor(setup.config.schedule, step, setup.steps)
     rate = setup.config.optimizer.lr * factor
     for group in trainee.optimizer.param_groups:
         group["lr"] = rate if group["rate"] is None else group["rate"] * factor
-    trainee.optimizer.step()
+    if trainee.scale is not None:
+        (trainee.scale.halve if skipped else trainee.scale.grow)()
+    if not skipped:
+        trainee.optimizer.step()
     trainee.optimizer.zero_grad(set_to_none=True)
-    if trainee.shadow is not None:
+    if trainee.shadow is not None and not skipped:
         ema.update(trainee.shadow, trainee.denoiser.parameters, ema.decay_at(step, setup.config.ema.decay))
     return rate
 
@@ -228,6 +239,8 @@ def checkpoint_files(trainee: TrainState, setup: Setup, step: int, found: Held) 
     yield from weight_parts(trainee.denoiser, tensors, setup, facts, weights_name(setup.family, setup.config.method),
                             found.fetch)
     yield Part(name=OPTIMIZER, tensors=found.optimizer, fetch=found.fetch)
+    if trainee.scale is not None:
+        yield Part(name=SCALE, tensors=trainee.scale.tensors())
     if found.average is not None:
         yield Part(name=AVERAGE, tensors=_packed(found.average, setup.config, setup.family, found.fetch),
                    metadata={**facts, **_of_average(trainee)}, fetch=found.fetch)
@@ -294,13 +307,15 @@ def restore(trainee: TrainState, start: Start) -> None:
     put_weights(trainee.denoiser.weights, start, weights_name(family, start.config.method), family, shards=shards)
     wanted = kept.expected(trainee.facts, trainee.optimizer, whole,
                            tensor_names(start.folder, start.state, OPTIMIZER))
-    if not wanted:
+    if not wanted and trainee.scale is None:  # with it, every step so far may have been skipped
         raise CacheError(f"{start.folder / OPTIMIZER} has no moments for any trained parameter",
                          hint="the checkpoint is from another run; train again into another RUN with -o")
     values = read_tensors(start.folder, start.state, OPTIMIZER, wanted)
     if shards is not None:
         values |= {name: shards.rows(values[name]) for name in _rows_kept(trainee, shards.whole) if name in values}
     kept.put(trainee.facts, trainee.optimizer, parameters, values)
+    if trainee.scale is not None:
+        trainee.scale.put(read_tensors(start.folder, start.state, SCALE, SHAPES))
     if trainee.shadow is not None:
         put_weights(trainee.shadow, start, AVERAGE, family, trainee.denoiser.weights, shards=shards)
 

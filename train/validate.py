@@ -11,9 +11,10 @@ import torch
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.device import to_host
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from train.models.denoiser import Denoiser, evaluating
-from train.objectives.forward import forward, latents_of, sample_losses
+from train.objectives.forward import forward, sample_losses
 from train.parallel.ranks import ALONE, Ranks
 from train.setup import Setup
 

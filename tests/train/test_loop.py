@@ -33,6 +33,7 @@ QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "m
 
 
 OTHERS = [name for name in optimizers.TABLE if name not in ("adamw", "adamw-8bit-paged", "muon")]
+FEW = ("adamw-8bit", "prodigy")  # the others resume exactly in the slow tests
 OTHERS += ["muon"] if hasattr(torch.optim, "Muon") else []
 
 
@@ -51,16 +52,18 @@ def interrupt_after(step):
      False),
     ({"method": "full", "schedule": {"name": "cosine", "warmup": 3}, "optimizer": {"lr": 1e-3}}, False),
     ({"lora": {"rank": 4}, "noise": {"offset": 0.1, "pyramid": 0.3, "perturbation": 0.1}}, True),
-    *(({"lora": {"rank": 4, "targets": "kohya"}, "optimizer": {"name": name}, "schedule": {"warmup": 8}}, False)
-      for name in OTHERS),
-    ({"lora": {"rank": 4, "targets": "kohya-conv", "dora": True, "dropout": 0.2}, "ema": {"decay": 0.9},
-      "schedule": {"name": "cosine"}}, False),
+    *(pytest.param({"lora": {"rank": 4, "targets": "kohya"}, "optimizer": {"name": name}, "schedule": {"warmup": 8}},
+                   False, marks=() if name in FEW else pytest.mark.slow) for name in OTHERS),
+    pytest.param({"lora": {"rank": 4, "targets": "kohya-conv", "dora": True, "dropout": 0.2}, "ema": {"decay": 0.9},
+                  "schedule": {"name": "cosine"}}, False, marks=pytest.mark.slow),
     ({"lora": {"rank": 4, "init": "pissa", "dropout": 0.2, "targets": "kohya-conv"}, "ema": {"decay": 0.9}}, False),
-    ({"lora": {"kind": "loha", "rank": 3, "targets": "kohya-conv"}, "ema": {"decay": 0.9}}, False),
-    ({"lora": {"kind": "lokr", "rank": 1, "targets": "kohya-conv", "factor": 2}, "optimizer": {"name": OTHERS[-2]}},
-     False),
-    ({"lora": {"rank": 4, "dora": True, "format": "kohya"}, "optimizer": {"name": OTHERS[-1]}}, False),
-    ({"method": "full", "optimizer": {"name": "adamw-8bit"}}, False),
+    pytest.param({"lora": {"kind": "loha", "rank": 3, "targets": "kohya-conv"}, "ema": {"decay": 0.9}}, False,
+                 marks=pytest.mark.slow),
+    pytest.param({"lora": {"kind": "lokr", "rank": 1, "targets": "kohya-conv", "factor": 2},
+                  "optimizer": {"name": OTHERS[-2]}}, False, marks=pytest.mark.slow),
+    pytest.param({"lora": {"rank": 4, "dora": True, "format": "kohya"}, "optimizer": {"name": OTHERS[-1]}}, False,
+                 marks=pytest.mark.slow),
+    pytest.param({"method": "full", "optimizer": {"name": "adamw-8bit"}}, False, marks=pytest.mark.slow),
     ({"method": "full", "full": {"train": ["attn2"]}, "ema": {"decay": 0.9}}, False),
 ], ids=["lora", "full", "posterior", *OTHERS, "dora", "pissa", "loha", "lokr", "dora-kohya", "full-8bit", "part"])
 def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_path, settings, stds):
@@ -115,6 +118,7 @@ def test_a_rescaled_schedule_trains_on_pure_noise(make, setup_of, tmp_path):
     assert all(event["loss"] > 0 for event in events(tmp_path / "run") if event["event"] == "step")
 
 
+@pytest.mark.slow
 def test_each_noise_of_the_settings_is_trained_on(make, setup_of, tmp_path):
     made, losses = make(), {}
     for name in ("none", "offset", "pyramid", "perturbation"):
@@ -124,6 +128,7 @@ def test_each_noise_of_the_settings_is_trained_on(make, setup_of, tmp_path):
     assert len(set(losses.values())) == 4
 
 
+@pytest.mark.slow
 def test_a_schedule_free_run_is_judged_and_given_away_by_its_average(make, setup_of, tmp_path):
     """Validation and the result have x; the checkpoint has y as well, which no look changes."""
     made = make()

@@ -29,6 +29,7 @@ import tiny_pipelines
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.index import open_index
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 from train.check import check
@@ -36,7 +37,7 @@ from train.config.load import parse
 from train.config.schema import Sampling
 from train.models.denoiser import load, predict, scheduler_config
 from train.models.family import Conditions
-from train.objectives.forward import forward, latents_of, sample_losses
+from train.objectives.forward import forward, sample_losses
 from train.sampling.prompts import cached
 from train.sampling.sampler import _noise, pictures
 from train.setup import RunRequest

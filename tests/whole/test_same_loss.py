@@ -15,12 +15,13 @@ from PIL import Image
 from prep.cache.store import Cache
 from prep.loader import draws
 from prep.loader.batches import batches
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.samples import open_samples
 from prep.manifest.tables import SAMPLES, read_table
 from train.check import check
 from train.config.load import parse
-from train.objectives.forward import forward, latents_of, sample_losses
+from train.objectives.forward import forward, sample_losses
 from train.setup import RunRequest
 from train.state import create_state
 

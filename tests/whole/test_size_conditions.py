@@ -22,12 +22,13 @@ import tiny_pipelines
 
 from prep.loader import draws
 from prep.loader.batches import batches
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 from train.check import check
 from train.config.load import parse
 from train.models.denoiser import load
-from train.objectives.forward import forward, latents_of
+from train.objectives.forward import forward
 from train.setup import RunRequest
 
 CPU = torch.device("cpu")

@@ -23,7 +23,8 @@ from train.config.setting import (
 )
 
 Method = Literal["lora", "full"]
-Precision = Literal["auto", "bf16", "fp32"]
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+Quantization = Literal["none", "fp8", "nf4"]
 Product = Literal["lora", "loha", "lokr"]
 Begin = Literal["kaiming", "pissa"]
 Format = Literal["auto", "kohya", "diffusers"]
@@ -277,7 +278,8 @@ class Config:
                                    help="what to do with a bucket's last, incomplete micro-batch")
     seed: int = setting(0, low=0, high=(1 << 63) - 1, help="random seed")
     precision: Precision = setting("auto", choices=get_args(Precision),
-                                   help="precision of the forward pass; auto: bf16 if the GPU supports it")
+                                   help="precision of the forward pass; auto: bf16 if the GPU supports it; fp16, for "
+                                   "older GPUs, scales the loss and skips steps whose gradients overflow")
     prediction: Kind = setting("manifest", choices=get_args(Kind),
                                help="what the denoiser predicts; manifest: as the manifest says")
     zero_terminal_snr: bool = setting(
@@ -289,6 +291,10 @@ class Config:
         "common, too")
     caption_dropout: float = setting(0.0, low=0, high=1,
                                      help="probability that a caption is replaced by the unconditional row")
+    quantization: Quantization = setting("none", choices=get_args(Quantization),
+                                         help="keep the frozen weights of a LoRA's base in 8 bits (float8 with a scale "
+                                         "for each row) or 4 (NF4, Dettmers et al. 2023; needs the extra bnb): larger "
+                                         "models fit, steps are slower")
     gradient_checkpointing: bool = setting(False, resume=True, help="recompute activations: less memory, slower steps")
     tf32: bool = setting(False, resume=True, help="multiply float32 matrices with TF32's 10 bits on NVIDIA GPUs: much "
                          "faster where the precision is fp32")

@@ -26,6 +26,7 @@ from train.config.schema import Config
 from train.models import lora
 from train.models.families.registry import DENOISERS
 from train.models.family import GUIDANCE, Conditions, DenoiserFamily
+from train.models.quantized import quantize
 from train.models.speed import speed_up
 from train.models.targets import unfrozen
 
@@ -80,6 +81,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
             value.requires_grad_(name in trained)
     else:
         module_to_device(denoiser, torch.device("cpu"), dtype).requires_grad_(False)
+        quantize(denoiser, config.quantization)
         if adapt:
             trained = set(lora.attach(denoiser, config.lora, config.seed, DENOISERS[facts.name].presets))
     if config.gradient_checkpointing:

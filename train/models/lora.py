@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import warnings
@@ -13,8 +14,6 @@ from math import prod
 from typing import Any
 
 import torch
-from peft import LoHaConfig, LoKrConfig, LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from prep.batching.rng import draw_key
@@ -25,6 +24,11 @@ from train.models.naming import Naming, Place, ends_of
 from train.models.principal import principal_part
 from train.models.products import PRODUCTS, product_alpha, scaled_alpha
 from train.models.targets import Adapter, Presets, Shapes, adapter_of, targeted
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # PEFT imports it, and it asks for kernels not used here
+
+from peft import LoHaConfig, LoKrConfig, LoraConfig, inject_adapter_in_model  # noqa: E402
+from peft.tuners.lora import LoraLayer  # noqa: E402
 
 # Suffixes of PEFT's parameter names. The magnitude is that of DoRA (Liu et al. 2024): the length of each row.
 _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up",
@@ -42,7 +46,7 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
     DoRA's lengths are those of the base's rows. Raises `ConfigError` if no module is targeted.
     """
     denoiser.requires_grad_(False)
-    layers = {name: tuple(module.weight.shape) for name, module in denoiser.named_modules()
+    layers = {name: _shape(module) for name, module in denoiser.named_modules()
               if isinstance(module, nn.Linear | nn.Conv2d)}
     names = targeted(layers, lora, presets)
     adapters = {name: adapter_of(lora, name, layers[name][2:]) for name in names}
@@ -59,6 +63,11 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
         for name, adapter in adapters.items():
             _begin_with_principal(denoiser.get_submodule(name), name, adapter, seed)
     return {name: value for name, value in found.items() if value.requires_grad}
+
+
+def _shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
+    """That of the weight, also if it is quantized."""
+    return (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else tuple(layer.weight.shape)
 
 
 def _config(lora: Lora, adapters: Mapping[str, Adapter], layers: Shapes) -> Any:

@@ -1,9 +1,9 @@
 """The events of a run: one JSON object per line in RUN/log.jsonl, and to a watcher that shows them.
 
 Events: `start`, `step` (loss, lr, grad_norm, samples, samples_per_second, wait, seconds; on a GPU memory, the most
-bytes so far), `validation` (loss, spread, samples, timesteps, losses, sources), `sample` (picture), `checkpoint`
-(folder), `warning` (text), `stopped`, `end` (result). Each has the number of steps done before it. The loss of each
-sample is beside them, in RUN/losses.bin.
+bytes so far; with float16 loss_scale, and skipped: whether the gradients overflowed), `validation` (loss, spread,
+samples, timesteps, losses, sources), `sample` (picture), `checkpoint` (folder), `warning` (text), `stopped`, `end`
+(result). Each has the number of steps done before it. The loss of each sample is beside them, in RUN/losses.bin.
 """
 
 from __future__ import annotations

@@ -101,6 +101,6 @@ def _legend(pen: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.Free
 def ticks(low: float, high: float) -> list[float]:
     """Four to nine round numbers from `low` to `high`."""
     power = 10.0 ** math.floor(math.log10(max(high - low, 1e-12)))
-    step = next(power * part for part in (0.1, 0.2, 0.25, 0.5, 1.0) if (high - low) / (power * part) <= 8)
+    step = next(power * part for part in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if (high - low) / (power * part) <= 8)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]

@@ -34,6 +34,7 @@ class RunDisplay:
         self.lr: float | None = None
         self.norm: float | None = None  # of the gradients
         self.memory: int | None = None  # most bytes so far, on a GPU
+        self.skipped: int | None = None  # steps whose gradients overflowed, with float16
         self.rate = self.wait = 0.0  # samples per second; share of the time spent waiting for data
         self._first: tuple[float, int] | None = None
 
@@ -48,6 +49,8 @@ class RunDisplay:
             self._first = self._first or (time.monotonic(), self.step)
             self.wait = (event["wait"] or 0.0) / max(event["seconds"] or 0.0, 1e-9)
             self.lr, self.norm, self.memory = event.get("lr"), event.get("grad_norm"), event.get("memory")
+            if "skipped" in event:
+                self.skipped = (self.skipped or 0) + bool(event["skipped"])
             if (loss := event["loss"]) is not None:
                 self.loss = loss
                 self.smoothed = loss if self.smoothed is None else _SMOOTH * self.smoothed + (1 - _SMOOTH) * loss
@@ -62,9 +65,11 @@ class RunDisplay:
     def cells(self) -> dict[str, str]:
         """The displayed values by title."""
         memory = {} if self.memory is None else {"memory": format_bytes(self.memory)}
+        skipped = {} if self.skipped is None else {"skipped": str(self.skipped)}
         return {"step": f"{self.step}/{self.steps}", "loss": _number(self.loss), "smoothed": _number(self.smoothed),
                 "validation": _number(self.validation), "rate": _short(self.lr), "gradient": _short(self.norm),
-                "samples/s": f"{self.rate:.1f}", "waiting for data": f"{self.wait:.0%}", **memory, "left": self.left()}
+                "samples/s": f"{self.rate:.1f}", "waiting for data": f"{self.wait:.0%}", **memory, **skipped,
+                "left": self.left()}
 
 
 def told_ranks(count: int) -> str:

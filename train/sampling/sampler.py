@@ -23,6 +23,7 @@ from prep.cache.records import RowRef
 from prep.geometry import Size
 from prep.loader.device import autocast, module_to_device, to_device, to_host
 from prep.loader.index import Index
+from prep.loader.latents import Latents, latents_of
 from prep.loader.rows import Rows
 from prep.models.family import ATTENTION_MASK
 from prep.models.loading import quiet_libraries
@@ -31,7 +32,6 @@ from prep.models.vae import decode, load_vae
 from train.config.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled
 from train.models.family import Prompted, TextArrays
-from train.objectives.forward import Latents, latents_of
 from train.sampling.prompts import PromptRows
 
 

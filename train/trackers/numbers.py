@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from train.runs.log import Event
 
-_NUMBERS = ("loss", "lr", "grad_norm", "samples_per_second", "wait", "memory")  # of a step
+_NUMBERS = ("loss", "lr", "grad_norm", "samples_per_second", "wait", "memory", "loss_scale")  # of a step
 
 
 def numbers(event: Event) -> Iterator[tuple[str, float]]:

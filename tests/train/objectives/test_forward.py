@@ -8,11 +8,12 @@ from diffusers import DDPMScheduler, UNet2DConditionModel
 
 from prep.loader import draws
 from prep.loader.batches import batches
+from prep.loader.latents import latents_of
 from prep.loader.noise import PLAIN, Noise
 from prep.loader.rows import Rows
 from train.failures import Progress
 from train.loop import _gather
-from train.objectives.forward import forward, latents_of, sample_losses
+from train.objectives.forward import forward, sample_losses
 from train.state import create_state
 
 CPU = torch.device("cpu")

@@ -77,7 +77,8 @@ LOOKS = ("--steps", 1, "--set", "sample.every=1", "--set", "sample.steps=2", "--
          "--micro-batch", 2, "--set", "ema.decay=0.9")
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
 def test_validation_and_pictures_of_several_processes_are_those_of_one(make, train, tmp_path, count):
     """Bit by bit, before a step has rounded anything in another order; of three processes one draws nothing."""
     path = make(validation=5).path
@@ -126,6 +127,7 @@ def test_what_the_processes_find_before_the_first_step(make, tmp_path):
     assert done.stderr.count("error: ") == 1 and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the second process in /proc")
 def test_the_others_end_with_a_checkpoint_when_one_is_killed(make, tmp_path):
     path = make().path
@@ -133,6 +135,7 @@ def test_the_others_end_with_a_checkpoint_when_one_is_killed(make, tmp_path):
     assert "error: another of the 2 ranks ended without a message" in err, err
 
 
+@pytest.mark.slow
 def test_an_interruption_is_told_once(make, tmp_path):
     err = ended_by(lambda run: run.send_signal(signal.SIGTERM), make().path, tmp_path / "run")
     assert err.count("interrupted; finished work is kept") == 1, err

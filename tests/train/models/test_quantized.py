@@ -1,0 +1,182 @@
+"""A quantized base: its weights against the published formats, its gradients, and runs that train LoRAs on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from runs import events, go
+from safetensors.torch import load_file
+from torch import nn
+
+from prep.errors import ConfigError
+from train.check import check
+from train.config.load import parse
+from train.config.schema import Lora
+from train.models import lora
+from train.models.families.sd15 import PRESETS
+from train.models.quantized import QuantizedLinear, quantize
+from train.setup import RunRequest
+
+KINDS = ["fp8", "nf4"]
+# The 16 values of NF4 (Dettmers et al. 2023, appendix E).
+NF4 = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+                -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+                0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                0.7229568362236023, 1.0], np.float32)
+QUICK = {"steps": 4, "batch_size": 4, "micro_batch": 2, "validation": {"every": 0}, "sample": {"every": 0}}
+
+
+def layer_of(rows=48, columns=64, bias=True, seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(columns, rows, bias=bias)
+
+
+def nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
+    return table[np.abs(values[..., None] - table).argmin(-1)]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(20, 32), (10, 96), (6, 320)])
+def test_nf4_is_the_nearest_of_its_values_in_each_block(rows, columns):
+    layer = layer_of(rows, columns)  # blocks of 64 may begin within a row
+    weight = layer.weight.detach().numpy().reshape(-1, 64)
+    scale = np.abs(weight).max(1, keepdims=True)
+    found = QuantizedLinear(layer, "nf4").unpacked(torch.float32).numpy().reshape(-1, 64)
+    np.testing.assert_allclose(found, nearest(weight / scale, NF4) * scale, rtol=1e-6, atol=1e-7)
+
+
+def test_fp8_is_the_nearest_of_its_values_in_each_row_in_every_dtype():
+    layer = layer_of()
+    with torch.no_grad():
+        layer.weight[3] = 0.0
+        layer.weight[4] *= 1e3
+    weight = layer.weight.detach().numpy()
+    values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    values = np.unique(values[np.isfinite(values)])
+    largest = np.abs(weight).max(1, keepdims=True)
+    scale = np.ones_like(largest)
+    for row in range(len(scale)):  # the least power of two that the row fits with
+        while largest[row] and largest[row] / scale[row] > 448:
+            scale[row] *= 2
+        while largest[row] and largest[row] / (scale[row] / 2) <= 448:
+            scale[row] /= 2
+    quantized = QuantizedLinear(layer, "fp8")
+    found = quantized.unpacked(torch.float32).numpy()
+    assert np.abs(found - nearest(weight / scale, values) * scale).max() <= 1e-12 * largest.max()
+    assert not found[3].any() and np.abs(found - weight).max() / largest.max() < 2**-4
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(quantized.unpacked(dtype).float(), quantized.unpacked(torch.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_output_and_gradients_are_those_of_a_plain_layer_with_the_same_weight(kind, bias):
+    layer = layer_of(bias=bias)
+    quantized = QuantizedLinear(layer, kind)
+    plain = nn.Linear(64, 48, bias=bias)
+    plain.load_state_dict({"weight": quantized.unpacked(torch.float32), **({"bias": layer.bias} if bias else {})})
+    given = torch.randn(2, 5, 64)
+    found = []
+    for each in (quantized, plain):
+        mine = given.clone().requires_grad_()
+        answer = each(mine)
+        answer.square().sum().backward()
+        found.append((answer.detach(), mine.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.autocast("cpu", torch.bfloat16):
+        answer = quantized(given)
+    assert answer.dtype == torch.bfloat16
+    torch.testing.assert_close(answer.float(), found[1][0], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_blocks_take_less_memory_and_others_stay(tiny_model, kind):
+    unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
+    before = {name: module for name, module in unet.named_modules() if type(module) is nn.Linear}
+    quantize(unet, kind)
+    changed = {name for name, module in unet.named_modules() if isinstance(module, QuantizedLinear)}
+    assert changed == {name for name in before if not name.startswith("time_embedding")} != set()
+    for name in changed:
+        layer, whole = unet.get_submodule(name), before[name].weight.numel()
+        scales = layer.out_features if kind == "fp8" else -(-whole // 64)
+        assert layer.weight.numel() == (whole if kind == "fp8" else whole // 2)
+        assert layer.weight.element_size() == 1 and layer.scale.numel() == scales
+    found = lora.attach(unet, Lora(rank=2, targets="attention"), 0, PRESETS)
+    assert found and all(value.dtype == torch.float32 for value in found.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_learns_what_one_on_the_same_weights_does(make, setup_of, tmp_path, monkeypatch, kind, precision):
+    """The other run's base has the quantized numbers in ordinary layers."""
+    made = make()
+    settings = {**QUICK, "precision": precision, "lora": {"rank": 4}, "gradient_checkpointing": precision == "fp32"}
+    go(setup_of(made, **settings, quantization=kind), tmp_path / kind)
+
+    def undone(model, quantization):
+        quantize(model, quantization)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, QuantizedLinear):
+                plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+                plain.weight.data = module.unpacked(torch.bfloat16 if precision == "bf16" else torch.float32)
+                plain.bias = module.bias
+                parent, _, last = name.rpartition(".")
+                setattr(model.get_submodule(parent), last, plain.requires_grad_(False))
+
+    monkeypatch.setattr("train.models.denoiser.quantize", undone)
+    go(setup_of(made, **settings, quantization=kind), tmp_path / "plain")
+    losses = [[event["loss"] for event in events(tmp_path / name) if event["event"] == "step"]
+              for name in (kind, "plain")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5 if precision == "fp32" else 2e-3)
+    ours, other = (load_file(tmp_path / name / "lora.safetensors") for name in (kind, "plain"))
+    assert ours.keys() == other.keys()
+    if precision == "fp32":
+        for name, value in ours.items():
+            torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_same_to_the_byte(make, setup_of, tmp_path, kind):
+    setup = setup_of(make(), **QUICK, quantization=kind, precision="bf16", lora={"rank": 2, "dropout": 0.1})
+    go(setup, tmp_path / "straight")
+
+    def stop(event):
+        if event["event"] == "step" and event["step"] == 2:
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        go(setup, tmp_path / "broken", watch=stop)
+    go(setup, tmp_path / "broken", resume=True)
+    for name in ("lora.safetensors", "checkpoints/step-000004/optimizer.safetensors"):
+        assert (tmp_path / "straight" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
+
+
+def fault_of(made, **settings):
+    (fault,) = check(RunRequest(manifest=made.path), parse({**QUICK, **settings}, "test")).faults
+    assert isinstance(fault, ConfigError)
+    return fault
+
+
+WRONG = [({"method": "full"}, "method", "--method lora"), ({"lora": {"kind": "loha"}}, "lora.kind", "lora.kind=lora"),
+         ({"lora": {"dora": True}}, "lora.dora", "lora.dora=false"),
+         ({"lora": {"init": "pissa"}}, "lora.init", "lora.init=kaiming"),
+         ({"parallel": {"shard": True}}, "parallel.shard", "--no-shard")]
+
+
+@pytest.mark.parametrize(("settings", "name", "way"), WRONG, ids=[name for _, name, _ in WRONG])
+def test_settings_that_need_the_weights_are_refused(make, setup_of, settings, name, way):
+    fault = fault_of(make(), quantization="fp8", **settings)
+    assert fault.message == (
+        "quantization is 'fp8', which is for the frozen base of a LoRA as lora.kind 'lora' adds it, but "
+        f"{name} needs the weights as they are")
+    assert way in fault.hint
+
+
+def test_without_bitsandbytes_fp8_remains(make, setup_of, monkeypatch):
+    monkeypatch.setattr("train.check.find_spec", lambda name: None)
+    fault = fault_of(make(), quantization="nf4")
+    assert fault.message == "quantization is 'nf4', which needs the library bitsandbytes"
+    assert fault.hint == "pip install 'latentry[bnb]', or --set quantization=fp8"
+    assert setup_of(make(), **QUICK, quantization="fp8").config.quantization == "fp8"

@@ -1,0 +1,116 @@
+"""The scale of the loss: as torch.amp.GradScaler moves it, and whole runs in float16."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from runs import events, go
+from safetensors.torch import load_file
+
+from prep.errors import ConfigError
+from train import loop
+from train.optim import loss_scale
+from train.optim.loss_scale import LossScale
+from train.runs.checkpoint import find_checkpoint
+
+HALF = {"precision": "fp16", "validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 2,
+        "steps": 8, "lora": {"rank": 4}}
+
+
+def test_it_moves_like_that_of_torch(monkeypatch):
+    monkeypatch.setattr(loss_scale, "GROWS_AFTER", 3)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    theirs = torch.amp.GradScaler("cpu", growth_interval=3)
+    optimizer, ours = torch.optim.SGD([parameter], lr=0.0), LossScale()
+    for bad in [False, False, True, False, False, False, False, True, True, *[False] * 9]:
+        theirs.scale(parameter.sum() * (math.inf if bad else 1.0)).backward()
+        assert theirs.get_scale() == ours.value
+        mine = parameter.grad.clone()
+        ours.undo([mine])
+        norm = float(mine.norm())
+        assert ours.overflowed(1.0, norm) == bad
+        (ours.halve if bad else ours.grow)()
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+
+
+def test_undoing_it_is_exact_and_it_has_limits():
+    values = torch.randn(100)
+    scale, scaled = LossScale(), values * loss_scale.FIRST
+    scale.undo([scaled])
+    assert torch.equal(scaled, values)
+    for _ in range(100):
+        scale.halve()
+    assert scale.value == loss_scale.LEAST and not scale.overflowed(1.0, math.inf)
+    assert not LossScale().overflowed(math.nan, math.inf)
+    scale.steps, scale.value = loss_scale.GROWS_AFTER - 1, loss_scale.MOST
+    scale.grow()
+    assert (scale.value, scale.steps) == (loss_scale.MOST, 0)
+    again = LossScale()
+    scale.value, scale.steps = 0.5**3, 17
+    again.put(scale.tensors())
+    assert (again.value, again.steps) == (0.125, 17)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_float16_learns_what_float32_does(make, setup_of, tmp_path, method):
+    made, losses = make(), {}
+    for precision in ("fp16", "fp32"):
+        go(setup_of(made, **{**HALF, "precision": precision, "method": method}), tmp_path / precision)
+        losses[precision] = [event["loss"] for event in events(tmp_path / precision) if event["event"] == "step"]
+    assert losses["fp16"] == pytest.approx(losses["fp32"], rel=5e-3) and losses["fp16"] != losses["fp32"]
+    steps = [event for event in events(tmp_path / "fp16") if event["event"] == "step"]
+    assert {(step["loss_scale"], step["skipped"]) for step in steps} == {(2.0**16, False)}
+    assert all("loss_scale" not in event for event in events(tmp_path / "fp32"))
+
+
+def test_a_step_that_overflows_changes_only_the_scale_and_a_resumed_run_does_the_same(
+        make, setup_of, tmp_path, monkeypatch):
+    """With a scale so large that the gradients of the first steps overflow."""
+    monkeypatch.setattr(loss_scale, "GROWS_AFTER", 2)
+    monkeypatch.setattr(loss_scale.LossScale.__init__, "__defaults__", (2.0**40, 0))
+    monkeypatch.setattr(loss_scale, "MOST", 2.0**40)
+    setup = setup_of(make(), **{**HALF, "steps": 40, "checkpoint": {"every": 3, "keep": 0}, "ema": {"decay": 0.5}})
+    go(setup, tmp_path / "straight")
+    steps = [event for event in events(tmp_path / "straight") if event["event"] == "step"]
+    skipped = [step["step"] for step in steps if step["skipped"]]
+    assert skipped[:3] == [1, 2, 3] and skipped[-1] > 20 and len(skipped) < 39
+    for before, after in pairwise(steps):
+        assert not before["skipped"] or after["loss_scale"] == pytest.approx(before["loss_scale"] / 2, rel=1e-5)
+    assert all((step["grad_norm"] is None) == step["skipped"] for step in steps)
+    for name in ("lora", "ema"):
+        first = load_file(tmp_path / "straight" / "checkpoints" / "step-000003" / f"{name}.safetensors")
+        assert all(not value.any() for key, value in first.items() if "lora_up" in key)
+    assert not load_file(tmp_path / "straight" / "checkpoints" / "step-000003" / "optimizer.safetensors")
+    for stop in (3, max(skipped)):
+        run = tmp_path / f"broken-{stop}"
+
+        def watch(event, stop=stop):
+            if event["event"] == "step" and event["step"] == stop:
+                raise RuntimeError("stop")
+
+        with pytest.raises(RuntimeError, match="stop"):
+            go(setup, run, watch=watch)
+        assert find_checkpoint(run, None).name == f"step-{stop:06d}"
+        go(setup, run, resume=True)
+        for path in (run / "checkpoints" / "step-000040").glob("*.safetensors"):
+            other = tmp_path / "straight" / "checkpoints" / "step-000040" / path.name
+            assert path.read_bytes() == other.read_bytes(), path.name
+
+
+def test_a_loss_beyond_float16_is_an_error_that_names_other_precisions(make, setup_of, tmp_path, monkeypatch):
+    gather = loop._gather
+
+    def large(*args):
+        found = gather(*args)
+        return loop._Gathered(loss=found.loss * math.inf, samples=found.samples, waited=0.0, parts=found.parts,
+                              each=found.each)
+
+    monkeypatch.setattr(loop, "_gather", large)
+    with pytest.raises(ConfigError, match="loss is inf") as caught:
+        go(setup_of(make(), **HALF), tmp_path / "run")
+    assert "--precision bf16 or fp32" in caught.value.hint

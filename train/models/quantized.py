@@ -1,0 +1,123 @@
+"""The frozen weights of a LoRA's base with 8 or 4 bits a number, so that larger models fit; room of bitsandbytes.
+
+    fp8    float8 e4m3 (Micikevicius et al. 2022) with a power of two for each row, so that undoing it is exact
+    nf4    4 bits, the quantiles of a normal distribution, scaled in blocks of 64 (QLoRA, Dettmers et al. 2023)
+
+These are the linear layers of the denoiser's blocks. The others stay as they are: they embed the input, the timestep
+and the text, or project to the output, and are small. Each pass makes a layer's weights anew in the dtype of the
+computation, forward and backward, so that no more than one layer has them at a time. What the adapters learn is exact
+for this base; a result is meant for the model it was trained on, at any precision.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from train.config.schema import Quantization
+
+BLOCK = 64  # of NF4: numbers that share a scale
+FP8_MOST = 448.0  # the largest number of float8 e4m3
+
+
+def quantize(model: nn.Module, quantization: Quantization) -> None:
+    """Replaces the linear layers of the blocks of `model`, in place, unless `quantization` is none.
+
+    A layer that its class keeps in float32 stays.
+    """
+    if quantization == "none":
+        return
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, layer in list(model.named_modules()):
+        if is_quantized(name, kept) and type(layer) is nn.Linear:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, QuantizedLinear(layer, quantization))
+
+
+def is_quantized(name: str, kept: set[str]) -> bool:
+    """Whether the linear layer `name` is one of a block: inside a list of modules."""
+    parts = name.split(".")
+    return any(part.isdecimal() for part in parts) and not kept & set(parts)
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer whose frozen weight, `[out, in]`, is kept as bytes, with its scales in float32."""
+
+    scale: Tensor
+
+    def __init__(self, layer: nn.Linear, quantization: Quantization) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.bias, self.quantization = layer.bias, quantization
+        packed, scale = (_to_fp8 if quantization == "fp8" else _to_nf4)(layer.weight.detach())
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("scale", scale)
+
+    def unpacked(self, dtype: torch.dtype) -> Tensor:
+        """The weight, `[out, in]`."""
+        if self.quantization == "fp8":
+            return self.weight.view(torch.float8_e4m3fn).to(dtype) * self.scale.to(dtype)
+        return _from_nf4(self.weight, self.scale, (self.out_features, self.in_features), dtype)
+
+    def forward(self, given: Tensor) -> Tensor:
+        """`given` times the weight, in autocast's dtype if it is on, plus the bias."""
+        kind = given.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else given.dtype
+        product: Tensor = _Product.apply(given.to(dtype), self)  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product + self.bias.to(dtype)
+
+
+class _Product(torch.autograd.Function):
+    """x Wᵀ for a frozen W that is made anew for the backward pass. PyTorch's own would keep W until then."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.layer = layer
+        return functional.linear(given, layer.unpacked(given.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return gradient @ ctx.layer.unpacked(gradient.dtype), None
+
+
+def _to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Bytes `[out, in]`, and powers of two `[out, 1]` with which the largest number of a row is 224 to 448."""
+    largest = weight.float().abs().amax(dim=1, keepdim=True)
+    scale = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=2.0**-100) / FP8_MOST)))
+    return (weight.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale
+
+
+def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Two numbers a byte, and the largest magnitude of each block of 64 in the order of the rows.
+
+    The weight goes there flat, and comes back so: on a CPU, bitsandbytes 0.50 mixes up the blocks of a matrix whose
+    rows are no multiple of 64 long.
+    """
+    from bitsandbytes.functional import quantize_4bit
+
+    packed, state = quantize_4bit(weight.float().flatten(), blocksize=BLOCK, quant_type="nf4",
+                                  compress_statistics=False)
+    return packed, state.absmax
+
+
+def _from_nf4(packed: Tensor, scale: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    from bitsandbytes.functional import QuantState, dequantize_4bit
+
+    kind: Any = QuantState
+    state = kind(absmax=scale, shape=torch.Size([shape[0] * shape[1]]), code=_nf4_values(packed.device),
+                 blocksize=BLOCK, quant_type="nf4", dtype=dtype)
+    return dequantize_4bit(packed, state).reshape(shape)
+
+
+@cache
+def _nf4_values(device: torch.device) -> Tensor:
+    from bitsandbytes.functional import get_4bit_type
+
+    values: Any = get_4bit_type
+    found: Tensor = values("nf4", device=device)
+    return found
