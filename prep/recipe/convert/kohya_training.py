@@ -63,6 +63,8 @@ _WORDS: Mapping[str, str] = {
 _WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
 _SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"),
                                  **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
+# Algorithms of LyCORIS, whose module sd-scripts loads, and of its GUI.
+_LYCORIS: Mapping[str, str] = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
 _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision"}
 
 
@@ -239,12 +241,12 @@ def _method(asked: Asked, training: Training) -> None:
     module = asked.any("network_module")
     lora = module is not None or asked.has("network_dim") or asked.has("LoRA_type")
     training.put("method", "lora" if lora else "full", "network_module")
-    if module not in (None, "networks.lora"):
-        training.note("network_module", module, "LoRA is the only adapter")
+    if module not in (None, "networks.lora", "lycoris.kohya"):
+        training.note("network_module", module, "no such adapter here; lora is written")
     rank, alpha = number_of(asked.any("network_dim")), number_of(asked.any("network_alpha"))
-    kind = asked.any("LoRA_type")  # of the GUI
-    if module is None and kind not in (None, "Standard", "Kohya LoCon"):
-        training.note("LoRA_type", kind, "LoRA is the only adapter")
+    kind = str(asked.any("LoRA_type") or "Standard")  # of the GUI
+    if module is None and kind not in ("Standard", "Kohya LoCon") and _algorithm(kind) is None:
+        training.note("LoRA_type", kind, "no such adapter here; lora is written")
     if lora:
         training.put("lora.rank", int(rank or _RANK), "network_dim")
         training.put("lora.alpha", float(_ALPHA if alpha is None else alpha or rank or _RANK), "network_alpha")
@@ -301,9 +303,9 @@ def _timesteps(asked: Asked, training: Training) -> None:
 
 def _convolutions(asked: Asked, training: Training) -> None:
     """With conv_dim, sd-scripts also adapts the resnets; an alpha of convolutions that is not given is 1."""
-    words = asked.any("network_args")
-    listed = words if isinstance(words, list) else str(words or "").split()
-    args = dict(str(word).partition("=")[::2] for word in listed)
+    args = _network_args(asked)
+    if _lycoris(asked, args, training):
+        return
     standard = asked.any("LoRA_type") in (None, "Standard")  # the GUI has conv_dim also where it is not used
     given = {name: args.pop(name, None if standard else asked.any(name)) for name in ("conv_dim", "conv_alpha")}
     rank, alpha = (number_of(given[name]) for name in ("conv_dim", "conv_alpha"))
@@ -311,8 +313,52 @@ def _convolutions(asked: Asked, training: Training) -> None:
     if rank:
         training.put("lora.conv_rank", int(rank), "network_args conv_dim")
         training.put("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")
+    _note_args(args, training)
+
+
+def _network_args(asked: Asked) -> dict[str, str]:
+    words = asked.any("network_args")
+    listed = words if isinstance(words, list) else str(words or "").split()
+    return {name: value for name, _, value in (str(word).partition("=") for word in listed)}
+
+
+def _note_args(args: Mapping[str, str], training: Training) -> None:
     for name, value in args.items():
         training.note(f"network_args {name}", value, "no counterpart")
+
+
+def _algorithm(kind: str) -> str | None:
+    """Of a type of the GUI like LyCORIS/LoHa."""
+    tool, _, name = kind.partition("/")
+    return _LYCORIS.get(name.lower()) if tool == "LyCORIS" else None
+
+
+def _lycoris(asked: Asked, args: dict[str, str], training: Training) -> bool:
+    """Converts LyCORIS' algorithm, factor and DoRA, if it is used. It adapts the resnets, too, with the rank and alpha
+    of the other layers unless they have their own (lycoris/kohya/__init__.py)."""
+    of_gui = _algorithm(str(asked.any("LoRA_type") or ""))
+    if asked.any("network_module") != "lycoris.kohya" and of_gui is None:
+        return False
+    named = args.pop("algo", of_gui or "lora")
+    if named.lower() not in _LYCORIS:
+        training.note("network_args algo", named, "no such adapter here; lora is written")
+    kind = _LYCORIS.get(named.lower(), "lora")
+    training.put("lora.kind", kind, "network_args algo")
+    training.put("lora.targets", "kohya-conv", "network_module")
+    for name, setting in (("conv_dim", "lora.conv_rank"), ("conv_alpha", "lora.conv_alpha")):
+        value = number_of(args.pop(name, asked.any(name)))
+        if value:
+            training.put(setting, int(value) if name == "conv_dim" else value, f"network_args {name}")
+    factor = number_of(args.pop("factor", asked.any("factor")))
+    if kind == "lokr" and factor and factor > 0:
+        training.put("lora.factor", int(factor), "network_args factor")
+    if str(args.pop("dora_wd", asked.any("dora_wd"))).lower() == "true":
+        if kind == "lora":
+            training.put("lora.dora", True, "network_args dora_wd")
+        else:
+            training.note("network_args dora_wd", True, f"lora.dora is only for lora.kind 'lora', and this is {kind}")
+    _note_args(args, training)
+    return True
 
 
 def _rest(asked: Asked, training: Training) -> None:
@@ -326,11 +372,14 @@ def _rest(asked: Asked, training: Training) -> None:
     training.put("checkpoint.keep", int(last // kept) + 1 if last and kept else 0, "save_last_n_steps")
     training.put("sample.every", int(shown or 0), "sample_every_n_steps")
     precision = str(asked.any("mixed_precision") or "no").lower()
-    training.put("precision", {"no": "fp32", "bf16": "bf16"}.get(precision, "auto"), "mixed_precision")
-    if precision not in ("no", "bf16"):
+    known = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
+    training.put("precision", known.get(precision, "auto"), "mixed_precision")
+    if precision not in known:
         training.note("mixed_precision", precision, "no counterpart; auto uses bf16 if the device supports it")
     if asked.any("gradient_checkpointing"):
         training.put("gradient_checkpointing", True, "gradient_checkpointing")
+    if asked.any("fp8_base") and training.settings.get("method") == "lora":
+        training.put("quantization", "fp8", "fp8_base")
     if asked.any("v_parameterization"):
         training.put("prediction", "v_prediction", "v_parameterization")
     alpha = any(one.mask == "alpha" for one in asked.draft.sources)  # sd-scripts then needs no masked_loss

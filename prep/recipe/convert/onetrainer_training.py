@@ -21,7 +21,9 @@ from prep.recipe.convert.training import Training, number_of
 from prep.recipe.schema import ImageOptions, ModelOptions
 
 _METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}
-_DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_32": "fp32"}
+_DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_16": "fp16", "FLOAT_32": "fp32"}
+_PEFT: Mapping[str, str] = {"LORA": "lora", "LOHA": "loha"}
+_QUANTIZED: Mapping[str, str] = {"NFLOAT_4": "nf4", "FLOAT_8": "fp8"}
 _LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
     "lora_rank": ("lora.rank", int, 16), "lora_alpha": ("lora.alpha", float, 1.0),
     "dropout_probability": ("lora.dropout", float, 0.0),
@@ -99,9 +101,19 @@ def _method(asked: Asked, training: Training) -> None:
     if method not in _METHODS:
         training.note("training_method", method, "the methods are LoRA and full fine-tuning; lora is written")
     kind = asked.any("peft_type")
-    if kind not in (None, "LORA"):
-        training.note("peft_type", kind, "LoRA is the only adapter")
-    _lora(asked, training, wanted=method not in _METHODS or method == "LORA")
+    if kind not in (None, *_PEFT):
+        training.note("peft_type", kind, "no such adapter here; lora is written")
+    wanted = method not in _METHODS or method == "LORA"
+    _lora(asked, training, wanted=wanted)
+    product, decomposed = _PEFT.get(str(kind), "lora"), asked.any("lora_decompose") is True
+    if wanted and product != "lora":
+        training.put("lora.kind", product, "peft_type")
+    elif wanted and decomposed:
+        training.put("lora.dora", True, "lora_decompose")
+    weights = next((str(found) for name in ("transformer", "unet", "prior")
+                    if (found := _part(asked, name).get("weight_dtype"))), "")
+    if wanted and product == "lora" and not decomposed and weights in _QUANTIZED:
+        training.put("quantization", _QUANTIZED[weights], "weight_dtype")
     dtype = str(asked.any("train_dtype") or "FLOAT_16")
     training.put("precision", _DTYPES.get(dtype, "auto"), "train_dtype")
     if dtype not in _DTYPES:

@@ -18,7 +18,7 @@ from prep.recipe.write import comment_lines, quoted
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "steps": (1, 1 << 40), "epochs": (1, 1 << 40), "batch_size": (1, 1 << 20), "micro_batch": (1, 1 << 20),
     "seed": (0, (1 << 63) - 1), "caption_dropout": (0, 1), "lora.rank": (1, 4096), "lora.alpha": (1e-6, 1e6),
-    "lora.dropout": (0, 0.99), "lora.conv_rank": (1, 4096),
+    "lora.dropout": (0, 0.99), "lora.conv_rank": (1, 4096), "lora.factor": (0, 4096),
     "lora.conv_alpha": (1e-6, 1e6), "optimizer.lr": (0, 100), "optimizer.betas": (0, 0.999999),
     "optimizer.eps": (1e-30, 1), "optimizer.weight_decay": (0, 100), "optimizer.clip": (0, 1e12),
     "optimizer.d_coef": (1e-3, 1e3),
@@ -40,14 +40,15 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 DECAYS: Mapping[str, float] = {**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "adamw-8bit": 0.01,
                                "adamw-8bit-paged": 0.01}
 WORDS: Mapping[str, tuple[str, ...]] = {
-    "method": ("lora", "full"), "precision": ("auto", "bf16", "fp32"),
-    "lora.targets": ("attention", "all-linear", "kohya-conv"),
+    "method": ("lora", "full"), "precision": ("auto", "bf16", "fp16", "fp32"),
+    "lora.targets": ("attention", "all-linear", "kohya-conv"), "lora.kind": ("lora", "loha", "lokr"),
+    "quantization": ("none", "fp8", "nf4"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
     "timesteps.distribution": ("uniform", "logit-normal"), "timesteps.shift_by_size": ("none", "schedule"),
     "optimizer.name": tuple(OPTIMIZERS),
     "schedule.name": ("constant", "linear", "cosine", "cosine-restarts", "polynomial"),
 }
-SWITCHES = ("gradient_checkpointing", "zero_terminal_snr", "loss.masked", "loss.normalize_area",
+SWITCHES = ("gradient_checkpointing", "lora.dora", "zero_terminal_snr", "loss.masked", "loss.normalize_area",
             "optimizer.bias_correction", "optimizer.safeguard_warmup")
 
 

@@ -251,9 +251,54 @@ def test_schedules_without_a_counterpart_are_notes(folder):
     assert "whole number" in said["learning_rate_cycles"]
 
 
-def test_another_adapter_of_the_gui_is_a_note(folder):
-    assert of_kohya(folder, LoRA_type="LyCORIS/LoHa")[1]["LoRA_type"] == "LoRA is the only adapter"
-    assert "LoRA_type" not in of_kohya(folder, LoRA_type="Standard")[1]
+def test_adapters_without_a_counterpart_are_notes(folder):
+    said = "no such adapter here; lora is written"
+    assert of_kohya(folder, LoRA_type="LyCORIS/iA3")[1]["LoRA_type"] == said
+    assert of_kohya(folder, network_module="networks.oft")[1]["network_module"] == said
+    lycoris = of_kohya(folder, network_module="lycoris.kohya", network_args=["algo=glora", "preset=attn-mlp"])[1]
+    assert lycoris["network_args algo"] == said and lycoris["network_args preset"] == "no counterpart"
+    lycoris = of_kohya(folder, network_module="lycoris.kohya", network_args=["algo=loha", "dora_wd=True"])[1]
+    assert lycoris["network_args dora_wd"] == "lora.dora is only for lora.kind 'lora', and this is loha"
+    for kind in ("Standard", "LyCORIS/LoHa"):
+        assert "LoRA_type" not in of_kohya(folder, LoRA_type=kind)[1]
+    assert of_onetrainer(folder, peft_type="OFT_2")[1]["peft_type"] == said
+
+
+LYCORIS = {"network_module": "lycoris.kohya", "network_dim": 8, "network_alpha": 4}
+LOKR = {**LYCORIS, "network_args": ["algo=lokr", "factor=8", "conv_dim=2", "conv_alpha=1"]}
+DORA = {**LYCORIS, "network_args": "algo=locon dora_wd=True"}
+
+
+@pytest.mark.parametrize(("given", "name", "value"), [
+    (LYCORIS, "lora.kind", "lora"), (LYCORIS, "lora.targets", "kohya-conv"), (LYCORIS, "lora.conv_rank", 8),
+    (LYCORIS, "lora.conv_alpha", 4.0),
+    (LOKR, "lora.kind", "lokr"), (LOKR, "lora.factor", 8), (LOKR, "lora.conv_rank", 2), (LOKR, "lora.conv_alpha", 1.0),
+    ({**LYCORIS, "network_args": ["algo=lokr", "factor=-1"]}, "lora.factor", 0),
+    (DORA, "lora.dora", True), (DORA, "lora.kind", "lora"), (LYCORIS, "lora.dora", False),
+    ({"LoRA_type": "LyCORIS/LoHa", "network_dim": 8}, "lora.kind", "loha"),
+    ({"LoRA_type": "LyCORIS/LoCon", "network_dim": 8, "dora_wd": True}, "lora.dora", True),
+    ({"network_dim": 8, "mixed_precision": "fp16"}, "precision", "fp16"),
+    ({"network_dim": 8, "fp8_base": True}, "quantization", "fp8"), ({"fp8_base": True}, "quantization", "none"),
+])
+def test_adapters_and_precisions_mean_what_they_do_in_sd_scripts_and_lycoris(folder, given, name, value):
+    config, _ = of_kohya(folder, **given)
+    section, _, key = name.rpartition(".")
+    assert getattr(getattr(config, section) if section else config, key) == value
+
+
+@pytest.mark.parametrize(("given", "name", "value"), [
+    ({"peft_type": "LOHA"}, "lora.kind", "loha"), ({"lora_decompose": True}, "lora.dora", True),
+    ({"lora_decompose": True, "peft_type": "LOHA"}, "lora.dora", False), ({}, "precision", "fp16"),
+    ({"transformer": {"weight_dtype": "NFLOAT_4"}}, "quantization", "nf4"),
+    ({"unet": {"weight_dtype": "FLOAT_8"}}, "quantization", "fp8"),
+    ({"unet": {"weight_dtype": "BFLOAT_16"}}, "quantization", "none"),
+    ({"unet": {"weight_dtype": "FLOAT_8"}, "training_method": "FINE_TUNE"}, "quantization", "none"),
+    ({"unet": {"weight_dtype": "FLOAT_8"}, "lora_decompose": True}, "quantization", "none"),
+])
+def test_adapters_and_weights_mean_what_they_do_in_onetrainer(folder, given, name, value):
+    config, _ = of_onetrainer(folder, **given)
+    section, _, key = name.rpartition(".")
+    assert getattr(getattr(config, section) if section else config, key) == value
 
 
 def test_draws_of_timesteps_without_a_counterpart_are_notes(folder):
@@ -368,6 +413,8 @@ def test_bounds_are_those_of_the_trainer(tmp_path, name):
             training.put("optimizer.name", "prodigy", "x")
         if name == "micro_batch":
             training.put("batch_size", given, "x")
+        if name == "lora.factor":
+            training.put("lora.kind", "lokr", "x")
         training.put(name, given, "x")
         (tmp_path / "train.toml").write_text(training.rendered("x"))
         config = load_config(tmp_path / "train.toml")
