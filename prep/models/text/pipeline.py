@@ -35,7 +35,11 @@ def load_encoder(model: Path, family: Family, name: str, files: TextFiles, dtype
         config: Any = transformers.BitsAndBytesConfig
         options |= {"quantization_config": config(**bitsandbytes_options(quantization, dtype)),
                     "device_map": {"": "cpu"}}  # otherwise transformers would choose a GPU
-    return load_model(kind, files.encoders[name], spoken(name), trust_remote_code=False, **options)
+    encoder = load_model(kind, files.encoders[name], spoken(name), trust_remote_code=False, **options)
+    for module in encoder.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # of a layer with 4 bits: on some processors bitsandbytes
+            module.support_avx512bf16_for_cpu = False  # would repack it, with other numbers, or fail for small ones
+    return encoder
 
 
 def encoder_configs(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:

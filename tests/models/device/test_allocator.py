@@ -39,6 +39,7 @@ def faults(how: str) -> tuple[int, int]:
     return pages, held
 
 
+@pytest.mark.slow
 @glibc
 def test_freed_memory_is_used_again_and_given_back_at_the_end():
     pages, held = faults("kept")

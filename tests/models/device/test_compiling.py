@@ -110,6 +110,7 @@ def test_layers_that_lie_elsewhere_are_not_compiled():
     assert is_whole(nn.Linear(3, 4), torch.device("cpu")) and not is_whole(nn.Linear(3, 4), torch.device("cuda"))
 
 
+@pytest.mark.slow
 def test_latents_of_several_sizes(tiny_model, graphs):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
     plain, compiled = (VaeEncoder(tiny_model, device="cpu", compute="float32", dtype="float32", compiled=compiled)

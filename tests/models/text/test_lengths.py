@@ -22,7 +22,7 @@ CAPTIONS = ["a", "", "a red cat on a bench", "two dogs, " * 9, "a word and anoth
 
 
 @pytest.fixture(scope="module", ids=named, params=[  # variants of a family have its text
-    pytest.param(case, marks=pytest.mark.slow) if case.options else case for case in TRIMMED])
+    pytest.param(case, marks=pytest.mark.slow) if case.options or case.build == "sana" else case for case in TRIMMED])
 def case(request) -> Case:
     return request.param
 

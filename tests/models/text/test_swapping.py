@@ -28,7 +28,7 @@ SEVERAL = {"sdxl": 2, "flux": 2, "sd3": 3}
 
 
 @pytest.fixture(scope="module", params=[  # SD 3 has the encoders of both others
-    "sd3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sdxl", "flux"))])
+    "sdxl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd3", "flux"))])
 def model(request, tmp_path_factory):
     """A family with several text encoders, and a model of it."""
     path = tmp_path_factory.mktemp(request.param) / "model"
@@ -131,6 +131,7 @@ def test_halved_batches_take_what_was_kept_for_whole_ones(model, loads):
     assert len(loads) == before + 1, "the last encoder alone"
 
 
+@pytest.mark.slow
 def test_layers_and_windows_of_clip(tmp_path, loads):
     tiny_pipelines.save("sdxl", tmp_path / "model")
     model, found = ("sdxl", tmp_path / "model"), []
