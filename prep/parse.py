@@ -57,6 +57,14 @@ def color_of(text: str, where: str = "color", *, also: tuple[str, ...] = ()) -> 
     return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
+def bytes_of(text: str) -> int:
+    """A number of bytes from a text like 200GB or 1.5 TiB; units are powers of 1024. Raises `Unparsed`."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([KMGTP]?)(?:i?B)?", text, re.IGNORECASE)
+    if not found:
+        raise Unparsed(f"is {brief(text)}, expected a size like 200GB or 2TB")
+    return int(float(found[1]) * (1 << 10 * (" KMGTP".index(found[2].upper()) if found[2] else 0)))
+
+
 def parse_size(text: str, where: str) -> tuple[int, int]:
     """(width, height) of `1024x768`."""
     parts = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,8 @@ from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.damage import Damage, as_recorded, is_lost
 from prep.cache.records import RowRef
+from prep.cache.remote.headers import with_headers
+from prep.cache.remote.shards import fetcher
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import OUT_OF_FILES, CacheError
@@ -36,7 +39,8 @@ from prep.parse import Unparsed
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 NOT_MATCHING = "is damaged: its bytes do not match their checksum"
-JOBS = 8  # arrays opened at a time; the time goes into waiting for the disk
+JOBS = 8  # arrays opened at a time, where the time goes into waiting for the disk
+AT_ONCE, HEAD_START = 0.0005, 16  # seconds for an array whose pages are in memory; how many more are waited for
 
 
 class OpenArray:
@@ -93,7 +97,8 @@ class Reader:
 
     Every fault raises a `CacheError` that names shard, array and row: missing, damaged, or in conflict with the header.
     Damage is also recorded in the cache, so that `encode` repairs it; if the cache cannot be written, the error is an
-    `UnrecordedDamage`.
+    `UnrecordedDamage`. Of the local copy of a cache in an object store, shards are fetched when they are first read,
+    and fetched again if they are damaged.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Reader:
         advise: Advise = ADVISE,
     ) -> None:
         self._cache = Cache(root=root)
+        self.fetcher = fetcher(self._cache)  # None: the cache is on this computer
         self._check = check
         self._limit = most_open() if open_arrays is None else open_arrays
         self._read_at: Callable[..., int] = read_at  # called with a tuple, which is faster to make than a list
@@ -115,13 +121,31 @@ class Reader:
         return opened.spec, opened.rows
 
     def open_all(self, places: Iterable[tuple[str, str]], jobs: int = JOBS) -> list[tuple[ArraySpec, int]]:
-        """Opens and checks the arrays of (shard, array) pairs, `jobs` at a time; returns their `array_info` in order.
+        """Opens and checks the arrays of (shard, array) pairs; returns their `array_info` in order.
 
-        Of several faults, the first in that order is raised, and all are recorded.
+        From the first that the disk makes wait on, `jobs` at a time; before, one by one, since threads that never wait
+        take each other's turns: three times the CPU time. Of several faults, the first in that order is raised, and
+        all are recorded.
         """
-        with ThreadPoolExecutor(jobs, "open") as pool:
-            opening = [pool.submit(self.array_info, shard, array) for shard, array in places]
-        return [one.result() for one in opening]
+        left, found = deque(places), list[tuple[ArraySpec, int] | CacheError]()
+        begun = time.perf_counter()
+        while left and time.perf_counter() - begun < (len(found) + HEAD_START) * AT_ONCE:
+            found.append(self._tried(left.popleft()))
+        if left:
+            with ThreadPoolExecutor(jobs, "open") as pool:
+                found += pool.map(self._tried, left)
+        infos = []
+        for one in found:
+            if isinstance(one, CacheError):
+                raise one
+            infos.append(one)
+        return infos
+
+    def _tried(self, place: tuple[str, str]) -> tuple[ArraySpec, int] | CacheError:
+        try:
+            return self.array_info(*place)
+        except CacheError as error:
+            return error
 
     def read_into(self, out: Bytes | memoryview, shard: str, array: str, row: int) -> None:
         """Reads one row into `out`, which has exactly the row's bytes and is writable and contiguous."""
@@ -140,9 +164,18 @@ class Reader:
             else:
                 by_shard[ref.shard] = [(target, ref.row)]
         for shard, wanted in by_shard.items():
-            opened = self._array(shard, array)
-            targets.check(opened.spec, wanted)
-            self._read(opened, shard, wanted)
+            try:
+                self._read_rows(targets, array, shard, wanted)
+            except CacheError:
+                if self.fetcher is None or not self.fetcher.is_damaged(shard):
+                    raise
+                self._drop({shard})
+                self._read_rows(targets, array, shard, wanted)
+
+    def _read_rows(self, targets: Targets, array: str, shard: str, wanted: Sequence[tuple[memoryview, int]]) -> None:
+        opened = self._array(shard, array)
+        targets.check(opened.spec, wanted)
+        self._read(opened, shard, wanted)
 
     def _read(self, opened: OpenArray, shard: str, wanted: Iterable[tuple[memoryview, int]]) -> None:
         """Reads rows of one array into one buffer each. Python takes a tenth of the time, so names are local."""
@@ -171,13 +204,25 @@ class Reader:
 
     def keys(self, shard: str) -> Bytes:
         """The keys of a shard's rows, uint8 [N, 32], sorted; checks their checksum."""
-        return read_keys(self._cache, shard)
+        return read_keys(with_headers(self._cache, [shard]), shard)
 
     def close(self) -> None:
         """Closes all files; the next read opens and checks them again."""
         with self._lock:
             self._open.clear()
             self._sound.clear()
+
+    def close_removed(self) -> None:
+        """Closes the files of shards that were removed to make room for others: open files keep their space."""
+        with self._lock:
+            there = {shard for shard, _ in self._open}
+        self._drop({shard for shard in there if not self._cache.shard(shard).is_dir()})
+
+    def _drop(self, shards: set[str]) -> None:
+        with self._lock:
+            for name in [name for name in self._sound if name[0] in shards]:
+                del self._sound[name]
+                self._open.pop(name, None)
 
     def _array(self, shard: str, array: str) -> OpenArray:
         name = (shard, array)
@@ -197,6 +242,8 @@ class Reader:
     def _reopen(self, shard: str, array: str) -> OpenArray:
         if not shard_format.NAME.fullmatch(array):
             raise CacheError(f"array is {array!r}, expected lower-case letters, digits and underscores")
+        if self.fetcher is not None and self.fetcher.ensure(shard):
+            self.close_removed()
         root = self._cache.shard(shard)
         try:
             try:

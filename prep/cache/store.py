@@ -21,6 +21,7 @@ from pathlib import Path
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
+from prep.fs.mirror import refuse_url
 from prep.fs.paths import MARKER
 from prep.fs.tree import file_digest, tree_digest
 from prep.fs.untrusted import check_cache_root, check_directories, entries, entries_if_allowed, read_regular
@@ -50,9 +51,11 @@ class Cache:
         methods. Whoever opens a file checks the file itself (`prep.fs.untrusted`).
         """
         name = _checked(digest)
-        path = self.root / "shards" / name[:2] / name
-        check_directories(path.parent.parent, path.parent, path)
-        return path
+        shards = f"{self.root}{os.sep}shards"  # strings: paths would take three times as long, for thousands of shards
+        parent = f"{shards}{os.sep}{name[:2]}"
+        path = f"{parent}{os.sep}{name}"
+        check_directories(shards, parent, path)
+        return Path(path)
 
     def file(self, kind: Kind, digest: str) -> Path:
         """The file of a table, commit, plan or damage record."""
@@ -148,6 +151,7 @@ def open_cache(path: Path, *, create: bool) -> Cache:
     Raises `PathError` if `path` is not a directory or holds something else; `CacheError` if there is no cache, or one
     of another version or with a link in its root.
     """
+    refuse_url(path)
     marker = path / MARKER
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
@@ -160,6 +164,7 @@ def open_cache(path: Path, *, create: bool) -> Cache:
 
 def check_can_create(path: Path) -> None:
     """Raises `PathError` unless `path` is a cache, or can become one: missing, or an empty directory."""
+    refuse_url(path)
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
     if path.is_dir() and any(not _is_litter(inner.name) for inner in path.iterdir()) and not (path / MARKER).exists():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prep.errors import PathError
+from prep.fs.mirror import refuse_url
 
 MARKER = "latentry.json"
 KINDS = {stat.S_ISDIR: "directory", stat.S_ISFIFO: "pipe", stat.S_ISCHR: "device", stat.S_ISBLK: "device",
@@ -76,7 +77,9 @@ def _near(paths: Sequence[Path]) -> list[tuple[int, int]]:
 
 
 def resolve(path: Path) -> Path:
-    """`path` as an absolute path without links and `..`; it need not exist. Raises `PathError` for a loop of links."""
+    """`path` as an absolute path without links and `..`; it need not exist. Raises `PathError` for a loop of links, and
+    for what is in an object store."""
+    refuse_url(path)
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:

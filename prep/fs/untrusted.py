@@ -27,7 +27,7 @@ NAME_SURROGATE = 0x20000000  # a bit of Windows reparse tags, set for links and 
 class NotRegularFile(OSError):
     """A path is not a regular file or directory, or is larger than it may be; an `OSError` like those of the system."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path | str, what: str) -> None:
         super().__init__(errno.EINVAL, what, str(path))
 
     def __str__(self) -> str:
@@ -100,10 +100,10 @@ def size_regular(path: Path) -> int:
     return status.st_size
 
 
-def check_dir(path: Path) -> None:
+def check_dir(path: Path | str) -> None:
     """Raises `NotRegularFile` if `path` exists and is not a directory."""
     try:
-        status = path.lstat()
+        status = os.lstat(path)
     except FileNotFoundError:
         return
     require_kind(path, status, directory=True)
@@ -123,7 +123,7 @@ def check_cache_root(root: Path) -> None:
         raise CacheError(f"{root}: {error}", hint=OUT) from None
 
 
-def check_directories(*paths: Path) -> None:
+def check_directories(*paths: Path | str) -> None:
     """Raises `CacheError` if one of these paths, parents of a file in a cache, exists and is not a directory."""
     try:
         for path in paths:
@@ -155,7 +155,7 @@ def is_link(status: os.stat_result) -> bool:
     return stat.S_ISLNK(status.st_mode) or bool(getattr(status, "st_reparse_tag", 0) & NAME_SURROGATE)
 
 
-def require_kind(path: Path, status: os.stat_result, *, directory: bool) -> None:
+def require_kind(path: Path | str, status: os.stat_result, *, directory: bool) -> None:
     wanted = "a directory" if directory else "a plain file"
     if is_link(status):
         raise NotRegularFile(path, f"is a link, expected {wanted}: a cache must not contain links")

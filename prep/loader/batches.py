@@ -28,6 +28,7 @@ from prep.cache.damage import UnrecordedDamage
 from prep.cache.reader import Targets
 from prep.errors import CacheError
 from prep.formatting import printable
+from prep.loader.ahead import at_hand
 from prep.loader.device import record_copies, to_device
 from prep.loader.draws import BatchRequest, Draw
 from prep.loader.noise import PLAIN, Noise
@@ -198,7 +199,8 @@ class _Ring:
 def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: bool) -> None:
     try:
         with ThreadPoolExecutor(DRAWERS, "noise") as drawers:
-            for request in _advised(rows, requests, masked):
+            there = at_hand(rows, requests, masked=masked, ended=lambda: ring.closed)
+            for request in _advised(rows, there, masked):
                 slot = ring.free.get()
                 if ring.closed:
                     return

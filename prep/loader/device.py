@@ -63,9 +63,9 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if has_it else torch.float32
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Mixed precision for bfloat16; nothing for float32."""
+    """Mixed precision for bfloat16 and float16; nothing for float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)

@@ -9,7 +9,7 @@ thousand samples take 0.9 s on one core of an EPYC.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -102,19 +102,26 @@ def _records(index: Index, masked: bool) -> bytes:
                    samples.repeats.astype("<i4"), samples.weight.astype("<f4"))
     of_views = _bytes(latent, mask)
     of_texts = _bytes(_keys(index, texts["shard"], texts["row"]), texts["weight"].astype("<f4"))
-    cuts = zip(samples.view_offsets[:-1].tolist(), samples.view_offsets[1:].tolist(),
-               samples.text_offsets[:-1].tolist(), samples.text_offsets[1:].tolist(), strict=True)
     found = np.zeros(len(samples), RECORD)
     found["id"] = np.ascontiguousarray(samples.ids[:, :HALF]).view(f"S{HALF}").reshape(-1)
-    # Slices of bytes, not of arrays: a third of the time.
-    (fixed_bytes, one), (view_bytes, view), (text_bytes, text) = (
-        (part.tobytes(), part.shape[1]) for part in (fixed, of_views, of_texts))
-    found["rest"] = [
-        hashlib.sha256(b"".join((
-            fixed_bytes[number * one : (number + 1) * one], (last - first).to_bytes(4, "little"),
-            view_bytes[first * view : last * view], text_bytes[start * text : end * text]))).digest()[:HALF]
-        for number, (first, last, start, end) in enumerate(cuts)]
+    counts = np.stack([np.diff(samples.view_offsets), np.diff(samples.text_offsets)], axis=1).astype(np.int64)
+    for here, (view_count, text_count) in _alike(counts):  # their parts are equally long
+        views_here, texts_here = (
+            part[(offsets[here][:, None] + np.arange(count)).reshape(-1)].reshape(len(here), -1)
+            for part, offsets, count in ((of_views, samples.view_offsets, view_count),
+                                         (of_texts, samples.text_offsets, text_count)))
+        joined = _bytes(fixed[here], np.full(len(here), view_count, "<i4"), views_here, texts_here)
+        data, width = joined.tobytes(), joined.shape[1]  # slices of bytes, not of arrays: a third of the time
+        found["rest"][here] = [hashlib.sha256(data[at : at + width]).digest()[:HALF]
+                               for at in range(0, len(data), width)]
     return found.tobytes()
+
+
+def _alike(rows: Column) -> Iterator[tuple[Column, tuple[int, int]]]:
+    """The numbers of equal rows of `rows` `[N, 2]`, and each such row."""
+    kinds, which = np.unique(rows[:, 0] << 32 | rows[:, 1], return_inverse=True)
+    for number, kind in enumerate(kinds.tolist()):
+        yield np.flatnonzero(which == number), (kind >> 32, kind & 0xFFFFFFFF)
 
 
 def _bytes(*columns: Column) -> Column:

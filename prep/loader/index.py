@@ -85,6 +85,11 @@ class Index:
         sample = int(members[place])
         return sample, occurrence - (int(ends[place]) - int(self.samples.repeats[sample]))
 
+    def samples_of(self, bucket: int, occurrences: Column) -> Column:
+        """The samples of occurrences."""
+        found: Column = self.training[bucket][np.searchsorted(self._ends[bucket], occurrences, side="right")]
+        return found
+
     def names(self, occurrences: Mapping[int, Column]) -> list[str]:
         """The names of the samples behind occurrences by bucket, each once, sorted."""
         found = {self.showing(bucket, int(each))[0] for bucket, some in occurrences.items() for each in some}

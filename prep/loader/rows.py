@@ -133,6 +133,11 @@ class Rows:
                 found.append(("text", shot, self.text_ref(shot)))
         return found
 
+    def shards_of(self, request: BatchRequest, masked: bool) -> set[str]:
+        """The shards that have a request's rows."""
+        places: list[RowRef | None] = [*map(self.latent_ref, request.shots), *map(self.text_ref, request.shots)]
+        return {ref.shard for ref in (*places, *(map(self.mask_ref, request.shots) if masked else ())) if ref}
+
     def advise(self, request: BatchRequest, masked: bool) -> None:
         """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report."""
         with suppress(CacheError):

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from prep.cache.damage import UnrecordedDamage
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
+from prep.cache.remote.headers import with_headers
+from prep.cache.remote.room import LIMIT, allowed
+from prep.cache.remote.shards import is_copy
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.formatting import counted, shell_name
+from prep.formatting import counted, format_bytes, shell_name
+from prep.fs.mirror import DIRECTORY, shown
 from prep.fs.stamps import Stamp, ctime_is_reliable, list_tree, tree_stamp
 from prep.loader.index import Index
 from prep.manifest.commands import encode_command, repair_command
@@ -24,14 +28,15 @@ def check_shards(index: Index, before: Stamps | None = None) -> Stamps:
     Sizes, headers and shard indexes are read; rows are checked when they are read. Returns how the shards' files look;
     given to a later call as `before`, it leaves out those that look the same (0.1 ms a shard instead of 0.4).
     """
-    stamps, known = _stamps(index.cache, index.shards), before or {}
+    cache = with_headers(index.cache, [shard.digest for shard in index.shards])
+    stamps, known = _stamps(cache, index.shards), before or {}
     shards = [shard for shard in index.shards
               if (stamp := stamps.get(shard.digest)) is None or stamp != known.get(shard.digest)]
     for shard in shards:
-        _check_size(index, shard)
+        _check_size(index, cache, shard)
     arrays = [(shard, array) for shard in shards for array in shard.shapes]
     try:
-        headers = Reader(index.cache.root).open_all((shard.digest, array) for shard, array in arrays)
+        headers = Reader(cache.root).open_all((shard.digest, array) for shard, array in arrays)
     except CacheError as error:
         hint = repair_command(index.manifest, recorded=not isinstance(error, UnrecordedDamage))
         raise CacheError(error.message, hint=hint) from None
@@ -40,8 +45,19 @@ def check_shards(index: Index, before: Stamps | None = None) -> Stamps:
             raise CacheError(f"shard {shard.digest}, array '{array}' has {counted(rows, 'row')} of {list(spec.shape)} "
                              f"{spec.dtype}, expected {shard.rows} of {list(shard.shapes[array])} "
                              f"{shard.dtypes[array]}: its files were replaced", hint="check the cache: prep verify "
-                             f"{shell_name(str(index.manifest.path))}")
+                             f"{shell_name(shown(index.manifest.path))}")
     return stamps
+
+
+def room_notes(index: Index) -> list[str]:
+    """What is worth knowing of a cache in an object store: that its shards do not fit on this computer all at once."""
+    if not is_copy(index.cache):
+        return []
+    needed, room = sum(shard.bytes for shard in index.shards), allowed()
+    if needed <= room:
+        return []
+    return [f"the shards have {format_bytes(needed)}, but copies of them may take {format_bytes(room)} here, so they "
+            f"are downloaded again and again; {DIRECTORY}=DIR names a larger disk, {LIMIT}=SIZE allows more"]
 
 
 def _stamps(cache: Cache, shards: Sequence[ShardFacts]) -> Stamps:
@@ -59,9 +75,9 @@ def _stamps(cache: Cache, shards: Sequence[ShardFacts]) -> Stamps:
     return found
 
 
-def _check_size(index: Index, shard: ShardFacts) -> None:
+def _check_size(index: Index, cache: Cache, shard: ShardFacts) -> None:
     try:
-        size = shard_bytes(index.cache.shard(shard.digest))
+        size = shard_bytes(cache.shard(shard.digest))
     except FileNotFoundError:
         raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
                          hint=encode_command(index.manifest)) from None

@@ -16,12 +16,16 @@ from typing import Any
 from prep.cache.damage import Damage, is_lost, record_if_writable, recorded
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger, shard_bytes
+from prep.cache.remote.headers import as_stored, with_headers
+from prep.cache.remote.shards import is_copy
 from prep.cache.shard_check import NOT_THERE, is_lasting, is_recorded, quick_check, verify_shard, whole_shard
 from prep.cache.shard_header import Header, read_header, read_keys
+from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.maintenance.documents import check_up, notes_on_damage_records
 from prep.maintenance.references import References
+from prep.manifest.commands import encode_command
 from prep.manifest.opened import OpenedManifest
 from prep.progress import Tick
 
@@ -75,6 +79,9 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
             drop_index(audit.cache)  # the next ledger is read from the files themselves
         ill = [look for look in looks if look.damaged]
         cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
+        if damaged and is_copy(audit.cache):
+            checkup.notes.append("the cache is in an object store, where nothing is encoded; to repair it, upload it "
+                                 f"again from where it was made: {encode_command(audit.manifest)}")
         if any(one.transient for look in looks for one in look.damaged):
             checkup.notes.append(UNREADABLE)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
@@ -111,17 +118,23 @@ def one_at_a_time(tick: Tick) -> Tick:
 
 def _check_shard(audit: OpenedManifest, uses: References | None, number: int, quick: bool, tick: Tick) -> ShardResult:
     shard = audit.shards[number]
+    with as_stored(audit.cache, shard["digest"], rows=not quick) as cache:
+        return _check_at(cache, shard, uses, number, quick, tick)
+
+
+def _check_at(cache: Cache, shard: Mapping[str, Any], uses: References | None, number: int, quick: bool,
+              tick: Tick) -> ShardResult:
     digest = shard["digest"]
     if quick:
-        found = _quick(audit, shard)
-        record_if_writable(audit.cache, filter(is_lasting, found))
+        found = _quick(cache, shard)
+        record_if_writable(cache, filter(is_lasting, found))
         tick(shard["bytes"])
     else:
-        found = verify_shard(audit.cache, digest, tick=tick)
+        found = verify_shard(cache, digest, tick=tick)
     if found:
-        return ShardResult(number=number, damaged=found, recorded=is_recorded(audit.cache, digest, found))
+        return ShardResult(number=number, damaged=found, recorded=is_recorded(cache, digest, found))
     try:
-        header = read_header(audit.cache, digest)
+        header = read_header(cache, digest)
     except CacheError as error:  # damaged since it was verified
         return ShardResult(number=number, damaged=[whole_shard(digest, error.message)])
     if (what := _contradiction(shard, header)) is not None:
@@ -129,10 +142,10 @@ def _check_shard(audit: OpenedManifest, uses: References | None, number: int, qu
     return ShardResult(number=number, wrong=None if quick or uses is None else _wrong_rows(header, number, uses))
 
 
-def _quick(audit: OpenedManifest, shard: Mapping[str, Any]) -> list[Damage]:
+def _quick(cache: Cache, shard: Mapping[str, Any]) -> list[Damage]:
     digest = shard["digest"]
     try:
-        size = shard_bytes(audit.cache.shard(digest))
+        size = shard_bytes(cache.shard(digest))
     except CacheError as error:  # its directory was replaced by something else
         return [whole_shard(digest, error.message)]
     except OSError as error:
@@ -141,7 +154,7 @@ def _quick(audit: OpenedManifest, shard: Mapping[str, Any]) -> list[Damage]:
         return [replace(whole_shard(digest, f"cannot be read: {error}"), transient=not is_lost(error))]
     if size != shard["bytes"]:
         return [whole_shard(digest, f"has {size} bytes, expected {shard['bytes']}")]
-    return [*quick_check(audit.cache, digest), *recorded(audit.cache, digest)]
+    return [*quick_check(cache, digest), *recorded(cache, digest)]
 
 
 def _contradiction(shard: Mapping[str, Any], header: Header) -> str | None:
@@ -204,7 +217,8 @@ def _lost(audit: OpenedManifest, uses: References, look: ShardResult) -> dict[in
         return {}
     found = {need.row: need.keys for need in uses.needs(look.number)}
     try:
-        stored = [(bytes(key).hex(),) for key in read_keys(audit.cache, audit.shards[look.number]["digest"])]
+        digest = audit.shards[look.number]["digest"]
+        stored = [(bytes(key).hex(),) for key in read_keys(with_headers(audit.cache, [digest]), digest)]
     except CacheError:
         stored = []
     return {row: found[row] or (stored[row] if row < len(stored) else ()) for row in rows}

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
+from prep.fs.mirror import shown, url_of
 from prep.manifest.document import Manifest
 
 
@@ -14,12 +15,21 @@ def encode_command(manifest: Manifest, *options: Path | str) -> str:
     """The `prep encode` command that encodes missing rows, to be typed in the working directory.
 
     `options` are words to add, such as `"--mask", "sidecar"`; they replace the manifest's options of the same name.
+    For a manifest in an object store, it is the command that uploads what is missing, from where the cache was made.
     """
+    if (url := url_of(manifest.path)) is not None:
+        return f"prep push MANIFEST {shlex.quote(url)} --recheck"
     recipe = manifest.document["recipe"]
     sources = [place for place in manifest.sources if place is not None]
     named = manifest.folder / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
-    given = "".join(f" {_here(word)}" for word in (*_without(manifest.options, set(options)), *options))
-    return f"prep encode {_here(named)}{given} --cache {_here(manifest.cache_root)} -o {_here(manifest.path)}"
+    given = (*_without(manifest.options, set(options)), *options)
+    return command_of(named, given, manifest.cache_root, manifest.path)
+
+
+def command_of(source: Path, options: Iterable[Path | str], cache: Path, manifest: Path) -> str:
+    """The `prep encode` command of a recipe (or source) and its options."""
+    given = "".join(f" {_here(word)}" for word in options)
+    return f"prep encode {_here(source)}{given} --cache {_here(cache)} -o {_here(manifest)}"
 
 
 def prompts_command(manifest: Manifest, file: Path) -> str:
@@ -29,6 +39,9 @@ def prompts_command(manifest: Manifest, file: Path) -> str:
 
 def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
     """The commands that list and repair damage; `recorded` is False if the cache could not be written."""
+    if url_of(manifest.path) is not None:
+        return (f"prep verify {_here(manifest.path)} lists all damage; to repair it, upload the cache again from where "
+                f"it was made: {encode_command(manifest)}")
     why = "" if recorded else "the cache cannot be written here, so the damage is not recorded in it; "
     return (f"{why}prep verify {_here(manifest.path)} lists all damage; to re-encode only the damaged rows, run "
             f"{encode_command(manifest, *(() if recorded else ('--recheck',)))}")
@@ -48,6 +61,8 @@ def _here(path: Path | str) -> str:
     """A path relative to the working directory if that is shorter, or a word, quoted for the shell."""
     if isinstance(path, str):
         return shlex.quote(path)
+    if url_of(path) is not None:
+        return shlex.quote(shown(path))
     try:
         return shlex.quote(min(str(path), os.path.relpath(path), key=len))
     except ValueError:

@@ -13,6 +13,7 @@ import numpy as np
 
 from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
+from prep.cache.remote.shards import learn
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.findings import SEVERITIES
@@ -30,7 +31,9 @@ MOST_WEIGHT = 1e6  # of a sample or a text; recipes allow 1000
 
 def read_shards(cache: Cache, manifest: Manifest) -> tuple[ShardFacts, ...]:
     """The shards in the manifest's SHARDS table. Raises `CacheError`."""
-    return parse_shards(read_table(cache, manifest.document["tables"]["shards"], SHARDS))
+    shards = parse_shards(read_table(cache, manifest.document["tables"]["shards"], SHARDS))
+    learn(cache, (facts.remote for facts in shards))
+    return shards
 
 
 def read_samples(cache: Cache, manifest: Manifest) -> SampleColumns:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from prep.cache.remote.documents import fetch_small, fetch_tables
 from prep.digest import canonical, seal
-from prep.errors import ManifestError
+from prep.errors import ManifestError, PathError
 from prep.fs.atomic import write_atomic
+from prep.fs.mirror import beside, local_path, shown, url_of
 from prep.fs.paths import MARKER
 from prep.fs.text import without_mark
 from prep.geometry import Size
@@ -42,7 +44,7 @@ class Field:
 class Manifest:
     """A manifest that was read and checked."""
 
-    path: Path  # as given
+    path: Path  # as given; of a manifest in an object store, its local copy
     folder: Path  # its paths are relative to this
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
@@ -56,7 +58,8 @@ class Manifest:
     @property
     def cache_root(self) -> Path:
         """The directory of its cache."""
-        return self.folder / PurePosixPath(self.document["cache"])
+        place = self.folder / PurePosixPath(self.document["cache"])
+        return place if url_of(self.folder) is None else Path(os.path.normpath(place))
 
     @property
     def model(self) -> Path | str:
@@ -85,17 +88,42 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest at `path`. Raises `ManifestError` if it is missing, damaged, edited or of another version."""
+    """The manifest at `path`. Raises `ManifestError` if it is missing, damaged, edited or of another version.
+
+    A manifest in an object store is fetched, and with it what it needs of its cache besides shards. Raises
+    `CacheError`, and `PathError` for an odd URL.
+    """
+    path = local_path(path)
+    if url_of(path) is not None:
+        return _fetched(path)
     try:
         with path.open("rb") as file:
             data = without_mark(file.read(LIMIT + 1))
     except OSError as error:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
                             hint="create it: prep encode SOURCE --model MODEL --cache CACHE -o manifest.json") from None
-    if len(data) > LIMIT:
-        raise ManifestError(f"{path} is larger than {LIMIT} bytes, so it is not a manifest")
+    return _parsed(path, data)
+
+
+def _fetched(path: Path) -> Manifest:
+    """The manifest in a store whose local copy is `path`."""
     try:
-        return _checked(path, sealed(data, str(path)))
+        manifest = _parsed(path, without_mark(fetch_small(path, LIMIT)))
+    except OSError as error:
+        raise ManifestError(f"cannot read manifest {shown(path)}: {error.strerror}",
+                            hint="upload it with its cache: prep push MANIFEST URL") from None
+    if beside(path, manifest.document["cache"]) is None:
+        raise ManifestError(f"{shown(path)} names the cache {manifest.document['cache']}, which is outside its bucket",
+                            hint="upload both into one bucket: prep push MANIFEST URL")
+    fetch_tables(manifest.cache_root, manifest.document["tables"].values())
+    return manifest
+
+
+def _parsed(path: Path, data: bytes) -> Manifest:
+    if len(data) > LIMIT:
+        raise ManifestError(f"{shown(path)} is larger than {LIMIT} bytes, so it is not a manifest")
+    try:
+        return _checked(path, sealed(data, shown(path)))
     except Unparsed as error:
         raise ManifestError(str(error), hint="run the prep encode command again: it rewrites the manifest and "
                             "encodes only missing rows") from None
@@ -103,6 +131,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
     """Seals `document`, checks it as a reader would, and writes it atomically. Raises `ManifestError`."""
+    require_local(path, "a manifest is written")
     whole = seal(document)
     try:
         manifest = _checked(path, whole)
@@ -115,6 +144,14 @@ def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
     if not path.is_file() or path.read_bytes() != data:
         write_atomic(path, data, staging=staging if staging.is_dir() else None)
     return manifest
+
+
+def require_local(path: Path, what: str) -> None:
+    """Raises `PathError` if `path` is in an object store, or the local copy of what is there."""
+    if (url := url_of(local_path(path))) is not None:
+        raise PathError(f"{url} is in an object store, but {what} only on this computer",
+                        hint="download it with prep pull URL DIR, change it there, and upload it with prep push "
+                        "MANIFEST URL")
 
 
 def relative_to_manifest(target: Path, manifest: Path) -> str | None:
@@ -137,10 +174,11 @@ def looks_like_manifest(start: bytes) -> bool:
 
 def _checked(path: Path, document: dict[str, Any]) -> Manifest:
     if document.get("format") != FORMAT:
-        raise Unparsed(f"{path} has format {brief(document.get('format'))}, expected '{FORMAT}'")
+        raise Unparsed(f"{shown(path)} has format {brief(document.get('format'))}, expected '{FORMAT}'")
     if document.get("version") != VERSION:
-        raise Unparsed(f"{path} has version {brief(document.get('version'))}, this program reads version {VERSION}")
-    check_document(document, str(path))
+        raise Unparsed(f"{shown(path)} has version {brief(document.get('version'))}, this program reads version "
+                       f"{VERSION}")
+    check_document(document, shown(path))
     fields = {name: Field(**value) for name, value in document["fields"].items()}
     buckets = tuple((bucket["size"][0], bucket["size"][1]) for bucket in document["buckets"])
     return Manifest(path=path, folder=_folder(path, document["cache"]), document=document, fields=fields,

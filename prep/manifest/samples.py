@@ -56,6 +56,12 @@ class SampleColumns:
         """The sample's name, for messages."""
         return str(self.table["name"][sample].as_py())
 
+    def with_sizes(self, buckets: Sequence[Size]) -> pa.Table:
+        """The table with the bucket's sides in pixels: `bucket_width`, `bucket_height`."""
+        sizes = np.array(buckets, np.int32).reshape(-1, 2)[self.bucket]
+        return self.table.append_column("bucket_width", pa.array(sizes[:, 0])).append_column(
+            "bucket_height", pa.array(sizes[:, 1]))
+
     def captions(self, sample: int) -> list[str]:
         """The sample's captions, in the order of its texts."""
         return [text["caption"] for text in self.table["texts"][sample].as_py()]

@@ -14,6 +14,8 @@ import pyarrow as pa
 from prep.arrays import ITEM_BYTES, ArraySpec
 from prep.cache import shard_format
 from prep.cache.ledger.columns import KEY, Column
+from prep.cache.remote.headers import with_headers
+from prep.cache.remote.shards import RemoteShard
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical
@@ -37,6 +39,13 @@ class ShardFacts:
     shapes: Mapping[str, tuple[int, ...]]  # of one row, by array
     dtypes: Mapping[str, str]
 
+    @property
+    def remote(self) -> RemoteShard:
+        """What is needed to fetch it from a store."""
+        arrays = tuple(ArraySpec(name=name, dtype=self.dtypes[name], shape=shape)  # type: ignore[arg-type]  # checked
+                       for name, shape in self.shapes.items())
+        return RemoteShard(digest=self.digest, field=self.field, rows=self.rows, bytes=self.bytes, arrays=arrays)
+
 
 def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
     """The rows of a SHARDS table. Raises `CacheError` for the first invalid row."""
@@ -59,6 +68,7 @@ def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
 def keys_at(cache: Cache, digests: Sequence[str], shard: Column, row: Column) -> Column:
     """The keys (S32) of rows given as shard number and row; empty bytes where the number is -1. Raises `CacheError`."""
     found = np.zeros(len(shard), KEY)
+    cache = with_headers(cache, [digests[number] for number in np.unique(shard).tolist() if number >= 0])
     order = np.argsort(shard, kind="stable")
     numbers, starts = np.unique(shard[order], return_index=True)
     for number, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):

@@ -101,8 +101,11 @@ def test_a_batch_from_several_shards_and_into_some_of_its_rows(
     assert (out[[0, 2, 3, 4, 6]] == 9).all()
 
 
-def test_opening_many_at_once(cache: Cache, draw: Any, put: Any, latent: ArraySpec, edit: Edit) -> None:
+@pytest.mark.parametrize("at_once", [0.0, 3600.0], ids=["with threads", "one by one"])
+def test_opening_many_at_once(cache: Cache, draw: Any, put: Any, latent: ArraySpec, edit: Edit,
+                              monkeypatch: pytest.MonkeyPatch, at_once: float) -> None:
     """In their order, few files open at the end, and the first fault in that order is the one that is raised."""
+    monkeypatch.setattr("prep.cache.reader.AT_ONCE", at_once)
     shards = [put(cache, "latent", [latent], draw([latent], 2 + seed, seed)) for seed in range(12)]
     places = [(shard.digest, "latent") for shard in shards]
     gc.collect()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from real_manifest import build
 
+from prep.batching.split import ROLES
 from prep.errors import CacheError
-from prep.loader.identity import RECORD, changes, identify
+from prep.loader.identity import RECORD, _records, changes, identify
 from prep.loader.index import open_index
 from prep.manifest.shards import keys_at
 
@@ -56,6 +59,32 @@ def test_each_part_changes_it_and_is_named(identity, differs, words):
     for records in (None, b"", one.records[:-1], bytes(len(one.records))):
         told = changes(one.facts, one.digest, records, other)
         assert told[-1].startswith(f"samples: {other.facts['samples']}, were 9 (their record is missing)")
+
+
+def test_records_are_digests_of_each_samples_parts(tmp_path, tiny_model):
+    """Against a loop over samples with unequal numbers of views and texts: offsets are moved, parts given away."""
+    index = open_index(build(tmp_path, tiny_model, texts=3, views=2).manifest)
+    samples = index.samples
+    views, texts = samples.view_offsets.copy(), samples.text_offsets.copy()
+    texts[1:-1] += np.arange(len(texts) - 2) % 3 - 1
+    views[2] -= 1
+    uneven = replace(index, samples=replace(samples, view_offsets=views, text_offsets=texts))
+    assert len({tuple(row) for row in np.stack([np.diff(views), np.diff(texts)], axis=1).tolist()}) > 3
+    digests = [facts.digest for facts in index.shards]
+    latents, masks = (keys_at(index.cache, digests, samples.views[f"{name}_shard"], samples.views[f"{name}_row"])
+                      for name in ("latent", "mask"))
+    keys = keys_at(index.cache, digests, samples.texts["shard"], samples.texts["row"])
+    found = np.frombuffer(_records(uneven, masked=True), RECORD)
+    for number in range(len(samples)):
+        parts = ROLES[samples.role[number]].encode().ljust(10, b"\0")
+        parts += struct.pack("<2iif", *index.manifest.buckets[samples.bucket[number]], samples.repeats[number],
+                             samples.weight[number])
+        parts += struct.pack("<i", views[number + 1] - views[number])
+        for view in range(views[number], views[number + 1]):
+            parts += latents[view].ljust(32, b"\0") + masks[view].ljust(32, b"\0")
+        for text in range(texts[number], texts[number + 1]):
+            parts += keys[text].ljust(32, b"\0") + struct.pack("<f", samples.texts["weight"][text])
+        assert found["rest"][number].ljust(16, b"\0") == hashlib.sha256(parts).digest()[:16]
 
 
 def test_records_are_one_per_sample_in_the_order_of_their_ids(identity):

@@ -127,8 +127,9 @@ def remove_foreign_commits(cache: Cache, tasks: Iterable[Task]) -> None:
 
     A task's key is the digest of its rows, so Latentry never writes such a commit; it would block the task forever.
     """
+    there = set(cache.names("commits"))  # one listing: most tasks have none
     for task in tasks:
-        found = read_commit(cache, task.key)
+        found = read_commit(cache, task.key) if task.key in there else None
         if found is None or (found.shard is not None and sound_rows(cache, found.shard) != found.shard.rows):
             continue  # counts as missing, and will be replaced
         keys = {reject.key for reject in found.rejects}

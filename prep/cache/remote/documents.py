@@ -1,0 +1,81 @@
+"""Fetches the small files of a dataset in an object store: manifest, marker and tables."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from prep.cache.remote.room import make_dirs
+from prep.cache.remote.shards import AGAIN, TRIES
+from prep.cache.store import MARKER_BYTES, Cache
+from prep.errors import CacheError
+from prep.fs import atomic
+from prep.fs.mirror import url_of
+from prep.fs.paths import MARKER
+from prep.fs.remote import read_object, stream
+from prep.fs.text import without_mark
+from prep.fs.tree import file_digest
+from prep.parse import Unparsed, sealed_json
+
+MOST_TABLE = 1 << 35  # bytes of a table; 10^8 samples have 24 GB
+
+
+def fetch_small(path: Path, most: int) -> bytes:
+    """The bytes of a sealed document, whose copy `path` becomes. If its seal is broken in the store, there is no copy.
+
+    Raises `FileNotFoundError`, `CacheError`.
+    """
+    url = url_of(path)
+    assert url is not None, "only copies are fetched"
+    for _ in range(TRIES):
+        data = read_object(url, most)
+        with contextlib.suppress(Unparsed):
+            sealed_json(without_mark(data), url)
+            if not path.is_file() or path.read_bytes() != data:
+                make_dirs(path.parent)
+                atomic.write_atomic(path, data)
+            return data
+    return data
+
+
+def fetch_tables(root: Path, tables: Iterable[str]) -> None:
+    """Fetches a cache's marker and tables that its copy at `root` does not have, and checks their digests.
+
+    Raises `CacheError`.
+    """
+    if not (root / MARKER).is_file():
+        try:
+            fetch_small(root / MARKER, MARKER_BYTES)
+        except FileNotFoundError:
+            raise CacheError(f"{url_of(root)} is not a cache: it has no {MARKER}", hint=AGAIN) from None
+        if not (root / MARKER).is_file():
+            raise CacheError(f"{url_of(root / MARKER)} is damaged: its seal does not match", hint=AGAIN)
+    cache = Cache(root=root)
+    for digest in tables:
+        path = cache.table(digest)
+        if not path.is_file() or file_digest(path) != digest:
+            _fetch_table(cache, digest)
+
+
+def _fetch_table(cache: Cache, digest: str) -> None:
+    url = f"{url_of(cache.root)}/{cache.table(digest).relative_to(cache.root).as_posix()}"
+    for _ in range(TRIES):
+        staged = cache.staging() / secrets.token_hex(16)
+        try:
+            with atomic.create(staged, mode=cache.file_mode) as handle:
+                for part in stream(url, MOST_TABLE):  # to the disk: tables of 10^8 samples do not fit into memory
+                    atomic.write(handle, part)
+            if file_digest(staged) == digest:
+                cache.make_dirs(cache.table(digest).parent)
+                atomic.protect(staged)
+                atomic.rename(staged, cache.table(digest))
+                return
+        except FileNotFoundError as error:
+            if error.filename != url:
+                raise
+            raise CacheError(f"{url} is missing", hint=AGAIN) from None
+        finally:
+            atomic.remove(staged)
+    raise CacheError(f"{url} is damaged: its bytes do not match its name", hint=AGAIN)

@@ -1,0 +1,239 @@
+"""Local copies of a cache in an object store: whole shards, each fetched once per computer and checked by its digest.
+
+The copy of a cache lies where `prep.fs.mirror` says and is a cache itself, so what reads caches reads it unchanged. Its
+shards come when they are first needed. A shard's files follow from the manifest's table of shards (`learn`), so nothing
+is ever listed. Files are not synced to the disk: what a power failure spoils does not match its checksum, and is
+fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from prep.arrays import ArraySpec
+from prep.cache import shard_format
+from prep.cache.remote.room import ROOM, make_dirs
+from prep.cache.store import FULL, Cache, publish_dir, retire_shard
+from prep.errors import CacheError
+from prep.fs import atomic
+from prep.fs.lock import NO_LOCKS, Release, try_lock
+from prep.fs.mirror import LOCKS, mirror, url_of
+from prep.fs.remote import NEVER, Stopped, stream
+from prep.fs.tree import listing_digest
+
+TRIES = 3  # downloads of a shard whose bytes do not match its digest
+AGAIN = "upload it again from where it was made: prep push MANIFEST URL --recheck sends what is missing or damaged"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteShard:
+    """What a manifest says of a shard: enough to name its files."""
+
+    digest: str
+    field: str
+    rows: int
+    bytes: int
+    arrays: tuple[ArraySpec, ...]
+
+    @property
+    def files(self) -> dict[str, int]:
+        """POSIX path and size in bytes of each file."""
+        documents = {"zarr.json": shard_format.group_document(self.field),
+                     f"{shard_format.KEY}/zarr.json": shard_format.key_document(self.rows),
+                     **{f"{spec.name}/zarr.json": shard_format.array_document(spec, self.rows) for spec in self.arrays}}
+        return {**{name: len(data) for name, data in documents.items()},
+                shard_format.KEY_PATH: self.rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES,
+                **{shard_format.data_path(spec): shard_format.data_bytes(spec, self.rows) for spec in self.arrays}}
+
+
+_learned: dict[Path, dict[str, RemoteShard]] = {}  # of each copy of a cache, what manifests said of its shards
+
+
+def is_copy(cache: Cache) -> bool:
+    """Whether a cache is the local copy of one in a store."""
+    return url_of(cache.root) is not None
+
+
+def learn(cache: Cache, shards: Iterable[RemoteShard]) -> None:
+    """Notes what a manifest says of shards, if `cache` is a copy: from then on they can be fetched."""
+    if is_copy(cache):
+        _learned.setdefault(cache.root, {}).update({shard.digest: shard for shard in shards})
+
+
+class Fetcher:
+    """Fetches whole shards of a copy. Threads and processes may do so at the same time: each shard comes once."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def ensure(self, digest: str, *, stop: threading.Event = NEVER) -> bool:
+        """Makes sure that the copy has a shard, without recorded damage; returns whether the shard had to be fetched.
+
+        Raises `CacheError`, also if there is no room, and `Stopped`.
+        """
+        if self.touch(digest):
+            return False
+        with lock_shard(digest, stop):
+            if self._has(digest):
+                return False
+            retire_shard(self._cache, digest)
+            fetch_shard(self._cache, self._cache, digest, stop=stop)
+        return True
+
+    def touch(self, digest: str) -> bool:
+        """Whether the copy has a shard, without recorded damage, which then counts as used last now."""
+        if not self._has(digest):
+            return False
+        with contextlib.suppress(OSError):
+            os.utime(self._cache.shard(digest))
+        return True
+
+    def bytes_of(self, digest: str) -> int:
+        """The size of a shard in bytes, as the manifest says."""
+        return known(self._cache, digest).bytes
+
+    def _has(self, digest: str) -> bool:
+        return self._cache.shard(digest).is_dir() and not self.is_damaged(digest)
+
+    def is_damaged(self, digest: str) -> bool:
+        """Whether a reader found damage in the copy of a shard."""
+        return self._cache.damaged(digest).exists()
+
+
+def fetcher(cache: Cache) -> Fetcher | None:
+    """What fetches the shards of a cache, if it is a copy of one in a store."""
+    return Fetcher(cache) if is_copy(cache) else None
+
+
+def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, stop: threading.Event = NEVER) -> None:
+    """Fetches a shard of which `remote` is the copy's cache into the cache `into`, and checks its digest.
+
+    `into` is a copy, too: there is room in it, or room is made. Nothing is half-visible: the shard is renamed to its
+    name when all of it is there. `check` is False: a damaged shard is kept as the store has it, without files that are
+    missing. Raises `CacheError`, `Stopped`.
+    """
+    shard, attempt = known(remote, digest), 0
+    while attempt < TRIES:
+        ROOM.make(shard.bytes)
+        staged = into.stage()
+        try:
+            found = _download(remote, shard, staged, check, stop)
+            if not check or found == digest:
+                move_in(into, staged, digest)
+                return
+            attempt += 1
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            ROOM.full(shard.bytes)
+        finally:
+            atomic.remove_tree(staged)
+    raise _spoiled(remote, digest)
+
+
+def download_shard(remote: Cache, into: Cache, digest: str, *, stop: threading.Event = NEVER) -> None:
+    """Fetches a shard of which `remote` is the copy's cache into a cache that is kept: synced to the disk.
+
+    Raises `CacheError`, `Stopped`, and `OSError`, also for a full disk.
+    """
+    shard = known(remote, digest)
+    for _ in range(TRIES):
+        staged = into.stage()
+        try:
+            if _download(remote, shard, staged, check=True, stop=stop, sync=True) == digest:
+                publish_dir(into, staged, digest)
+                return
+        finally:
+            atomic.remove_tree(staged)
+    raise _spoiled(remote, digest)
+
+
+def _spoiled(remote: Cache, digest: str) -> CacheError:
+    return CacheError(f"shard {digest} in {url_of(remote.root)} is damaged: its bytes do not match its digest "
+                      f"(downloaded {TRIES} times)", hint=AGAIN)
+
+
+def _download(remote: Cache, shard: RemoteShard, staged: Path, check: bool, stop: threading.Event,
+              sync: bool = False) -> str:
+    """Downloads a shard's files and returns the digest of what came."""
+    listing: list[dict[str, Any]] = []
+    for name, size in shard.files.items():
+        atomic.make_dirs((staged / name).parent)
+        running, at, url = hashlib.sha256(), 0, url_in(remote, shard.digest, name)
+        try:
+            with atomic.create(staged / name) as handle:
+                for part in stream(url, size if check else 2 * size, stop=stop):
+                    atomic.write(handle, part)
+                    running.update(part)
+                    at += len(part)
+                if sync:
+                    atomic.sync(handle)
+        except FileNotFoundError as error:
+            if error.filename != url:
+                raise
+            if check:
+                raise incomplete(remote, shard.digest, name) from None
+            atomic.remove(staged / name)
+            continue
+        if sync:
+            atomic.sync_dir((staged / name).parent)
+        listing.append({"path": name, "size": at, "sha256": running.hexdigest()})
+    return listing_digest(listing)
+
+
+def incomplete(cache: Cache, digest: str, name: str) -> CacheError:
+    """The error for a shard that lacks a file in the store."""
+    return CacheError(f"shard {digest} in {url_of(cache.root)} is missing or incomplete: it has no {name}", hint=AGAIN)
+
+
+def move_in(cache: Cache, staged: Path, digest: str) -> None:
+    """Renames a staged shard to its name; one that is there already has the same bytes."""
+    target = cache.shard(digest)
+    cache.make_dirs(target.parent)
+    try:
+        atomic.rename(staged, target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        atomic.remove_tree(staged)
+
+
+def known(cache: Cache, digest: str) -> RemoteShard:
+    found = _learned.get(cache.root, {}).get(digest)
+    if found is None:
+        raise CacheError(f"shard {digest} is not in the table of shards of any manifest that was read here", hint=AGAIN)
+    return found
+
+
+def url_in(cache: Cache, digest: str, name: str) -> str:
+    return f"{url_of(cache.root)}/shards/{digest[:2]}/{digest}/{name}"
+
+
+@contextlib.contextmanager
+def lock_shard(digest: str, stop: threading.Event) -> Iterator[None]:
+    """Holds the lock of a shard, which the kernel releases if the process ends. Raises `Stopped`."""
+    folder = mirror() / LOCKS
+    make_dirs(folder)
+    with (folder / digest[:3]).open("ab") as handle:
+        while (release := _taken(handle)) is None:
+            if stop.wait(0.02):
+                raise Stopped
+        try:
+            yield
+        finally:
+            release()
+
+
+def _taken(handle: BinaryIO) -> Release | None:
+    """The release of a lock; `None` if another has it. On a disk without locks, everyone gets it."""
+    try:
+        return try_lock(handle, True)
+    except OSError as error:
+        return (lambda: None) if error.errno in NO_LOCKS else None

@@ -1,0 +1,117 @@
+"""Names of objects in stores: URLs like s3://bucket/key, and the local directory where each has its copy.
+
+    DIR/whole/s3/BUCKET/KEY…    copies: manifests, tables, whole shards
+    DIR/headers/s3/BUCKET/KEY…  caches whose shards have documents, keys and shard indexes, but no rows
+    DIR/locks/000…fff           locks, each for all shards whose digest begins so
+
+DIR is LATENTRY_REMOTE_DIR, or `remote` in the user's cache directory. A copy lies where its URL says, so relative names
+in a manifest lead from copy to copy as they lead from object to object. All of it may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from prep.errors import PathError
+
+DIRECTORY = "LATENTRY_REMOTE_DIR"
+SCHEMES = ("s3", "gs", "az")
+# What besides scheme and bucket decides which store it is: another one must not share its copies.
+ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "gs": ("GOOGLE_BASE_URL",),
+             "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME")}
+WHOLE, HEADERS, LOCKS = "whole", "headers", "locks"
+
+
+def mirror() -> Path:
+    """The directory of local copies, which may not exist. Raises `PathError` for a user without a home directory."""
+    named = os.environ.get(DIRECTORY)
+    if named:
+        return Path(named).absolute()
+    from prep.fs.user_cache import user_cache  # here: --help needs no platformdirs
+
+    home = user_cache()
+    if home is None:
+        raise PathError("there is no directory for local copies of what is in an object store: this user has no home",
+                        hint=f"name one: export {DIRECTORY}=DIR")
+    return home.absolute() / "remote"
+
+
+def is_url(path: Path | str) -> bool:
+    """Whether `path` names an object, as a URL or as what `Path` makes of one (s3:/bucket/key)."""
+    return PurePosixPath(path).parts[:1] in {(f"{scheme}:",) for scheme in SCHEMES}
+
+
+def local_path(path: Path) -> Path:
+    """Where the local copy of an object lies; any other path as it is. Raises `PathError`."""
+    if not is_url(path):
+        return path
+    scheme, bucket, key = split_url(path)
+    return _tree(WHOLE, scheme).joinpath(bucket, *PurePosixPath(key).parts)
+
+
+def refuse_url(path: Path) -> None:
+    """Raises `PathError` if `path` names an object: for what works on this computer's disks only."""
+    if is_url(path):
+        scheme, bucket, key = split_url(path)
+        raise PathError(f"{scheme}://{bucket}/{key} is in an object store, where this command does not work",
+                        hint="work on this computer: prep pull URL DIR downloads a dataset, prep push MANIFEST URL "
+                        "uploads one")
+
+
+def url_of(path: Path) -> str | None:
+    """The URL of the object whose local copy `path` is, or would be; `None` for any other path."""
+    try:
+        root = mirror() / WHOLE
+        parts = Path(os.path.normpath(path.absolute())).relative_to(root).parts
+    except (PathError, ValueError):
+        return None
+    for scheme in SCHEMES:
+        if len(parts) > 1 and parts[0] == _tree(WHOLE, scheme).name:
+            return f"{scheme}://{'/'.join(parts[1:])}"
+    return None
+
+
+def shown(path: Path) -> str:
+    """A path for messages: the URL if it is the copy of an object."""
+    return url_of(path) or str(path)
+
+
+def beside(path: Path, relative: str) -> Path | None:
+    """The copy that a copy's relative name leads to; `None` if that leaves the bucket, or names the bucket itself."""
+    found = Path(os.path.normpath(path.parent / relative))
+    here, there = url_of(path), url_of(found)
+    if here is None or there is None or split_url(here)[:2] != split_url(there)[:2] or not split_url(there)[2]:
+        return None
+    return found
+
+
+def headers_root(root: Path) -> Path:
+    """The cache of headers that belongs to `root`, the local copy of a cache."""
+    return mirror() / HEADERS / root.relative_to(mirror() / WHOLE)
+
+
+def split_url(url: Path | str) -> tuple[str, str, str]:
+    """Scheme, bucket and key of an object. Raises `PathError` for a URL with more, or that leaves its bucket."""
+    scheme, *parts = PurePosixPath(str(url).replace("\\", "/")).parts
+    shortened = re.sub(r"[^/@]*@", "", "/".join(parts)).partition("?")[0]
+    named = f"{scheme}//{shortened}"  # without what may be a secret
+    if not parts:
+        raise PathError(f"{named} names no bucket", hint="name an object, like s3://bucket/dataset/manifest.json")
+    if "@" in parts[0] or any(mark in str(url) for mark in "?#"):
+        raise PathError(f"{named} was given with a user, a query or a fragment, expected only bucket and key",
+                        hint="credentials come from the environment, like AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    place: list[str] = []
+    for part in parts:
+        if part == ".." and len(place) < 2:
+            raise PathError(f"{named} leaves its bucket", hint="name an object without .. in its key")
+        place = place[:-1] if part == ".." else [*place, part]
+    return scheme.removesuffix(":"), place[0], "/".join(place[1:])
+
+
+def _tree(kind: str, scheme: str) -> Path:
+    given = [os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)]
+    hosts = [re.sub(r"[^\w.-]", "_", (urlsplit(one).netloc or one).rpartition("@")[2]) for one in given[:1]]
+    return mirror() / kind / "@".join([scheme, *hosts])

@@ -1,0 +1,362 @@
+"""Reads and writes objects in S3, Google Cloud Storage and Azure: the room of obstore.
+
+Requests that fail in a way that may pass are repeated, with growing pauses of random length, for `patience` seconds;
+longer waits are announced. Credentials come from the environment, and no message has any: it names objects by bucket
+and key only, and of a store's answer just its status.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from prep.errors import CacheError, ConfigError
+from prep.formatting import printable
+from prep.fs.mirror import ENDPOINTS, split_url
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore
+
+T = TypeVar("T")
+PATIENCE = "LATENTRY_REMOTE_PATIENCE"
+CHUNK = 1 << 20  # bytes handed out at a time, at least
+UPLOAD_PART = 1 << 23
+PART_TRIES = 5  # of a part, before the whole file is sent again
+SHORTEST, LONGEST = 0.2, 15.0  # seconds between attempts
+QUIET, PACE = 5.0, 60.0  # seconds of waiting before the first notice, and between notices
+STALLED = timedelta(seconds=30)  # without a byte
+DENIED = "check the credentials in the environment ({}), and what they allow; then run the same command again"
+VARIABLES = {"s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION; AWS_SKIP_SIGNATURE=true "
+             "for a public bucket", "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+             "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN"}
+PREFIX = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # of variables
+NEVER = threading.Event()  # a `stop` that is never set
+_log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
+
+
+class StoreError(CacheError):
+    """A store does not answer, or refuses."""
+
+
+class Stopped(Exception):
+    """The caller's `stop` was set."""
+
+
+class _Passing(Exception):
+    """A failure that may pass: what happened."""
+
+
+class _Denied(Exception):
+    """The store refuses the credentials: what it answered."""
+
+
+def require_library(url: str) -> None:
+    """Raises `ConfigError` unless obstore is installed."""
+    if find_spec("obstore") is None:
+        raise ConfigError(f"{url} is in an object store, which needs the library obstore",
+                          hint="pip install 'latentry[remote]'")
+
+
+def patience() -> float:
+    """Seconds for which a store that does not answer is asked again. Raises `ConfigError`."""
+    text = os.environ.get(PATIENCE) or "300"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds < 1e9:
+        raise ConfigError(f"{PATIENCE} is '{printable(text)}', expected a number of seconds",
+                          hint=f"export {PATIENCE}=300")
+    return seconds
+
+
+def read_object(url: str, most: int, *, stop: threading.Event = NEVER) -> bytes:
+    """The bytes of an object. Raises `FileNotFoundError`, `StoreError`, and `OSError` if it has more than `most`."""
+    def read(store: ObjectStore, key: str) -> bytes:
+        from obstore import get
+
+        found = get(store, key)
+        size = int(found.meta["size"])
+        if size > most:
+            raise OSError(errno.EFBIG, f"has {size} bytes, expected at most {most}", url)
+        data = bytes(found.bytes())
+        if len(data) != size:
+            raise _Passing(f"the answer ended after {len(data)} of {size} bytes")
+        return data
+
+    return _patiently(url, read, stop)
+
+
+def read_range(url: str, start: int, end: int, *, stop: threading.Event = NEVER) -> bytes:
+    """The bytes of an object from `start` to `end`. Raises `FileNotFoundError`, `StoreError`."""
+    return b"".join(bytes(part) for part in stream(url, end, start=start, stop=stop))
+
+
+def size_of(url: str, *, stop: threading.Event = NEVER) -> int:
+    """The size of an object in bytes. Raises `FileNotFoundError`, `StoreError`."""
+    def ask(store: ObjectStore, key: str) -> int:
+        from obstore import head
+
+        return int(head(store, key)["size"])
+
+    return _patiently(url, ask, stop)
+
+
+def stream(url: str, end: int, *, start: int = 0, stop: threading.Event = NEVER) -> Iterator[Any]:
+    """The bytes of an object from `start` to `end`, in parts; fewer if the object is shorter.
+
+    Where a connection breaks, only the rest is asked for again. Raises `FileNotFoundError`, `StoreError`, `Stopped`.
+    """
+    at, whole, waits = start, False, _Waits(url, stop)
+    while at < end:
+        try:
+            for part in _answer(url, at, end, whole, stop):
+                at += len(part)
+                waits.progressed()
+                yield part
+            if at < end:
+                size = size_of(url, stop=stop)
+                if at >= size:
+                    return
+                raise _Passing(f"the answer ended after {at} of {min(end, size)} bytes")
+        except _NoRanges:
+            whole = True
+        except _Passing as passing:
+            waits.wait(str(passing))
+
+
+class _NoRanges(Exception):
+    """The server sends whole objects only (rclone serve s3 does)."""
+
+
+def _answer(url: str, start: int, end: int, whole: bool, stop: threading.Event) -> Iterator[Any]:
+    """One answer's bytes from `start` to `end`. Raises `_Passing`, `_NoRanges`."""
+    def ask(store: ObjectStore, key: str) -> Any:
+        from obstore import get
+
+        return get(store, key) if whole or start == 0 else get(store, key, options={"range": (start, end)})
+
+    found = _patiently(url, ask, stop, _ranged)
+    at = 0 if whole else start
+    try:
+        for chunk in found.stream(min_chunk_size=CHUNK):
+            if stop.is_set():
+                raise Stopped
+            view = memoryview(chunk)
+            first, last = max(start - at, 0), max(end - at, 0)
+            at += len(view)
+            if len(part := view[first:last]):
+                yield part
+            if at >= end:
+                return
+    except (Stopped, GeneratorExit):
+        raise
+    except Exception as error:  # obstore's own classes
+        raise _Passing(_told(error)) from None
+
+
+def _ranged(error: Exception) -> None:
+    if "non-partial response" in str(error):
+        raise _NoRanges
+
+
+def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bool:
+    """Creates an object, on the condition that there is none; returns False, and writes nothing, if there is one.
+
+    If the answer to a write is lost, the next attempt finds the object: it counts as created if its bytes are these.
+    Raises `StoreError`.
+    """
+    tries = 0
+
+    def write(store: ObjectStore, key: str) -> bool:
+        from obstore import put
+        from obstore.exceptions import AlreadyExistsError
+
+        nonlocal tries
+        tries += 1
+        try:
+            put(store, key, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    created = _patiently(url, write, stop)
+    return created or (tries > 1 and read_range(url, 0, len(data) + 1, stop=stop) == data)
+
+
+def replace_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> None:
+    """Writes an object, whether or not there is one. Raises `StoreError`."""
+    def write(store: ObjectStore, key: str) -> None:
+        from obstore import put
+
+        put(store, key, data, use_multipart=False)
+
+    _patiently(url, write, stop)
+
+
+def upload_file(url: str, path: Path, *, stop: threading.Event = NEVER) -> None:
+    """Writes a file as an object, in parts if it is large; others see all of it or nothing. Raises `StoreError`.
+
+    Whoever must be sure reads it back.
+    """
+    def write(store: ObjectStore, key: str) -> None:
+        from obstore import put
+
+        try:
+            put(store, key, path, chunk_size=UPLOAD_PART, max_concurrency=4)
+        except FileNotFoundError as error:
+            if "NoSuchUpload" not in str(error):  # otherwise the answer to its completion was lost: it is there
+                raise
+
+    _patiently(url, write, stop, retries=PART_TRIES)
+
+
+def _patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading.Event,
+               look: Callable[[Exception], None] = lambda _: None, retries: int = 0) -> T:
+    """What `action` returns for the object's store and key. `look` sees each error of obstore first."""
+    scheme, bucket, key = split_url(url)
+    waits, renewed = _Waits(url, stop), False
+    while True:
+        if stop.is_set():
+            raise Stopped
+        try:
+            return action(_store(scheme, bucket, retries), key)
+        except (_NoRanges, Stopped, CacheError):
+            raise
+        except _Passing as passing:
+            waits.wait(str(passing))
+        except Exception as error:
+            look(error)
+            try:
+                _sort_out(error, url)
+            except _Passing as passing:
+                waits.wait(str(passing))
+            except _Denied as denied:
+                if renewed:
+                    raise StoreError(f"{url}: {denied}", hint=DENIED.format(VARIABLES[scheme])) from None
+                renewed = True
+                _store.cache_clear()  # credentials may have been renewed where they come from
+
+
+def _sort_out(error: Exception, url: str) -> None:
+    """Raises what an error of obstore means: `FileNotFoundError`, `_Denied`, `_Passing`, or a `StoreError`."""
+    from obstore import exceptions
+
+    what = _told(error)
+    if isinstance(error, FileNotFoundError):
+        name = "there is no such bucket" if "NoSuchBucket" in str(error) else "there is no such object"
+        raise FileNotFoundError(errno.ENOENT, name, url) from None
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        raise _Denied(what) from None
+    if "ExpiredToken" in str(error) or "TokenRefreshRequired" in str(error):
+        raise _Denied(what) from None
+    if not isinstance(error, exceptions.BaseError):
+        raise error
+    status = re.search(r"status code: (\d{3})", str(error))
+    if isinstance(error, exceptions.GenericError) and (status is None or status[1] in ("408", "429") or
+                                                       status[1].startswith("5")):
+        if status is None and _is_configuration(str(error)):
+            raise StoreError(f"{url}: {what}", hint=DENIED.format(VARIABLES[split_url(url)[0]])) from None
+        raise _Passing(what) from None
+    raise StoreError(f"{url}: {what}", hint="check bucket, region and endpoint in the environment") from None
+
+
+def _is_configuration(text: str) -> bool:
+    return "builder error" in text or "onfiguration" in text or "BadScheme" in text
+
+
+def _told(error: Exception) -> str:
+    """An error of obstore in a few words, of which none can be a secret: the store's status, or the kind of failure."""
+    text = str(error)
+    if status := re.search(r"status code: (\d{3}[\w ]*)", text):
+        code = re.search(r"<Code>(\w{1,64})</Code>", text)
+        return f"the store answered {status[1].strip()}{f' ({code[1]})' if code else ''}"
+    for mark, what in (("Connect", "no connection"), ("imed", "no answer in time"), ("non-partial", "no ranges")):
+        if mark in text:
+            return what
+    if "BadScheme" in text:
+        return "the endpoint is plain http, which is not allowed without AWS_ALLOW_HTTP=true"
+    if _is_configuration(text):
+        return "the store's settings are not valid"
+    return "the connection broke"
+
+
+class _Waits:
+    """The pauses between attempts at one thing."""
+
+    def __init__(self, url: str, stop: threading.Event) -> None:
+        self._url, self._stop = url, stop
+        self.progressed()
+
+    def progressed(self) -> None:
+        """Begins anew: what follows is another failure."""
+        self._begun: float | None = None
+        self._tries = 0
+
+    def wait(self, what: str) -> None:
+        """Waits before the next attempt; `what` happened. Raises `StoreError` when patience ends, `Stopped`."""
+        now = time.monotonic()
+        self._begun = self._begun or now
+        waited = now - self._begun
+        if waited >= patience():
+            raise StoreError(f"{self._url}: {what}; given up after {waited:.0f} seconds and "
+                             f"{self._tries + 1} attempts",
+                             hint=f"check the network and the store, then run the same command again; "
+                             f"{PATIENCE}=SECONDS waits longer") from None
+        if waited >= QUIET and _may_announce(self._url, now):
+            _log.warning("waiting for %s: %s; asked %d times in %.0f seconds", self._url, what, self._tries + 1, waited)
+        pause = min(LONGEST, SHORTEST * 2 ** min(self._tries, 10)) * random.uniform(0.5, 1)
+        self._tries += 1
+        if self._stop.wait(pause):
+            raise Stopped
+
+
+def _client_options(scheme: str) -> ClientConfig:
+    """How to connect. What the environment says of it is read here: obstore does not once options are given."""
+    options: dict[str, Any] = {"timeout": timedelta(hours=1), "read_timeout": STALLED,
+                               "connect_timeout": timedelta(seconds=10)}
+    for name in ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"):
+        given = os.environ.get(f"{PREFIX[scheme]}_{name.upper()}")
+        if given:
+            options[name] = given.lower() in ("1", "true", "yes", "on") if name.startswith("allow") else given
+    return cast("ClientConfig", options)
+
+
+_announced: dict[tuple[str, str], float] = {}  # when a wait for a bucket was last announced
+
+
+def _may_announce(url: str, now: float) -> bool:
+    """Whether a wait may be announced: one in `PACE` seconds for each bucket, however many threads wait."""
+    scheme, bucket, _ = split_url(url)
+    if now - _announced.get((scheme, bucket), -PACE) < PACE:
+        return False
+    _announced[scheme, bucket] = now
+    return True
+
+
+@lru_cache(maxsize=16)
+def _store(scheme: str, bucket: str, retries: int) -> ObjectStore:
+    """The store of a bucket, with the credentials that the environment has now; obstore itself repeats `retries` times.
+    """
+    url = f"{scheme}://{bucket}"
+    require_library(url)
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    try:
+        return from_url(url, retry_config={"max_retries": retries, "retry_timeout": timedelta(minutes=2)},
+                        client_options=_client_options(scheme))
+    except (BaseError, ValueError):
+        raise StoreError(f"{url} cannot be opened: the settings of the store are not valid",
+                         hint=f"check the environment: {VARIABLES[scheme]}, {', '.join(ENDPOINTS[scheme])}") from None

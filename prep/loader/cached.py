@@ -1,0 +1,139 @@
+"""A manifest's samples as tables and arrays, for scripts and notebooks. Floats come as float32: NumPy has no bfloat16.
+
+C channels, h w latent cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from prep.cache.records import RowRef
+from prep.cache.zarr_view import open_shard
+from prep.errors import UsageError
+from prep.findings import Finding
+from prep.fs.paths import resolve
+from prep.geometry import Placement, Size
+from prep.loader.index import Index
+from prep.loader.rows import DTYPES, Rows
+from prep.manifest.document import Manifest
+from prep.manifest.opened import findings_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class CachedDataset:
+    """The samples of a manifest, by number from 0 in the manifest's order."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._rows = Rows(index)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest: `manifest.document` is what `prep inspect --json` reads."""
+        return self.index.manifest
+
+    @property
+    def buckets(self) -> tuple[Size, ...]:
+        """Width and height of each bucket in pixels."""
+        return tuple(self.manifest.buckets)
+
+    @property
+    def fields(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Of each field, its arrays: dtype and names of dimensions."""
+        return {name: {array: dict(facts) for array, facts in field.arrays.items()}
+                for name, field in self.manifest.fields.items()}
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was wrong with pictures, captions and masks when they were encoded."""
+        return findings_of(self.manifest)
+
+    @cached_property
+    def table(self) -> Any:
+        """A `pyarrow.Table`, one row a sample: the manifest's (names, roles, captions, places of rows; see format.md)
+        with `bucket_width` and `bucket_height`. For `to_pandas()`, `polars.from_arrow`, DuckDB."""
+        return self.index.samples.with_sizes(self.buckets)
+
+    def __len__(self) -> int:
+        return len(self.index.samples)
+
+    def name(self, number: int) -> str:
+        """The sample's name: the picture's path in its source."""
+        return self.index.samples.name(self._checked(number))
+
+    def captions(self, number: int) -> list[str]:
+        """The sample's captions."""
+        return self.index.samples.captions(self._checked(number))
+
+    def placement(self, number: int, view: int = 0) -> Placement:
+        """How a view of the picture is scaled, cropped and mirrored into its bucket."""
+        views, at = self.index.samples.views, self._view(number, view)
+        width, height, left, top = (int(views[name][at]) for name in ("scaled_width", "scaled_height", "crop_x",
+                                                                      "crop_y"))
+        return Placement(scaled=(width, height), crop=(left, top), flip=bool(views["flip"][at]),
+                         bucket=self.buckets[int(self.index.samples.bucket[number])])
+
+    def latent(self, number: int, view: int = 0) -> dict[str, Array]:
+        """The rows of a view's latent: `latent`, float32 [C, h, w], not scaled, and `std` if the cache has it."""
+        views, at = self.index.samples.views, self._view(number, view)
+        return self._read("latent", self.index.ref(int(views["latent_shard"][at]), int(views["latent_row"][at])))
+
+    def mask(self, number: int, view: int = 0) -> Array | None:
+        """The view's mask, uint8 [1, h, w], 255: trains; `None`: all of it trains."""
+        views, at = self.index.samples.views, self._view(number, view)
+        shard = int(views["mask_shard"][at])
+        return None if shard < 0 else self._read("mask", self.index.ref(shard, int(views["mask_row"][at])))["mask"]
+
+    def text(self, number: int, caption: int = 0) -> dict[str, Array]:
+        """The arrays of a caption's row, by the family's names."""
+        texts, at = self.index.samples.texts, self._at(number, caption, "text", self.index.samples.text_offsets)
+        return self._read("text", self.index.ref(int(texts["shard"][at]), int(texts["row"][at])))
+
+    def path(self, number: int) -> Path | None:
+        """The sample's picture; `None` if it is not a file there: moved, or in a tar or a table."""
+        source = self.manifest.sources[int(self.index.samples.source[self._checked(number)])]
+        path = None if source is None else resolve(source) / self.index.samples.name(number)
+        return path if path is not None and path.is_file() else None
+
+    def groups(self, field: str) -> Mapping[str, Any]:
+        """The shards of a field as read-only `zarr.Group`s by digest: `groups["latent"]` has `key` and the arrays.
+
+        Slow, a millisecond a row, for other programs and for looking; bfloat16 comes as `ml_dtypes.bfloat16` if that is
+        installed, else as its bits.
+        """
+        if field not in self.manifest.fields:
+            raise UsageError(f"the manifest has no field '{field}', expected one of: {', '.join(self.manifest.fields)}")
+        return {facts.digest: open_shard(self.index.cache, facts.digest) for facts in self.index.shards
+                if facts.field == field}
+
+    def _read(self, field: str, ref: RowRef) -> dict[str, Array]:
+        found = {}
+        for array, facts in self.manifest.fields[field].arrays.items():
+            dtype = DTYPES[str(facts["dtype"])]
+            spec, _ = self._rows.reader.array_info(ref.shard, array)
+            row = torch.empty((1, *spec.shape), dtype=dtype)
+            self._rows.fill(row, field, array, [ref])
+            found[array] = (row[0].float() if dtype.is_floating_point else row[0]).numpy()
+        return found
+
+    def _view(self, number: int, view: int) -> int:
+        return self._at(number, view, "view", self.index.samples.view_offsets)
+
+    def _at(self, number: int, which: int, what: str, offsets: Array) -> int:
+        """The place of a sample's view or text among those of all samples."""
+        first, end = int(offsets[self._checked(number)]), int(offsets[number + 1])
+        if not 0 <= which < end - first:
+            raise IndexError(f"{what} {which} of sample {number}, which has {end - first}")
+        return first + which
+
+    def _checked(self, number: int) -> int:
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        return number

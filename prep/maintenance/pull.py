@@ -1,0 +1,104 @@
+"""Implements `prep pull`: downloads a manifest and its cache from an object store to this computer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prep.cache.remote.documents import MOST_TABLE
+from prep.cache.remote.shards import download_shard
+from prep.cache.shard_check import verify_shard
+from prep.cache.store import Cache, open_cache, publish_table
+from prep.errors import PathError
+from prep.formatting import counted, format_bytes
+from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.lock import PATIENCE, lock_directory
+from prep.fs.mirror import is_url, local_path, shown
+from prep.fs.paths import check_replaceable
+from prep.fs.untrusted import read_regular
+from prep.manifest.consistency import read_shards
+from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
+from prep.manifest.shards import ShardFacts
+from prep.progress import Progress, Tick, silent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PullReport:
+    """What was downloaded."""
+
+    manifest: Path
+    shards: int
+    fetched: int
+    bytes: int  # fetched
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `prep pull --json`."""
+        return {"format": "latentry/pull", "version": 1, "manifest": str(self.manifest), "shards": self.shards,
+                "fetched": self.fetched, "bytes": self.bytes}
+
+    def as_text(self) -> str:
+        """The output of `prep pull`."""
+        return (f"{self.manifest}: {counted(self.shards, 'shard')}, {counted(self.fetched, 'shard')} "
+                f"({format_bytes(self.bytes)}) downloaded, the rest was here")
+
+
+def pull(url: Path, folder: Path, *, recheck: bool = False, jobs: int = 8, progress: Progress = silent) -> PullReport:
+    """Downloads the manifest at `url` and what it needs into `folder`, which may not exist yet.
+
+    What is there is not downloaded again; `recheck` reads it all to be sure. The manifest is written last. Raises
+    `PathError`, `ManifestError`, `CacheError`, `OSError`.
+    """
+    if not is_url(url):
+        raise PathError(f"{url} is not in an object store, expected a URL like s3://bucket/dataset/manifest.json",
+                        hint="name the manifest that prep push uploaded")
+    manifest = read_manifest(url)
+    remote, place = Cache(root=manifest.cache_root), _place(manifest, folder)
+    shards = read_shards(remote, manifest)
+    make_dirs(folder.absolute())
+    target = folder / local_path(url).name
+    check_replaceable(target, "manifest", looks_like_manifest)
+    cache = open_cache(place, create=True)
+    with (lock_directory(cache.root, exclusive=False, patience=PATIENCE),
+          progress("downloading", sum(shard.bytes for shard in shards), "bytes") as tick):
+        for table in manifest.document["tables"].values():
+            publish_table(cache, read_regular(remote.table(table), MOST_TABLE))
+        fetched = _download(remote, cache, shards, recheck, jobs, tick)
+    write_atomic(target, read_regular(manifest.path, LIMIT))
+    return PullReport(manifest=target, shards=len(shards), fetched=len(fetched),
+                      bytes=sum(shard.bytes for shard in fetched))
+
+
+def _place(manifest: Manifest, folder: Path) -> Path:
+    """Where the cache goes: as it lies to the manifest in the store. Raises `PathError` if that is not in `folder`."""
+    named = manifest.document["cache"]
+    place = Path(os.path.normpath(folder.absolute() / named))
+    if not place.is_relative_to(folder.absolute()):
+        raise PathError(f"{shown(manifest.path)} names the cache {named}, which would lie outside {folder}",
+                        hint="download both with another program, such as rclone, to places that lie so to each other")
+    return place
+
+
+def _download(remote: Cache, cache: Cache, shards: tuple[ShardFacts, ...], recheck: bool, jobs: int,
+              tick: Tick) -> list[ShardFacts]:
+    """Downloads the shards that `cache` lacks, several at a time, and returns them."""
+    stop = threading.Event()
+
+    def fetch(shard: ShardFacts) -> bool:
+        there = cache.shard(shard.digest).is_dir() and not cache.damaged(shard.digest).exists()
+        if not there or (recheck and verify_shard(cache, shard.digest)):
+            download_shard(remote, cache, shard.digest, stop=stop)
+            there = False
+        tick(shard.bytes)
+        return not there
+
+    with ThreadPoolExecutor(jobs, "pull") as pool:
+        try:
+            return [shard for shard, was_fetched in zip(shards, pool.map(fetch, shards), strict=True) if was_fetched]
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,64 @@
+"""A real S3 server for all tests here, and for each test a proxy before it and a place for copies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("obstore")
+pytest.importorskip("moto")
+
+from fault_proxy import FaultProxy
+from s3_server import BUCKET, ENVIRONMENT, S3Server
+
+from prep.cache.remote import room, shards
+from prep.fs import remote
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    found = S3Server(tmp_path_factory.mktemp("s3") / "log.txt")
+    yield found
+    found.close()
+
+
+@dataclass(frozen=True)
+class Store:
+    """A place of a test's own in the server, which programs reach through the proxy."""
+
+    server: S3Server
+    proxy: FaultProxy
+    prefix: str
+    copies: Path
+
+    @property
+    def url(self) -> str:
+        return f"s3://{BUCKET}/{self.prefix}"
+
+    def upload(self, root: Path) -> None:
+        """Files as objects, as other programs would upload them."""
+        self.server.upload(root, self.prefix)
+
+    def keys(self, root: Path, part: str) -> list[str]:
+        """The names below `root` that contain `part`."""
+        return sorted(name for path in root.rglob("*") if path.is_file()
+                      and part in (name := path.relative_to(root).as_posix()))
+
+
+@pytest.fixture
+def store(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    proxy = FaultProxy(server.port)
+    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": proxy.url, "LATENTRY_REMOTE_DIR": str(tmp_path / "copies"),
+                        "LATENTRY_REMOTE_PATIENCE": "20"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote, "SHORTEST", 0.005)
+    monkeypatch.setattr(shards, "ROOM", room.Room())
+    remote._announced.clear()
+    remote._store.cache_clear()
+    yield Store(server, proxy, f"{tmp_path.name}-{time.monotonic_ns()}", tmp_path / "copies")
+    proxy.close()
+    remote._store.cache_clear()

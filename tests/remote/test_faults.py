@@ -1,0 +1,317 @@
+"""Whatever a store or the network does: rows are right or an error is told in a line, and nothing is half-visible."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from remote_rows import rows_of
+from small_manifest import write_small
+
+from prep.cache.remote import documents, room, shards
+from prep.errors import CacheError, ConfigError, PathError
+from prep.fs import remote
+from prep.fs.mirror import split_url
+from prep.fs.remote import StoreError, create_object, read_object, read_range, size_of
+from prep.fs.tree import tree_digest
+
+PASSING = ("500", "503", "drop", "truncate")
+SECRETS = ("a-key", "a-secret")
+
+
+@pytest.fixture
+def home(store, tmp_path):
+    root = tmp_path / "home"
+    root.mkdir()
+    write_small(root)
+    store.upload(root)
+    return root
+
+
+def whole(store) -> bool:
+    """Whether every copy is as its name says, and nothing is left over."""
+    copies = list(store.copies.glob("whole/**/shards/??/*"))
+    return all(tree_digest(path) == path.name for path in copies) and not any(store.copies.rglob("tmp/*"))
+
+
+@pytest.mark.parametrize("fault", [*PASSING, "flip"])
+def test_each_request_fails_once(store, home, fault, monkeypatch):
+    """Of everything: manifest, marker, tables, documents, keys and rows."""
+    for module in (shards, documents):
+        monkeypatch.setattr(module, "TRIES", 9)
+    good = rows_of(home / "manifest.json")
+    store.proxy.rule = lambda method, path, before: fault if before == 0 else ""
+    assert rows_of(Path(f"{store.url}/manifest.json")) == good
+    assert sum(one == fault for _, _, one in store.proxy.asked) >= len(store.keys(home, "shards/"))
+    assert whole(store)
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_headers_and_verify_with_every_third_request_failing(store, home, prep, fault):
+    count = iter(range(10**6))
+    store.proxy.rule = lambda method, path, before: fault if next(count) % 3 == 0 else ""
+    url = f"{store.url}/manifest.json"
+    for words in (("inspect", url, "--sample", "a.png"), ("verify", url, "--quick"), ("verify", url)):
+        told = prep(*words)
+        assert told.code == 0, told.err
+
+
+TOLD = {"500": "the store answered 500 Internal Server Error (InternalError)",
+        "503": "the store answered 503 Service Unavailable (SlowDown)",
+        "drop": "the connection broke", "truncate": "the connection broke"}
+
+
+@pytest.mark.parametrize("fault", TOLD)
+def test_a_store_that_stays_away_is_told_in_one_line(store, home, train, fault, monkeypatch):
+    monkeypatch.setenv(remote.PATIENCE, "0.1")
+    store.proxy.rule = lambda method, path, before: fault
+    told = train("check", f"{store.url}/manifest.json")
+    error, hint = told.err.splitlines()
+    assert told.code == 7
+    assert error.startswith(f"error: {store.url}/manifest.json: {TOLD[fault]}; given up after 0 seconds and ")
+    assert hint.startswith("hint: check the network and the store") and "LATENTRY_REMOTE_PATIENCE=SECONDS" in hint
+    assert not any(secret in told.err for secret in SECRETS)
+
+
+def test_no_server_at_all(store, home, prep, monkeypatch):
+    monkeypatch.setenv(remote.PATIENCE, "0.1")
+    store.proxy.close()
+    remote._store.cache_clear()
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 7 and "manifest.json: no connection; given up after" in told.err
+
+
+def test_waiting_is_announced_and_ends_when_the_store_is_back(store, home, monkeypatch, caplog):
+    monkeypatch.setattr(remote, "QUIET", 0.05)
+    begun = time.monotonic()
+    store.proxy.rule = lambda method, path, before: "503" if time.monotonic() < begun + 0.5 else ""
+    with caplog.at_level(logging.WARNING, "latentry.remote"):
+        assert rows_of(Path(f"{store.url}/manifest.json")) == rows_of(home / "manifest.json")
+    (notice,) = caplog.messages
+    assert notice.startswith(f"waiting for {store.url}/manifest.json: the store answered 503") and "asked " in notice
+
+
+def test_a_notice_is_a_line_on_stderr(store, home, prep, monkeypatch):
+    """Without any setting of logging."""
+    monkeypatch.setattr(remote, "QUIET", 0.0)
+    store.proxy.rule = lambda method, path, before: "503" if before == 0 and path.endswith("manifest.json") else ""
+    program = ("import prep.fs.remote as r, sys; r.QUIET = 0.0; from prep.cli.main import main; "
+               "sys.argv[:1] = ['prep']; main()")
+    done = subprocess.run([sys.executable, "-c", program, "inspect", f"{store.url}/manifest.json"],
+                          capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.splitlines() == [f"waiting for {store.url}/manifest.json: the store answered 503 Service "
+                                        "Unavailable (SlowDown); asked 1 times in 0 seconds"]
+
+
+def test_credentials_that_expire_are_read_again_and_told(store, home, prep):
+    """Once is forgiven: they may have been renewed. Twice is told, with the way out and without a secret."""
+    store.proxy.rule = lambda method, path, before: "403" if before == 0 and "tables" in path else ""
+    url = f"{store.url}/manifest.json"
+    assert prep("inspect", url).code == 0
+    store.proxy.rule = lambda method, path, before: "403" if "/shards/" in path else ""
+    told = prep("verify", url)
+    assert told.code == 7, told.err
+    assert "the store answered 403 Forbidden (ExpiredToken)\n" in told.err
+    assert "hint: check the credentials in the environment (AWS_ACCESS_KEY_ID, " in told.err
+    assert not any(secret in told.err for secret in SECRETS) and len(told.err.splitlines()) == 2
+    assert not any(secret.encode() in path.read_bytes() for path in store.copies.rglob("*") if path.is_file()
+                   for secret in SECRETS)
+
+
+def test_other_refusals_are_not_repeated(store, home, prep):
+    store.proxy.rule = lambda method, path, before: "400"
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 7 and "the store answered 400 Bad Request (BadRequest)" in told.err
+    assert "hint: check bucket, region and endpoint" in told.err and len(store.proxy.asked) == 1
+
+
+def test_what_is_not_there(store, home, prep):
+    told = prep("inspect", f"{store.url}/other.json")
+    assert told.code == 4 and f"cannot read manifest {store.url}/other.json: there is no such object" in told.err
+    told = prep("inspect", "s3://no-such-bucket/manifest.json")
+    assert told.code == 4 and "manifest.json: there is no such bucket" in told.err
+    store.server.put(f"{store.prefix}/cache/latentry.json", b"{}")
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 7 and "latentry.json is damaged: its seal does not match" in told.err
+    store.server.delete(f"{store.prefix}/cache/latentry.json")
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 7 and f"error: {store.url}/cache is not a cache: it has no latentry.json" in told.err
+
+
+def test_tables_and_shards_that_do_not_match_their_names(store, home, prep):
+    url = f"{store.url}/manifest.json"
+    name = store.keys(home, "mask/c.0")[0]
+    data = store.server.get(f"{store.prefix}/{name}")
+    store.server.put(f"{store.prefix}/{name}", bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(CacheError, match=r"is damaged: its bytes do not match its digest \(downloaded 3 times\)"):
+        rows_of(Path(url))
+    assert whole(store)
+    key = store.keys(home, "mask/zarr.json")[0]
+    store.server.put(f"{store.prefix}/{key}", b"{}")
+    told = prep("inspect", url, "--sample", "a.png")
+    assert told.code == 0 and "unreadable" in told.out
+    for table in store.keys(home, "tables/"):
+        store.server.put(f"{store.prefix}/{table}", b"ARROW1")
+    told = prep("inspect", url)
+    assert told.code == 0, "copies of tables are as their names say"
+    for copy in store.copies.rglob("*.arrow"):
+        copy.unlink()
+    told = prep("inspect", url)
+    said = [f"error: {store.url}/{table} is damaged: its bytes do not match its name" for table in
+            store.keys(home, "tables/")]
+    assert told.code == 7 and told.err.splitlines()[0] in said
+    for table in store.keys(home, "tables/"):
+        store.server.delete(f"{store.prefix}/{table}")
+    told = prep("inspect", url)
+    said = [f"error: {store.url}/{table} is missing" for table in store.keys(home, "tables/")]
+    assert told.code == 7 and told.err.splitlines()[0] in said
+
+
+def test_a_shard_without_a_file(store, home):
+    name = store.keys(home, "mask/c.0")[0]
+    store.server.delete(f"{store.prefix}/{name}")
+    with pytest.raises(CacheError, match=r"shard .* in s3://.* is missing or incomplete: it has no mask/c"):
+        rows_of(Path(f"{store.url}/manifest.json"))
+    assert whole(store)
+
+
+def test_a_full_disk_is_told_with_the_options(store, home, monkeypatch):
+    def full(handle, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), handle.name)
+
+    rows_of(Path(f"{store.url}/manifest.json"))
+    for copy in store.copies.glob("whole/**/shards"):
+        room.atomic.remove_tree(copy)
+    monkeypatch.setattr(shards.atomic, "write", full)
+    with pytest.raises(CacheError, match=r"there is no room for a shard of .* in .*: the disk is full") as caught:
+        rows_of(Path(f"{store.url}/manifest.json"))
+    assert "LATENTRY_REMOTE_DIR=DIR" in caught.value.hint and "LATENTRY_REMOTE_LIMIT=200GB" in caught.value.hint
+    monkeypatch.undo()
+
+
+def test_a_disk_that_is_full_for_a_moment_loses_the_oldest_copy(store, home, monkeypatch):
+    url, good = Path(f"{store.url}/manifest.json"), rows_of(home / "manifest.json")
+    rows_of(url)
+    (mask,) = store.copies.glob("whole/**/shards/*/*/mask")
+    room.atomic.remove_tree(mask.parent)
+    there = len(list(store.copies.glob("whole/**/shards/??/*")))
+    write, times = shards.atomic.write, []
+
+    def full(handle, data):
+        times.append(1)
+        if len(times) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), handle.name)
+        write(handle, data)
+
+    monkeypatch.setattr(shards.atomic, "write", full)
+    rows = room._copies()[1]
+    assert rows_of(url) == good and times
+    assert not rows[0][2].exists() or rows[0][2].stat().st_mtime != rows[0][0], "the oldest was removed"
+    assert there
+
+
+READ = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from remote_rows import rows_of
+rows_of(Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_download_leaves_nothing_half_visible(store, home):
+    here = Path(__file__)
+    for number in (1, 4, 9):
+        store.proxy.forget()
+        seen = iter(range(10**6))
+        store.proxy.rule = lambda method, path, before, seen=seen, number=number: (
+            "hang" if "/shards/" in path and next(seen) >= number else "")
+        reader = subprocess.Popen([sys.executable, "-c", READ, f"{store.url}/manifest.json",
+                                   str(here.parents[1] / "support")])
+        assert store.proxy.hung.wait(30)
+        reader.send_signal(signal.SIGKILL)
+        reader.wait()
+        assert all(tree_digest(path) == path.name for path in store.copies.glob("whole/**/shards/??/*"))
+    store.proxy.forget()
+    assert rows_of(Path(f"{store.url}/manifest.json")) == rows_of(home / "manifest.json")
+    monthly = list(store.copies.rglob("tmp/*"))
+    for left in monthly:
+        os.utime(left, (0, 0))
+    room._copies()
+    assert monthly and not list(store.copies.rglob("tmp/*"))
+
+
+GIVEN = "s3://bucket/m.json was given with a user, a query or a fragment, expected only bucket and key"
+
+
+def test_urls_with_secrets_are_refused_without_them(prep, store):
+    for url, what in (("s3://user:word@bucket/m.json", GIVEN), ("s3://bucket/m.json?X-Amz-Signature=word", GIVEN),
+                      ("s3://bucket/../../m.json", "leaves its bucket"), ("s3://", "names no bucket")):
+        told = prep("inspect", url)
+        assert told.code == 5 and what in told.err and "word" not in told.err, told.err
+    with pytest.raises(PathError, match="leaves its bucket"):
+        split_url("s3://bucket/a/../../x")
+
+
+def test_settings_that_are_not_valid(store, prep, monkeypatch):
+    monkeypatch.setenv(remote.PATIENCE, "long")
+    store.proxy.rule = lambda method, path, before: "503"
+    with pytest.raises(ConfigError, match="LATENTRY_REMOTE_PATIENCE is 'long', expected a number of seconds"):
+        read_object(f"{store.url}/x", 10)
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    remote._store.cache_clear()
+    with pytest.raises(StoreError, match="plain http, which is not allowed without AWS_ALLOW_HTTP=true"):
+        read_object(f"{store.url}/x", 10)
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "whatever")
+    remote._store.cache_clear()
+    with pytest.raises(StoreError, match="cannot be opened: the settings of the store are not valid"):
+        read_object(f"{store.url}/x", 10)
+
+
+def test_without_the_library(prep, store, monkeypatch):
+    monkeypatch.setattr(remote, "find_spec", lambda name: None)
+    remote._store.cache_clear()
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 3 and "is in an object store, which needs the library obstore" in told.err
+    assert "hint: pip install 'latentry[remote]'" in told.err
+
+
+def test_a_user_without_a_home(prep, store, monkeypatch):
+    monkeypatch.delenv("LATENTRY_REMOTE_DIR")
+    monkeypatch.setattr("prep.fs.user_cache.user_cache", lambda: None)
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 5 and "there is no directory for local copies of what is in an object store" in told.err
+    assert "export LATENTRY_REMOTE_DIR=DIR" in told.err
+
+
+def test_ranges_go_on_where_a_connection_broke(store):
+    data = os.urandom(12 << 20)
+    store.server.put(f"{store.prefix}/big", data)
+    store.proxy.rule = lambda method, path, before: "truncate" if before < 3 else ""
+    assert read_range(f"{store.url}/big", 0, len(data)) == data
+    assert store.proxy.sent < 1.4 * len(data)
+    assert read_range(f"{store.url}/big", 1000, 2000) == data[1000:2000]
+    assert read_range(f"{store.url}/big", len(data) - 10, len(data) + 10) == data[-10:]
+    assert size_of(f"{store.url}/big") == len(data)
+    with pytest.raises(OSError, match="expected at most 10"):
+        read_object(f"{store.url}/big", 10)
+
+
+def test_a_creation_whose_answer_is_lost_is_recognized(store):
+    url = f"{store.url}/commit"
+    store.proxy.rule = lambda method, path, before: "lose" if method == "PUT" and before == 0 else ""
+    assert create_object(url, b"mine")
+    assert store.server.get(f"{store.prefix}/commit") == b"mine"
+    assert not create_object(url, b"other") and not create_object(url, b"mine")
+    store.proxy.forget()
+    store.server.put(f"{store.prefix}/taken", b"theirs")
+    store.proxy.rule = lambda method, path, before: "503" if method == "PUT" and before == 0 else ""
+    assert not create_object(f"{store.url}/taken", b"mine")
+    assert store.server.get(f"{store.prefix}/taken") == b"theirs"

@@ -1,0 +1,143 @@
+"""What is in an object store reads as it does from a disk, and each shard comes once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from remote_rows import rows_of
+from small_manifest import write_small
+
+from prep.cache.reader import Reader
+from prep.cache.records import RowRef
+from prep.errors import CacheError
+from prep.fs.mirror import local_path, url_of
+from prep.manifest.document import read_manifest
+from prep.manifest.opened import open_manifest
+
+
+@pytest.fixture
+def small_there(store, tmp_path):
+    """A small dataset, here and in the store."""
+    home = tmp_path / "home"
+    home.mkdir()
+    write_small(home)
+    store.upload(home)
+    return home
+
+
+def test_a_manifest_is_described_from_range_reads(prep, store, small_there):
+    """No row is read, and nothing is listed."""
+    here = prep("inspect", small_there / "manifest.json", "--json")
+    there = prep("inspect", f"{store.url}/manifest.json", "--json")
+    assert there.code == 0, there.err
+    assert there.json == here.json
+    assert store.proxy.count(part="/shards/") == 0 and store.proxy.count(part="list-type") == 0
+    for options in (("--sample", "a.png"), ("--sample", "sub/b.png")):
+        assert prep("inspect", f"{store.url}/manifest.json", *options, "--json").json == prep(
+            "inspect", small_there / "manifest.json", *options, "--json").json
+    assert not [path for method, path, _ in store.proxy.asked if method == "GET" and "list-type" in path]
+    assert not list(store.copies.glob("whole/*/*/*/cache/shards")), "no whole shard was needed"
+
+
+@pytest.mark.parametrize("options", [(), ("--quick",)], ids=["every byte", "quick"])
+def test_verify_reads_what_is_stored_now(prep, store, small_there, options):
+    """Copies do not answer for the store: neither whole ones nor headers."""
+    url = f"{store.url}/manifest.json"
+    good = prep("verify", url, "--json", *options)
+    assert (good.code, good.json["ok"]) == (0, True), good.err
+    name = store.keys(small_there, "latent/c.0")[0]
+    data = store.server.get(f"{store.prefix}/{name}")
+    store.server.put(f"{store.prefix}/{name}", data[:-1] + bytes([data[-1] ^ 1]))  # of the shard index
+    bad = prep("verify", url, "--json", *options)
+    assert (bad.code, bad.json["ok"]) == (7, False)
+    assert [one["what"] for one in bad.json["damaged"]] == [f"{name.split('/', 4)[4]} has a damaged shard index"]
+    assert any("prep push MANIFEST" in note for note in bad.json["notes"])
+    store.server.delete(f"{store.prefix}/{name}")
+    bad = prep("verify", url, "--json", *options)
+    assert bad.code == 7 and len(bad.json["damaged"]) == 1
+    assert not list(store.copies.rglob("damaged/*.json")) and not list(store.copies.rglob("tmp/*"))
+
+
+def test_a_shard_that_is_not_there_is_named(prep, store, small_there):
+    for name in store.keys(small_there, "shards/"):
+        if "latent" in name or name.count("/") == 4:
+            store.server.delete(f"{store.prefix}/{name}")
+    found = prep("verify", f"{store.url}/manifest.json", "--json", "--quick").json
+    assert not found["ok"] and {one["field"] for one in found["damaged"]} == {"latent", "mask", "text"}
+
+
+def test_rows_are_those_of_the_disk_and_come_once(store, small_there):
+    url = Path(f"{store.url}/manifest.json")
+    assert rows_of(url) == rows_of(small_there / "manifest.json")
+    data = [path for _, path, _ in store.proxy.asked if "/c.0" in path]
+    assert len(data) == len(set(data)) == len(store.keys(small_there, "/c.0"))
+    store.proxy.forget()
+    assert rows_of(url) == rows_of(small_there / "manifest.json")
+    assert [path.rsplit("/", 1)[1] for _, path, _ in store.proxy.asked] == ["manifest.json"]
+
+
+def test_a_copy_that_was_damaged_is_fetched_again_within_the_run(store, small_there):
+    url = Path(f"{store.url}/manifest.json")
+    good = rows_of(url)
+    (copy,) = store.copies.glob("whole/*/*/*/cache/shards/*/*/mask/c.0*")
+    data = bytearray(copy.read_bytes())
+    data[3] ^= 1
+    copy.chmod(0o644)
+    copy.write_bytes(data)
+    store.proxy.forget()
+    assert rows_of(url) == good
+    assert store.proxy.count("GET", "/mask/c.0") == 1
+    assert not list(store.copies.rglob("damaged/*.json"))
+
+
+def test_a_copy_that_is_removed_is_fetched_again(store, small_there):
+    url = Path(f"{store.url}/manifest.json")
+    audit = open_manifest(read_manifest(url))
+    (shard,) = [one for one in audit.shards if one["field"] == "mask"]
+    reader, out = Reader(audit.cache.root, open_arrays=1), memoryview(bytearray(64))
+    reader.read_into(out, shard["digest"], "mask", 0)
+    shutil.rmtree(audit.cache.root / "shards")
+    other = next(one for one in audit.shards if one["field"] == "latent")
+    reader.array_info(other["digest"], "latent")  # closes the mask's file
+    again = memoryview(bytearray(64))
+    reader.read_into(again, shard["digest"], "mask", 0)
+    assert again == out
+    reader.close()
+
+
+def test_paths_and_urls_are_one(store):
+    url = f"{store.url}/a/manifest.json"
+    copy = local_path(Path(url))
+    assert url_of(copy) == url and local_path(copy) == copy
+    assert url_of(copy.parent / ".." / "b") == f"{store.url}/b"
+    assert url_of(Path("manifest.json")) is None
+    assert copy.is_relative_to(store.copies)
+
+
+def test_two_endpoints_share_no_copies(store, monkeypatch):
+    mine = local_path(Path(f"{store.url}/m.json"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://user:word@other.example:9000/x")
+    other = local_path(Path(f"{store.url}/m.json"))
+    assert mine != other and "word" not in str(other)
+    assert url_of(mine) is None, "it belongs to another endpoint"
+
+
+def test_compared_with_what_is_here(prep, store, small_there, tmp_path):
+    found = prep("diff", small_there / "manifest.json", f"{store.url}/manifest.json", "--json")
+    assert found.code == 0, found.err
+    assert found.json["identical"] and found.json["same"] and not found.json["notes"]
+
+
+def test_a_row_is_read_by_its_place(store, small_there):
+    audit = open_manifest(read_manifest(Path(f"{store.url}/manifest.json")))
+    shard = next(one for one in audit.shards if one["field"] == "mask")
+    reader = Reader(audit.cache.root)
+    spec, rows = reader.array_info(shard["digest"], "mask")
+    assert rows == 1 and spec.shape == (1, 8, 8)
+    assert len(reader.keys(shard["digest"])) == 1
+    with pytest.raises(CacheError, match=r"shard .* is not in the table of shards of any manifest that was read here"):
+        reader.array_info("ab" * 32, "mask")
+    reader.advise("mask", [RowRef(shard=shard["digest"], row=0)])
+    reader.close()

@@ -1,0 +1,196 @@
+"""Training from a cache in an object store: the same run, from copies that come once and in the order of the plan."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from runs import events
+from torchrun import torchrun
+
+from prep.cache.remote import room
+from prep.loader import draws
+from prep.loader.batches import batches
+from prep.loader.index import open_index
+from prep.loader.rows import Rows
+from prep.manifest.document import read_manifest
+
+RUN = ("--steps", 4, "--batch-size", 2, "--precision", "fp32", "--quiet")
+
+
+@pytest.fixture
+def made(make, store, tmp_path):
+    """A dataset here and in the store."""
+    found = make()
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copytree(tmp_path / "cache", home / "cache")
+    shutil.copy(found.path, home / "m.json")
+    store.upload(home)
+    return found
+
+
+def losses(run):
+    return [one["loss"] for one in events(run) if one["event"] == "step"]
+
+
+def test_a_run_is_the_one_from_the_disk(train, made, store, tiny_model, tmp_path):
+    for name, manifest in (("here", made.path), ("there", f"{store.url}/m.json")):
+        done = train("run", manifest, "--model", tiny_model, "-o", tmp_path / name, *RUN)
+        assert done.code == 0, done.err
+    assert losses(tmp_path / "here") == losses(tmp_path / "there")
+    weights = [(tmp_path / name / "lora.safetensors").read_bytes() for name in ("here", "there")]
+    assert weights[0][8:] and len(weights[0]) == len(weights[1])
+    data = [path for method, path, _ in store.proxy.asked if "/c.0" in path and "key" not in path and method == "GET"]
+    assert data and not [path for _, path, _ in store.proxy.asked if "list-type" in path]
+    store.proxy.forget()
+    again = train("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "there", "--resume",
+                  *RUN[:1], 6, *RUN[2:])
+    assert again.code == 0, again.err
+    assert [path.rpartition("/")[2] for _, path, _ in store.proxy.asked] == ["m.json"], "the copies are warm"
+    assert len(losses(tmp_path / "there")) == 6
+    told = train("worst", tmp_path / "there", "--json")
+    assert told.code == 0, told.err
+
+
+def test_check_reads_headers_and_no_rows(train, made, store, tiny_model):
+    told = train("check", f"{store.url}/m.json", "--model", tiny_model, "--json")
+    assert told.code == 0, told.err
+    assert told.json == train("check", made.path, "--model", tiny_model, "--json").json
+    assert not list(store.copies.glob("whole/*/*/*/cache/shards"))
+    keys = store.keys(made.root, "latent/c.0")
+    store.server.delete(f"{store.prefix}/{keys[0]}")
+    shutil.rmtree(store.copies)
+    told = train("check", f"{store.url}/m.json", "--model", tiny_model)
+    assert told.code == 7 and "prep push MANIFEST" in told.err
+    assert " is missing or incomplete: it has no latent/c.0.0.0.0\n" in told.err
+
+
+def test_a_model_beside_the_manifest_is_not_guessed(train, made, store):
+    told = train("check", f"{store.url}/m.json")
+    assert told.code == 6
+    assert f"error: {store.url}/m.json names the model " in told.err and "with --model" in told.err
+
+
+def test_what_would_write_there_refuses(prep, made, store, tiny_model, tmp_path):
+    url = f"{store.url}/m.json"
+    (tmp_path / "new.txt").write_text("a green square\n")
+    (tmp_path / "photos").mkdir()
+    for words in (("prompts", tmp_path / "new.txt", "--manifest", url, "--model", tiny_model),
+                  ("encode", tmp_path / "photos", "--model", tiny_model, "--cache", f"{store.url}/new"),
+                  ("gc", f"{store.url}/cache", "--keep", made.path), ("compact", f"{store.url}/cache")):
+        told = prep(*words)
+        assert told.code == 5 and f"error: {store.url}/" in told.err, (words, told.err)
+        assert "is in an object store, where this command does not work" in told.err
+    assert not (Path.cwd() / "s3:").exists()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from prep.cache.reader import Reader
+from prep.manifest.document import read_manifest
+from prep.manifest.opened import open_manifest
+audit = open_manifest(read_manifest(Path(sys.argv[1])))
+reader = Reader(audit.cache.root)
+print(sum(reader.array_info(shard["digest"], array)[1] for shard in audit.shards for array in shard["shapes"]))
+"""
+
+
+def test_processes_of_one_computer_download_each_shard_once(made, store):
+    copies = [subprocess.Popen([sys.executable, "-c", PROGRAM, f"{store.url}/m.json"], stdout=subprocess.PIPE,
+                               env=dict(os.environ)) for _ in range(4)]
+    counts = {one.communicate(timeout=60)[0] for one in copies}
+    assert len(counts) == 1 and [one.returncode for one in copies] == [0] * 4
+    data = [path for method, path, _ in store.proxy.asked if "/shards/" in path]
+    assert len(data) == len(set(data)) == len(store.keys(made.root / "cache", "shards/"))
+
+
+def fed(index, steps, setup):
+    """The latents of the first steps, through the reading thread."""
+    requests = draws.training(index, setup.plan, 0, steps, dropout=0.0, timesteps=1000)
+    with batches(Rows(index), requests, masked=True, pinned=False) as feed:
+        return [(batch.latent_BChw.clone(), batch.mask_B1hw.clone()) for batch in feed]
+
+
+@pytest.fixture
+def index(made, store):
+    return open_index(read_manifest(Path(f"{store.url}/m.json")))
+
+
+def test_shards_come_in_the_order_of_the_plan(made, setup_of, index, store, monkeypatch):
+    setup = setup_of(made, batch_size=2)
+    monkeypatch.setattr("prep.loader.ahead.JOBS", 1)
+    here, there = fed(setup.index, 4, setup), fed(index, 4, setup)
+    assert all((one == other).all() for first, second in zip(here, there, strict=True)
+               for one, other in zip(first, second, strict=True))
+    first = next(draws.training(index, setup.plan, 0, 1, dropout=0.0, timesteps=1000))
+    wanted = Rows(index).shards_of(first, masked=True)
+    order = list(dict.fromkeys(path.split("/shards/")[1].split("/")[1] for _, path, _ in store.proxy.asked
+                               if "/shards/" in path and path.endswith("key/zarr.json")))
+    assert wanted and set(order[: len(wanted)]) == wanted
+
+
+def test_batches_that_are_not_wanted_any_more_are_not_waited_for(made, setup_of, index, store):
+    """A store that hangs, and a Ctrl-C."""
+    setup = setup_of(made, batch_size=2)
+    store.proxy.rule = lambda method, path, before: "hang" if "/shards/" in path else ""
+    requests = draws.training(index, setup.plan, 0, 4, dropout=0.0, timesteps=1000)
+    with batches(Rows(index), requests, masked=True, pinned=False):
+        assert store.proxy.hung.wait(20)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 10
+    store.proxy.forget()
+
+
+def test_what_is_least_used_goes_when_there_is_no_room(made, setup_of, index, monkeypatch):
+    """With room for two shards, the same batches come, of copies that come and go."""
+    setup = setup_of(made, batch_size=2)
+    sizes = sorted(shard.bytes for shard in index.shards)
+    most = sum(sizes[-2:])
+    monkeypatch.setenv(room.LIMIT, str(most))
+    monkeypatch.setattr(room, "RESCAN", 0.0)
+    monkeypatch.setattr("prep.loader.ahead.JOBS", 1)
+    here, there = fed(setup.index, 8, setup), fed(index, 8, setup)
+    assert all((one == other).all() for first, second in zip(here, there, strict=True)
+               for one, other in zip(first, second, strict=True))
+    assert room._copies()[0] <= most
+
+
+def test_too_little_room_for_all_shards_is_noted(train, made, store, tiny_model, monkeypatch):
+    told = train("check", f"{store.url}/m.json", "--model", tiny_model)
+    assert told.code == 0 and "note: " not in told.out
+    monkeypatch.setenv(room.LIMIT, "10KB")
+    told = train("check", f"{store.url}/m.json", "--model", tiny_model)
+    assert told.code == 0, told.err
+    assert re.search(r"note: the shards have .* KiB, but copies of them may take 10\.0 KiB here", told.out)
+
+
+@pytest.mark.slow
+def test_ranks_download_each_shard_once_and_train_as_one(train, made, store, tiny_model, tmp_path):
+    url = f"{store.url}/m.json"
+    words = ("run", url, "--model", tiny_model, "--set", "optimizer.name=adamw", *RUN)
+    told = torchrun(2, *words, "-o", tmp_path / "two")
+    assert told.returncode == 0, told.stderr
+    asked = Counter(path for _, path, _ in store.proxy.asked if "/shards/" in path)
+    assert max(asked.values()) <= 3, "size and shard index for the header, and the whole"
+    assert train(*words, "-o", tmp_path / "one").code == 0
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+def test_a_limit_below_one_shard_is_told(train, made, store, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setenv(room.LIMIT, "1KB")
+    told = train("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "run", *RUN)
+    assert told.code == 7, told.err
+    assert re.search(r"error: there is no room for a shard of .* in .*: 1\.0 KiB are allowed\n", told.err)
+    assert "LATENTRY_REMOTE_DIR=DIR" in told.err and "LATENTRY_REMOTE_LIMIT=200GB" in told.err
+    monkeypatch.setenv(room.LIMIT, "much")
+    told = train("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "run", *RUN)
+    assert told.code == 3 and "LATENTRY_REMOTE_LIMIT is 'much', expected a size like 200GB or 2TB" in told.err

@@ -1,0 +1,249 @@
+"""prep push and prep pull: all or nothing is visible, nothing is sent twice, and what arrives is what was sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from remote_rows import rows_of
+from small_manifest import write_small
+
+from prep.fs import remote
+from prep.fs.remote import upload_file
+from prep.maintenance import push as pushing
+
+
+@pytest.fixture
+def home(tmp_path):
+    root = tmp_path / "home"
+    root.mkdir()
+    write_small(root)
+    return root
+
+
+def there(store, home):
+    """Whether each file of the manifest is an object with its bytes."""
+    names = ["manifest.json", "cache/latentry.json", *store.keys(home, "/shards/"), *store.keys(home, "/tables/")]
+    return all(store.server.get(f"{store.prefix}/{name}") == (home / name).read_bytes() for name in names)
+
+
+def fits(document, name):
+    """Whether a document of --json is as its schema says."""
+    path = Path(__file__).parents[2] / f"manifests/schemas/{name}.schema.json"
+    return Draft202012Validator(json.loads(path.read_text())).is_valid(document)
+
+
+def puts(store):
+    return [path.partition(f"{store.prefix}/")[2] for method, path, _ in store.proxy.asked if method == "PUT"]
+
+
+def test_an_upload_is_what_is_here_and_is_not_repeated(prep, store, home):
+    told = prep("push", home / "manifest.json", store.url, "--json")
+    assert told.code == 0, told.err
+    assert told.json == {"format": "latentry/push", "version": 1, "url": f"{store.url}/manifest.json", "shards": 4,
+                         "sent": 4, "bytes": told.json["bytes"]} and there(store, home)
+    assert fits(told.json, "push")
+    sent = puts(store)
+    assert len(sent) == len(set(sent)) and sent[-1] == "manifest.json"
+    for group in [name for name in sent if name.count("/") == 4 and name.endswith("zarr.json")]:
+        folder = group.removesuffix("zarr.json")
+        assert max(number for number, name in enumerate(sent) if name.startswith(folder)) == sent.index(group)
+    assert rows_of(store_path(store)) == rows_of(home / "manifest.json")
+    store.proxy.forget()
+    again = prep("push", home / "manifest.json", f"{store.url}/manifest.json")
+    assert again.code == 0 and again.out.endswith("4 shards, 0 shards (0 bytes) sent, the rest was there\n")
+    assert puts(store) == ["cache/latentry.json", "manifest.json"], "the first on condition that there is none"
+    assert prep("verify", f"{store.url}/manifest.json").code == 0
+
+
+def store_path(store):
+    return Path(f"{store.url}/manifest.json")
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "drop", "lose", "truncate", "flip", "flip sent"])
+def test_each_request_goes_wrong_once(prep, store, home, fault, monkeypatch):
+    monkeypatch.setattr(pushing, "TRIES", 9)
+    wrong = ("PUT",) if fault in ("lose", "flip sent") else ("PUT", "GET", "HEAD", "POST")
+    # What is sent once without being read from its bytes' digest is the manifest and the marker: these are compared.
+    store.proxy.rule = lambda method, path, before: fault if before == 0 and method in wrong and not (
+        fault.startswith("flip") and path.endswith(("manifest.json", "latentry.json", "/zarr.json"))) else ""
+    told = prep("push", home / "manifest.json", store.url)
+    assert told.code == 0, told.err
+    store.proxy.forget()
+    assert there(store, home)
+    assert prep("verify", f"{store.url}/manifest.json").code == 0
+
+
+def test_what_reads_back_as_something_else_is_told(prep, store, home):
+    store.proxy.rule = lambda method, path, before: "flip sent" if method == "PUT" and "/mask/c.0" in path else ""
+    told = prep("push", home / "manifest.json", store.url)
+    assert told.code == 7 and "does not read back as it was written, after 3 uploads\n" in told.err
+    assert "manifest.json" not in puts(store), "no manifest names what is not whole"
+    store.proxy.rule = lambda method, path, before: "flip sent" if method == "PUT" and "manifest" in path else ""
+    told = prep("push", home / "manifest.json", store.url)
+    assert told.code == 7 and "manifest.json does not read back as it was written\n" in told.err
+
+
+@pytest.mark.parametrize("number", [6, 23])
+def test_a_killed_upload_is_continued(prep, store, home, number):
+    seen = iter(range(10**6))
+    store.proxy.rule = lambda method, path, before: (
+        "hang" if method == "PUT" and next(seen) >= number else "")
+    sender = subprocess.Popen([sys.executable, "-m", "prep", "push", home / "manifest.json", store.url, "--jobs", "1"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert store.proxy.hung.wait(60)
+    sender.send_signal(signal.SIGKILL)
+    sender.communicate()
+    done = set(puts(store)[:-1])
+    store.proxy.forget()
+    assert prep("inspect", f"{store.url}/manifest.json").code == 4, "no manifest is there yet"
+    store.proxy.forget()
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    assert there(store, home) and not done & set(puts(store)) - {"cache/latentry.json"}
+
+
+def test_ctrl_c_ends_an_upload_and_says_so(store, home):
+    store.proxy.rule = lambda method, path, before: "503" if "/shards/" in path else ""
+    sender = subprocess.Popen([sys.executable, "-m", "prep", "push", home / "manifest.json", store.url],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not store.proxy.count(part="/shards/"):
+        assert sender.poll() is None
+    sender.send_signal(signal.SIGINT)
+    _, err = sender.communicate(timeout=30)
+    assert sender.returncode == 130 and err.startswith("interrupted; finished work is kept")
+
+
+def test_damage_here_is_not_uploaded(prep, store, home):
+    (name,) = store.keys(home, "mask/c.0")
+    path = home / name
+    path.chmod(0o644)
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+    told = prep("push", home / "manifest.json", store.url)
+    shard = name.split("/")[3]
+    assert told.code == 7 and f"error: shard {shard} is damaged or missing here, so it is not uploaded\n" in told.err
+    assert "--recheck" in told.err and "manifest.json" not in puts(store)
+    path.unlink()
+    assert " is damaged or missing here" in prep("push", home / "manifest.json", store.url).err
+    table = store.keys(home, "/tables/")[0]
+    (home / table).chmod(0o644)
+    (home / table).write_bytes(b"")
+    assert prep("push", home / "manifest.json", store.url).code == 7
+
+
+def test_damage_there_is_mended_by_recheck(prep, store, home):
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    (name,) = store.keys(home, "mask/c.0")
+    data = (home / name).read_bytes()
+    store.server.put(f"{store.prefix}/{name}", b"\1" + data[1:])
+    assert prep("push", home / "manifest.json", store.url, "--json").json["sent"] == 0
+    assert prep("push", home / "manifest.json", store.url, "--recheck", "--json").json["sent"] == 1
+    assert there(store, home)
+    store.server.put(f"{store.prefix}/{name}", data[:-1])
+    assert prep("push", home / "manifest.json", store.url, "--json").json["sent"] == 1
+    assert there(store, home)
+
+
+def test_what_is_in_the_way(prep, store, home):
+    store.server.put(f"{store.prefix}/manifest.json", b"something else")
+    told = prep("push", home / "manifest.json", store.url)
+    assert told.code == 5 and "manifest.json exists and is no manifest, so it is not replaced" in told.err
+    store.server.put(f"{store.prefix}/manifest.json", b"x" * (1 << 20) + b"x")
+    assert prep("push", home / "manifest.json", store.url).code == 5
+    store.server.delete(f"{store.prefix}/manifest.json")
+    store.server.put(f"{store.prefix}/cache/latentry.json", b"{}")
+    told = prep("push", home / "manifest.json", store.url)
+    assert told.code == 7 and "latentry.json is not the marker of a cache of this version" in told.err
+    told = prep("push", home / "manifest.json", home.parent / "elsewhere")
+    assert told.code == 5 and "is not in an object store, expected a URL like s3://bucket/dataset" in told.err
+    told = prep("push", f"{store.url}/manifest.json", f"{store.url}/other")
+    assert told.code == 5 and "is in an object store, but a manifest is uploaded from a directory only" in told.err
+
+
+def test_a_cache_elsewhere_lies_so_there(prep, store, tmp_path):
+    """Names in a manifest stay as they are; a place outside the bucket is refused."""
+    (tmp_path / "home" / "sets" / "a").mkdir(parents=True)
+    write_small(tmp_path / "home")
+    shutil.move(tmp_path / "home/cache", tmp_path / "home/sets/cache")
+    moved(tmp_path / "home" / "manifest.json", tmp_path / "home/sets/a/m.json", "../cache")
+    told = prep("push", tmp_path / "home/sets/a/m.json", f"{store.url}/sets/a")
+    assert told.code == 0, told.err
+    assert store.server.get(f"{store.prefix}/sets/cache/latentry.json")
+    assert rows_of(store_path(store).parent / "sets/a/m.json") == rows_of(tmp_path / "home/sets/a/m.json")
+    told = prep("push", tmp_path / "home/sets/a/m.json", "s3://bucket")
+    assert told.code == 5 and "names the cache ../cache, which would lie outside the bucket of s3://bucket/" in told.err
+    told = prep("pull", f"{store.url}/sets/a/m.json", tmp_path / "new")
+    assert told.code == 5 and "names the cache ../cache, which would lie outside " in told.err
+    store.server.put("m.json", (tmp_path / "home/sets/a/m.json").read_bytes())
+    told = prep("inspect", "s3://bucket/m.json")
+    assert told.code == 4 and "names the cache ../cache, which is outside its bucket" in told.err
+
+
+def moved(path, target, cache):
+    """The manifest at `path` as `target`, with another name of its cache."""
+    from prep.manifest.document import read_manifest, write_manifest
+
+    document = {**read_manifest(path).document, "cache": cache}
+    document.pop("self")
+    write_manifest(target, document)
+
+
+def test_a_download_is_a_cache_like_any_other(prep, store, home, tmp_path):
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    url, new = f"{store.url}/manifest.json", tmp_path / "new"
+    told = prep("pull", url, new)
+    assert told.code == 0 and told.out.startswith(f"{new / 'manifest.json'}: 4 shards, 4 shards ("), told.err
+    assert (new / "manifest.json").read_bytes() == (home / "manifest.json").read_bytes()
+    assert rows_of(new / "manifest.json") == rows_of(home / "manifest.json")
+    assert prep("verify", new / "manifest.json").code == 0
+    again = prep("pull", url, new, "--json").json
+    assert fits(again, "pull") and again == {
+        "format": "latentry/pull", "version": 1, "manifest": str(new / "manifest.json"), "shards": 4, "fetched": 0,
+        "bytes": 0}
+    (name,) = store.keys(new, "mask/c.0")
+    (new / name).chmod(0o644)
+    (new / name).write_bytes(b"\1" + (new / name).read_bytes()[1:])
+    assert prep("pull", url, new, "--json").json["fetched"] == 0
+    assert prep("pull", url, new, "--recheck", "--json").json["fetched"] == 1
+    assert prep("verify", new / "manifest.json").code == 0
+    told = prep("pull", home / "manifest.json", new)
+    assert told.code == 5 and "is not in an object store, expected a URL like s3://bucket/dataset/manifest" in told.err
+    (new / "manifest.json").write_text("mine")
+    told = prep("pull", url, new)
+    assert told.code == 5 and "exists and is no manifest, so it is not replaced" in told.err
+
+
+@pytest.mark.parametrize("fault", ["503", "truncate", "flip"])
+def test_a_download_with_faults(prep, store, home, tmp_path, fault, monkeypatch):
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    monkeypatch.setattr("prep.cache.remote.shards.TRIES", 9)
+    monkeypatch.setattr("prep.cache.remote.documents.TRIES", 9)
+    store.proxy.rule = lambda method, path, before: fault if before == 0 else ""
+    told = prep("pull", f"{store.url}/manifest.json", tmp_path / "new")
+    assert told.code == 0, told.err
+    assert rows_of(tmp_path / "new/manifest.json") == rows_of(home / "manifest.json")
+
+
+def test_a_damaged_shard_is_not_downloaded(prep, store, home, tmp_path):
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    (name,) = store.keys(home, "mask/c.0")
+    store.server.put(f"{store.prefix}/{name}", b"\1" + (home / name).read_bytes()[1:])
+    told = prep("pull", f"{store.url}/manifest.json", tmp_path / "new")
+    assert told.code == 7 and "its bytes do not match its digest (downloaded 3 times)" in told.err
+    assert not (tmp_path / "new/manifest.json").exists() and not list((tmp_path / "new").rglob("mask/c.0*"))
+
+
+@pytest.mark.parametrize("fault", ["", "503", "drop", "lose"])
+def test_large_files_go_in_parts(store, tmp_path, fault):
+    data = os.urandom(remote.UPLOAD_PART + (5 << 20))
+    (tmp_path / "large").write_bytes(data)
+    store.proxy.rule = lambda method, path, before: fault if before == 0 else ""
+    upload_file(f"{store.url}/large", tmp_path / "large")
+    assert store.server.get(f"{store.prefix}/large") == data
+    assert [method for method, _, _ in store.proxy.asked].count("POST") >= 2, "it was begun and completed"
