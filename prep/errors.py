@@ -8,7 +8,8 @@
     ├── ModelError         6   model missing, of another family, or not the model that made the cache
     ├── CacheError         7   the cache or a checkpoint is incomplete or damaged
     ├── EmptyPlanError     8   nothing to train
-    └── OutOfMemoryError   9   the device or the computer has too little memory
+    ├── OutOfMemoryError   9   the device or the computer has too little memory
+    └── StoppedError      75   a signal asked the run to stop before all its work was done
 
 Other exit codes: 0 done, 1 done with findings, 70 a bug in Latentry (any exception not in this tree), 130 interrupted.
 A bad picture is not an error but a `findings.Finding`.
@@ -92,6 +93,13 @@ class OutOfMemoryError(Problem):
 
     exit_code = 9
     kind = "memory"
+
+
+class StoppedError(Problem):
+    """SIGTERM or SIGUSR1 asked the run to stop; finished work is kept, and the same command continues."""
+
+    exit_code = 75  # as EX_TEMPFAIL of sysexits.h: try again
+    kind = "stopped"
 
 
 def from_system(error: OSError, *, in_cache: bool = False) -> Problem:

@@ -1,5 +1,5 @@
-"""Defers Ctrl-C during imports, because interrupting torch's import can kill the process; controls the collector;
-says how much memory this process took.
+"""Defers Ctrl-C during imports, because interrupting torch's import can kill the process; heeds signals that ask a
+run to stop; controls the collector; says how much memory this process took.
 """
 
 from __future__ import annotations
@@ -8,10 +8,82 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+# Clusters send them before they end a job. Windows has neither, nor the clock that limits the time to stop.
+STOPPING = (signal.SIGTERM, signal.SIGUSR1) if hasattr(signal, "setitimer") else ()
+
+
+class GraceOver(BaseException):
+    """Raised in the main thread when a run has to stop at once."""
+
+
+class StopRequest:
+    """Whether SIGTERM or SIGUSR1 asked this run to stop, and what happens then."""
+
+    def __init__(self, grace: float) -> None:
+        self.signal = ""  # the name of the signal; "": none came
+        self._grace = grace  # seconds in which what is under way may be completed
+        self._stop: Callable[[], object] | None = None
+        self._alarm: signal.Handlers | Callable[[int, FrameType | None], object] | int | None = None  # as it was
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Inside, the first of these signals raises `GraceOver`: at once, or `grace` seconds later in `completing`.
+
+        Changes nothing outside the main thread.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._asked) for number in STOPPING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def completing(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Inside, a signal calls `stop`, after which the work should end by itself within the time of grace."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+            if self.signal:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, self._alarm or signal.SIG_DFL)
+
+    def _asked(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal:  # again: schedulers send it to each process, and to the group
+            return
+        self.signal = signal.Signals(number).name
+        if self._stop is None:
+            raise GraceOver
+        self._stop()
+        self._alarm = signal.signal(signal.SIGALRM, _grace_over)
+        signal.setitimer(signal.ITIMER_REAL, max(self._grace, 1e-6))
+
+
+def _grace_over(_number: int, _frame: FrameType | None) -> None:
+    raise GraceOver
+
+
+@contextmanager
+def stops_held() -> Iterator[None]:
+    """Holds signals that ask to stop back; processes that are started inside never get them: their parent ends them."""
+    if not STOPPING:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
+from prep.cli.signature import choice
 from prep.cli.ticker import progress
 from prep.errors import EXIT_FINDINGS, UsageError
+
+if TYPE_CHECKING:
+    from prep.encode.engines.job import RayOptions
+
+ENGINES = ("local", "ray")
 
 
 @opt.with_recipe_options()
@@ -30,6 +36,24 @@ def encode(
     compiled: Annotated[bool, typer.Option(
         "--compile", help="compile VAE and text encoders with torch.compile: the first batches take minutes, the "
         "others less; for many pictures")] = False,
+    part: Annotated[str | None, typer.Option(
+        metavar="I/N", help="encode only share I of N, from 0 to N-1, and write no manifest: prep seal does that when "
+        "all shares are encoded, each by a job with the same options", show_default=False)] = None,
+    engine: Annotated[str, choice(help="what encodes: this machine, or a Ray cluster", words=ENGINES)] = "local",
+    address: Annotated[str | None, typer.Option(
+        metavar="ADDRESS", help="with --engine ray: the cluster, as HOST:PORT or auto; without, one is started on this "
+        "machine", show_default=False)] = None,
+    workers: Annotated[int | None, typer.Option(
+        help="with --engine ray: processes that encode (default: one per GPU, or per node)", min=1,
+        show_default=False)] = None,
+    num_gpus_per_worker: Annotated[float | None, typer.Option(
+        help="with --engine ray: GPUs of each worker (default: 1 if the cluster has any)", min=0,
+        show_default=False)] = None,
+    task_seconds: Annotated[float | None, typer.Option(
+        help="with --engine ray: seconds that a task may take before its worker is replaced (default: 3600)", min=1,
+        show_default=False)] = None,
+    grace: Annotated[float, typer.Option(
+        help="seconds to complete the task under way after SIGTERM or SIGUSR1; no other is begun", min=0)] = 25.0,
     shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB", min=1, max=4096)] = 256,
     max_rejects: Annotated[int | None, typer.Option(
         help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile, "
@@ -49,6 +73,7 @@ def encode(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
+    from prep.encode.parts import parse_part
     from prep.encode.run import EncodeCall, run_encode
 
     quiet_pillow()
@@ -60,6 +85,8 @@ def encode(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
         recheck=recheck, download=download, dry_run=dry_run, measure=measure, compiled=compiled,
+        part=None if part is None else parse_part(part), grace=grace,
+        ray=_ray_options(engine, address, workers, num_gpus_per_worker, task_seconds),
         encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
     if not quiet:
@@ -69,5 +96,23 @@ def encode(
         put_json(report.as_json(time.monotonic() - begun))
     else:
         put(report.as_text(time.monotonic() - begun, every=screen_width() is None))
-    if strict and report.rejected:
+    if report.unmade or (strict and report.rejected):
         raise typer.Exit(EXIT_FINDINGS)
+
+
+def _ray_options(engine: str, address: str | None, workers: int | None, gpus: float | None,
+                 seconds: float | None) -> RayOptions | None:
+    """The options of --engine ray; `None` for another engine. Raises `UsageError`."""
+    from prep.encode.engines.job import RayOptions
+
+    given = {"--address": address, "--workers": workers, "--num-gpus-per-worker": gpus, "--task-seconds": seconds}
+    if engine == "ray":
+        default = RayOptions()
+        return RayOptions(address=address or "", workers=workers, gpus=gpus,
+                          seconds=default.seconds if seconds is None else seconds)
+    if engine not in ENGINES:
+        raise UsageError(f"--engine is '{engine}', expected {' or '.join(ENGINES)}")
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageError(f"{flag} is given without --engine ray, expected both", hint="add --engine ray")
+    return None

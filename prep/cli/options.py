@@ -25,7 +25,8 @@ UNDERFILL = ("drop", "partial", "repeat")
 SourceArg = Annotated[Path, typer.Argument(
     metavar="SOURCE", help="a directory of pictures, a .tar (braces and globs allowed), or a recipe .toml",
     show_default=False)]
-ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json", show_default=False)]
+ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json, here or in an object store: "
+                                             "s3://bucket/dataset/manifest.json", show_default=False)]
 CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache directory", show_default=False)]
 Device = Annotated[str, choice(help="where models run", words=DEVICES, other="cuda:N")]
 Devices = Annotated[str, choice(help="where models run; several, or all GPUs, work side by side",

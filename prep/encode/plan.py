@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +17,8 @@ from prep.cache.ledger.ledger import Ledger, empty_ledger, forget_rejects, load_
 from prep.cache.plans import read_plan, remove_plan, write_plan
 from prep.cache.records import RowRef, Task
 from prep.cache.store import Cache, sync_recent_directories
-from prep.digest import digest_json, digest_strings
+from prep.digest import digest_bytes, digest_strings
+from prep.encode.parts import Part, part_of
 from prep.encode.targets import Targets
 from prep.encode.text_groups import TextGroups
 from prep.fs import atomic
@@ -52,46 +53,64 @@ class EncodePlan:
 
 
 def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
-         retry: bool = False) -> EncodePlan:
-    """The tasks to run: with `store`, those of the stored plan if there is one; without a cache, all.
+         retry: bool = False, part: Part | None = None) -> EncodePlan:
+    """The tasks to run: those of the stored plan if there is one; without a cache, all. With `part`, its tasks only.
 
-    With `retry`, also those of rows rejected before; with `store` too, their rejections are removed.
+    With `retry`, also those of rows rejected before. Only with `store` does this write: it stores the plan, and removes
+    rejections of rows to retry and commits that are in the way.
     """
+    digest = digest_strings(wanted.wants.keys())
+    known = _Known(wanted, None if cache is None else read_plan(cache, digest))
     if cache is None or not store:
-        return _compare_with_ledger(wanted, cache, shard_bytes, remember=False, retry=retry)
+        return _compare_with_ledger(wanted, cache, shard_bytes, digest, known, part, remember=False, retry=retry)
     if retry:
         forget_rejects(cache, frozenset(wanted.wants.keys()))
-    planned = _compare_with_ledger(wanted, cache, shard_bytes)
-    stored = read_plan(cache, planned.digest)
-    if stored is not None:
+    if known.stored is not None:
         sync_recent_directories(cache)  # the process that followed it may have died
-    elif planned.tasks:
-        stored = write_plan(cache, planned.digest, planned.tasks)
-        # Another process may have finished the same plan, and removed it, after the first comparison.
-        planned = _compare_with_ledger(wanted, cache, shard_bytes)
-    tasks = _follow_stored(tuple(_valid_tasks(wanted, stored or ())), planned.tasks)
-    remove_foreign_commits(cache, tasks)
-    return replace(planned, tasks=tasks)
+    else:
+        planned = _compare_with_ledger(wanted, cache, shard_bytes, digest, known)
+        if not planned.tasks:
+            return planned
+        known = _Known(wanted, write_plan(cache, digest, planned.tasks), own=planned.tasks)
+    # Another process may have finished a new plan, and removed it, after the first comparison.
+    planned = _compare_with_ledger(wanted, cache, shard_bytes, digest, known, part)
+    remove_foreign_commits(cache, planned.tasks)
+    return planned
 
 
-def _compare_with_ledger(wanted: Wanted, cache: Cache | None, shard_bytes: int, *, remember: bool = True,
-                         retry: bool = False) -> EncodePlan:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The tasks of the stored plan, if there is one."""
+
+    wanted: Wanted
+    stored: Sequence[Task] | None
+    own: Sequence[Task] = ()  # what this process stored, unless another was quicker
+
+    def tasks(self) -> Sequence[Task]:
+        """Those that are valid; the tokens of missing text rows must have been counted."""
+        return self.own if self.stored == self.own else tuple(_valid_tasks(self.wanted, self.stored or ()))
+
+
+def _compare_with_ledger(wanted: Wanted, cache: Cache | None, shard_bytes: int, digest: str, known: _Known,
+                         part: Part | None = None, *, remember: bool = True, retry: bool = False) -> EncodePlan:
     """The wanted rows in the cache, and tasks for the missing rows; with `retry`, for rejected rows too."""
     ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
-    keys = wanted.wants.keys()
-    digest = digest_strings(keys)
-    there = ledger.resolve(keys)
+    there = ledger.resolve(wanted.wants.keys())
     by_field = wanted.wants.by_field()
     missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
                for field, names in by_field.items()}
     wanted.text_groups.count(missing["text"])
-    tasks = _tasks(wanted, missing, shard_bytes)
+    tasks = _divided(wanted, missing, known.tasks(), shard_bytes, part)
     return EncodePlan(
-        ledger=ledger, refs=there, tasks=tuple(tasks), digest=digest,
-        missing={field: len(names) for field, names in missing.items()},
+        ledger=ledger, refs=there, tasks=tasks, digest=digest,
+        missing={field: sum(len(task.rows) for task in tasks if task.field == field) for field in by_field},
         reused={field: sum(key in there for key in names) for field, names in by_field.items()},
-        bytes=sum(len(task.rows) * wanted.row_bytes(task.field, task.rows[0]) for task in tasks),
+        bytes=_bytes_of(wanted, tasks),
     )
+
+
+def _bytes_of(wanted: Wanted, tasks: Iterable[Task]) -> int:
+    return sum(len(task.rows) * wanted.row_bytes(task.field, task.rows[0]) for task in tasks)
 
 
 def drop_plan(cache: Cache, planned: EncodePlan, manifest: Path) -> None:
@@ -128,11 +147,31 @@ def _valid_tasks(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
             yield _task(task.field, task.rows)
 
 
-def _follow_stored(stored: Sequence[Task], tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """`tasks`, split as in the stored plan; rows that it lacks were in the cache when it was made, and lost since."""
-    missing = {key for task in tasks for key in task.rows}
+def parts_left(wanted: Wanted, cache: Cache, planned: EncodePlan, count: int) -> list[Part]:
+    """The parts, of so many, that have tasks of `planned` to do."""
+    missing = {key for task in planned.tasks for key in task.rows}
+    stored = list(_valid_tasks(wanted, read_plan(cache, planned.digest) or ()))
+    parts = {part_of(task.key, count) for task in stored if not missing.isdisjoint(task.rows)}
+    return sorted(parts | {part_of(key, count) for key in missing - {key for task in stored for key in task.rows}})
+
+
+def _divided(wanted: Wanted, missing: dict[str, list[str]], stored: Sequence[Task], shard_bytes: int,
+             part: Part | None) -> tuple[Task, ...]:
+    """Tasks for the missing rows: those of the stored plan, and new ones for rows that it lacks, of a part if given.
+
+    Rows that a stored plan lacks were in the cache when it was made, and lost since. What belongs to a part is decided
+    by the keys of stored tasks, so that what is left of a partly finished one stays in its part; of lost rows, by those
+    of the rows, because how they are divided into tasks depends on when one looks.
+    """
+    if not stored and part is None:
+        return tuple(_tasks(wanted, missing, shard_bytes))
     planned = {key for task in stored for key in task.rows}
-    return (*_remaining(stored, missing), *_remaining(tasks, missing - planned))
+    lost = {field: [key for key in names if key not in planned and (part is None or part.has(key))]
+            for field, names in missing.items()}
+    if part is not None:
+        stored = [task for task in stored if part.has(task.key)]
+    return (*_remaining(stored, {key for names in missing.values() for key in names}),
+            *_tasks(wanted, lost, shard_bytes))
 
 
 def _remaining(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:
@@ -147,7 +186,9 @@ def _remaining(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:
 
 
 def _task(field: str, rows: Sequence[str]) -> Task:
-    return Task(key=digest_json({"kind": "task", "field": field, "rows": list(rows)}), field=field, rows=tuple(rows))
+    """The task of these rows. Its key is `digest_json` of kind, field and rows, spelled out: that takes a third."""
+    spelled = '{"field":"' + field + '","kind":"task","rows":["' + '","'.join(rows) + '"]}'
+    return Task(key=digest_bytes(spelled.encode("ascii")), field=field, rows=tuple(rows))
 
 
 def _cut(keys: Sequence[str], most: int) -> Iterator[Sequence[str]]:

@@ -1,4 +1,4 @@
-"""The final report of `prep encode`, as text and as JSON."""
+"""The final report of `prep encode` and `prep seal`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from prep.encode.engines.job import Outcome
 from prep.encode.estimate import Estimate
+from prep.encode.parts import Part
+from prep.encode.plan import EncodePlan
+from prep.encode.resolve import ResolvedRecipe
 from prep.encode.truncation import Truncated
 from prep.findings import Finding, rejected_lines
-from prep.formatting import counted, grouped, printable, shell_name
+from prep.formatting import counted, grouped, join_names, printable, shell_name
+from prep.manifest.document import Manifest
+from prep.manifest.opened import findings_of, open_manifest
 
 TRUNCATED = 10  # captions listed by name
 WIDTH = 120  # characters of what is said about each
@@ -31,11 +39,14 @@ class EncodeReport:
     masks: Mapping[str, int] | None = None  # how many were found and used; None: no masks requested
     truncated: Truncated = field(default_factory=Truncated)
     estimate: Estimate | None = None  # of a dry run: what the run would take
+    part: Part | None = None  # what was encoded; None: everything, and the manifest was written
+    unmade: int = 0  # rows of the part that failed in this run, and that another run may make
 
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
         return {"format": "latentry/encode", "version": 1,
-                "manifest": str(self.manifest), "dry_run": self.dry_run, "samples": dict(self.samples),
+                "manifest": str(self.manifest), "part": None if self.part is None else str(self.part),
+                "dry_run": self.dry_run, "samples": dict(self.samples),
                 "encoded": dict(self.encoded), "reused": dict(self.reused),
                 "rejected": [one.as_json() for one in self.rejected],
                 "truncated": [one.as_json() for one in self.truncated.findings],
@@ -52,10 +63,18 @@ class EncodeReport:
         lines += [] if self.estimate is None else self.estimate.as_lines()
         lines += rejected_lines(self.rejected, every=every)
         lines += _truncated_lines(self.truncated, every=every)
-        if not self.dry_run:
+        if self.part is not None and not self.dry_run:
+            lines.append(self._part_words)
+        elif not self.dry_run:
             roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.samples.items())
             lines.append(f"{printable(str(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
         return "\n".join(lines)
+
+    @property
+    def _part_words(self) -> str:
+        if self.unmade:
+            return f"part {self.part}: {counted(self.unmade, 'row')} could not be encoded in this run; run it again"
+        return f"part {self.part} is encoded; once all parts are, prep seal writes {printable(str(self.manifest))}"
 
     @property
     def _mask_words(self) -> str:
@@ -82,3 +101,50 @@ def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:
 def shortened(text: str) -> str:
     """At most `WIDTH` characters of a text."""
     return text if len(text) <= WIDTH else f"{text[:WIDTH - 1]}…"
+
+
+def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, sealed: Manifest, *,
+              masks_asked: bool) -> EncodeReport:
+    """The report of a run that wrote the manifest `sealed` at `path`."""
+    used, black = _masked(wanted, sealed)
+    masks = {"found": _masks_found(wanted), "used": used}
+    return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
+                        rejected=errors_of(findings_of(sealed)),
+                        notices=(*wanted.wants.notices, *outcome.notices, *black),
+                        samples=sealed.document["samples"], dry_run=False, masks=masks if masks_asked else None)
+
+
+def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: Part) -> EncodeReport:
+    """The report of one part; rows that it and other parts rejected are in the report of the manifest."""
+    return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
+                        rejected=(*errors_of(wanted.wants.findings), *outcome.transient),
+                        notices=(*wanted.wants.notices, *outcome.notices), samples={}, dry_run=False, part=part,
+                        unmade=len(outcome.transient))
+
+
+def errors_of(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings for which a picture is left out."""
+    return tuple(one for one in findings if one.severity == "error")
+
+
+def _encoded(planned: EncodePlan, outcome: Outcome) -> dict[str, int]:
+    return {field: outcome.encoded.get(field, 0) for field in planned.missing}
+
+
+def _masks_found(wanted: ResolvedRecipe) -> int:
+    """How many masks there are: files, or pictures with transparency."""
+    return (sum(one.has_alpha for one in wanted.survey.items) if wanted.recipe.mask_origin == "alpha"
+            else wanted.survey.masks)
+
+
+def _masked(wanted: ResolvedRecipe, sealed: Manifest) -> tuple[int, list[str]]:
+    """How many pictures of the manifest have a mask, and a notice if masks are entirely black."""
+    if wanted.recipe.mask_origin == "none":
+        return 0, []
+    samples = open_manifest(sealed).samples
+    masked = (~np.isnan(samples.coverage)).nonzero()[0]
+    pictures = {(int(samples.source[number]), samples.name(int(number))) for number in masked}
+    black = [samples.name(int(number)) for number in (samples.coverage == 0).nonzero()[0]]
+    return len(pictures), [f"{counted(len(black), 'mask')} entirely black; with masked loss "
+                           f"{'this sample' if len(black) == 1 else 'these samples'} would not train: "
+                           f"{join_names(black, 8)}"] if black else []

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from prep.cache.ledger.ledger import is_finished
 from prep.cache.store import Cache, check_can_create, clear_leftovers, leftovers, open_cache
 from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
 from prep.encode.assemble import assemble_manifest, fixed_fields
-from prep.encode.engines.job import Job, Outcome
+from prep.encode.engines.job import Job, Outcome, RayOptions
 from prep.encode.estimate import estimate
 from prep.encode.limits import check_manifest_size, read_small_prompts
-from prep.encode.plan import EncodePlan, drop_plan, plan
-from prep.encode.report import EncodeReport
+from prep.encode.parts import Part
+from prep.encode.plan import SHARD_BYTES, EncodePlan, drop_plan, plan
+from prep.encode.report import EncodeReport, errors_of, part_report, report_of
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
-from prep.encode.truncation import TextReading, find_truncated
-from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError
-from prep.findings import Finding
-from prep.formatting import counted, join_names
+from prep.encode.truncation import TextReading, Truncated, find_truncated
+from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError, StoppedError, UsageError
+from prep.formatting import counted
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo, dry_run, memo_path
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, check_replaceable, resolve
 from prep.maintenance.recheck import recheck
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
-from prep.manifest.document import Manifest, looks_like_manifest
-from prep.manifest.opened import findings_of, open_manifest
+from prep.manifest.document import looks_like_manifest
 from prep.models.hub import locate
 from prep.progress import Progress
 from prep.recipe.schema import Recipe
-from prep.runtime import gc_disabled, gc_enabled
+from prep.runtime import GraceOver, StopRequest, gc_disabled, gc_enabled
+
+GRACE = 25.0  # seconds: five less than SLURM (KillWait) and Kubernetes (terminationGracePeriodSeconds) wait by default
+AGAIN = "finished work is kept; run the same command again to continue"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,16 +59,69 @@ class EncodeCall:
     measure: bool = False  # with dry_run: encode a few rows to estimate time and memory
     compiled: bool = False  # whether encoders are compiled
     encoder_memory: int | None = None  # bytes of the device for the weights of a text encoder; None: no limit
+    part: Part | None = None  # the share of the plan to encode, without a manifest; None: everything
+    ray: RayOptions | None = None  # the cluster that encodes; None: this machine
+    grace: float = GRACE  # seconds to complete tasks after a signal that asks to stop
+
+    @classmethod
+    def of_seal(cls, *, recipe: Recipe, cache: Path, output: Path, jobs: int, rehash: bool, download: bool,
+                progress: Progress) -> EncodeCall:
+        """A call that encodes nothing."""
+        return cls(recipe=recipe, cache=cache, output=output, device="cpu", batch_size=1, jobs=jobs,
+                   shard_bytes=SHARD_BYTES, max_rejects=None, rehash=rehash, download=download, dry_run=False,
+                   progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What is known before the cache is opened: the wanted rows, and the manifest but for their places."""
+
+    call: EncodeCall
+    output: Path  # resolved
+    wanted: ResolvedRecipe
+    model: Path
+    facts: Memo
+    frame: Mapping[str, Any]  # of the manifest
+    prompt_bytes: bytes | None
+    truncated: Truncated
+    masks_asked: bool
 
 
 @gc_disabled()
 def run_encode(call: EncodeCall) -> EncodeReport:
     """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
-    with dry_run() if call.dry_run else nullcontext():
-        return _encode(call)
+    stop = StopRequest(call.grace)
+    try:
+        with stop.heeded(), dry_run() if call.dry_run else nullcontext():
+            return _encode(call, stop)
+    except GraceOver:
+        raise StoppedError(f"stopped by {stop.signal} while no task was under way", hint=AGAIN) from None
 
 
-def _encode(call: EncodeCall) -> EncodeReport:
+def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
+    if call.part is not None and (call.retry_rejects or call.recheck):
+        flag = "--retry-rejects" if call.retry_rejects else "--recheck"
+        raise UsageError(f"{flag} is given with --part {call.part}, expected one of them",
+                         hint=f"run prep encode {flag} once, without --part: it changes what all parts have to do")
+    ready = prepare(call)
+    if call.dry_run:
+        return replace(_dry_run(ready), truncated=ready.truncated)
+    cache = open_cache(call.cache, create=True)
+    ready.facts.save()
+    if call.recheck:
+        recheck(cache, ready.wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
+    if call.part is None:
+        _clean_up(cache)
+    with _planned(ready, cache) as planned:
+        outcome = _run(ready, planned, cache, stop)
+        report = (seal(ready, cache, planned, outcome) if call.part is None else
+                  part_report(call.output, ready.wanted, planned, outcome, call.part))
+    ready.facts.save()
+    return replace(report, truncated=ready.truncated)
+
+
+def prepare(call: EncodeCall) -> Prepared:
+    """Resolves the recipe, reads pictures and captions, checks everything that needs no cache; writes nothing."""
     output = resolve(call.output)  # a link is followed once, for the file and for the paths in it
     check_places(call.recipe, call.cache, output)
     check_can_create(call.cache)
@@ -82,21 +137,17 @@ def _encode(call: EncodeCall) -> EncodeReport:
     reading = TextReading(model=model, family=wanted.specs.family, options=wanted.text_options)
     truncated = find_truncated(wanted.wants, reading, facts, call.progress)
     wanted = replace(wanted, wants=replace(wanted.wants, findings=(*wanted.wants.findings, *truncated.findings)))
-    if call.dry_run:
-        return replace(_dry_run(call, wanted), truncated=truncated)
-    cache = open_cache(call.cache, create=True)
-    facts.save()
-    if call.recheck:
-        recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
-    _clean_up(cache)
-    with _planned(call, wanted, cache) as planned:
-        outcome = _run(call, wanted, planned, cache, model)
-        sealed = assemble_manifest(wanted, cache, output, frame=frame, prompt_bytes=prompt_bytes, facts=facts,
-                                   transient=outcome.transient, found=None if planned.tasks else planned)
-        drop_plan(cache, planned, output)
-        report = _report(call, wanted, planned, outcome, sealed, asked)  # while gc can remove no table
-    facts.save()
-    return replace(report, truncated=truncated)
+    return Prepared(call=call, output=output, wanted=wanted, model=model, facts=facts, frame=frame,
+                    prompt_bytes=prompt_bytes, truncated=truncated, masks_asked=asked)
+
+
+def seal(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: Outcome) -> EncodeReport:
+    """Writes the manifest, removes the plan, and reports, while gc can remove no table. Raises `CacheError`."""
+    sealed = assemble_manifest(ready.wanted, cache, ready.output, frame=ready.frame,
+                               prompt_bytes=ready.prompt_bytes, facts=ready.facts, transient=outcome.transient,
+                               found=None if planned.tasks else planned)
+    drop_plan(cache, planned, ready.output)
+    return report_of(ready.call.output, ready.wanted, planned, outcome, sealed, masks_asked=ready.masks_asked)
 
 
 def open_facts(cache: Path, *, trust: bool) -> Memo:
@@ -121,7 +172,7 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
 def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
     if not wanted.wants.samples:
         named = ", ".join(str(source.path) for source in call.recipe.sources)
-        errors = _errors(wanted.wants.findings)
+        errors = errors_of(wanted.wants.findings)
         first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
         unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
         raise EmptyPlanError(f"no pictures to encode in {named}{unusable}",
@@ -147,31 +198,34 @@ def _clean_up(cache: Cache) -> None:
 
 
 @contextmanager
-def _planned(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> Iterator[EncodePlan]:
+def _planned(ready: Prepared, cache: Cache) -> Iterator[EncodePlan]:
     """Yields the plan and holds the cache's lock meanwhile, shared with other encoders; gc locks exclusively.
 
-    Incomplete commits are repaired first, under a short exclusive lock. If others use the cache, the repair is left
-    for later, and the rows are encoded again.
+    Incomplete commits are repaired first, under a short exclusive lock. If others use the cache, or this encodes a part
+    and others probably will, the repair is left for later, and the rows are encoded again.
     """
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
-        planned = _plan(call, wanted, cache)
-        ill = incomplete_commits(cache, planned.ledger)
+        planned = _plan(ready, cache)
+        ill = incomplete_commits(cache, planned.ledger) if ready.call.part is None else []
         if not ill:
             yield planned
             return
     with suppress(CacheError), lock_directory(cache.root, exclusive=True):
         repair_commits(cache, ill)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
-        yield _plan(call, wanted, cache)
+        yield _plan(ready, cache)
 
 
-def _plan(call: EncodeCall, wanted: ResolvedRecipe, cache: Cache) -> EncodePlan:
+def _plan(ready: Prepared, cache: Cache) -> EncodePlan:
     """The plan, after intact shards that only lack a commit have received one."""
-    planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
-    missing = {key for task in planned.tasks for key in task.rows}
-    if missing and adopt_orphans(cache, planned.ledger, missing):
-        return plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects)
-    return planned
+    call = ready.call
+
+    def planned() -> EncodePlan:
+        return plan(ready.wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, part=call.part)
+
+    first = planned()
+    missing = {key for task in first.tasks for key in task.rows}
+    return planned() if missing and adopt_orphans(cache, first.ledger, missing) else first
 
 
 def _model(call: EncodeCall) -> Path:
@@ -181,17 +235,36 @@ def _model(call: EncodeCall) -> Path:
     return locate(call.recipe.model.path, download=call.download and not call.dry_run)
 
 
-def _run(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache, model: Path) -> Outcome:
+def _run(ready: Prepared, planned: EncodePlan, cache: Cache, stop: StopRequest) -> Outcome:
+    """Runs the tasks. Raises `StoppedError` if a signal ended the run before all were finished."""
+    outcome = Outcome(encoded={}, transient=())
     if not planned.tasks:
-        return Outcome(encoded={}, transient=())
-    from prep.encode.engines.devices import run  # here: a run with nothing to do loads no engine and no torch
+        return outcome
+    job = _job(ready, planned, cache)
+    with gc_enabled(), suppress(GraceOver), stop.completing(job.claims.stop):
+        outcome = _executed(job, ready.call)
+    left = [task for task in planned.tasks if not is_finished(cache, task.key)] if stop.signal else []
+    if left:
+        raise StoppedError(f"stopped by {stop.signal}: {len(planned.tasks) - len(left)} of "
+                           f"{counted(len(planned.tasks), 'task')} finished; "
+                           f"{counted(sum(len(task.rows) for task in left), 'row')} left to encode", hint=AGAIN)
+    return outcome
 
-    with gc_enabled():
-        return run(_job(call, wanted, planned, cache, model), call.progress)
+
+def _executed(job: Job, call: EncodeCall) -> Outcome:
+    if call.ray is not None:
+        from prep.encode.engines import ray  # here: it needs an extra
+
+        return ray.run(job, call.ray, call.progress)
+    from prep.encode.engines import devices  # here: a run with nothing to do loads no engine and no torch
+
+    return devices.run(job, call.progress)
 
 
-def _job(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache, model: Path) -> Job:
-    return Job(cache=cache, model=model, vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
+def _job(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
+    call, wanted = ready.call, ready.wanted
+    return Job(cache=cache, model=ready.model,
+               vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
               specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
               text_options=wanted.text_options, text_groups=wanted.text_groups,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
@@ -201,52 +274,20 @@ def _job(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, cache: C
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
 
 
-def _dry_run(call: EncodeCall, wanted: ResolvedRecipe) -> EncodeReport:
+def _dry_run(ready: Prepared) -> EncodeReport:
+    call, wanted = ready.call, ready.wanted
     cache = open_cache(call.cache, create=False) if (call.cache / MARKER).exists() else None
     if call.recheck and cache is not None:
         recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
-    planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False)
+    planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False,
+                   part=call.part)
     measured = None
     if call.measure and planned.tasks:
         from prep.encode.engines.measure import measure  # here: it imports torch
 
         with gc_enabled():
-            measured = measure(_job(call, wanted, planned, cache or Cache(root=call.cache), wanted.model),
-                               call.progress)
+            measured = measure(_job(ready, planned, cache or Cache(root=call.cache)), call.progress)
     return EncodeReport(estimate=estimate(wanted, planned, cache, measured),
                         manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
-                        rejected=_errors(wanted.wants.findings), notices=wanted.wants.notices, samples={}, dry_run=True)
-
-
-def _report(call: EncodeCall, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome,
-            sealed: Manifest, asked: bool) -> EncodeReport:
-    encoded = {field: outcome.encoded.get(field, 0) for field in planned.missing}
-    used, black = _masked(call, sealed)
-    masks = {"found": _masks_found(wanted), "used": used}
-    return EncodeReport(manifest=call.output, encoded=encoded, reused=planned.reused, bytes=planned.bytes,
-                        rejected=_errors(findings_of(sealed)),
-                        notices=(*wanted.wants.notices, *outcome.notices, *black),
-                        samples=sealed.document["samples"], dry_run=False, masks=masks if asked else None)
-
-
-def _masks_found(wanted: ResolvedRecipe) -> int:
-    """How many masks there are: files, or pictures with transparency."""
-    return (sum(one.has_alpha for one in wanted.survey.items) if wanted.recipe.mask_origin == "alpha"
-            else wanted.survey.masks)
-
-
-def _masked(call: EncodeCall, sealed: Manifest) -> tuple[int, list[str]]:
-    """How many pictures of the manifest have a mask, and a notice if masks are entirely black."""
-    if call.recipe.mask_origin == "none":
-        return 0, []
-    samples = open_manifest(sealed).samples
-    masked = (~np.isnan(samples.coverage)).nonzero()[0]
-    pictures = {(int(samples.source[number]), samples.name(int(number))) for number in masked}
-    black = [samples.name(int(number)) for number in (samples.coverage == 0).nonzero()[0]]
-    return len(pictures), [f"{counted(len(black), 'mask')} entirely black; with masked loss "
-                           f"{'this sample' if len(black) == 1 else 'these samples'} would not train: "
-                           f"{join_names(black, 8)}"] if black else []
-
-
-def _errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    return tuple(one for one in findings if one.severity == "error")
+                        rejected=errors_of(wanted.wants.findings), notices=wanted.wants.notices, samples={},
+                        dry_run=True, part=call.part)

@@ -32,6 +32,12 @@ class TextGroups:
             self._tokens |= dict(zip(captions, counter.groups(list(captions.values()), negative=negative), strict=True))
         self._tokens |= {key: counter.unconditional() for key in lacking if self._texts[key].caption is None}
 
+    def only(self, keys: Iterable[str]) -> TextGroups:
+        """The lengths of these rows alone, as another process needs them."""
+        some = TextGroups(self._model, self._family, self._options, {})
+        some._tokens = {key: self._tokens[key] for key in keys if key in self._tokens}
+        return some
+
     def tokens(self, key: str) -> int:
         """Tokens of the group of a row; 0 if rows are not trimmed, or if this one was not counted."""
         return self._tokens.get(key, 0)

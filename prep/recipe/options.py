@@ -107,6 +107,26 @@ BY_NAME: Mapping[str, RecipeOption] = {one.name: one for one in RECIPE_OPTIONS}
 FLAGS: Mapping[str, str] = {one.key: one.flag for one in RECIPE_OPTIONS}
 
 
+def overriding(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Recipe values by key from values as a script has them: lists, numbers and paths as the options' texts.
+
+    Raises `UsageError` for a key that is no option.
+    """
+    options = {one.key: one for one in RECIPE_OPTIONS}
+    for key in given:
+        if key not in options:
+            raise UsageError(f"'{key}' is no setting that overrides a recipe, expected one of: {', '.join(options)}",
+                             hint="put it into the recipe's file")
+    return {key: options[key].parse(_given(value, options[key].kind)) for key, value in given.items()
+            if value is not None}
+
+
+def _given(value: Any, kind: type) -> Any:
+    if kind is Path:
+        return Path(value)
+    return value if kind is not str else ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def choices_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Maps values by parameter name to values by recipe key; None means not given. Raises `UsageError`."""
     return {BY_NAME[name].key: None if value is None else BY_NAME[name].parse(value) for name, value in given.items()}

@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal, TypeVar, cast
 
 from prep.formatting import format_bytes
 from prep.parse import Unparsed
+from prep.runtime import stops_held
 from prep.workers.protocol import (
     BUG,
     END,
@@ -278,10 +279,15 @@ def _too_much(limits: Limits) -> WorkerLost:
 
 
 def _start(command: Sequence[str]) -> _Worker | None:
-    """A new worker, not ready yet; `None` if no process can be started."""
+    """A new worker, not ready yet; `None` if no process can be started.
+
+    It never gets the signals that ask to stop: clusters send them to all processes of a job, and the task under way may
+    still need its worker.
+    """
     try:
-        return _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, env={**os.environ, **_SETTINGS}))
+        with stops_held():
+            return _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                            stderr=subprocess.DEVNULL, env={**os.environ, **_SETTINGS}))
     except OSError:
         return None
 

@@ -89,6 +89,7 @@ def test_only_what_changed_is_opened(encoded, words, photos, tmp_path):
     assert (tmp_path / "m.json").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_without_facts_everything_is_opened_and_the_manifest_is_the_same(encoded, words, photos, tmp_path):
     whole = (tmp_path / "m.json").read_bytes()
     (store,) = memory_folder().glob("files-*")

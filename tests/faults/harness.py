@@ -79,6 +79,15 @@ class Stage:
         return ["encode", str(self.pictures), "--model", str(self.model), "--cache", str(self.cache), "-o",
                 str(self.home / name), "--mask", self.mask, *OPTIONS, *map(str, options)]
 
+    def part(self, number: int, count: int, *options: object, name: str = "m.json") -> list[str]:
+        return self.encode("--part", f"{number}/{count}", *options, name=name)
+
+    def seal(self, count: int | None = None, *options: object, name: str = "m.json") -> list[str]:
+        """The command that writes the manifest of parts, with the options of `encode`."""
+        words = ["seal", *self.encode(*options, name=name)[1:], *([] if count is None else ["--parts", str(count)])]
+        place = words.index("--device")
+        return [*words[:place], *words[place + 2:]]
+
     def verify(self, name: str = "m.json") -> list[str]:
         return ["verify", str(self.home / name), "--json"]
 

@@ -8,7 +8,8 @@ The first line is the commands of a run in this very process, so that what is im
 a run of a user who may not read it. Each further request is a list of runs, all started at once, each like
 `{"argv": [[...], ...], "shim": {...}}`: commands run one after another in one process, under the faults that `shim.py`
 makes. `kill_after` kills a run with SIGKILL after so many seconds; `beside` repeats its commands until every run else
-has ended; `user` is a number whose rights it has; `program` is `prep` or `train`; `environment` has further variables.
+has ended; `user` is a number whose rights it has; `program` is `prep` or `train`; `environment` has further variables,
+and `directory` is where it runs.
 The answer has for each run its exit codes, the signal that ended it, and what it wrote. Nothing here has threads when
 it forks, Arrow's allocator apart.
 """
@@ -94,6 +95,7 @@ def child(run: dict[str, Any], folder: Path) -> None:
             os.setgid(run["user"])
             os.setuid(run["user"])
         os.environ.update(run.get("environment", {}))
+        os.chdir(run.get("directory", "."))
         faults = shim.install(run.get("shim", {}))
         ended = False
         while not ended:

@@ -3,6 +3,8 @@
 A plan, as JSON:
 
     {"kill": n, "when": "before" | "after" | "half"}   SIGKILL at the n-th call; half of a write is done
+    {"signal": n, "name": "SIGTERM"}                   that signal, at the n-th call, which then goes on
+    {"change": FILE}                                   a byte more in this file, at the first call
     {"message": n}                                     SIGKILL at the n-th message between ranks that train together
     {"power": n, "home": DIR, "seed": s}               the power goes after n calls: see `power.py`; n = -1: at the end
     {"follow": FILE}                                   as "power" does, and keeps in FILE what is not on the disk yet
@@ -17,6 +19,7 @@ A plan, as JSON:
     {"trace": FILE}                                    a line for each look at a task and each commit: what, key, time
     {"anywhere": true}                                 tasks are begun at any of them, as without a shim
     {"task_rows": n}                                   the engine's tasks have n rows
+    {"ahead": n}                                       rows of n bytes, or one row, may wait to be written
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ def install(plan: dict[str, Any]) -> Shim:
     shim = Shim(plan)
     from prep.encode import plan as encode
     from prep.encode.engines import local
+    from prep.encode.engines.writing import WritingThread
     from prep.fs import atomic
 
     for name in atomic.PRIMITIVES:
@@ -57,6 +61,8 @@ def install(plan: dict[str, Any]) -> Shim:
         shim.count_messages(plan["message"])
     if "task_rows" in plan:
         encode.TASK_ROWS = plan["task_rows"]
+    if "ahead" in plan:
+        WritingThread.__init__.__defaults__ = (plan["ahead"],)
     if "watch" in plan:
         shim.watch(Path(plan["watch"]))
     if "trace" in plan:
@@ -111,6 +117,11 @@ class Shim:
             first.flush()
         if here and when != "after":
             os.kill(os.getpid(), signal.SIGKILL)
+        if number == 0 and "change" in self.plan:
+            with Path(self.plan["change"]).open("ab") as file:
+                file.write(b" ")
+        if self.plan.get("signal") == number:
+            os.kill(os.getpid(), getattr(signal, self.plan["name"]))
         self._refuse(name, number, path, first, rest)
         dropped = name in self.plan.get("drop", ()) and re.fullmatch(self.plan.get("where", ".*"), self._below(path))
         result = None if dropped else plain(first, *rest, **options)

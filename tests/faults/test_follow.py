@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from prep.cache import plans
+from prep.digest import digest_json
 from prep.encode import plan as encode
 from prep.encode.engines import local
 from prep.encode.engines.claims import Claims
@@ -111,3 +112,9 @@ def test_a_torn_plan_goes_with_the_run(run, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "write_plan", tear)
     run()
     assert not list((tmp_path / "cache" / "plans").iterdir())
+
+
+def test_the_key_of_a_task_is_the_digest_of_its_document():
+    """It is spelled without the JSON library."""
+    for field, rows in (("latent", ["0" * 64]), ("text", ["ab" * 32, "cd" * 32, "ef" * 32])):
+        assert encode._task(field, rows).key == digest_json({"kind": "task", "field": field, "rows": rows})

@@ -1,4 +1,5 @@
-"""Which tasks of a plan are taken, and how many rows failed: shared by the processes that work on it."""
+"""Which tasks of a plan are taken, how many rows failed, and whether to stop: shared by the processes that work on it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +14,29 @@ class Claims:
 
     def __init__(self) -> None:
         self._failed = 0
+        self._stopped = False
+        self._others: list[Claims] = []
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no other task is to be begun."""
+        return self._stopped
+
+    def stop(self) -> None:
+        """From now on no task is free; tasks that were begun may be finished. Signal handlers may call this."""
+        self._stopped = True
+        for other in self._others:
+            other.stop()
+
+    def tell(self, other: Claims) -> None:
+        """Has `other` stopped together with this."""
+        self._others.append(other)
+        if self.stopped:
+            other.stop()
 
     def take(self, task: str) -> bool:
         """Whether the task with this key was free; from now on it is taken."""
-        return True
+        return not self.stopped
 
     def failed(self) -> int:
         """Counts one more failed row; how many there are now, of all processes."""
@@ -35,11 +55,19 @@ class SharedClaims(Claims):
         self._lock = context.Lock()
         self._taken = context.RawArray("b", len(tasks))
         self._failures = context.RawValue("l", 0)
+        self._stop = context.RawValue("b", 0)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._stop.value)
+
+    def stop(self) -> None:
+        self._stop.value = 1
 
     def take(self, task: str) -> bool:
         number = self._numbers[task]
         with self._lock:
-            free = not self._taken[number]
+            free = not self._taken[number] and not self.stopped
             self._taken[number] = 1
         return free
 

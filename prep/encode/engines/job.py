@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -49,6 +49,15 @@ class Job:
     compiled: bool = False  # whether encoders are compiled; not in the keys
     claims: Claims = field(default_factory=Claims)
 
+    def share(self, tasks: Sequence[Task]) -> Job:
+        """A job of some of the tasks, with the targets of their rows alone, so that it can be sent."""
+        keys = [key for task in tasks for key in task.rows]
+        wants = replace(self.wants, samples=(), labels=(), prompts=(), findings=(), notices=(),
+                        latents={key: self.wants.latents[key] for key in keys if key in self.wants.latents},
+                        masks={key: self.wants.masks[key] for key in keys if key in self.wants.masks},
+                        texts={key: self.wants.texts[key] for key in keys if key in self.wants.texts})
+        return replace(self, tasks=tuple(tasks), wants=wants, text_groups=self.text_groups.only(keys), claims=Claims())
+
     def bucket_of(self, task: Task) -> Size | None:
         """The bucket that all rows of a latent or mask task have."""
         return self.wants.bucket_of(task.field, task.rows[0])
@@ -59,12 +68,23 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RayOptions:
+    """How a Ray cluster is used."""
+
+    address: str = ""  # of a running cluster, or "auto"; "": one is started on this machine
+    workers: int | None = None  # None: as many as the cluster has GPUs for, or one on each node
+    gpus: float | None = None  # of each worker; None: one, if the cluster has any and the device is not the CPU
+    seconds: float = 3600.0  # that a task may take
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """Rows encoded, by field, and rows that failed only in this run (such as a file that changed meanwhile)."""
 
     encoded: dict[str, int]
     transient: tuple[Finding, ...]
     notices: tuple[str, ...] = ()
+    failed: int = 0  # rows that count against max_rejects
 
 
 def provenance(device: str, seconds: float) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
+from types import TracebackType
 from typing import Any, TypeVar
 
 from prep.cache.ledger.ledger import is_finished, write_commit
@@ -49,35 +50,51 @@ Row = TypeVar("Row")
 Make = Callable[[Job, PictureTarget, WorkerPool], Any]
 
 
-def run(job: Job, progress: Progress = silent) -> Outcome:
+def run(job: Job, progress: Progress = silent, tools: Tools | None = None) -> Outcome:
     """Runs every task of `job`. Raises `ModelError`, and `CacheError` past max_rejects.
 
-    Each field has its own progress bar: a latent takes a hundred times as long as a text row, so a common rate could
-    not predict the remaining time.
+    `tools` are kept for the next job with the same settings; without, they are this job's own. Each field has its own
+    progress bar: a latent takes a hundred times as long as a text row, so a common rate could not predict the remaining
+    time.
     """
     tally = _Tally(job)
     by_field: dict[str, list[Task]] = {"mask": [], "text": [], "latent": []}
     for task in job.tasks:
         by_field[task.field].append(task)
-    with WritingThread[tuple[str, Made]]() as writing, WorkerPool(SERVICE) as decoders, \
-            ThreadPoolExecutor(job.jobs, thread_name_prefix="decode") as pool:
-        decoding, sink = _Decoding(pool, decoders), _Sink(job, tally, writing)
-        try:
-            _encode_masks(job, by_field["mask"], decoding, sink, progress)
-            _encode_texts(job, by_field["text"], sink, progress)
-            _encode_latents(job, by_field["latent"], decoding, sink, progress)
-        finally:
-            decoders.close()  # first: threads of the pool may wait for them
-            pool.shutdown(wait=True, cancel_futures=True)
-    return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient), notices=tuple(tally.notices))
+    with WritingThread[tuple[str, Made]]() as writing, \
+            Tools(job.jobs) if tools is None else nullcontext(tools) as used:
+        sink = _Sink(job, tally, writing)
+        _encode_masks(job, by_field["mask"], used, sink, progress)
+        _encode_texts(job, by_field["text"], used, sink, progress)
+        _encode_latents(job, by_field["latent"], used, sink, progress)
+    return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient), notices=tuple(tally.notices),
+                   failed=tally.failed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Decoding:
-    """Threads, each of which waits for a worker process that decodes."""
+class Tools:
+    """What encodes: threads, each of which waits for a worker process that decodes, and one loaded encoder."""
 
-    pool: ThreadPoolExecutor
-    workers: WorkerPool
+    def __init__(self, jobs: int) -> None:
+        self.pool = ThreadPoolExecutor(jobs, thread_name_prefix="decode")
+        self.workers = WorkerPool(SERVICE)
+        self._field, self._encoder = "", None
+
+    def encoder(self, field: str, load: Callable[[], Any]) -> Any:
+        """The encoder of a field; that of another field is freed before it is loaded."""
+        if self._field != field:
+            self._field, self._encoder = "", None
+            self._encoder = load()
+            self._field = field
+        return self._encoder
+
+    def __enter__(self) -> Tools:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None,
+                 _trace: TracebackType | None) -> None:
+        self.workers.close()  # first: threads of the pool may wait for them
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self._field, self._encoder = "", None
 
 
 class _Tally:
@@ -87,6 +104,7 @@ class _Tally:
         self.encoded: Counter[str] = Counter()
         self.transient: list[Finding] = []
         self.notices: list[str] = []
+        self.failed = 0  # rows, in this process
         self._limit = job.max_rejects
         self._claims = job.claims
 
@@ -99,18 +117,22 @@ class _Tally:
             self.transient.append(what)
         elif what.code != NOT_FINITE:
             return
-        failed = self._claims.failed()
-        if failed > self._limit:
-            raise CacheError(f"{counted(failed, 'row')} failed (a latent that is not finite, a file that changed "
-                             f"meanwhile, a decoder that crashed), more than --max-rejects {self._limit}; the last: "
-                             f"{what.detail}",
-                             hint="--compute float32 helps if latents are not finite; bad pictures do not count")
+        self.failed += 1
+        check_failed(self._claims.failed(), self._limit, what.detail)
 
     def note_batches(self, batches: Any, unit: str, advice: str) -> None:
         """Adds a notice if the device's memory did not hold the batches of this size."""
         if batches.refused is not None:
             self.notices.append(f"note: {batches.device} had too little memory for {batches.refused} {unit} at a "
                                 f"time, so they were encoded {batches.size} at a time{advice}")
+
+
+def check_failed(failed: int, most: int, last: str) -> None:
+    """Raises `CacheError` if more rows failed than may; `last` says how the last one did."""
+    if failed > most:
+        raise CacheError(f"{counted(failed, 'row')} failed (a latent that is not finite, a file that changed "
+                         f"meanwhile, a decoder that crashed), more than --max-rejects {most}; the last: {last}",
+                         hint="--compute float32 helps if latents are not finite; bad pictures do not count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +148,7 @@ class _Sink:
         self.writing.write(lambda made: _finish(self.job, task, made, self.tally, device), ticked(rows, tick))
 
 
-def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tick]:
+def bar_of(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tick]:
     """The progress bar of a field's rows; its title numbers the field."""
     fields = [name for name in FIELDS if any(task.field == name for task in job.tasks)]
     rows = sum(len(task.rows) for task in job.tasks if task.field == field)
@@ -134,39 +156,45 @@ def _bar(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tic
     return progress(f"encoding {FIELDS[field]}{which}", rows, "rows")
 
 
-def _encode_masks(job: Job, tasks: Sequence[Task], decoding: _Decoding, sink: _Sink,
+def _encode_masks(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
                   progress: Progress) -> None:
     left = _left(job, tasks)
     if left is None:
         return
-    with _bar(job, "mask", progress) as tick:
-        for task, rows in _ahead(job, left, decoding, mask_row, job.wants.masks):
+    with bar_of(job, "mask", progress) as tick:
+        for task, rows in _ahead(job, left, tools, mask_row, job.wants.masks):
             sink.take(task, rows, tick, "cpu")
 
 
-def _encode_texts(job: Job, tasks: Sequence[Task], sink: _Sink, progress: Progress) -> None:
+def _encode_texts(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink, progress: Progress) -> None:
     left = _from_somewhere(tasks)
     turns = _with_coming(job, _unfinished(job, left), left)
     first = next(turns, None)
     if first is None:
         return
     with phase(progress, "loading the text encoder"):
-        with defer_interrupts():
-            from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
-
-            quiet_libraries()
-            from prep.models.text.encoder import TextEncoder
-
-        encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
-                              compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
-                              compiled=job.compiled, first=_captions(job, first[1]))
+        encoder = tools.encoder("text", lambda: _text_encoder(job, first[1]))
     _check_text_shapes(job, encoder.shapes)
-    with _bar(job, "text", progress) as tick:
+    with bar_of(job, "text", progress) as tick:
         for task, coming in chain([first], turns):
+            if job.claims.stopped:
+                break
             encoder.prepare(_captions(job, coming))
             sink.take(task, text_rows(job, task, encoder), tick, job.device)
     sink.tally.notices += [*encoder.placement.notices, *encoder.compiler.notices]
     sink.tally.note_batches(encoder.batches, "captions", "")
+
+
+def _text_encoder(job: Job, first: Iterable[Task]) -> Any:
+    with defer_interrupts():
+        from prep.models.loading import quiet_libraries  # here: a run with nothing to encode imports no torch
+
+        quiet_libraries()
+        from prep.models.text.encoder import TextEncoder
+
+    return TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
+                       compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
+                       compiled=job.compiled, first=_captions(job, first))
 
 
 def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
@@ -180,41 +208,48 @@ def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
                                  hint="check model_max_length in its tokenizer_config.json")
 
 
-def _encode_latents(job: Job, tasks: Sequence[Task], decoding: _Decoding, sink: _Sink,
+def _encode_latents(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
                     progress: Progress) -> None:
     left = _left(job, tasks)
     if left is None:
         return
     with phase(progress, "loading the VAE"):
-        with defer_interrupts():
-            from prep.models.loading import quiet_libraries  # here: as above
+        encoder = tools.encoder("latent", lambda: _vae_encoder(job))
+    from prep.models.device.allocator import kept_heap  # here: as above
 
-            quiet_libraries()
-            from prep.models.device.allocator import kept_heap
-            from prep.models.vae import VaeEncoder
-
-        encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
-                             with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
-    with kept_heap(encoder.batches.device), _bar(job, "latent", progress) as tick:
-        for task, pixels in _ahead(job, left, decoding, picture_pixels, job.wants.latents):
+    with kept_heap(encoder.batches.device), bar_of(job, "latent", progress) as tick:
+        for task, pixels in _ahead(job, left, tools, picture_pixels, job.wants.latents):
             sink.take(task, latent_rows(pixels, encoder, job.batch_size), tick, job.device)
     sink.tally.notices += encoder.compiler.notices
     sink.tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
 
 
-def _ahead(job: Job, tasks: Iterable[Task], decoding: _Decoding, make: Make,
+def _vae_encoder(job: Job) -> Any:
+    with defer_interrupts():
+        from prep.models.loading import quiet_libraries  # here: as above
+
+        quiet_libraries()
+        from prep.models.vae import VaeEncoder
+
+    return VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
+                      with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
+
+
+def _ahead(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
            works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
     """Each task with its (key, made) pairs in order; the pool works two batches ahead, across tasks."""
-    for task, results in groupby(_in_order(job, tasks, decoding, make, works), key=lambda result: result[0]):
+    for task, results in groupby(_in_order(job, tasks, tools, make, works), key=lambda result: result[0]):
+        if job.claims.stopped:
+            return
         yield task, ((key, made) for _, key, made in results)
 
 
-def _in_order(job: Job, tasks: Iterable[Task], decoding: _Decoding, make: Make,
+def _in_order(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
               works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, str, Any]]:
     rows = ((task, key) for task in tasks for key in task.rows)
     window: deque[tuple[Task, str, Future[Any]]] = deque()
     for task, key in rows:
-        window.append((task, key, decoding.pool.submit(make, job, works[key], decoding.workers)))
+        window.append((task, key, tools.pool.submit(make, job, works[key], tools.workers)))
         if len(window) >= 2 * job.batch_size + job.jobs:
             first, name, future = window.popleft()
             yield first, name, future.result()

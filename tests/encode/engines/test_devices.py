@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
+import signal
 from contextlib import ExitStack, contextmanager
 
 import claims_that_end
@@ -77,6 +79,7 @@ def test_a_device_that_is_not_there(encode, tmp_path):
     assert not commits(tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_all_processes(encode, monkeypatch, tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -89,6 +92,28 @@ def test_an_interruption_ends_all_processes(encode, monkeypatch, tmp_path):
     assert result.code == 0 and result.json["encoded"] == {"latent": 8, "mask": 3, "text": 7}
 
 
+def test_a_signal_stops_all_processes_after_their_tasks(encode, monkeypatch, tmp_path):
+    """It comes when the first of them begins."""
+    usual, asked = _Bars.told, []
+
+    def told(bars, kind, title, *values):
+        if kind == "stage" and not asked:
+            asked.append(os.kill(os.getpid(), signal.SIGTERM))
+        usual(bars, kind, title, *values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Bars, "told", told)
+        patch.setattr("prep.encode.plan.TASK_ROWS", 1)
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)]
+        result = encode("cpu,cpu")
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)] == before
+    assert result.code == 75 and "stopped by SIGTERM: " in result.err
+    assert not multiprocessing.active_children() and not (tmp_path / "m.json").exists()
+    assert not list((tmp_path / "cache" / "tmp").glob("*"))
+    assert encode("cpu").code == 0
+
+
+@pytest.mark.slow
 def test_failures_of_all_processes_count_against_the_limit(encode, photos, tmp_path, monkeypatch):
     """Two files change meanwhile, of different buckets, so that each process may meet one."""
     real = devices.SharedClaims

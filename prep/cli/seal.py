@@ -1,0 +1,53 @@
+"""`prep seal`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep.cli import options as opt
+from prep.cli.console import put, put_json, say, screen_width
+from prep.cli.options import quiet_pillow
+from prep.cli.ticker import progress
+from prep.errors import EXIT_FINDINGS
+
+
+@opt.with_recipe_options()
+def seal(
+    source: opt.SourceArg,
+    cache: Annotated[Path, typer.Option(help="the cache directory of all parts", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="the manifest to write")] = Path("manifest.json"),
+    given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
+    parts: Annotated[int | None, typer.Option(
+        help="N of the parts I/N, so that a message can name those with work left", min=1, show_default=False)] = None,
+    jobs: opt.Jobs = opt.JOBS,
+    rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
+    download: opt.Download = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Write the manifest once prep encode --part has encoded all parts; otherwise say what is missing.
+
+    Takes the source and options of prep encode, encodes nothing, and needs no GPU.
+    """
+    from prep.encode.run import EncodeCall
+    from prep.encode.seal import run_seal
+
+    quiet_pillow()
+    recipe = opt.recipe_from_options(source, **given)
+    begun = time.monotonic()
+    report = run_seal(EncodeCall.of_seal(
+        recipe=recipe, cache=cache, output=output, jobs=jobs, rehash=rehash, download=download,
+        progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)), parts)
+    if not quiet:
+        for line in report.notices:
+            say(line)
+    if as_json:
+        put_json(report.as_json(time.monotonic() - begun))
+    else:
+        put(report.as_text(time.monotonic() - begun, every=screen_width() is None))
+    if strict and report.rejected:
+        raise typer.Exit(EXIT_FINDINGS)

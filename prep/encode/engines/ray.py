@@ -1,0 +1,366 @@
+"""Runs tasks on a Ray cluster: an actor on each GPU, or node, that keeps its encoder from one task to the next.
+
+The driver is the command. It sends each actor a few blocks of tasks ahead and gets back what was encoded; rows never
+travel. An actor that dies, stops answering, or takes too long for a task is replaced, and its blocks are sent again
+(Ray itself repeats nothing). A task that fails three times becomes a finding. Whatever an actor has finished is
+committed, so the driver may die, too, and be run again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from prep.cache.records import Task
+from prep.encode.engines.job import Job, Outcome, RayOptions
+from prep.encode.engines.local import TAKEN, bar_of, check_failed
+from prep.encode.engines.ray_worker import Failure, RayWorker
+from prep.errors import CacheError, UsageError, first_line
+from prep.findings import Finding
+from prep.formatting import counted
+from prep.fs import atomic
+from prep.progress import Progress, Tick, silent
+
+ATTEMPTS = 3  # of a task
+AHEAD = 2  # blocks that an actor has: one that it encodes, and the next
+PACE = 0.2  # seconds between two looks at the workers, at most
+BEAT = 2.0  # seconds between two questions whether a worker still answers
+SILENCE = 60.0  # seconds without an answer after which a worker is replaced
+START = 300.0  # seconds until the first worker must have started
+MOST_LOST = 5  # workers in a row that may be lost before any has finished a block; besides one for each
+
+
+def run(job: Job, options: RayOptions, progress: Progress = silent) -> Outcome:
+    """Runs every task of `job` on the cluster. Raises as `local.run` does, and `UsageError` without a cluster."""
+    ray = _library()
+    if job.device == "all" or "," in job.device:
+        raise UsageError(f"--device is '{job.device}' with --engine ray, expected one device",
+                         hint="omit --device: each worker of the cluster uses the GPUs that Ray gives to it")
+    with _connected(ray, options), _token(job) as token:
+        cluster = _Cluster.of(ray, job, options)
+        with ExitStack() as stack:
+            driver = _Driver(ray, job, cluster, token, options, _Bars(job, progress, stack))
+            try:
+                return driver.run()
+            finally:
+                driver.close()
+
+
+def _library() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else Ray prints on stdout what raylets report
+    try:
+        import ray  # here: an extra
+        import ray.exceptions
+    except ImportError:
+        raise UsageError("--engine ray needs the package ray, which is not installed",
+                         hint="pip install 'latentry[ray]', on all nodes") from None
+    return ray
+
+
+@contextmanager
+def _connected(ray: Any, options: RayOptions) -> Iterator[None]:
+    """A connection to the cluster. Raises `UsageError`."""
+    if ray.is_initialized():  # by a caller, who keeps it
+        yield
+        return
+    named = {"address": options.address} if options.address else {"address": "local", "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**named, log_to_driver=False, configure_logging=False)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray takes it, to exit at once
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(f"no connection to the Ray cluster '{options.address or 'local'}': {first_line(error)}",
+                         hint="start one with ray start --head, and ray start --address HOST:6379 on the other nodes; "
+                         "without --address, prep starts one on this machine") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _token(job: Job) -> Iterator[Path]:
+    """A new directory in the cache, by which workers tell that they see the same one."""
+    path = job.cache.stage()
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            atomic.remove_tree(path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cluster:
+    """How many workers a cluster gets, and what each of them has."""
+
+    workers: int
+    cpus: int
+    gpus: float
+    jobs: int  # threads that decode
+
+    @classmethod
+    def of(cls, ray: Any, job: Job, options: RayOptions) -> _Cluster:
+        """Raises `UsageError` for a cluster that has too little for one worker."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        total = sum(node.get("GPU", 0) for node in nodes)
+        gpus = options.gpus if options.gpus is not None else float(bool(total) and job.device != "cpu")
+        if not nodes or gpus > max(node.get("GPU", 0) for node in nodes):
+            raise UsageError(f"no node of the Ray cluster has {gpus:g} GPUs and a CPU, which a worker needs",
+                             hint="change --num-gpus-per-worker; ray status shows what the cluster has")
+        there = sum(math.floor(node.get("GPU", 0) / gpus) for node in nodes) if gpus else len(nodes)
+        workers = options.workers or there
+        share = math.ceil(workers / len(nodes))
+        least = int(min(node["CPU"] for node in nodes))
+        return cls(workers=workers, cpus=1 if gpus else max(1, least // share), gpus=gpus,
+                   jobs=max(1, job.jobs // share))
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """Tasks that a worker gets at once."""
+
+    tasks: tuple[Task, ...]
+    attempts: int = 0  # that failed
+    shown: int = 0  # rows that the progress bar has counted
+
+    @property
+    def rows(self) -> int:
+        return sum(len(task.rows) for task in self.tasks)
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """An actor, from the driver's side."""
+
+    actor: Any
+    starting: Any  # reference of the answer of `start`; None: it has started
+    blocks: deque[tuple[Any, _Block]] = field(default_factory=deque)  # with the references of their outcomes
+    since: float = 0.0  # when its first block was begun, or it was asked to start
+    beat: Any = None  # reference of the answer of `beat`; None: not asked
+    asked: float = 0.0
+
+
+class _Driver:
+    """Sends blocks to workers, collects what they answer, and replaces workers that are lost."""
+
+    def __init__(self, ray: Any, job: Job, cluster: _Cluster, token: Path, options: RayOptions, bars: _Bars) -> None:
+        self._ray, self._cluster, self._token, self._limit = ray, cluster, token, options.seconds
+        self._job, self._bars = replace(job, jobs=cluster.jobs), bars
+        self._empty = self._job.share(())
+        self._class = ray.remote(concurrency_groups={"beat": 1}, max_restarts=0, max_task_retries=0,
+                                 num_cpus=cluster.cpus, num_gpus=cluster.gpus, scheduling_strategy="SPREAD")(RayWorker)
+        self._left = deque(_blocks(job.tasks))
+        self._workers: list[_Worker] = []
+        self._size = cluster.workers  # how many there should be
+        self._started = False  # whether any worker has
+        self._lost_in_row = self._lost = self._failed = 0
+        self._encoded: Counter[str] = Counter()
+        self._transient: list[Finding] = []
+        self._notices: dict[str, None] = {}
+
+    def run(self) -> Outcome:
+        """Encodes all blocks, or after a request to stop, those that are under way."""
+        while self._left or any(worker.blocks for worker in self._workers):
+            if self._job.claims.stopped:
+                self._left.clear()
+            self._spawn()
+            self._feed()
+            self._collect()
+            self._watch()
+        if self._lost:
+            self._note(f"note: {counted(self._lost, 'worker')} of the Ray cluster lost and replaced")
+        return Outcome(encoded=dict(self._encoded), transient=tuple(self._transient), notices=tuple(self._notices),
+                       failed=self._failed)
+
+    def close(self) -> None:
+        """Ends all workers."""
+        while self._workers:
+            self._kill(self._workers[0])
+
+    def _kill(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        with suppress(Exception):  # it may be dead, or the whole cluster
+            self._ray.kill(worker.actor)
+
+    def _spawn(self) -> None:
+        """Starts as many workers as there is work for."""
+        blocks = len(self._left) + sum(len(worker.blocks) for worker in self._workers)
+        while len(self._workers) < min(self._size, blocks):
+            actor = self._class.remote()
+            starting = actor.start.remote(self._empty, self._token, version("latentry"), str(Path.cwd()))
+            self._workers.append(_Worker(actor=actor, starting=starting, since=time.monotonic()))
+
+    def _feed(self) -> None:
+        """Sends blocks: first to workers that have none."""
+        for depth in range(AHEAD):
+            for worker in self._workers:
+                if worker.starting is None and len(worker.blocks) == depth and self._left:
+                    block = self._left.popleft()
+                    if not worker.blocks:
+                        worker.since = time.monotonic()
+                    worker.blocks.append((worker.actor.encode.remote(self._job.share(block.tasks)), block))
+
+    def _collect(self) -> None:
+        """Waits a moment for answers, and takes all there are."""
+        asked = {worker.starting or worker.blocks[0][0]: worker for worker in self._workers
+                 if worker.starting is not None or worker.blocks}
+        ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=PACE) if asked else ([], [])
+        if ready:
+            ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for reference in ready:
+            worker = asked[reference]
+            try:
+                answer = self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                self._lose(worker, first_line(error))
+                continue
+            if reference == worker.starting:
+                self._has_started(worker, answer)
+            else:
+                self._has_encoded(worker, answer)
+
+    def _has_started(self, worker: _Worker, answer: Failure | None) -> None:
+        """Takes the answer of a new worker; one that does not fit its node is not replaced."""
+        if answer is None:
+            worker.starting, self._started = None, True
+            return
+        self._kill(worker)
+        self._size -= 1
+        if not self._size and answer.problem is not None:
+            raise answer.problem
+        self._note(f"note: a worker of the Ray cluster was not used: {answer.said}")
+
+    def _has_encoded(self, worker: _Worker, answer: Outcome | Failure) -> None:
+        """Takes the answer of a worker's first block."""
+        _, block = worker.blocks.popleft()
+        worker.since = time.monotonic()
+        if self._job.claims.stopped:
+            worker.blocks.clear()  # before it begins the next
+            self._kill(worker)
+        if isinstance(answer, Failure):
+            if answer.problem is not None:
+                raise answer.problem
+            self._retry(block, answer.said)
+            return
+        self._lost_in_row = 0
+        self._bars.show(block, block.rows)
+        self._encoded.update(answer.encoded)
+        self._transient += answer.transient
+        for notice in answer.notices:
+            self._note(notice)
+        self._count(answer.failed, answer.transient[-1].detail if answer.transient else "it is not finite")
+
+    def _lose(self, worker: _Worker, said: str) -> None:
+        """Gives a lost worker's blocks to others; only the first was begun. Raises if too many workers are lost."""
+        self._kill(worker)
+        self._lost += 1
+        self._lost_in_row += 1
+        blocks = [block for _, block in worker.blocks]
+        self._left.extendleft(reversed(blocks[1:]))
+        if blocks:
+            self._retry(blocks[0], said)
+        if self._lost_in_row > MOST_LOST + self._cluster.workers:
+            raise CacheError(f"{self._lost_in_row} workers of the Ray cluster were lost in a row, and none finished a "
+                             f"task; the last: {said}", hint="ray status and the logs of Ray say more; finished work "
+                             "is kept: run the same command again")
+
+    def _retry(self, block: _Block, said: str) -> None:
+        """Has the tasks of a block done again, one by one; after the last attempt they become findings."""
+        attempts = block.attempts + 1
+        if attempts < ATTEMPTS:
+            self._left.extendleft(_Block(tasks=(task,), attempts=attempts)
+                                  for task in reversed(block.tasks))
+            return
+        self._lost_in_row = 0
+        for task in block.tasks:
+            self._transient += _findings(self._job, task, said)
+            if task.field == "text":
+                self._note(f"note: {counted(len(task.rows), 'caption')} not encoded: the task failed {ATTEMPTS} times; "
+                           f"the last time: {said}")
+            self._count(1, f"a task failed {ATTEMPTS} times; the last time: {said}")
+
+    def _count(self, failed: int, last: str) -> None:
+        """Raises `CacheError` if more rows (or whole tasks) failed than may."""
+        self._failed += failed
+        check_failed(self._failed, self._job.max_rejects, last)
+
+    def _note(self, text: str) -> None:
+        self._notices[text] = None
+
+    def _watch(self) -> None:
+        """Replaces workers that hang, and shows how far the others are."""
+        now = time.monotonic()
+        for worker in list(self._workers):
+            limit = self._limit * len(worker.blocks[0][1].tasks) if worker.blocks else math.inf
+            if worker.starting is None and now - worker.since > limit:
+                self._lose(worker, f"it took more than {limit:g} s (--task-seconds)")
+            elif worker.starting is None:
+                self._hear(worker, now)
+            elif not self._started and now - worker.since > START:
+                raise UsageError(f"no worker started on the Ray cluster within {START:g} s; each needs "
+                                 f"{counted(self._cluster.cpus, 'CPU')} and {self._cluster.gpus:g} GPUs",
+                                 hint="ray status shows what is free; --workers and --num-gpus-per-worker ask for less")
+
+    def _hear(self, worker: _Worker, now: float) -> None:
+        """Asks a worker how far it is, from time to time."""
+        if worker.beat is None:
+            if now - worker.asked >= BEAT:
+                worker.beat = worker.actor.beat.options(concurrency_group="beat").remote()
+                worker.asked = now
+            return
+        if not self._ray.wait([worker.beat], timeout=0)[0]:
+            if now - worker.asked > SILENCE:
+                self._lose(worker, f"it did not answer for {SILENCE:g} s")
+            return
+        try:
+            rows = self._ray.get(worker.beat)
+        except self._ray.exceptions.RayError as error:
+            self._lose(worker, first_line(error))
+            return
+        worker.beat = None
+        if worker.blocks:
+            self._bars.show(worker.blocks[0][1], rows)
+
+
+class _Bars:
+    """A progress bar for each field; it stays open until all is done, because blocks of two fields may overlap."""
+
+    def __init__(self, job: Job, progress: Progress, stack: ExitStack) -> None:
+        self._job, self._progress, self._stack = job, progress, stack
+        self._ticks: dict[str, Tick] = {}
+
+    def show(self, block: _Block, rows: int) -> None:
+        """Counts rows of a block, each once, however often the block is begun."""
+        name = block.tasks[0].field
+        if name not in self._ticks:
+            self._ticks[name] = self._stack.enter_context(bar_of(self._job, name, self._progress))
+        self._ticks[name](max(0, min(rows, block.rows) - block.shown))
+        block.shown = max(block.shown, min(rows, block.rows))
+
+
+def _blocks(tasks: Sequence[Task]) -> Iterator[_Block]:
+    """Masks, then text, then latents. Several text tasks go together, because text encoders may be loaded in turn."""
+    for name, size in (("mask", 1), ("text", TAKEN), ("latent", 1)):
+        some = [task for task in tasks if task.field == name]
+        yield from (_Block(tasks=tuple(some[start:start + size])) for start in range(0, len(some), size))
+
+
+def _findings(job: Job, task: Task, said: str) -> Iterator[Finding]:
+    """One for each picture of a task that is given up."""
+    works = job.wants.latents if task.field == "latent" else job.wants.masks
+    for work in (works[key] for key in task.rows if key in works):
+        yield Finding(path=work.name, code="not-encoded", severity="error",
+                      detail=f"{work.file} was not encoded: its task failed {ATTEMPTS} times, the last time because "
+                             f"{said}; run the command again")

@@ -1,0 +1,88 @@
+"""A worker of the Ray engine: a process on some node that holds an encoder and runs blocks of tasks, one at a time.
+
+It reads pictures and writes shards and commits itself; what it answers are counts and findings. Nothing here imports
+Ray: `ray.py` beside this makes an actor of it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from prep.cache.store import open_cache
+from prep.encode.engines import local
+from prep.encode.engines.job import Job, Outcome
+from prep.errors import CacheError, Problem, UsageError
+from prep.fs.lock import PATIENCE, lock_directory
+from prep.progress import Tick, Total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a worker could not start, or a block could not be encoded."""
+
+    problem: Problem | None  # None: an error that may not come again
+    said: str  # in a line
+
+
+class RayWorker:
+    """Two threads of Ray use it: one encodes, the other tells how far that is."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._held = ExitStack()
+        self._tools: local.Tools | None = None
+
+    def start(self, job: Job, token: Path, wanted: str, directory: str) -> Failure | None:
+        """Gets ready for blocks of `job`, if this node has its cache, where the command made the directory `token`.
+
+        `wanted` is the command's version of Latentry, `directory` where it runs: paths may be relative to it. The cache
+        stays locked as long as this process lives, so that nobody removes what it is writing, even if the command dies.
+        """
+        with suppress(OSError):  # a node that lacks it may still have all of the paths
+            os.chdir(directory)
+        try:
+            _check_node(job.cache.root, token, wanted)
+            self._held.enter_context(lock_directory(job.cache.root, exclusive=False, patience=PATIENCE))
+        except Problem as problem:
+            return Failure(problem=problem, said=problem.message)
+        self._tools = self._held.enter_context(local.Tools(job.jobs))
+        return None
+
+    def encode(self, job: Job) -> Outcome | Failure:
+        """Encodes a block of tasks; returns when their commits are written."""
+        self._rows = 0
+        try:
+            return local.run(job, self._progress, self._tools)
+        except Problem as problem:
+            return Failure(problem=problem, said=problem.message)
+        except Exception as error:
+            return Failure(problem=None, said=f"{type(error).__name__}: {error}".partition("\n")[0])
+
+    def beat(self) -> int:
+        """The rows of the present block that are done so far; that it answers means that the process works."""
+        return self._rows
+
+    @contextmanager
+    def _progress(self, _title: str, _total: Total, unit: str) -> Iterator[Tick]:
+        yield self._count if unit else lambda _: None
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
+
+
+def _check_node(root: Path, token: Path, wanted: str) -> None:
+    """Raises `UsageError` for another version, `CacheError` if this node has no cache at `root`, or another one."""
+    found = version("latentry")
+    if found != wanted:
+        raise UsageError(f"node {platform.node()} has Latentry {found}, expected {wanted}, as the command",
+                         hint="install the same version on all nodes: its keys and rows belong together")
+    open_cache(root, create=False)
+    if not token.is_dir():
+        raise CacheError(f"{root} on node {platform.node()} is another directory than on the node of the command",
+                         hint="keep the cache on a disk that all nodes share, under one path")
