@@ -12,8 +12,9 @@ from types import TracebackType
 
 from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.errors import CacheError, ConfigError, ModelError, Problem
+from prep.fs.mirror import url_of
 from prep.loader.index import Index, open_index
-from prep.loader.shards import Stamps, check_shards
+from prep.loader.shards import Stamps, check_shards, room_notes
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.families.registry import FAMILIES
@@ -89,7 +90,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
                       steps=_steps(config, plan), family=FAMILIES[manifest.family], shards=shards)
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
-                       notes=tuple(_notes(initial, config)))
+                       notes=(*_notes(initial, config), *(() if index is None else room_notes(index))))
 
 
 def _notes(initial: Initial | None, config: Config) -> Iterator[str]:
@@ -158,8 +159,27 @@ def _check_libraries(config: Config) -> None:
         raise ConfigError(f"optimizer.name is '{name}', which needs the library {facts.library}",
                           hint=f"pip install 'latentry[{facts.extra}]'")
     _require_torch(facts.torch, f"optimizer.name is '{name}', which needs", "--set optimizer.name=adamw")
+    if config.quantization != "none":
+        _check_quantized(config)
     if config.parallel.shard:
         _check_divided(config)
+
+
+def _check_quantized(config: Config) -> None:
+    """Raises `ConfigError` for settings that need the base's weights as they are, or without the library."""
+    lora, kind = config.lora, config.quantization
+    wrong = {"method": config.method == "full", "lora.kind": lora.kind != "lora", "lora.dora": lora.dora,
+             "lora.init": lora.init != "kaiming", "parallel.shard": config.parallel.shard}
+    ways = {"method": "--method lora", "lora.kind": "--set lora.kind=lora", "lora.dora": "--set lora.dora=false",
+            "lora.init": "--set lora.init=kaiming", "parallel.shard": "--no-shard"}
+    for name, bad in wrong.items():
+        if bad:
+            raise ConfigError(f"quantization is '{kind}', which is for the frozen base of a LoRA as lora.kind 'lora' "
+                              f"adds it, but {name} needs the weights as they are",
+                              hint=f"{ways[name]}, or --set quantization=none")
+    if kind == "nf4" and find_spec("bitsandbytes") is None:
+        raise ConfigError("quantization is 'nf4', which needs the library bitsandbytes",
+                          hint="pip install 'latentry[bnb]', or --set quantization=fp8")
 
 
 def _check_divided(config: Config) -> None:
@@ -237,6 +257,7 @@ def _check_schedule(config: Config, plan: StepPlan | None) -> None:
 def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
            faults: list[Problem]) -> _Model | None:
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
+    _check_named(asked, manifest)
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
     presets, initial = DENOISERS[family.name].presets, None
     trained: list[tuple[int, ...]] | None = None
@@ -271,6 +292,14 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
                   saved=_saved(numbers, weights, config),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
+
+
+def _check_named(asked: RunRequest, manifest: Manifest) -> None:
+    """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
+    url, model = url_of(manifest.path), manifest.model
+    if url is not None and not asked.model and isinstance(model, Path) and not model.is_dir():
+        raise ModelError(f"{url} names the model {manifest.document['model']['path']}, which is a directory where the "
+                         "cache was made", hint="name the model on this computer, or its Hub id, with --model")
 
 
 def _saved(numbers: int, weights: Shapes, config: Config) -> int:

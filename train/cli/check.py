@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from prep.cli.console import put, put_json
-from prep.formatting import printable
+from prep.errors import UsageError
+from prep.formatting import counted, format_bytes, printable
 from train.cli import options as opt
-from train.cli.summary import plan_lines, step_sizes
+from train.cli.summary import outlook_lines, plan_lines, step_sizes
 
 if TYPE_CHECKING:
     from prep.errors import Problem
     from train.config.schema import Config
+    from train.outlook import Outlook
     from train.setup import CheckReport, Setup
 
 
@@ -23,6 +28,15 @@ def check(
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
     settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
+    world_size: Annotated[int | None, typer.Option(help="show what each node reads in an epoch, with so many ranks in "
+                                                   "all", min=1)] = None,
+    nodes: Annotated[int, typer.Option(help="with --world-size: computers, with as many ranks each", min=1)] = 1,
+    node_cache: Annotated[str | None, typer.Option(
+        metavar="SIZE", help="with --world-size: what a node downloads if copies of shards may take so much, like 2TB",
+        show_default=False)] = None,
+    samples: Annotated[float | None, typer.Option(
+        help="with --world-size: the same for a larger data set like this one, of so many samples: 1e9", min=1,
+        show_default=False)] = None,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
     """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded."""
@@ -33,13 +47,71 @@ def check(
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
     if more := _check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device, chosen):
         report = replace(report, faults=(*report.faults, *more), setup=None)
+    reads = _reads(report.setup, world_size, nodes)
+    outlook = _outlook(report.setup, world_size, nodes, node_cache, samples)
     if as_json:
-        put_json(_as_json(report))
+        put_json(_as_json(report) | ({"nodes": reads} if reads else {})
+                 | ({"outlook": asdict(outlook)} if outlook else {}))
     else:
-        text = _as_text(report)
+        text = "\n".join([line for line in (_as_text(report), _reads_line(reads)) if line]
+                         + (outlook_lines(outlook) if outlook else []))
         if text:
             put(text)
     opt.stop_at_faults(report.faults, told=as_json)
+
+
+def _reads(setup: Setup | None, world: int | None, nodes: int) -> dict[str, Any]:
+    """The bytes that each of several nodes reads in the first epoch; empty if that was not asked, or there are faults.
+
+    Raises `UsageError` for numbers that do not fit.
+    """
+    if world is None and nodes > 1:
+        raise UsageError(f"--nodes is {nodes}, but --world-size is not given", hint=f"--world-size {8 * nodes}, for "
+                         "nodes of eight GPUs")
+    if world is None:
+        return {}
+    if world % nodes:
+        raise UsageError(f"--world-size is {world}, expected a multiple of --nodes, which is {nodes}",
+                         hint=f"--world-size {-(-world // nodes) * nodes}")
+    if setup is None:
+        return {}
+    from prep.loader.ahead import bytes_by_node
+
+    found = bytes_by_node(setup.index, setup.plan, world=world, nodes=nodes, masked=setup.masked)
+    return {"nodes": nodes, "ranks": world, "bytes": found, "of": sum(shard.bytes for shard in setup.index.shards)}
+
+
+def _outlook(setup: Setup | None, world: int | None, nodes: int, room: str | None, samples: float | None
+             ) -> Outlook | None:
+    """What nodes of such a size, or for such a data set, would download; `None` if that was not asked.
+
+    Raises `UsageError`.
+    """
+    from prep.parse import Unparsed, bytes_of
+    from train.outlook import outlook_of
+
+    if room is None and samples is None:
+        return None
+    if world is None:
+        raise UsageError("--node-cache or --samples is given without --world-size, expected both",
+                         hint="add --world-size, the number of ranks")
+    try:
+        most = None if room is None else bytes_of(room)
+    except Unparsed as error:
+        raise UsageError(f"--node-cache {error}") from None
+    return None if setup is None else outlook_of(
+        setup.index, setup.plan, world=world, nodes=nodes, room=most, masked=setup.masked,
+        samples=None if samples is None else int(samples))
+
+
+def _reads_line(reads: Mapping[str, Any]) -> str:
+    """What each node reads, as a line; empty if that was not asked."""
+    if not reads:
+        return ""
+    least, most = format_bytes(min(reads["bytes"])), format_bytes(max(reads["bytes"]))
+    each = least if least == most else f"{least} to {most}"
+    return (f"{counted(reads['nodes'], 'node')} of {counted(reads['ranks'] // reads['nodes'], 'rank')}: each reads "
+            f"{each} of the shards' {format_bytes(reads['of'])} in an epoch")
 
 
 def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[Problem]:

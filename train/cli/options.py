@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from train.config.schema import Config
     from train.setup import CheckReport, RunRequest
 
-ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote",
+ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote, "
+                                             "or that of prep push: s3://bucket/dataset/manifest.json",
                                              show_default=False)]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory of the run (default: runs/NAME)")]
 ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: all defaults)")]
@@ -60,9 +61,10 @@ def read_settings(path: Path | None, settings: list[str] | None, options: dict[s
 
 
 def request_of(manifest: Path, model: str | None, download: bool, others: bool, init: Path | None = None) -> RunRequest:
+    from prep.fs.mirror import local_path
     from train.setup import RunRequest
 
-    return RunRequest(manifest=manifest, model=model, download=download, other_encoders=others, init=init)
+    return RunRequest(manifest=local_path(manifest), model=model, download=download, other_encoders=others, init=init)
 
 
 def check_all(asked: RunRequest, config: Config) -> CheckReport:

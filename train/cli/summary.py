@@ -11,6 +11,7 @@ from prep.formatting import counted, format_bytes, grouped, join_names, join_tex
 
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
+    from train.outlook import Outlook
     from train.setup import CheckReport, Setup
 
 
@@ -27,6 +28,23 @@ def plan_lines(report: CheckReport) -> list[str]:
         lines.append(f"{counted(report.setup.steps, 'step')} = {epochs} {'epoch' if epochs == 1 else 'epochs'}; "
                      "ready to train")
         lines += sample_lines(report.setup)
+    return lines
+
+
+def outlook_lines(told: Outlook) -> list[str]:
+    """What ranks and nodes take, in lines."""
+    lines = [f"{counted(told.world, 'rank')} on {counted(told.nodes, 'node')}: {counted(told.samples, 'sample')} and "
+             f"{counted(told.steps, 'step')} an epoch; planning a step takes {told.planning * 1e3:.1f} ms, the index "
+             f"{format_bytes(told.memory)} of a node's memory"]
+    if told.idle:
+        lines.append(f"note: {counted(told.idle, 'rank')} have no sample of a micro-batch: a larger --micro-batch, or "
+                     "fewer ranks")
+    lines.append(f"copies of shards: a node downloads about {format_bytes(told.first)} of {format_bytes(told.bytes)} "
+                 f"({counted(told.shards, 'shard')}) in its first epoch, and {format_bytes(told.later)} in each later "
+                 "one")
+    if told.later:
+        lines.append("note: a node has no room for all the shards, so it downloads them again and again: samples are "
+                     "shuffled over all shards, and a shard comes whole; more room on the nodes is what helps")
     return lines
 
 

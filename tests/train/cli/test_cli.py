@@ -63,6 +63,21 @@ def test_check_reports_as_json(train, make):
     assert len(result.json["repeated"]) == 1 and result.json["repeated"][0].startswith("80/")
 
 
+def test_check_tells_what_nodes_take(train, make, capsys):
+    path = make().path
+    result = train("check", path, "--world-size", 8, "--nodes", 2, "--node-cache", "1KB", "--samples", "1e6")
+    assert result.code == 0
+    assert re.search(r"8 ranks on 2 nodes: 1,000,00\d samples and 250,00\d steps an epoch; planning a step takes "
+                     r"\d+\.\d ms, the index [0-9.]+ MiB of a node's memory", result.out)
+    assert "4 ranks have no sample of a micro-batch" in result.out and "again and again" in result.out
+    told = train("check", path, "--world-size", 2, "--node-cache", "1G", "--json").json["outlook"]
+    assert told["later"] == 0 and told["first"] == told["bytes"] > 0 and told["samples"] == 7
+    for given, said in [(("--samples", 9), "--node-cache or --samples is given without --world-size"),
+                        (("--world-size", 2, "--node-cache", "much"), "--node-cache is 'much', expected a size like")]:
+        result = train("check", path, *given)
+        assert result.code in (2, 3) and said in result.err
+
+
 def test_check_ends_with_the_first_fault_s_code(train, make, tmp_path):
     path = make(masks=False).path
     result = train("check", path, "--masked", "--batch-size", 64, "--underfill", "drop")
@@ -124,6 +139,7 @@ def test_check_finds_what_run_would_refuse_of_its_place_and_device(train, make, 
     assert not (made.root / "other").exists()
 
 
+@pytest.mark.slow
 def test_sample_works_from_the_result_when_checkpoints_are_gone(train, make):
     made = make()
     for method, more in (("lora", ["--set", "ema.decay=0.5"]), ("full", [])):

@@ -1,0 +1,97 @@
+"""What the computers of a run would download and hold in memory, also for larger data sets: from counts alone.
+
+A node downloads the whole of each shard that one of its ranks needs a row of. Which rank shows a sample in an epoch is
+drawn at random, so with N nodes each of a shard's showings falls to a given node with probability 1 / N, and shards
+with more than a few rows go to almost every node: the shuffle is over all samples, and keeps no order on the disk.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prep.batching.plan import StepPlan
+from prep.cache.ledger.columns import Column
+from prep.loader.index import Index
+
+TRIED = 64  # steps that are planned to see how long that takes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """What each node takes. Bytes are expected values; nodes differ by chance."""
+
+    world: int
+    nodes: int
+    samples: int  # in an epoch
+    steps: int  # of an epoch
+    idle: int  # ranks without a sample of a full micro-batch
+    shards: int  # that training reads
+    bytes: int  # of these shards
+    first: int  # bytes that a node downloads in its first epoch, with room for all
+    later: int  # bytes that a node downloads in each later epoch, with the room that it has
+    memory: int  # bytes of the index, on a node
+    planning: float  # seconds to plan a step
+
+
+def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: bool, room: int | None = None,
+               samples: int | None = None) -> Outlook:
+    """The outlook for a run with this plan on `nodes` computers with `world` ranks in all.
+
+    `room`: bytes for copies of shards on a node; `None`: enough. `samples`: of a larger data set like this one.
+    """
+    times = 1.0 if samples is None else samples / max(sum(plan.counts), 1)
+    plan = replace(plan, counts=tuple(round(count * times) for count in plan.counts))
+    showings = _showings(index, masked=masked)
+    sizes = np.array([facts.bytes for facts in index.shards], np.float64)
+    used = showings > 0
+    whole = float(sizes[used].sum()) * times
+    first = float((sizes * -np.expm1(showings * np.log1p(-1 / nodes)))[used].sum()) * times if (
+        nodes > 1) else whole
+    missing = 0.0 if room is None else max(0.0, 1 - room / whole)
+    # With room for a part of all shards, a row's shard is there with the probability of that part.
+    again = float((sizes * showings)[used].sum()) * times / nodes * missing
+    return Outlook(
+        world=world, nodes=nodes, samples=sum(plan.counts), steps=plan.steps_per_epoch,
+        idle=max(0, world - plan.micro_batch), shards=round(int(used.sum()) * times), bytes=round(whole),
+        first=round(max(first, again) if missing else first), later=round(again),
+        memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan))
+
+
+def _showings(index: Index, *, masked: bool) -> Column:
+    """[shards]: how often an epoch reads a row of each shard, on average over the draws of views and texts."""
+    samples = index.samples
+    shown = np.zeros(len(samples))
+    for members in index.training:
+        shown[members] = samples.repeats[members]
+    found = np.zeros(len(index.shards))
+    view_counts, text_counts = np.diff(samples.view_offsets), np.diff(samples.text_offsets)
+    of_views = np.repeat(shown / np.maximum(view_counts, 1), view_counts)
+    weights = samples.texts["weight"].astype(np.float64)
+    totals = np.add.reduceat(weights, samples.text_offsets[:-1]) if len(weights) else weights
+    of_texts = np.repeat(shown / np.maximum(totals, 1e-30), text_counts) * weights
+    for shards, counts in ((samples.views["latent_shard"], of_views), (samples.texts["shard"], of_texts),
+                           *([(samples.views["mask_shard"], of_views)] if masked else [])):
+        there = shards >= 0
+        found += np.bincount(shards[there], counts[there], minlength=len(found))
+    return found
+
+
+def _index_bytes(index: Index) -> int:
+    """What a process keeps of the sample table in memory; names and captions stay on the disk."""
+    samples = index.samples
+    columns = (samples.ids, samples.source, samples.role, samples.width, samples.height, samples.bucket,
+               samples.repeats, samples.weight, samples.coverage, samples.view_offsets, samples.text_offsets,
+               *samples.views.values(), *samples.texts.values(), *index.training, *index._ends)
+    return sum(column.nbytes for column in columns)
+
+
+def _planning(plan: StepPlan) -> float:
+    """Seconds that a step of the real plan takes, measured in the middle of an epoch."""
+    first = max(0, plan.steps_per_epoch // 2 // TRIED * TRIED)
+    begun = time.perf_counter()
+    for step in range(first, first + TRIED):
+        plan.at(step)
+    return (time.perf_counter() - begun) / TRIED
