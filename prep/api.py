@@ -1,0 +1,206 @@
+"""Latentry as a library: what the commands do, as functions that print nothing, and their errors as exceptions.
+
+    from prep import api
+
+    api.encode("dataset.toml", "cache", "manifest.json", device="cuda")
+    dataset = api.open_manifest("manifest.json")
+    frame = dataset.table.to_pandas()
+    for batch in api.batches("manifest.json", batch_size=8, steps=2000):
+        ...
+
+Every error that a user can mend is a `prep.errors.Problem`: its message says what was seen and expected, `hint` what
+helps. `choices` are settings of the recipe by name, which count more than its file: {"image.resolution": [512, 768]}.
+Paths may be strings, and a manifest may lie in an object store. `progress` is a `prep.progress.Progress`; the default
+shows nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prep.errors import CacheError
+from prep.progress import Progress, silent
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from prep.dataset.preview import EpochPreview
+    from prep.encode.report import EncodeReport
+    from prep.loader.cached import CachedDataset
+    from prep.loader.stream import BatchStream
+    from prep.maintenance.compact import CompactReport
+    from prep.maintenance.gc import GcReport
+    from prep.manifest.document import Manifest
+    from prep.masks.run import MaskReport
+    from prep.recipe.schema import Recipe
+    from prep.scan.scanner import ScanReport
+
+PathLike = str | os.PathLike[str]
+Choices = Mapping[str, Any]
+JOBS = max(2, os.cpu_count() or 1)  # processes that decode
+
+
+def read_recipe(source: PathLike, choices: Choices | None = None) -> Recipe:
+    """The recipe of a directory, of tars, or of a `dataset.toml`. Raises `ConfigError`, `UsageError`, `PathError`."""
+    from prep.recipe.load import load_recipe
+    from prep.recipe.options import overriding
+
+    return load_recipe(Path(source), choices=overriding(choices or {}))
+
+
+def scan(source: PathLike, *, choices: Choices | None = None, model: str | None = None, select: Sequence[str] = (),
+         ignore: Sequence[str] = (), rehash: bool = False, jobs: int = JOBS, progress: Progress = silent
+         ) -> ScanReport:
+    """Examines every picture, caption and mask, as `prep scan`: `findings`, sorted by path, and counts.
+
+    Raises `UsageError` for an unknown code, `ConfigError`, `PathError`, `ModelError`.
+    """
+    from prep.scan.run import ScanCall, run_scan
+
+    return run_scan(ScanCall(recipe=read_recipe(source, choices), jobs=jobs, model=model, select=select, ignore=ignore,
+                             show=None, rehash=rehash, progress=progress))
+
+
+def preview_buckets(source: PathLike, *, choices: Choices | None = None, batch_size: int = 4,
+                    micro_batch: int | None = None, underfill: str = "partial", seed: int = 0, world: int = 1,
+                    jobs: int = JOBS) -> EpochPreview:
+    """Buckets, placements and steps, as `prep bucket`: `prep.dataset.preview.preview_as_json` has it as a document.
+
+    Raises `ConfigError`, `PathError`.
+    """
+    from prep.dataset.bucketing import buckets_for
+    from prep.dataset.ingest import ingest
+    from prep.dataset.preview import preview_epoch, train_samples
+    from prep.dataset.samples import settle_masks
+    from prep.fs.memo import Memo
+
+    recipe = read_recipe(source, choices)
+    surveyed = ingest(recipe, Memo(None), jobs=jobs)
+    recipe = settle_masks(recipe, surveyed.items)
+    bucketing = buckets_for(recipe, surveyed)
+    return preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,
+                         micro_batch=micro_batch, seed=seed, world=world,
+                         underfill=underfill)  # type: ignore[arg-type]  # checked there
+
+
+def make_masks(source: PathLike, output: PathLike, method: str, *, choices: Choices | None = None, model: str = "",
+               device: str = "auto", batch_size: int = 4, jobs: int = JOBS, download: bool = False,
+               progress: Progress = silent, **options: Any) -> MaskReport:
+    """Makes masks in a directory of their own, as `prep mask`. `options` are those of `prep.masks.methods.MaskOptions`.
+
+    Raises `UsageError`, `PathError`, `ModelError`.
+    """
+    from prep.masks.methods import MaskOptions
+    from prep.masks.run import MaskCall, run_mask
+
+    return run_mask(MaskCall(recipe=read_recipe(source, choices), output=Path(output), model=model, show=None,
+                             choice=MaskOptions(method=method, **options),  # type: ignore[arg-type]  # checked there
+                             device=device, batch_size=batch_size, jobs=jobs, download=download, progress=progress))
+
+
+def encode(source: PathLike, cache: PathLike, output: PathLike = "manifest.json", *, choices: Choices | None = None,
+           device: str = "auto", batch_size: int = 4, jobs: int = JOBS, shard_bytes: int = 256 << 20,
+           max_rejects: int | None = None, download: bool = False, dry_run: bool = False, progress: Progress = silent
+           ) -> EncodeReport:
+    """Encodes what the cache lacks and writes the manifest, as `prep encode`. Interrupted, call it again.
+
+    Raises every kind of `Problem` but `EmptyPlanError`.
+    """
+    from prep.encode.run import EncodeCall, run_encode
+
+    return run_encode(EncodeCall(
+        recipe=read_recipe(source, choices), cache=Path(cache), output=Path(output), device=device,
+        batch_size=batch_size, jobs=jobs, shard_bytes=shard_bytes, max_rejects=max_rejects, rehash=False,
+        download=download, dry_run=dry_run, progress=progress))
+
+
+def _manifest(path: PathLike) -> Manifest:
+    """The manifest at a path or URL. Raises `ManifestError`."""
+    from prep.fs.mirror import local_path
+    from prep.manifest.document import read_manifest
+
+    return read_manifest(local_path(Path(path)))
+
+
+def open_manifest(manifest: PathLike) -> CachedDataset:
+    """The samples of a manifest as a table and as arrays; every place of a row is checked first.
+
+    Raises `ManifestError`, `CacheError`.
+    """
+    from prep.loader.cached import CachedDataset
+    from prep.loader.index import open_index
+
+    return CachedDataset(open_index(_manifest(manifest)))
+
+
+def picture(dataset: CachedDataset, number: int, view: int = 0, *, alpha: str = "white") -> np.ndarray[Any, Any]:
+    """A view of a sample's picture, uint8 [H, W, 3] of its bucket: scaled, cropped and mirrored as it was encoded.
+
+    `alpha` is the recipe's color below transparent parts. The file is decoded in this process. Raises `CacheError` if
+    the picture is no file in a directory or another one by now, `BadPicture` if it cannot be decoded.
+    """
+    from prep.digest import digest_bytes
+    from prep.fs.untrusted import read_regular
+    from prep.images.decode import decode_picture, scale_and_crop
+
+    path, wanted = dataset.path(number), dataset.table["picture"][number].as_py().hex()
+    data = b"" if path is None else read_regular(path, path.stat().st_size)
+    if path is None or digest_bytes(data) != wanted:
+        raise CacheError(f"the picture of '{dataset.name(number)}' is not in its source, or another one by now",
+                         hint="encode again, or take the samples for which dataset.path is not None")
+    return scale_and_crop(decode_picture(data, alpha=alpha), dataset.placement(number, view))
+
+
+def batches(manifest: PathLike, *, batch_size: int = 4, micro_batch: int | None = None, steps: int | None = None,
+            underfill: str = "partial", seed: int = 0, caption_dropout: float = 0.0, timesteps: int = 1000,
+            masked: bool = False, rank: int | None = None, world: int | None = None) -> BatchStream:
+    """The batches of training, `steps` steps or without end: an iterable, and a `torch.utils.data.IterableDataset`.
+
+    `rank` and `world` default to those of `torch.distributed`, if that is initialized. `state_dict` and
+    `load_state_dict` continue it exactly. Raises `ManifestError`, `CacheError`, `ConfigError`, `EmptyPlanError`.
+    """
+    from prep.loader.index import open_index
+    from prep.loader.stream import BatchStream, StreamSettings
+
+    settings = StreamSettings(batch_size=batch_size, micro_batch=micro_batch, seed=seed, timesteps=timesteps,
+                              underfill=underfill,  # type: ignore[arg-type]  # checked by the plan
+                              caption_dropout=caption_dropout, masked=masked)
+    return BatchStream(open_index(_manifest(manifest)), settings, steps=steps, rank=rank, world=world)
+
+
+def verify(manifest: PathLike, *, quick: bool = False, jobs: int = JOBS) -> dict[str, Any]:
+    """The document of `prep verify --json`: `ok`, and each damaged row. Raises `ManifestError`, `CacheError`."""
+    from prep.maintenance.verify import verify as verify_all
+    from prep.manifest.opened import open_manifest as opened
+
+    return verify_all(opened(_manifest(manifest)), quick=quick, jobs=jobs)
+
+
+def diff(first: PathLike, second: PathLike) -> dict[str, Any]:
+    """The document of `prep diff --json`: what changed between two manifests. Raises `ManifestError`."""
+    from prep.manifest.diff import compare
+
+    return compare(_manifest(first), _manifest(second))
+
+
+def gc(cache: PathLike, keep: Sequence[PathLike], *, older_than: float = 86400.0, dry_run: bool = True,
+       notice: Callable[[str], None] = lambda _: None, progress: Progress = silent) -> GcReport:
+    """Removes from a cache what no manifest in `keep` uses and is older than so many seconds; by default, only reports.
+
+    Raises `UsageError`, `ManifestError`, `PathError`, `CacheError`.
+    """
+    from prep.maintenance.gc import collect_garbage
+
+    return collect_garbage(Path(cache), [Path(each) for each in keep], guard=older_than, asked=f"{older_than:g}s",
+                           dry_run=dry_run, notice=notice, progress=progress)
+
+
+def compact(cache: PathLike, *, shard_bytes: int = 256 << 20, dry_run: bool = False, progress: Progress = silent
+            ) -> CompactReport:
+    """Joins small shards of a cache, as `prep compact`; manifests stay valid. Raises `PathError`, `CacheError`."""
+    from prep.maintenance.compact import compact as join_all
+
+    return join_all(Path(cache), shard_bytes=shard_bytes, dry_run=dry_run, progress=progress)

@@ -1,0 +1,127 @@
+"""`prep.api` on the demo: what the commands do, and the example scripts that use it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+
+from prep import api
+from prep.dataset.preview import preview_as_json
+from prep.demo import write_demo
+from prep.errors import CacheError, ConfigError, ManifestError, PathError, UsageError
+from prep.manifest.document import read_manifest
+
+EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The demo, encoded through the library: `dataset.toml`, `m.json`, `cache`."""
+    root = tmp_path_factory.mktemp("library")
+    write_demo(root / "demo")
+    report = api.encode(root / "demo" / "dataset.toml", root / "cache", root / "m.json", device="cpu", jobs=2)
+    assert report.samples["train"] == 45 and report.manifest == root / "m.json"
+    return root
+
+
+def test_the_commands_as_functions(place, capsys):
+    recipe = str(place / "demo" / "dataset.toml")
+    found = api.scan(recipe, jobs=2)
+    assert found.count("error") and {one.code for one in found.findings} >= {"empty-file", "truncated"}
+    view = preview_as_json(api.preview_buckets(recipe, batch_size=8, jobs=2))
+    assert sum(bucket["pictures"] for bucket in view["buckets"]) >= 45
+    assert api.verify(place / "m.json", jobs=2)["ok"] is True
+    again = api.encode(recipe, place / "cache", place / "again.json", device="cpu", dry_run=True, jobs=2)
+    assert not any(again.encoded.values()) and not (place / "again.json").exists()
+    assert api.diff(place / "m.json", place / "m.json")["same"] is True
+    assert api.gc(place / "cache", [place / "m.json"], older_than=0).as_json()["dry_run"] is True
+    assert api.compact(place / "cache", dry_run=True).as_json()["dry_run"] is True
+    assert capsys.readouterr() == ("", "")
+
+
+def test_masks_and_choices(place, tmp_path):
+    made = api.make_masks(place / "demo" / "photos", tmp_path / "masks", "color", color="white", jobs=2)
+    assert made.as_json()["written"] == len(list((tmp_path / "masks").rglob("*.png"))) > 0
+    for given, wanted in ((768, 768), ([320], 320), ([640, 320], (320, 640)), ("320,640", (320, 640))):
+        recipe = api.read_recipe(place / "demo" / "dataset.toml", {"image.resolution": given, "mask": tmp_path})
+        assert recipe.image.resolution == wanted and recipe.mask == tmp_path
+    with pytest.raises(ConfigError):
+        api.read_recipe(place / "demo" / "dataset.toml", {"image.step": 7})
+    with pytest.raises(UsageError, match=r"'image\.steps' is no setting that overrides a recipe, expected one of: mod"):
+        api.read_recipe(place / "demo" / "dataset.toml", {"image.steps": 8})
+    assert api.read_recipe(place / "demo" / "dataset.toml", {"prompts": "x.txt"}).prompts == Path("x.txt")
+    for wrong, kind in ((api.open_manifest, ManifestError), (api.batches, ManifestError), (api.scan, PathError)):
+        with pytest.raises(kind):
+            wrong(tmp_path / "none.json")
+
+
+def test_a_picture_as_the_encoder_saw_it(place):
+    dataset = api.open_manifest(place / "m.json")
+    for number in range(0, len(dataset), 7):
+        if dataset.path(number) is None:
+            continue
+        placement = dataset.placement(number)
+        with Image.open(dataset.path(number)) as opened:
+            if opened.mode != "RGB" or opened.getexif().get(274, 1) != 1:
+                continue
+            left, top = placement.crop
+            scaled = opened.resize(placement.scaled, Image.Resampling.LANCZOS)
+            wanted = scaled.crop((left, top, left + placement.bucket[0], top + placement.bucket[1]))
+        np.testing.assert_array_equal(api.picture(dataset, number), np.asarray(wanted))
+        break
+    else:
+        pytest.fail("the demo has no plain picture")
+
+
+def test_a_picture_that_changed_is_not_shown(place, tmp_path):
+    dataset = api.open_manifest(place / "m.json")
+    number = next(number for number in range(len(dataset)) if dataset.path(number) is not None)
+    path = dataset.path(number)
+    before = path.read_bytes()
+    try:
+        path.write_bytes(before + b"\0")
+        with pytest.raises(CacheError, match="is not in its source, or another one by now"):
+            api.picture(dataset, number)
+    finally:
+        path.write_bytes(before)
+
+
+def test_the_blocks_of_the_page_run_as_they_stand(place, monkeypatch, capsys):
+    """Beside a `dataset.toml`, as it says; one after another, as a reader would type them."""
+    monkeypatch.chdir(place / "demo")
+    page = (EXAMPLES.parent / "library.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "library.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert "pictures, " in said and "samples in" in said and "dict_keys([" in said
+
+
+def run(script, *args):
+    done = subprocess.run([sys.executable, EXAMPLES / script, *map(str, args)], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    return [float(found) for found in re.findall(r"loss ([0-9.]+)", done.stdout)]
+
+
+def test_the_example_loop_learns_what_train_run_does_and_continues(place, train, tmp_path):
+    """The first loss is that of `train run`, whose adapter is without effect then, too."""
+    model = read_manifest(place / "m.json").model
+    losses = run("train_lora.py", place / "m.json", model, tmp_path / "lora.safetensors", "--steps", 5)
+    assert len(losses) == 5 and len(load_file(tmp_path / "lora.safetensors")) > 8
+    assert json.loads((tmp_path / "lora.state.json").read_text())["step"] == 5
+    assert train("run", place / "m.json", "-o", tmp_path / "run", "--steps", 1, "--batch-size", 4, "--precision",
+                 "fp32", "--no-masked", "--set", "sample.every=0", "--set", "validation.every=0").code == 0
+    events = map(json.loads, (tmp_path / "run" / "log.jsonl").read_text().splitlines())
+    (first,) = [event["loss"] for event in events if event["event"] == "step"]
+    assert losses[0] == pytest.approx(first, abs=6e-5)
+    assert len(run("train_lora.py", place / "m.json", model, tmp_path / "lora.safetensors", "--steps", 7)) == 2
