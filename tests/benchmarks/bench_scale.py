@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from results import emit, parser_of, table
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 BATCH = 16
 HEADERS = 1000
+TASKS, TASK_ROWS = 100_000, 10
 Work = Callable[[], object]
 
 
@@ -169,6 +170,22 @@ def stage_counts(root: Path, *, steps: int) -> Work:
     return work
 
 
+def stage_tasks(root: Path) -> Work:
+    """Planning and storing what `prep encode` would do with a million pictures, in tasks of ten rows."""
+    import hashlib
+    from types import SimpleNamespace
+
+    from prep.cache.store import open_cache
+    from prep.encode.plan import plan
+
+    keys = sorted(hashlib.sha256(str(number).encode()).hexdigest() for number in range(TASKS * TASK_ROWS))
+    wants = SimpleNamespace(keys=lambda: keys, by_field=lambda: {"latent": keys, "mask": [], "text": []})
+    wanted: Any = SimpleNamespace(wants=wants, text_groups=SimpleNamespace(count=lambda keys: None),
+                                  group_of=lambda field, key: (64, 64), row_bytes=lambda field, key: 1 << 16)
+    cache = open_cache(Path(tempfile.mkdtemp(dir=root)), create=True)
+    return lambda: len(plan(wanted, cache, shard_bytes=TASK_ROWS << 16).tasks) == TASKS
+
+
 STAGES: dict[str, tuple[str, Callable[[Path], Work]]] = {
     "base": ("nothing: a process with the manifest's module", stage_base),
     "manifest": ("manifest.read", stage_manifest),
@@ -185,6 +202,7 @@ STAGES: dict[str, tuple[str, Callable[[Path], Work]]] = {
                   lambda root: stage_headers(root, jobs=8, cold=False)),
     "cold_1": (f"headers of {HEADERS} shards, cold, 1 thread", lambda root: stage_headers(root, jobs=1, cold=True)),
     "cold_8": (f"headers of {HEADERS} shards, cold, 8 threads", lambda root: stage_headers(root, jobs=8, cold=True)),
+    "tasks": (f"{TASKS:,} tasks of {TASK_ROWS} rows planned and stored", stage_tasks),
     "counts_1": ("10^8 samples by counts: a step of 2048", lambda root: stage_counts(root, steps=1)),
     "counts_100": ("10^8 samples by counts: 100 steps of 2048", lambda root: stage_counts(root, steps=100)),
 }

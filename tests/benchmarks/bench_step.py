@@ -36,13 +36,13 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from prep.demo.tiny_model import build_random
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.models.loading import quiet_libraries
 from train.check import check
 from train.config.load import parse
 from train.loop import train
 from train.models.denoiser import load
-from train.objectives.forward import latents_of
 from train.runs.log import Log
 from train.setup import RunRequest, Setup
 

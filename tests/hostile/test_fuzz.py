@@ -45,6 +45,7 @@ def test_many_attacks(tmp_path, kind):
     attacked(tmp_path, [f"{kind}:1000:{MANY[kind]}"], 7200)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
 def test_attacks_on_an_ordinary_user_who_cannot_write(tmp_path):
     """As root, rights prove nothing. Damage that is found cannot be recorded, locks cannot be made."""
@@ -96,6 +97,7 @@ fuzz.main(root / "other", ["marker:0:40"])
 """
 
 
+@pytest.mark.slow
 def test_an_attack_that_succeeds_is_told(tmp_path):
     """The harness itself: a reader that believes, opens, runs or hoards is found out, and an honest one is not."""
     done = subprocess.run([sys.executable, "-c", CRIMES, SCRIPT.parent, tmp_path / "victim"], capture_output=True,

@@ -117,6 +117,7 @@ sys.exit(inputs.main(inputs.Path(sys.argv[2]), ["crime:0:7"]))
 """
 
 
+@pytest.mark.slow
 def test_a_case_that_goes_wrong_is_told(tmp_path):
     """A reader that breaks, looks outside, takes too long, hoards or says nonsense is found out."""
     done = subprocess.run([sys.executable, "-c", CRIMES, SCRIPT.parent, tmp_path / "bench"], capture_output=True,

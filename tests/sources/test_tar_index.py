@@ -280,6 +280,7 @@ def loaded_by(*words: object) -> list[str]:
     return ast.literal_eval(done.stderr.strip().splitlines()[-1].strip())
 
 
+@pytest.mark.slow
 def test_commands_over_known_tars_load_no_torch(folder, prep, photos, tiny_model, tmp_path):
     files = sorted(path for path in photos.rglob("*") if path.is_file())
     source = tmp_path / "p.tar"

@@ -139,15 +139,13 @@ def literals_of(root: Path) -> list[str]:
     for path in sorted((root / "tests").rglob("*.py")):
         if path.name == Path(__file__).name:
             continue
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
             if isinstance(node, ast.JoinedStr):
                 found += _texts(node, {})
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
                 found.append(node.value)
-        for node in ast.walk(tree):  # docstrings
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value in found:
-                found.remove(node.value.value)
     return [text.replace("\\", "").replace(".*", HOLE) for text in found if len(text) >= LONG]  # some are patterns
 
 
@@ -156,14 +154,15 @@ def untested(messages: Iterable[Message], literals: Sequence[str]) -> list[Messa
     messages = list(messages)
     places = {(piece, message.where) for message in messages for piece in message.pieces}
     shared = Counter(piece for piece, _ in places)
-    return [message for message in messages if not any(_fits(message, literal, shared) for literal in literals)]
+    parted = [(literal, [part for part in pieces_of(literal) if len(part) >= LONG and " " in part])
+              for literal in dict.fromkeys(literals)]
+    return [message for message in messages if not _is_told(message.pieces, parted, shared)]
 
 
-def _fits(message: Message, literal: str, shared: Mapping[str, int]) -> bool:
-    own = [piece for piece in message.pieces if len(piece) >= LONG and shared[piece] == 1]
-    parts = [part for part in pieces_of(literal) if len(part) >= LONG and " " in part]
-    return any(piece in literal or any(part in piece for part in parts) for piece in own) or (
-        _in_order(message.pieces, literal))
+def _is_told(pieces: Pieces, literals: Sequence[tuple[str, list[str]]], shared: Mapping[str, int]) -> bool:
+    own = [piece for piece in pieces if len(piece) >= LONG and shared[piece] == 1]
+    return any(any(piece in literal or any(part in piece for part in parts) for piece in own)
+               or _in_order(pieces, literal) for literal, parts in literals)
 
 
 def _in_order(pieces: Pieces, literal: str) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,8 @@ MAY_IMPORT = {
     "encode": ("fs", "images", "buckets", "batching", "models", "cache", "manifest", "recipe", "dataset",
                "maintenance", "workers"),
     "report": ("fs", "images", "sources", "buckets", "cache", "manifest", "recipe", "dataset", "scan", "masks"),
-    "api": ("dataset", "encode", "maintenance", "manifest", "masks", "scan", "export", "loader"),
+    "api": ("fs", "images", "recipe", "dataset", "encode", "maintenance", "manifest", "masks", "scan", "export",
+            "loader"),
     "cli": ANY,
 }
 
@@ -58,15 +60,15 @@ TRAIN_FLOORS = (
     {"objectives", "setup"},
     {"runs", "sampling", "validate"},
     {"metadata", "trackers"},
-    {"check", "state", "failures", "worst", "prompts"},
+    {"check", "state", "failures", "worst", "prompts", "outlook"},
     {"evaluate", "sample", "merge", "card", "replay"},
     {"loop"},
     {"cli"},
 )
 
 # What `train` may take from `prep`, beside the vocabulary.
-TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.paths",
-               "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
+TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.mirror",
+               "prep.fs.paths", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
                "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text.*",
@@ -80,15 +82,16 @@ LIBRARIES = {
             "train.sampling.grid", "train.runs.loss_plot", "prep.demo.*"},
     "pillow_heif": {"prep.images.plugins"}, "pillow_jxl": {"prep.images.plugins"},
     "zarr": {"prep.cache.zarr_view"}, "awscrt": {"prep.cache.shard_format"}, "google_crc32c": set(),
-    "sqlite3": {"prep.fs.memo"}, "platformdirs": {"prep.fs.user_cache"},
+    "obstore": {"prep.fs.remote"}, "sqlite3": {"prep.fs.memo"}, "platformdirs": {"prep.fs.user_cache"},
     "pyarrow": {"prep.cache.arrow", "prep.cache.ledger.index", "prep.cache.plans", "prep.manifest.*",
                 "prep.sources.table_files"},
     "diffusers": {"prep.models.*", "train.models.*", "train.sampling.sampler", "prep.demo.*"},
     "transformers": {"prep.models.*", "prep.masks.segmentation", "prep.demo.*", "train.optim.optimizers"},
     "huggingface_hub": {"prep.models.hub"}, "rembg": {"prep.masks.rembg"}, "peft": {"train.models.lora"},
-    "bitsandbytes": {"train.optim.optimizers"}, "prodigyopt": {"train.optim.optimizers"},
+    "bitsandbytes": {"train.optim.optimizers", "train.models.quantized"}, "prodigyopt": {"train.optim.optimizers"},
     "schedulefree": {"train.optim.optimizers"}, "lion_pytorch": {"train.optim.optimizers"},
     "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
+    "ray": {"prep.encode.engines.ray"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
     "jinja2": {"prep.report.pages.frame"}, "markupsafe": {"prep.report.pages.frame"},
@@ -101,13 +104,14 @@ LIBRARIES = {
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
 LAZY = {
-    "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.encode.run", "prep.encode.text_groups",
+    "prep.api", "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.fs.mirror", "prep.fs.remote", "prep.encode.run",
+    "prep.encode.text_groups",
     "prep.encode.truncation", "prep.encode.prompts",
-    "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure", "prep.models.hub",
-    "prep.runtime",
+    "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure",
+    "prep.encode.engines.ray", "prep.models.hub", "prep.runtime",
     "prep.models.loading", "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
-    "train.optim.optimizers", "train.parallel.ranks", "train.trackers.tensorboard",
+    "train.optim.optimizers", "train.models.quantized", "train.parallel.ranks", "train.trackers.tensorboard",
     "train.trackers.wandb",
 }
 
@@ -116,9 +120,18 @@ HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy"
 MOST_MODULES = 14  # of a folder; commands and families of models may have one each
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[tuple[str, bool], ...]:
     """Every module that a file imports when it runs, and whether it does so inside a function."""
-    tree = ast.parse(path.read_text())
+    return tuple(imports_of(tree_of(path)))
+
+
+def imports_of(tree: ast.Module) -> Iterator[tuple[str, bool]]:
     inside = {id(node) for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for node in ast.walk(outer)}
     for_types = [one for one in ast.walk(tree) if isinstance(one, ast.If) and "TYPE_CHECKING" in ast.unparse(one.test)]
     typing_only = {id(node) for outer in for_types for node in ast.walk(outer)}
@@ -249,7 +262,7 @@ def test_no_folder_is_crowded():
 @pytest.mark.parametrize("path", MODULES, ids=MODULES.values())
 def test_functions_are_small(path):
     commands = "cli" in path.parts  # with an option a line
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
             lines = (node.end_lineno or 0) - (node.body[0].lineno if commands else node.lineno) + 1
             assert lines <= 40, f"{MODULES[path]}.{node.name} has {lines} lines, expected 40 at most"

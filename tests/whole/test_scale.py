@@ -99,6 +99,7 @@ def test_a_sample_costs_numbers_and_no_objects(made, work):
     assert many - few < 0.1 * MORE  # the shard table's rows; a shard has hundreds of samples
 
 
+@pytest.mark.slow
 def test_a_measure_of_objects_that_would_see_them(made):
     """The two measures find what they are there to find: a name held for each sample."""
     def names(scale: Scale) -> list[str]:
