@@ -119,10 +119,9 @@ def encode(source: PathLike, cache: PathLike, output: PathLike = "manifest.json"
 
 def _manifest(path: PathLike) -> Manifest:
     """The manifest at a path or URL. Raises `ManifestError`."""
-    from prep.fs.mirror import local_path
     from prep.manifest.document import read_manifest
 
-    return read_manifest(local_path(Path(path)))
+    return read_manifest(Path(path))
 
 
 def open_manifest(manifest: PathLike) -> CachedDataset:

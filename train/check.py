@@ -168,15 +168,15 @@ def _check_libraries(config: Config) -> None:
 def _check_quantized(config: Config) -> None:
     """Raises `ConfigError` for settings that need the base's weights as they are, or without the library."""
     lora, kind = config.lora, config.quantization
-    wrong = {"method": config.method == "full", "lora.kind": lora.kind != "lora", "lora.dora": lora.dora,
-             "lora.init": lora.init != "kaiming", "parallel.shard": config.parallel.shard}
-    ways = {"method": "--method lora", "lora.kind": "--set lora.kind=lora", "lora.dora": "--set lora.dora=false",
-            "lora.init": "--set lora.init=kaiming", "parallel.shard": "--no-shard"}
-    for name, bad in wrong.items():
-        if bad:
+    for name, wrong, way in (("method", config.method == "full", "--method lora"),
+                             ("lora.kind", lora.kind != "lora", "--set lora.kind=lora"),
+                             ("lora.dora", lora.dora, "--set lora.dora=false"),
+                             ("lora.init", lora.init != "kaiming", "--set lora.init=kaiming"),
+                             ("parallel.shard", config.parallel.shard, "--no-shard")):
+        if wrong:
             raise ConfigError(f"quantization is '{kind}', which is for the frozen base of a LoRA as lora.kind 'lora' "
                               f"adds it, but {name} needs the weights as they are",
-                              hint=f"{ways[name]}, or --set quantization=none")
+                              hint=f"{way}, or --set quantization=none")
     if kind == "nf4" and find_spec("bitsandbytes") is None:
         raise ConfigError("quantization is 'nf4', which needs the library bitsandbytes",
                           hint="pip install 'latentry[bnb]', or --set quantization=fp8")

@@ -56,7 +56,7 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
     return Outlook(
         world=world, nodes=nodes, samples=sum(plan.counts), steps=plan.steps_per_epoch,
         idle=max(0, world - plan.micro_batch), shards=round(int(used.sum()) * times), bytes=round(whole),
-        first=round(max(first, again) if missing else first), later=round(again),
+        first=round(max(first, again)), later=round(again),
         memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan))
 
 

@@ -103,16 +103,13 @@ def _losses(records: Records, index: Index, shots: Sequence[Draw], what: str) ->
 
 
 def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[float | None]) -> Iterator[Shown]:
-    samples, views, left = index.samples, index.samples.views, iter(losses)
+    samples, left = index.samples, iter(losses)
     for number, request in enumerate(requests):
         for shot in request.shots:
             first = int(samples.text_offsets[shot.sample])
-            width, x, y = (int(views[name][shot.view]) for name in ("scaled_width", "crop_x", "crop_y"))
             yield Shown(
                 name=samples.name(shot.sample), source=int(samples.source[shot.sample]),
                 path=path_of(index, shot.sample), forward=number,
-                placement=Placement(scaled=(width, int(views["scaled_height"][shot.view])), crop=(x, y),
-                                    bucket=index.manifest.buckets[request.bucket],
-                                    flip=bool(views["flip"][shot.view])),
+                placement=samples.placement(shot.view, index.manifest.buckets[request.bucket]),
                 timestep=shot.timestep, weight=shot.weight, loss=next(left),
                 caption=None if shot.text == NO_TEXT else samples.captions(shot.sample)[shot.text - first])

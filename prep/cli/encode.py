@@ -17,6 +17,7 @@ from prep.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
     from prep.encode.engines.job import RayOptions
+    from prep.encode.report import EncodeReport
 
 ENGINES = ("local", "ray")
 
@@ -89,15 +90,20 @@ def encode(
         ray=_ray_options(engine, address, workers, num_gpus_per_worker, task_seconds),
         encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
+    tell(report, time.monotonic() - begun, as_json=as_json, quiet=quiet)
+    if report.unmade or (strict and report.rejected):
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+def tell(report: EncodeReport, seconds: float, *, as_json: bool, quiet: bool) -> None:
+    """Writes a report of encoding to stdout, and its notices to stderr unless `quiet`."""
     if not quiet:
         for line in report.notices:
             say(line)
     if as_json:
-        put_json(report.as_json(time.monotonic() - begun))
+        put_json(report.as_json(seconds))
     else:
-        put(report.as_text(time.monotonic() - begun, every=screen_width() is None))
-    if report.unmade or (strict and report.rejected):
-        raise typer.Exit(EXIT_FINDINGS)
+        put(report.as_text(seconds, every=screen_width() is None))
 
 
 def _ray_options(engine: str, address: str | None, workers: int | None, gpus: float | None,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, say, screen_width
+from prep.cli.encode import tell
 from prep.cli.options import quiet_pillow
 from prep.cli.ticker import progress
 from prep.errors import EXIT_FINDINGS
@@ -42,12 +42,6 @@ def seal(
     report = run_seal(EncodeCall.of_seal(
         recipe=recipe, cache=cache, output=output, jobs=jobs, rehash=rehash, download=download,
         progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)), parts)
-    if not quiet:
-        for line in report.notices:
-            say(line)
-    if as_json:
-        put_json(report.as_json(time.monotonic() - begun))
-    else:
-        put(report.as_text(time.monotonic() - begun, every=screen_width() is None))
+    tell(report, time.monotonic() - begun, as_json=as_json, quiet=quiet)
     if strict and report.rejected:
         raise typer.Exit(EXIT_FINDINGS)

@@ -38,4 +38,3 @@ def parse_part(text: str) -> Part:
         raise UsageError(f"--part is '{text}', expected I/N with I from 0 to N-1 and N at most {MOST}",
                          hint="--part 0/4, --part 1/4, --part 2/4 and --part 3/4 share the work of four jobs")
     return Part(number=int(found[1]), count=int(found[2]))
-

@@ -49,4 +49,3 @@ def _refuse(ready: Prepared, cache: Cache, planned: EncodePlan, count: int | Non
     commands = [f"{command} --part {part}" for part in parts[:SHOWN]] or [command]
     raise CacheError(f"rows are missing in {cache.root}: {rows}{which}{other}",
                      hint=f"encode them, then seal again: {'; '.join(commands)}")
-

@@ -14,7 +14,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import lru_cache
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 PATIENCE = "LATENTRY_REMOTE_PATIENCE"
 CHUNK = 1 << 20  # bytes handed out at a time, at least
 UPLOAD_PART = 1 << 23
@@ -220,6 +222,17 @@ def upload_file(url: str, path: Path, *, stop: threading.Event = NEVER) -> None:
                 raise
 
     _patiently(url, write, stop, retries=PART_TRIES)
+
+
+def side_by_side(work: Callable[[Item], T], items: Sequence[Item], jobs: int, stop: threading.Event) -> list[T]:
+    """`work` of each item, `jobs` at a time. The first that raises sets `stop` and ends the others; it is raised."""
+    with ThreadPoolExecutor(jobs, "store") as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading.Event,

@@ -17,7 +17,6 @@ from prep.cache.records import RowRef
 from prep.cache.zarr_view import open_shard
 from prep.errors import UsageError
 from prep.findings import Finding
-from prep.fs.paths import resolve
 from prep.geometry import Placement, Size
 from prep.loader.index import Index
 from prep.loader.rows import DTYPES, Rows
@@ -74,11 +73,8 @@ class CachedDataset:
 
     def placement(self, number: int, view: int = 0) -> Placement:
         """How a view of the picture is scaled, cropped and mirrored into its bucket."""
-        views, at = self.index.samples.views, self._view(number, view)
-        width, height, left, top = (int(views[name][at]) for name in ("scaled_width", "scaled_height", "crop_x",
-                                                                      "crop_y"))
-        return Placement(scaled=(width, height), crop=(left, top), flip=bool(views["flip"][at]),
-                         bucket=self.buckets[int(self.index.samples.bucket[number])])
+        at = self._view(number, view)
+        return self.index.samples.placement(at, self.buckets[int(self.index.samples.bucket[number])])
 
     def latent(self, number: int, view: int = 0) -> dict[str, Array]:
         """The rows of a view's latent: `latent`, float32 [C, h, w], not scaled, and `std` if the cache has it."""
@@ -98,9 +94,7 @@ class CachedDataset:
 
     def path(self, number: int) -> Path | None:
         """The sample's picture; `None` if it is not a file there: moved, or in a tar or a table."""
-        source = self.manifest.sources[int(self.index.samples.source[self._checked(number)])]
-        path = None if source is None else resolve(source) / self.index.samples.name(number)
-        return path if path is not None and path.is_file() else None
+        return self.index.picture(self._checked(number))
 
     def groups(self, field: str) -> Mapping[str, Any]:
         """The shards of a field as read-only `zarr.Group`s by digest: `groups["latent"]` has `key` and the arrays.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
+from prep.fs.paths import resolve
 from prep.manifest.consistency import check_places, read_samples, read_shards, row_shapes, text_shapes
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns
@@ -98,6 +100,12 @@ class Index:
     def ref(self, shard: int, row: int) -> RowRef:
         """The place of a row, given its shard's number."""
         return RowRef(shard=self.shards[shard].digest, row=row)
+
+    def picture(self, sample: int) -> Path | None:
+        """The sample's picture; `None` if it is not a file there: moved, or in a tar or a table."""
+        source = self.manifest.sources[int(self.samples.source[sample])]
+        path = None if source is None else resolve(source) / self.samples.name(sample)
+        return path if path is not None and path.is_file() else None
 
     def shape(self, field: str, bucket: int) -> dict[str, tuple[int, ...]]:
         """The shape of every row of `field`, by array; `bucket` determines it for latents and masks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import is_url, local_path, shown
 from prep.fs.paths import check_replaceable
+from prep.fs.remote import side_by_side
 from prep.fs.untrusted import read_regular
 from prep.manifest.consistency import read_shards
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
@@ -95,10 +95,5 @@ def _download(remote: Cache, cache: Cache, shards: tuple[ShardFacts, ...], reche
         tick(shard.bytes)
         return not there
 
-    with ThreadPoolExecutor(jobs, "pull") as pool:
-        try:
-            return [shard for shard, was_fetched in zip(shards, pool.map(fetch, shards), strict=True) if was_fetched]
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+    fetched = side_by_side(fetch, shards, jobs, stop)
+    return [shard for shard, was_fetched in zip(shards, fetched, strict=True) if was_fetched]

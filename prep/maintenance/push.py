@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from prep.formatting import counted, format_bytes, shell_name
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import beside, is_url, local_path, shown, split_url
 from prep.fs.paths import MARKER
-from prep.fs.remote import create_object, read_object, replace_object, size_of, stream, upload_file
+from prep.fs.remote import create_object, read_object, replace_object, side_by_side, size_of, stream, upload_file
 from prep.fs.tree import file_digest, listing_digest
 from prep.fs.untrusted import read_regular
 from prep.manifest.commands import repair_command
@@ -73,14 +72,7 @@ def push(path: Path, url: Path, *, recheck: bool = False, jobs: int = 8, progres
         upload.marker()
         for table in opened.manifest.document["tables"].values():
             upload.table(table)
-        with ThreadPoolExecutor(jobs, "push") as pool:
-            try:
-                for _ in pool.map(lambda shard: upload.shard(shard.remote, tick), shards):
-                    pass
-            except BaseException:
-                upload.stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        side_by_side(lambda shard: upload.shard(shard.remote, tick), shards, jobs, upload.stop)
     data = path.read_bytes()
     replace_object(target, data)
     if read_object(target, LIMIT) != data:

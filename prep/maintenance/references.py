@@ -99,15 +99,10 @@ class References:
             return self._keys.text(self._samples.captions(owner)[number - int(self._samples.text_offsets[owner])])
         if kind == MASK and not self._keys.knows_masks:
             return UNKNOWN
-        picture, placement = self._samples.table["picture"][owner].as_py().hex(), self._placement(owner, number)
+        picture = self._samples.table["picture"][owner].as_py().hex()
+        placement = self._samples.placement(number, self._buckets[int(self._samples.bucket[owner])])
         return self._keys.latent(picture, placement) if kind == LATENT else self._keys.mask(picture, placement)
 
-    def _placement(self, owner: int, view: int) -> Placement:
-        column = self._samples.views
-        return Placement(
-            scaled=(int(column["scaled_width"][view]), int(column["scaled_height"][view])),
-            crop=(int(column["crop_x"][view]), int(column["crop_y"][view])),
-            bucket=self._buckets[int(self._samples.bucket[owner])], flip=bool(column["flip"][view]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,6 +66,12 @@ class SampleColumns:
         """The sample's captions, in the order of its texts."""
         return [text["caption"] for text in self.table["texts"][sample].as_py()]
 
+    def placement(self, view: int, bucket: Size) -> Placement:
+        """How a view of a sample is scaled, cropped and mirrored into its bucket."""
+        width, height, left, top = (int(self.views[name][view])
+                                    for name in ("scaled_width", "scaled_height", "crop_x", "crop_y"))
+        return Placement(scaled=(width, height), crop=(left, top), bucket=bucket, flip=bool(self.views["flip"][view]))
+
 
 def build_samples(
     samples: Iterable[Sample], buckets: Sequence[Size], refs: Mapping[str, RowRef], shard_index: Mapping[str, int],

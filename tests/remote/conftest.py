@@ -14,6 +14,7 @@ pytest.importorskip("moto")
 
 from fault_proxy import FaultProxy
 from s3_server import BUCKET, ENVIRONMENT, S3Server
+from small_manifest import write_small
 
 from prep.cache.remote import room, shards
 from prep.fs import remote
@@ -62,3 +63,19 @@ def store(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield Store(server, proxy, f"{tmp_path.name}-{time.monotonic_ns()}", tmp_path / "copies")
     proxy.close()
     remote._store.cache_clear()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A small dataset, here."""
+    root = tmp_path / "home"
+    root.mkdir()
+    write_small(root)
+    return root
+
+
+@pytest.fixture
+def small_there(store: Store, home: Path) -> Path:
+    """A small dataset, here and in the store."""
+    store.upload(home)
+    return home

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from remote_rows import rows_of
-from small_manifest import write_small
 
 from prep.cache.remote import documents, room, shards
 from prep.errors import CacheError, ConfigError, PathError
@@ -26,15 +25,6 @@ PASSING = ("500", "503", "drop", "truncate")
 SECRETS = ("a-key", "a-secret")
 
 
-@pytest.fixture
-def home(store, tmp_path):
-    root = tmp_path / "home"
-    root.mkdir()
-    write_small(root)
-    store.upload(root)
-    return root
-
-
 def whole(store) -> bool:
     """Whether every copy is as its name says, and nothing is left over."""
     copies = list(store.copies.glob("whole/**/shards/??/*"))
@@ -42,19 +32,19 @@ def whole(store) -> bool:
 
 
 @pytest.mark.parametrize("fault", [*PASSING, "flip"])
-def test_each_request_fails_once(store, home, fault, monkeypatch):
+def test_each_request_fails_once(store, small_there, fault, monkeypatch):
     """Of everything: manifest, marker, tables, documents, keys and rows."""
     for module in (shards, documents):
         monkeypatch.setattr(module, "TRIES", 9)
-    good = rows_of(home / "manifest.json")
+    good = rows_of(small_there / "manifest.json")
     store.proxy.rule = lambda method, path, before: fault if before == 0 else ""
     assert rows_of(Path(f"{store.url}/manifest.json")) == good
-    assert sum(one == fault for _, _, one in store.proxy.asked) >= len(store.keys(home, "shards/"))
+    assert sum(one == fault for _, _, one in store.proxy.asked) >= len(store.keys(small_there, "shards/"))
     assert whole(store)
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_headers_and_verify_with_every_third_request_failing(store, home, prep, fault):
+def test_headers_and_verify_with_every_third_request_failing(store, small_there, prep, fault):
     count = iter(range(10**6))
     store.proxy.rule = lambda method, path, before: fault if next(count) % 3 == 0 else ""
     url = f"{store.url}/manifest.json"
@@ -69,7 +59,7 @@ TOLD = {"500": "the store answered 500 Internal Server Error (InternalError)",
 
 
 @pytest.mark.parametrize("fault", TOLD)
-def test_a_store_that_stays_away_is_told_in_one_line(store, home, train, fault, monkeypatch):
+def test_a_store_that_stays_away_is_told_in_one_line(store, small_there, train, fault, monkeypatch):
     monkeypatch.setenv(remote.PATIENCE, "0.1")
     store.proxy.rule = lambda method, path, before: fault
     told = train("check", f"{store.url}/manifest.json")
@@ -80,7 +70,7 @@ def test_a_store_that_stays_away_is_told_in_one_line(store, home, train, fault, 
     assert not any(secret in told.err for secret in SECRETS)
 
 
-def test_no_server_at_all(store, home, prep, monkeypatch):
+def test_no_server_at_all(store, small_there, prep, monkeypatch):
     monkeypatch.setenv(remote.PATIENCE, "0.1")
     store.proxy.close()
     remote._store.cache_clear()
@@ -88,17 +78,17 @@ def test_no_server_at_all(store, home, prep, monkeypatch):
     assert told.code == 7 and "manifest.json: no connection; given up after" in told.err
 
 
-def test_waiting_is_announced_and_ends_when_the_store_is_back(store, home, monkeypatch, caplog):
+def test_waiting_is_announced_and_ends_when_the_store_is_back(store, small_there, monkeypatch, caplog):
     monkeypatch.setattr(remote, "QUIET", 0.05)
     begun = time.monotonic()
     store.proxy.rule = lambda method, path, before: "503" if time.monotonic() < begun + 0.5 else ""
     with caplog.at_level(logging.WARNING, "latentry.remote"):
-        assert rows_of(Path(f"{store.url}/manifest.json")) == rows_of(home / "manifest.json")
+        assert rows_of(Path(f"{store.url}/manifest.json")) == rows_of(small_there / "manifest.json")
     (notice,) = caplog.messages
     assert notice.startswith(f"waiting for {store.url}/manifest.json: the store answered 503") and "asked " in notice
 
 
-def test_a_notice_is_a_line_on_stderr(store, home, prep, monkeypatch):
+def test_a_notice_is_a_line_on_stderr(store, small_there, prep, monkeypatch):
     """Without any setting of logging."""
     monkeypatch.setattr(remote, "QUIET", 0.0)
     store.proxy.rule = lambda method, path, before: "503" if before == 0 and path.endswith("manifest.json") else ""
@@ -110,7 +100,7 @@ def test_a_notice_is_a_line_on_stderr(store, home, prep, monkeypatch):
                                         "Unavailable (SlowDown); asked 1 times in 0 seconds"]
 
 
-def test_credentials_that_expire_are_read_again_and_told(store, home, prep):
+def test_credentials_that_expire_are_read_again_and_told(store, small_there, prep):
     """Once is forgiven: they may have been renewed. Twice is told, with the way out and without a secret."""
     store.proxy.rule = lambda method, path, before: "403" if before == 0 and "tables" in path else ""
     url = f"{store.url}/manifest.json"
@@ -125,14 +115,14 @@ def test_credentials_that_expire_are_read_again_and_told(store, home, prep):
                    for secret in SECRETS)
 
 
-def test_other_refusals_are_not_repeated(store, home, prep):
+def test_other_refusals_are_not_repeated(store, small_there, prep):
     store.proxy.rule = lambda method, path, before: "400"
     told = prep("inspect", f"{store.url}/manifest.json")
     assert told.code == 7 and "the store answered 400 Bad Request (BadRequest)" in told.err
     assert "hint: check bucket, region and endpoint" in told.err and len(store.proxy.asked) == 1
 
 
-def test_what_is_not_there(store, home, prep):
+def test_what_is_not_there(store, small_there, prep):
     told = prep("inspect", f"{store.url}/other.json")
     assert told.code == 4 and f"cannot read manifest {store.url}/other.json: there is no such object" in told.err
     told = prep("inspect", "s3://no-such-bucket/manifest.json")
@@ -145,19 +135,19 @@ def test_what_is_not_there(store, home, prep):
     assert told.code == 7 and f"error: {store.url}/cache is not a cache: it has no latentry.json" in told.err
 
 
-def test_tables_and_shards_that_do_not_match_their_names(store, home, prep):
+def test_tables_and_shards_that_do_not_match_their_names(store, small_there, prep):
     url = f"{store.url}/manifest.json"
-    name = store.keys(home, "mask/c.0")[0]
+    name = store.keys(small_there, "mask/c.0")[0]
     data = store.server.get(f"{store.prefix}/{name}")
     store.server.put(f"{store.prefix}/{name}", bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(CacheError, match=r"is damaged: its bytes do not match its digest \(downloaded 3 times\)"):
         rows_of(Path(url))
     assert whole(store)
-    key = store.keys(home, "mask/zarr.json")[0]
+    key = store.keys(small_there, "mask/zarr.json")[0]
     store.server.put(f"{store.prefix}/{key}", b"{}")
     told = prep("inspect", url, "--sample", "a.png")
     assert told.code == 0 and "unreadable" in told.out
-    for table in store.keys(home, "tables/"):
+    for table in store.keys(small_there, "tables/"):
         store.server.put(f"{store.prefix}/{table}", b"ARROW1")
     told = prep("inspect", url)
     assert told.code == 0, "copies of tables are as their names say"
@@ -165,24 +155,24 @@ def test_tables_and_shards_that_do_not_match_their_names(store, home, prep):
         copy.unlink()
     told = prep("inspect", url)
     said = [f"error: {store.url}/{table} is damaged: its bytes do not match its name" for table in
-            store.keys(home, "tables/")]
+            store.keys(small_there, "tables/")]
     assert told.code == 7 and told.err.splitlines()[0] in said
-    for table in store.keys(home, "tables/"):
+    for table in store.keys(small_there, "tables/"):
         store.server.delete(f"{store.prefix}/{table}")
     told = prep("inspect", url)
-    said = [f"error: {store.url}/{table} is missing" for table in store.keys(home, "tables/")]
+    said = [f"error: {store.url}/{table} is missing" for table in store.keys(small_there, "tables/")]
     assert told.code == 7 and told.err.splitlines()[0] in said
 
 
-def test_a_shard_without_a_file(store, home):
-    name = store.keys(home, "mask/c.0")[0]
+def test_a_shard_without_a_file(store, small_there):
+    name = store.keys(small_there, "mask/c.0")[0]
     store.server.delete(f"{store.prefix}/{name}")
     with pytest.raises(CacheError, match=r"shard .* in s3://.* is missing or incomplete: it has no mask/c"):
         rows_of(Path(f"{store.url}/manifest.json"))
     assert whole(store)
 
 
-def test_a_full_disk_is_told_with_the_options(store, home, monkeypatch):
+def test_a_full_disk_is_told_with_the_options(store, small_there, monkeypatch):
     def full(handle, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), handle.name)
 
@@ -196,8 +186,8 @@ def test_a_full_disk_is_told_with_the_options(store, home, monkeypatch):
     monkeypatch.undo()
 
 
-def test_a_disk_that_is_full_for_a_moment_loses_the_oldest_copy(store, home, monkeypatch):
-    url, good = Path(f"{store.url}/manifest.json"), rows_of(home / "manifest.json")
+def test_a_disk_that_is_full_for_a_moment_loses_the_oldest_copy(store, small_there, monkeypatch):
+    url, good = Path(f"{store.url}/manifest.json"), rows_of(small_there / "manifest.json")
     rows_of(url)
     (mask,) = store.copies.glob("whole/**/shards/*/*/mask")
     room.atomic.remove_tree(mask.parent)
@@ -226,7 +216,7 @@ rows_of(Path(sys.argv[1]))
 """
 
 
-def test_a_killed_download_leaves_nothing_half_visible(store, home):
+def test_a_killed_download_leaves_nothing_half_visible(store, small_there):
     here = Path(__file__)
     for number in (1, 4, 9):
         store.proxy.forget()
@@ -240,7 +230,7 @@ def test_a_killed_download_leaves_nothing_half_visible(store, home):
         reader.wait()
         assert all(tree_digest(path) == path.name for path in store.copies.glob("whole/**/shards/??/*"))
     store.proxy.forget()
-    assert rows_of(Path(f"{store.url}/manifest.json")) == rows_of(home / "manifest.json")
+    assert rows_of(Path(f"{store.url}/manifest.json")) == rows_of(small_there / "manifest.json")
     monthly = list(store.copies.rglob("tmp/*"))
     for left in monthly:
         os.utime(left, (0, 0))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from remote_rows import rows_of
-from small_manifest import write_small
 
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef
@@ -15,16 +14,6 @@ from prep.errors import CacheError
 from prep.fs.mirror import local_path, url_of
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
-
-
-@pytest.fixture
-def small_there(store, tmp_path):
-    """A small dataset, here and in the store."""
-    home = tmp_path / "home"
-    home.mkdir()
-    write_small(home)
-    store.upload(home)
-    return home
 
 
 def test_a_manifest_is_described_from_range_reads(prep, store, small_there):

@@ -20,14 +20,6 @@ from prep.fs.remote import upload_file
 from prep.maintenance import push as pushing
 
 
-@pytest.fixture
-def home(tmp_path):
-    root = tmp_path / "home"
-    root.mkdir()
-    write_small(root)
-    return root
-
-
 def there(store, home):
     """Whether each file of the manifest is an object with its bytes."""
     names = ["manifest.json", "cache/latentry.json", *store.keys(home, "/shards/"), *store.keys(home, "/tables/")]

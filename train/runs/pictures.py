@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from prep.formatting import shell_name
-from prep.fs.paths import resolve
 from prep.loader.index import Index
 
 
@@ -14,13 +13,8 @@ def path_of(index: Index, sample: int) -> Path | None:
 
     A picture in a tar or a table is none.
     """
-    source = index.manifest.sources[int(index.samples.source[sample])]
-    if source is None:
-        return None
-    path, here = resolve(source) / index.samples.name(sample), Path.cwd()
-    if not path.is_file():
-        return None
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    path, here = index.picture(sample), Path.cwd()
+    return path.relative_to(here) if path is not None and path.is_relative_to(here) else path
 
 
 def spelled(path: Path | None, name: str, source: int, sources: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from prep.cache import shard_format
 from prep.cache.remote.room import make_dirs
@@ -15,7 +14,7 @@ from prep.cache.store import Cache, retire_shard
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.mirror import headers_root, url_of
-from prep.fs.remote import NEVER, read_range, size_of
+from prep.fs.remote import NEVER, read_range, side_by_side, size_of
 from prep.fs.tree import tree
 
 JOBS = 32  # headers fetched at a time: small requests, which mostly wait
@@ -34,14 +33,7 @@ def with_headers(cache: Cache, digests: Sequence[str]) -> Cache:
     if lacking:
         make_dirs(headers.root)
         stop = threading.Event()
-        with ThreadPoolExecutor(JOBS, "headers") as pool:
-            try:
-                for _ in pool.map(lambda digest: _keep_header(cache, headers, digest, stop), lacking):
-                    pass
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        side_by_side(lambda digest: _keep_header(cache, headers, digest, stop), lacking, JOBS, stop)
     return headers
 
 

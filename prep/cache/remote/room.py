@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -16,15 +15,15 @@ from pathlib import Path
 
 from prep.cache.store import Cache, retire_shard
 from prep.errors import CacheError, ConfigError, Problem
-from prep.formatting import format_bytes, printable
+from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.mirror import DIRECTORY, WHOLE, mirror
 from prep.fs.paths import MARKER
 from prep.fs.tree import tree
 from prep.fs.user_cache import make_private
+from prep.parse import Unparsed, bytes_of
 
 LIMIT = "LATENTRY_REMOTE_LIMIT"
-UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
 SPARE = 20  # without a limit, one part in so many of the disk stays free
 RESCAN = 10.0  # seconds for which the measured room is believed: other processes fetch, too
 STALE = 86400.0  # seconds after which a file in tmp/ is a leftover of a killed process
@@ -42,11 +41,10 @@ def limit() -> int | None:
     text = os.environ.get(LIMIT)
     if not text:
         return None
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([KMGTP]?)(?:i?B)?", text, re.IGNORECASE)
-    if not found:
-        raise ConfigError(f"{LIMIT} is '{printable(text)}', expected a size like 200GB or 2TB",
-                          hint=f"export {LIMIT}=200GB")
-    return int(float(found[1]) * (1 << UNITS[found[2].upper()]))
+    try:
+        return bytes_of(text)
+    except Unparsed as error:
+        raise ConfigError(f"{LIMIT} {error}", hint=f"export {LIMIT}=200GB") from None
 
 
 class Room:
