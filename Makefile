@@ -25,10 +25,10 @@ demo: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh manifests/demo.sh $(DEMO)
 
 test: venv
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: venv
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'slow or not slow'
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'slow or not slow'
 
 # What depends most on the libraries, with the lowest versions that pyproject.toml allows. Old releases warn of their own
 # deprecations.

@@ -42,6 +42,15 @@ settings.register_profile("latentry", deadline=None, suppress_health_check=[Heal
 settings.load_profile("latentry")
 
 
+# What takes minutes comes first, so that at the end no worker is left alone with it.
+_FIRST = [Path(__file__).parent / name for name in ("train/parallel", "faults", "hostile", "train", "whole", "encode")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: next((number for number, folder in enumerate(_FIRST)
+                                      if folder in item.path.parents), len(_FIRST)))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real pictures named by LATENTRY_REAL_DATA; without it the test is skipped."""

@@ -228,7 +228,7 @@ def test_files_that_are_no_prompts(encode, prompts, place):
     assert (place / "m.json").read_bytes() == written
 
 
-@pytest.mark.parametrize("name", ["flux", "zimage", "sdxl"])
+@pytest.mark.parametrize("name", ["flux", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zimage", "sdxl"))])
 def test_other_families(prep, prompts, place, name):
     pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
     tiny_pipelines = pytest.importorskip("tiny_pipelines")

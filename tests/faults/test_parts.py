@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from account import account, state
-from harness import ENVIRONMENT, FORKS
+from harness import ENVIRONMENT, FORKS, Stage
 from served import PrepServer
 
 from prep.cache.store import Cache
@@ -28,11 +28,20 @@ SCALE = ROOT / "manifests" / "scale"
 SMALL = "--mask sidecar --resolution 96 --step 16 --dtype float32"
 
 
-@pytest.fixture
-def whole(stage):
-    """What one run without parts leaves behind; tasks have one row each."""
+@pytest.fixture(scope="module")
+def made(launch, setting, tmp_path_factory):
+    pictures, model = setting
+    home = tmp_path_factory.mktemp("made") / "whole"  # as far from the pictures as `there`: their path is relative
+    home.mkdir()
+    stage = Stage(launch=launch, pictures=pictures, model=model, home=home)
     assert stage.run(stage.encode(), task_rows=1)["codes"] == [0]
-    return state(stage.home)
+    return stage.home
+
+
+@pytest.fixture
+def whole(made):
+    """What one run without parts leaves behind; tasks have one row each."""
+    return state(made)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_names_of_old_checkpoints_are_understood(model, tiny_model):
     np.testing.assert_array_equal(vae(model).encode(pixels)[0]["latent"], vae(tiny_model).encode(pixels)[0]["latent"])
 
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_the_dtype_in_the_text_encoders_config_decides_nothing(model, tiny_model, compute):
     configure(model / "text_encoder" / "config.json", dtype="float16", torch_dtype="float16")
     np.testing.assert_array_equal(hidden(model, compute), hidden(tiny_model, compute))

@@ -40,7 +40,7 @@ def count(events, kind):
     return sum(event["event"] == kind for event in events)
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_whole_run_keeps_to_its_device(elsewhere, tmp_path, method):
     """Steps, validation, pictures, a checkpoint, and two more steps after a resume."""
     elsewhere(method=method)

@@ -60,8 +60,9 @@ def sd15(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("family", "settings", "strength"), [
-    ("sd15", {"targets": "kohya"}, 1.0), ("sd15", {"targets": "kohya", "format": "diffusers"}, -0.5),
-    ("sd15", {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, 1.0),
+    pytest.param("sd15", {"targets": "kohya"}, 1.0, marks=pytest.mark.slow),
+    ("sd15", {"targets": "kohya", "format": "diffusers"}, -0.5),
+    pytest.param("sd15", {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, 1.0, marks=pytest.mark.slow),
     ("sd15", {"targets": "kohya-conv", "format": "diffusers", "rslora": True,
               "layers": ({"match": "to_q", "rank": 4, "alpha": 3.0},)}, 1.0),
     ("sd15", {"targets": "kohya-conv", "dora": True}, 1.0), ("flux", {"targets": "attention", "dora": True}, 1.0),

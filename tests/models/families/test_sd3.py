@@ -26,8 +26,9 @@ def model(tmp_path_factory) -> Path:
     return tiny_pipelines.save("sd3", tmp_path_factory.mktemp("sd3") / "model", without_t5=True)
 
 
-@pytest.mark.parametrize("options", [TextOptions(max_length=256), TextOptions(max_length=7),
-                                     TextOptions(max_length=256, clip_skip=1)])
+@pytest.mark.parametrize("options", [
+    pytest.param(TextOptions(max_length=256), marks=pytest.mark.slow), TextOptions(max_length=7),
+    TextOptions(max_length=256, clip_skip=1)])
 def test_rows_are_those_of_the_whole_pipeline(model, options):
     encoder = TextEncoder(model, FAMILY, options, device="cpu", compute="float32", dtype="float32")
     pipe = tiny_pipelines.load(model)

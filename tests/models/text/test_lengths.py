@@ -18,11 +18,12 @@ from prep.models.text.encoder import TextEncoder
 from prep.models.text.lengths import LengthCounter
 
 TRIMMED = [case for case in CASES if FAMILIES[case.family].text.layout == "trimmed"]
+LONG = ("sana", "krea2", "cogview4", "ernie")
 CAPTIONS = ["a", "", "a red cat on a bench", "two dogs, " * 9, "a word and another " * 100, "3 à 4 m"]
 
 
 @pytest.fixture(scope="module", ids=named, params=[  # variants of a family have its text
-    pytest.param(case, marks=pytest.mark.slow) if case.options or case.build == "sana" else case for case in TRIMMED])
+    pytest.param(case, marks=pytest.mark.slow) if case.options or case.build in LONG else case for case in TRIMMED])
 def case(request) -> Case:
     return request.param
 

@@ -73,6 +73,7 @@ def test_rows_are_near_those_of_whole_weights(sd3, bits, least, most):
         assert least < far(row["hidden"], wanted["hidden"]) < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_a_row_does_not_depend_on_the_others_of_its_batch(sd3, bits, monkeypatch):
     """With a threshold that values of a tiny model exceed: one caption would keep columns of the others whole."""
@@ -100,6 +101,7 @@ def test_a_layer_at_a_time_gives_the_same_and_keeps_nothing(sd3, bits):
     assert len(states) == (12 if bits == "8bit" else 0) and all(one.CB is None for one in states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_in_float32_the_rest_computes_in_float32_and_then_again_as_before(sd3, bits):
     encoder = encoder_of(sd3, bits)

@@ -97,6 +97,7 @@ def test_without_preparation_rows_are_the_same(model, loads):
     assert len(loads) > SEVERAL[model[0]]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_prepared_later(model, loads, monkeypatch):
     """Each block loads every encoder once more."""
     monkeypatch.setattr(swapping, "KEPT_BYTES", 1)
@@ -120,6 +121,7 @@ def test_a_prepared_batch_is_not_prepared_again(model, loads):
     assert len(loads) > SEVERAL[model[0]]
 
 
+@pytest.mark.slow
 def test_halved_batches_take_what_was_kept_for_whole_ones(model, loads):
     encoder = encoder_of(model, first=BATCHES)
     encoder.batches.size = 2
@@ -164,6 +166,7 @@ def test_a_row_that_is_not_finite_is_computed_in_float32_by_all_encoders(model, 
         assert np.isfinite(row[name]).all()
 
 
+@pytest.mark.slow
 def test_an_error_leaves_nothing_behind(model):
     encoder = encoder_of(model)
 
