@@ -53,6 +53,7 @@ from train.state import (
     clip_gradients,
     create_state,
     held,
+    own_files,
     restore,
     result_files,
     result_name,
@@ -284,6 +285,24 @@ def _seed(seed: int, step: int, rank: int, device: torch.device) -> None:
 def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver) -> None:
     """Saves a checkpoint of the last finished step, after syncing the log to disk; it may be written later. All ranks
     call this."""
+    step, ranks = progress.done, trainee.ranks
+    if trainee.shards is not None and setup.config.method == "full":
+        if ranks.first:
+            log.sync()
+        together = files.Together(ranks=ranks, explained=partial(_explained, setup, run, progress))
+        files.save_pieces(run, state_of(setup, step), own_files(trainee, setup, step), setup.config.checkpoint.keep,
+                          together)
+    else:  # of a divided model all know whether the first rank has written it
+        (ranks if ranks.sharded else ALONE).share(partial(_save_whole, trainee, setup, run, log, progress, saver))
+    if ranks.sharded or not ranks.first:
+        progress.kept = step
+    if ranks.first:
+        log("checkpoint", step, folder=f"checkpoints/{step_name(step)}")
+        _plot(setup, run, log)
+
+
+def _save_whole(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver) -> None:
+    """Saves a checkpoint that the first rank writes."""
     step, settings = progress.done, setup.config.checkpoint
     small = checkpoint_bytes(setup) <= settings.copy_gib * (1 << 30)
     with held(trainee) as found:
@@ -291,11 +310,6 @@ def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Prog
             log.sync()
             saver.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step, found), settings.keep,
                        beside=small and not trainee.ranks.sharded, done=partial(setattr, progress, "kept", step))
-    if found is None:
-        progress.kept = step
-        return
-    log("checkpoint", step, folder=f"checkpoints/{step_name(step)}")
-    _plot(setup, run, log)
 
 
 def _plot(setup: Setup, run: Path, log: Log) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from prep.errors import CacheError, ConfigError, ModelError, first_line
 from prep.loader.device import module_to_device, to_host
 from prep.loader.latents import Latents, latents_of
 from prep.models.family import Family
-from prep.parse import Unparsed
 from train.config.load import as_table
 from train.config.schema import Config, Dtype
 from train.metadata import checkpoint_metadata, result_metadata
@@ -32,13 +31,14 @@ from train.optim.loss_scale import SHAPES, LossScale
 from train.optim.optimizers import TABLE, Facts
 from train.parallel.ranks import ALONE, Ranks
 from train.parallel.shards import Fetch, Shards, shards_of
-from train.runs.checkpoint import DataFacts, State
-from train.runs.checkpoint_files import Part, copy_into, read_tensors, tensor_names
+from train.runs.checkpoint import DataFacts, State, piece_name
+from train.runs.checkpoint_files import Part, copy_into, has, read_tensors, tensor_names
 from train.runs.resume import Start
-from train.runs.safetensors_reader import read_safetensors
+from train.runs.safetensors_reader import read_joined
 from train.runs.safetensors_writer import data_digest
 from train.setup import Initial, Setup
 
+T = TypeVar("T")
 OPTIMIZER, AVERAGE, SCALE = "optimizer.safetensors", "ema.safetensors", "loss_scale.safetensors"
 # Of a file that holds an average instead of the last weights: that of `ema.decay`, or the optimizer's own.
 EMA_METADATA, OWN_METADATA = ({"latentry.weights": name} for name in ("moving average", "schedule-free average"))
@@ -115,20 +115,26 @@ def averages(trainee: TrainState) -> Shadow | None:
 def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str, family: Family,
                 shards: Shards | None = None) -> None:
     """Copies the weights that a new run begins with. Raises `ModelError` if they changed since they were checked."""
-    values: dict[str, Tensor] = {}
-    for path, digest in zip(initial.files, initial.digests, strict=True):
-        try:
-            values |= read_safetensors(path, None, digest)
-        except (OSError, Unparsed) as error:
-            raise ModelError(f"{path} cannot be used: {first_line(error)}",
-                             hint="try again when no other process writes to it") from None
+    def changed(path: Path, error: Exception) -> ModelError:
+        return ModelError(f"{path} cannot be used: {first_line(error)}",
+                          hint="try again when no other process writes to it")
+
+    files = dict(zip(initial.files, initial.digests, strict=True))
     whole = parameters if shards is None else shards.whole
-    _put(parameters, lora.unpack(values, whole, naming_of(family)) if method == "lora" else values, shards)
+    if method == "lora":
+        _put(parameters, lora.unpack(read_joined(files, None, changed), whole, naming_of(family)), shards)
+    else:
+        copy_into(parameters, read_joined(files, None, changed, _spans(whole, shards)))
 
 
 def _put(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], shards: Shards | None) -> None:
     """Copies whole values into `targets`, or this rank's rows of them."""
     copy_into(targets, values if shards is None else {name: shards.rows(values[name]) for name in targets})
+
+
+def _spans(whole: Mapping[str, Tensor], shards: Shards | None) -> dict[str, range]:
+    """Which rows of these tensors this rank has, if not all."""
+    return {} if shards is None else {name: shards.span(len(value)) for name, value in whole.items()}
 
 
 def add_gradients(trainee: TrainState) -> None:
@@ -225,11 +231,43 @@ def held(trainee: TrainState) -> Iterator[Held | None]:
                                               fetch=fetch)
 
 
-def _rows_kept(trainee: TrainState, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the optimizer keeps for each row of a parameter, as whole tensors: its steps and other numbers are not."""
-    return {f"{kind}/{name}": like[name] for name in trainee.denoiser.parameters
-            for kind, (_, shape) in trainee.facts.kept(tuple(like[name].shape)).items()
-            if shape == tuple(like[name].shape)}
+def _rows_kept(trainee: TrainState, like: Mapping[str, T]) -> dict[str, T]:
+    """What the optimizer keeps for each row of a parameter, with the parameter's value in `like`: not its steps and
+    other numbers."""
+    assert trainee.shards is not None
+    shapes = {name: tuple(trainee.shards.whole[name].shape) for name in trainee.denoiser.parameters}
+    return {f"{kind}/{name}": like[name] for name, whole in shapes.items()
+            for kind, (_, shape) in trainee.facts.kept(whole).items() if shape == whole}
+
+
+def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
+    """The files of a checkpoint in pieces that this rank writes, except state.json."""
+    shards, ranks = trainee.shards, trainee.ranks
+    assert shards is not None and setup.config.method == "full"
+    facts = checkpoint_metadata(setup, step, trainee.denoiser.parameters)
+    weights, average = trainee.denoiser.weights, averages(trainee)
+    name = weights_name(setup.family, setup.config.method)
+    like = {each: each for each in weights}
+    yield _piece(shards, name, weights, like, facts)
+    moments = kept.tensors_of(trainee.facts, trainee.optimizer, trainee.denoiser.parameters)
+    of_rows = {each: parameter for each, parameter in _rows_kept(trainee, like).items() if each in moments}
+    yield _piece(shards, OPTIMIZER, {each: moments[each] for each in of_rows}, of_rows, {}, others=1)
+    if average is not None:
+        yield _piece(shards, AVERAGE, {**weights, **average}, like, {**facts, **_of_average(trainee)})
+    if not ranks.first:
+        return
+    yield Part(name=piece_name(OPTIMIZER, ranks.world, ranks.world + 1),
+               tensors={each: value for each, value in moments.items() if each not in of_rows})
+    yield _model_config(trainee.denoiser, name)
+    if trainee.scale is not None:
+        yield Part(name=SCALE, tensors=trainee.scale.tensors())
+
+
+def _piece(shards: Shards, name: str, rows: Mapping[str, Tensor], like: Mapping[str, str], facts: Mapping[str, str],
+           others: int = 0) -> Part:
+    """The rows that this rank has. `like`: the parameter with whose rows each goes; `others`: pieces without rows."""
+    return Part(name=piece_name(name, shards.ranks.rank, shards.ranks.world + others), tensors=rows, metadata=facts,
+                write=partial(shards.save, like))
 
 
 def checkpoint_files(trainee: TrainState, setup: Setup, step: int, found: Held) -> Iterator[Part]:
@@ -255,10 +293,15 @@ def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup
     """The trained weights in a format that other programs load: a LoRA file, or diffusers' weights and config."""
     yield Part(name=name, tensors=tensors, metadata=facts, fetch=fetch)
     if setup.config.method == "full":
-        config = json.loads(denoiser.model.to_json_string())
-        config.pop("_name_or_path", None)  # a path of this machine
-        data = json.dumps(config, indent=2).encode() + b"\n"
-        yield Part(name=Path(name).with_name("config.json").as_posix(), data=data)
+        yield _model_config(denoiser, name)
+
+
+def _model_config(denoiser: Denoiser, name: str) -> Part:
+    """The config.json beside the weights `name`."""
+    config = json.loads(denoiser.model.to_json_string())
+    config.pop("_name_or_path", None)  # a path of this machine
+    return Part(name=Path(name).with_name("config.json").as_posix(),
+                data=json.dumps(config, indent=2).encode() + b"\n")
 
 
 def result_files(trainee: TrainState, setup: Setup, step: int, name: str, found: Held) -> Iterator[Part]:
@@ -310,9 +353,9 @@ def restore(trainee: TrainState, start: Start) -> None:
     if not wanted and trainee.scale is None:  # with it, every step so far may have been skipped
         raise CacheError(f"{start.folder / OPTIMIZER} has no moments for any trained parameter",
                          hint="the checkpoint is from another run; train again into another RUN with -o")
-    values = read_tensors(start.folder, start.state, OPTIMIZER, wanted)
-    if shards is not None:
-        values |= {name: shards.rows(values[name]) for name in _rows_kept(trainee, shards.whole) if name in values}
+    divided = {} if shards is None else _rows_kept(trainee, shards.whole)
+    only = _spans({name: like for name, like in divided.items() if name in wanted}, shards)
+    values = read_tensors(start.folder, start.state, OPTIMIZER, wanted, only)
     kept.put(trainee.facts, trainee.optimizer, parameters, values)
     if trainee.scale is not None:
         trainee.scale.put(read_tensors(start.folder, start.state, SCALE, SHAPES))
@@ -330,17 +373,17 @@ def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: 
     if shards is not None:
         of_file = {name: shards.whole[name] for name in of_file}
     like = _packed(of_file, start.config, family)
-    values = read_tensors(start.folder, start.state, name, {each: (value.dtype, tuple(value.shape))
-                                                            for each, value in like.items()})
+    wanted = {each: (value.dtype, tuple(value.shape)) for each, value in like.items()}
     if start.config.method == "lora":
-        found = lora.unpack(values, of_file, naming_of(family))
-        values = {each: found[each] for each in targets}
-    _put(targets, values, shards)
+        values = read_tensors(start.folder, start.state, name, wanted)
+        _put(targets, lora.unpack(values, of_file, naming_of(family)), shards)
+        return
+    copy_into(targets, read_tensors(start.folder, start.state, name, wanted, _spans(of_file, shards)))
 
 
 def averaged(start: Start, family: Family) -> str:
     """The checkpoint's file to sample with: the moving average if there is one, else the weights."""
-    return AVERAGE if AVERAGE in start.state.files else weights_name(family, start.config.method)
+    return AVERAGE if has(start.folder, start.state, AVERAGE) else weights_name(family, start.config.method)
 
 
 def _packed(values: Mapping[str, Tensor], config: Config, family: Family, fetch: Fetch | None = None

@@ -156,6 +156,26 @@ class Ranks:
         with self._lost():
             return collectives.gather(data, [int(size) for size in sizes])
 
+    def share(self, work: Callable[[], Any], explained: Callable[[Exception], Exception] = lambda error: error
+              ) -> list[Any]:
+        """What `work` returns on each rank, in their order, as JSON keeps it. If it fails on one, fails on all.
+
+        Raises its own error where it failed, and `RankFailed` on the others.
+        """
+        failed: Exception | None = None
+        try:
+            mine = {"value": work()}
+        except Exception as error:
+            failed = explained(error)
+            mine = {"failure": _told_of(failed)}
+        found = self.gather(mine)
+        if failed is not None:
+            raise failed
+        for rank, each in enumerate(found):
+            if "failure" in each:
+                raise self._failed(rank, each["failure"])
+        return [each["value"] for each in found]
+
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none."""
         if self.world == 1:
@@ -170,6 +190,13 @@ class Ranks:
         from train.parallel.division import divide
 
         divide(model, device)
+
+    def save_rows(self, rows: Mapping[str, Tensor], divided: Mapping[str, Any],
+                  write: Callable[[Mapping[str, Tensor], Mapping[str, str]], None]) -> None:
+        """Calls `write` with the rows of this rank and what says where they belong (`train.parallel.pieces`)."""
+        from train.parallel.pieces import save_rows
+
+        save_rows(rows, divided, write)
 
     def ask(self, number: int) -> int:
         """The first rank's number, on every rank."""
@@ -198,15 +225,17 @@ class Ranks:
         """Tells the others whether this rank failed. Raises `RankFailed` if only others did; exits where not first."""
         if not self.any(error is not None):
             return
-        told = self.gather(None if error is None else
-                           {"text": _text(error), "hint": getattr(error, "hint", ""), "code": _code(error)})
+        told = self.gather(None if error is None else _told_of(error))
         if error is not None:
             return
         rank, found = next((rank, one) for rank, one in enumerate(told) if one is not None)
         if not self.first:
             raise SystemExit(found["code"])
-        raise RankFailed(f"rank {rank} of {self.world} failed: {found['text']}", hint=found["hint"],
-                         exit_code=found["code"])
+        raise self._failed(rank, found)
+
+    def _failed(self, rank: int, told: Mapping[str, Any]) -> RankFailed:
+        return RankFailed(f"rank {rank} of {self.world} failed: {told['text']}", hint=told["hint"],
+                          exit_code=told["code"])
 
     @contextmanager
     def _lost(self) -> Iterator[None]:
@@ -273,6 +302,10 @@ def of_environment(environment: Mapping[str, str]) -> Ranks:
         raise UsageError(f"{', '.join(VARIABLES)} are {', '.join(map(repr, texts))}, expected what torchrun sets",
                          hint="start it with torchrun --nproc-per-node 2 --no-python train run …, or unset them")
     return Ranks(rank=int(texts[0]), world=int(texts[1]), local=int(texts[2]))
+
+
+def _told_of(error: Exception) -> dict[str, Any]:
+    return {"text": _text(error), "hint": getattr(error, "hint", ""), "code": _code(error)}
 
 
 def _text(error: Exception) -> str:

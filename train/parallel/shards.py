@@ -3,9 +3,9 @@
 Each rank keeps some rows of every weight, of its gradient, and of what the optimizer and the average keep for it. The
 weights of a block are whole only while it computes.
 
-Optimizers and averages see plain tensors, `Shards.own`, in the memory that FSDP gathers from. A checkpoint has whole
-tensors, so that any number of ranks resumes it: the others hand them to the first rank one at a time. That is done here
-and not by torch.distributed.checkpoint, whose files have an index in pickle, which would run code when it is read.
+Optimizers and averages see plain tensors, `Shards.own`, in the memory that FSDP gathers from. In a checkpoint of all
+weights each rank writes its rows (`train.parallel.pieces`). A LoRA and the result of a run have whole tensors, which
+the others hand to the first rank one at a time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,23 @@ class Shards:
     own: Mapping[str, nn.Parameter]  # the rows that this rank has
     divided: Mapping[str, Any]  # FSDP's parameters, whose memory `own` shares
 
+    def span(self, length: int) -> range:
+        """Which of so many rows this rank has."""
+        each = -(-length // self.ranks.world)
+        return range(length)[each * self.ranks.rank : each * (self.ranks.rank + 1)]
+
     def rows(self, whole: Tensor) -> Tensor:
         """The rows of a whole tensor that this rank has."""
-        each = -(-len(whole) // self.ranks.world)
-        return whole[each * self.ranks.rank : each * (self.ranks.rank + 1)]
+        span = self.span(len(whole))
+        return whole[span.start : span.stop]
+
+    def save(self, like: Mapping[str, str], rows: Mapping[str, Tensor],
+             write: Callable[[Mapping[str, Tensor], Mapping[str, str]], None]) -> None:
+        """Calls `write` with rows of this rank and with what says where they belong; raises what it raises.
+
+        `like`: for each tensor, the parameter of which it has a value in every place.
+        """
+        self.ranks.save_rows(rows, {name: self.divided[like[name]] for name in rows}, write)
 
     def take_gradients(self) -> None:
         """Moves the sums of the gradients from FSDP's parameters to those of this rank."""

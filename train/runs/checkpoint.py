@@ -6,6 +6,19 @@
       ema.safetensors               the average of the weights, if `ema.decay` or the optimizer makes one
       state.json                    the step, what decides the steps, the settings, and the SHA-256 of each file
 
+A model of which all weights train can be divided among N ranks (`--shard`). Each rank then writes the rows that it has,
+beside the others, and no tensor is gathered. Directories stand for the files:
+
+      unet/diffusion_pytorch_model/shard-00001-of-0000N.safetensors …    one from each rank
+      optimizer/shard-00001-of-0000N.safetensors …                       and one with the numbers that all ranks have
+      ema/shard-00001-of-0000N.safetensors …
+
+A piece is a safetensors file, whose metadata say where its rows belong, as torch.distributed.checkpoint's
+HuggingFaceStorageWriter spells it; no file is a pickle. When all ranks have written and synced theirs, the first one
+writes state.json with all sizes and digests. Any number of ranks, divided or not, continues from pieces or from whole
+files: each reads the files that hold rows of its own. Only a divided run of all weights writes pieces: a LoRA is small,
+and other programs load its file. The result of a run is never in pieces.
+
 A checkpoint is staged beside its final path, synced and renamed; leftovers of a crash begin with a dot and are never
 read. Reading trusts nothing: the step must match the directory's name, the files must be exactly those that state.json
 lists, and their bytes, names, dtypes and shapes must be the expected ones. Checkpoints of version 1 have no digests;
@@ -28,8 +41,10 @@ from train.runs.documents import read_sealed, refused
 
 FORMAT = "latentry/checkpoint"
 VERSION = 3
+PIECES = 4  # the version of checkpoints in pieces; earlier programs still read the others
 _SECOND = ("format", "version", "step", "manifest", "data", "base", "config", "micro_batch", "adopted", "files")
-_KEYS = {1: ("format", "version", "step", "manifest", "config"), 2: _SECOND, 3: (*_SECOND, "init", "meaning")}
+_KEYS = {1: ("format", "version", "step", "manifest", "config"), 2: _SECOND, 3: (*_SECOND, "init", "meaning"),
+         4: (*_SECOND, "init", "meaning")}
 # How steps follow from data and settings. A change of the loss, the draws or the update gets a new number, so that no
 # run silently continues in another way.
 MEANINGS = {
@@ -39,12 +54,18 @@ MEANINGS = {
 MEANING = max(MEANINGS)
 STATE = "state.json"
 _NAME = re.compile(r"step-[0-9]{6,13}")
+_PIECE = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
 
 def step_name(step: int) -> str:
     """The name of a checkpoint's directory."""
     return f"step-{step:06d}"
+
+
+def piece_name(name: str, number: int, count: int) -> str:
+    """The name of a piece, from 0, of a file of so many."""
+    return f"{name.removesuffix('.safetensors')}/shard-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +99,23 @@ class State:
     adopted: tuple[Mapping[str, Any], ...] = ()  # changes that --adopt accepted: {"step", "changes"}
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     version: int = VERSION
+
+
+def files_of(name: str, there: Iterable[str]) -> tuple[str, ...]:
+    """Those of the files `there` that hold the tensors of `name`: itself, its pieces in their order, or none.
+
+    Raises `Unparsed` if pieces are missing.
+    """
+    names = set(there)
+    if name in names:
+        return (name,)
+    folder = name.removesuffix(".safetensors") + "/"
+    found = tuple(sorted(each for each in names
+                         if each.startswith(folder) and _PIECE.fullmatch(each.removeprefix(folder))))
+    for number, each in enumerate(found):
+        if each != (expected := piece_name(name, number, len(found))):
+            raise Unparsed(f"it has {len(found)} pieces, among them {each}, expected {expected}")
+    return found
 
 
 def list_checkpoints(run: Path) -> list[Path]:

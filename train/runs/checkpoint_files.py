@@ -16,13 +16,32 @@ import torch
 from torch import Tensor
 
 from prep.digest import digest_bytes
+from prep.errors import PathError
 from prep.fs import atomic
 from prep.loader.device import copied_to_host, to_device, to_host
 from prep.parse import Unparsed
-from train.runs.checkpoint import FORMAT, STATE, VERSION, State, list_checkpoints, step_name, way_out
+from train.parallel.ranks import Ranks
+from train.runs.checkpoint import (
+    FORMAT,
+    PIECES,
+    STATE,
+    VERSION,
+    State,
+    files_of,
+    list_checkpoints,
+    step_name,
+    way_out,
+)
 from train.runs.documents import refused, seal
-from train.runs.safetensors_reader import Wanted, names_of, read_safetensors
+from train.runs.safetensors_reader import Wanted, names_of, read_joined
 from train.runs.safetensors_writer import write_safetensors
+
+Write = Callable[[Mapping[str, Tensor], Mapping[str, str]], None]  # of tensors with metadata
+Writer = Callable[[Mapping[str, Tensor], Write], None]
+
+
+def _written_whole(tensors: Mapping[str, Tensor], write: Write) -> None:
+    write(tensors, {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,21 +53,73 @@ class Part:
     metadata: Mapping[str, str] | None = None
     fetch: Callable[[Tensor], Tensor] = to_host  # the values of a tensor, if it is on the meta device
     data: bytes = b""
+    write: Writer = _written_whole  # of tensors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Together:
+    """The ranks that write a checkpoint together, and how an error of one of them is explained."""
+
+    ranks: Ranks
+    explained: Callable[[Exception], Exception]
+
+    def share(self, work: Callable[[], Any]) -> list[Any]:
+        """As `Ranks.share`."""
+        return self.ranks.share(work, self.explained)
 
 
 def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
     """Writes the checkpoint of `state.step`, removes all but the newest `keep` (0: none); returns its directory."""
     folder = run / "checkpoints" / step_name(state.step)
+    write_folder(folder, parts, last=lambda files: _state_part(state, VERSION, files))
+    _remove_old(run, keep)
+    return folder
+
+
+def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, together: Together) -> None:
+    """Writes a checkpoint like `save`, of which each rank writes its own `parts`; all ranks call this.
+
+    If one fails, all fail, and nothing is left. Raises `PathError` if the ranks do not share the directory of the run.
+    """
+    folder, first = run / "checkpoints" / step_name(state.step), together.ranks.first
+    staged = atomic.temporary_name(folder)
+
+    def stage() -> str:
+        atomic.make_dirs(staged)
+        return staged.name
+
+    def write(name: str) -> dict[str, dict[str, Any]]:
+        if not folder.with_name(name).is_dir():
+            raise PathError(f"{run} is not the same directory on all ranks, but with --shard each writes its part of a "
+                            "checkpoint", hint="name a directory that all ranks share with -o")
+        return _write_parts(folder.with_name(name), parts)
+
+    def publish(written: list[dict[str, dict[str, Any]]]) -> None:
+        files = {name: facts for each in written for name, facts in each.items()}
+        _publish(staged, folder, _state_part(state, PIECES, files))
+        _remove_old(run, keep)
+
+    try:
+        name = together.share(lambda: stage() if first else "")[0]
+        written = together.share(lambda: write(name))
+        together.share(lambda: publish(written) if first else None)
+    finally:
+        if first:
+            atomic.remove_tree(staged)
+
+
+def _state_part(state: State, version: int, files: Mapping[str, Any]) -> Part:
     assert state.data is not None and state.micro_batch is not None, "a state that is saved is complete"
-    body = {"format": FORMAT, "version": VERSION, "step": state.step, "manifest": state.manifest,
-            "data": {"digest": state.data.digest, "facts": dict(state.data.facts)}, "base": dict(state.base),
-            "config": dict(state.config), "init": dict(state.init), "meaning": state.meaning,
-            "micro_batch": state.micro_batch,
-            "adopted": [dict(each) for each in state.adopted]}
-    write_folder(folder, parts, last=lambda files: Part(name=STATE, data=seal({**body, "files": files})))
+    return Part(name=STATE, data=seal({
+        "format": FORMAT, "version": version, "step": state.step, "manifest": state.manifest,
+        "data": {"digest": state.data.digest, "facts": dict(state.data.facts)}, "base": dict(state.base),
+        "config": dict(state.config), "init": dict(state.init), "meaning": state.meaning,
+        "micro_batch": state.micro_batch, "adopted": [dict(each) for each in state.adopted], "files": files}))
+
+
+def _remove_old(run: Path, keep: int) -> None:
     for old in list_checkpoints(run)[:-keep] if keep else ():
         atomic.remove_tree(old)
-    return folder
 
 
 class Saver:
@@ -110,19 +181,29 @@ def write_folder(folder: Path, parts: Iterable[Part],
     staged = atomic.temporary_name(folder)
     staged.mkdir()
     try:
-        files: dict[str, dict[str, Any]] = {}
-        for part in parts:
-            digest = write_part(staged / part.name, part)
-            files[part.name] = {"bytes": (staged / part.name).stat().st_size, "sha256": digest}
-        if last is not None:
-            part = last(files)
-            write_part(staged / part.name, part)
-        _sync_tree(staged)
-        atomic.remove_tree(folder)
-        atomic.rename(staged, folder)
-        atomic.sync_dir(folder.parent)
+        files = _write_parts(staged, parts)
+        _publish(staged, folder, None if last is None else last(files))
     finally:
         atomic.remove_tree(staged)
+
+
+def _write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
+    """Writes files into a directory; their sizes and digests."""
+    files = {}
+    for part in parts:
+        digest = write_part(staged / part.name, part)
+        files[part.name] = {"bytes": (staged / part.name).stat().st_size, "sha256": digest}
+    return files
+
+
+def _publish(staged: Path, folder: Path, last: Part | None) -> None:
+    """Writes the last file into a directory, syncs it, and puts it in the place of `folder`."""
+    if last is not None:
+        write_part(staged / last.name, last)
+    _sync_tree(staged)
+    atomic.remove_tree(folder)
+    atomic.rename(staged, folder)
+    atomic.sync_dir(folder.parent)
 
 
 def write_file(path: Path, part: Part) -> None:
@@ -142,32 +223,51 @@ def write_part(path: Path, part: Part) -> str:
     if part.tensors is None:
         atomic.write_synced(path, part.data)
         return digest_bytes(part.data)
-    with atomic.create(path) as handle:
-        digest = write_safetensors(handle, part.tensors, {"format": "pt", **(part.metadata or {})}, part.fetch)
-        atomic.sync(handle)
-    return digest
+    digests = []
+
+    def write(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        with atomic.create(path) as handle:
+            digests.append(write_safetensors(handle, tensors, {"format": "pt", **(part.metadata or {}), **metadata},
+                                             part.fetch))
+            atomic.sync(handle)
+
+    part.write(part.tensors, write)
+    return digests[0]
 
 
-def read_tensors(folder: Path, state: State, name: str, wanted: Wanted) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint: exactly `wanted`, with the digest checked. Raises `CacheError`."""
-    path = folder / PurePosixPath(name)
+def has(folder: Path, state: State, name: str) -> bool:
+    """Whether a checkpoint has a file, or pieces of it. Raises `CacheError`."""
     try:
-        if name not in state.files:
-            raise Unparsed("it is missing")
-        return read_safetensors(path, wanted, state.files[name].sha256)
-    except (OSError, Unparsed) as error:
-        raise refused(path, error, way_out(folder)) from None
+        return bool(files_of(name, state.files))
+    except Unparsed as error:
+        raise refused(folder / PurePosixPath(name), error, way_out(folder)) from None
+
+
+def read_tensors(folder: Path, state: State, name: str, wanted: Wanted,
+                 only: Mapping[str, range] | None = None) -> dict[str, Tensor]:
+    """The tensors of one file of a checkpoint, or of its pieces: exactly `wanted`, with digests checked.
+
+    `only`: the rows to return of a tensor, if not all. Files without any of these are not read. Raises `CacheError`.
+    """
+    files = {folder / PurePosixPath(each): state.files[each].sha256 for each in _files(folder, state, name)}
+    return read_joined(files, wanted, lambda path, error: refused(path, error, way_out(folder)), only)
 
 
 def tensor_names(folder: Path, state: State, name: str) -> set[str]:
-    """The names of the tensors in one file of a checkpoint. Raises `CacheError`."""
-    path = folder / PurePosixPath(name)
-    try:
-        if name not in state.files:
-            raise Unparsed("it is missing")
-        return names_of(path)
-    except (OSError, Unparsed) as error:
-        raise refused(path, error, way_out(folder)) from None
+    """The names of the tensors in one file of a checkpoint, or in its pieces. Raises `CacheError`."""
+    found: set[str] = set()
+    for each in _files(folder, state, name):
+        try:
+            found |= names_of(folder / PurePosixPath(each))
+        except (OSError, Unparsed) as error:
+            raise refused(folder / PurePosixPath(each), error, way_out(folder)) from None
+    return found
+
+
+def _files(folder: Path, state: State, name: str) -> tuple[str, ...]:
+    if not has(folder, state, name):
+        raise refused(folder / PurePosixPath(name), Unparsed("it is missing"), way_out(folder))
+    return files_of(name, state.files)
 
 
 def copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

@@ -19,9 +19,9 @@ from train.config.schema import Config, Lora
 from train.models.naming import Naming, Place, ends_of, shape_of_lengths
 from train.models.products import product_alpha, product_shapes
 from train.models.targets import Presets, Shapes, adapter_of, is_named, layers_of, targeted
-from train.runs.checkpoint import STATE, list_checkpoints
+from train.runs.checkpoint import STATE, files_of, list_checkpoints
 from train.runs.documents import open_plain, refused
-from train.runs.safetensors_header import TensorInfo, read_header_and_metadata
+from train.runs.safetensors_header import TensorInfo, first_rows, joined, read_header_and_metadata
 from train.setup import Initial
 
 _TEXT = ("lora_te_", "lora_te1_", "lora_te2_", "lora_te3_", "text_encoder.", "text_encoder_2.", "text_encoder_3.")
@@ -38,6 +38,7 @@ class _File:
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str]
     scalars: Mapping[str, float]
+    rows: Mapping[str, int]  # with which row of the whole tensor each begins
 
 
 def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes, presets: Presets, naming: Naming,
@@ -52,7 +53,7 @@ def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes,
     if config.method == "lora":
         unused = _check_lora(files[0], config.lora, weights, presets, naming)
     else:
-        _check_full(path, {name: info.shape for file in files for name, info in file.tensors.items()}, weights)
+        _check_full(path, _joined(path, files), weights)
     digests = tuple(digest(each) for each in paths)
     return Initial(name=path.name, files=paths, digests=digests, unused=unused,
                    digest=digests[0] if len(digests) == 1 else digest_json(list(digests)))
@@ -68,21 +69,42 @@ def find_weights(path: Path, family: Family, method: str) -> tuple[Path, ...]:
         raise PathError(f"--init-from {path} {seen}, {_PLACES}")
     checkpoints = list_checkpoints(path)
     folder = checkpoints[-1] if checkpoints else path
-    average, adapters, inner = folder / "ema.safetensors", folder / "lora.safetensors", folder / family.denoiser
-    if average.is_file() and (folder / STATE).is_file():
-        return (average,)
+    adapters, inner = folder / "lora.safetensors", folder / family.denoiser
+    if (folder / STATE).is_file() and (average := _of_checkpoint(folder, "ema.safetensors")):
+        return average
     if method == "lora" and not adapters.is_file():
         raise PathError(f"--init-from {path} has no lora.safetensors, {_PLACES}",
                         hint="for a LoRA on other weights of the denoiser, name their model with --model")
-    return (adapters,) if method == "lora" else weight_files(inner if inner.is_dir() else folder,
-                                                             "diffusion_pytorch_model")
+    if method == "lora":
+        return (adapters,)
+    pieces = _of_checkpoint(folder, f"{family.denoiser}/diffusion_pytorch_model.safetensors")
+    return pieces or weight_files(inner if inner.is_dir() else folder, "diffusion_pytorch_model")
+
+
+def _of_checkpoint(folder: Path, name: str) -> tuple[Path, ...]:
+    """The file `name` of a checkpoint, its pieces, or nothing. Raises `ModelError`."""
+    there = [name] if (folder / name).is_file() else [
+        each.relative_to(folder).as_posix() for each in (folder / name.removesuffix(".safetensors")).glob("*")]
+    try:
+        return tuple(folder / each for each in files_of(name, there))
+    except Unparsed as error:
+        raise refused(folder / name, error, "name an undamaged checkpoint") from None
+
+
+def _joined(path: Path, files: list[_File]) -> Shapes:
+    """The shapes of the tensors in all files. Raises `CacheError` if rows of one are missing."""
+    try:
+        whole = joined((file.tensors, file.rows) for file in files)
+    except Unparsed as error:
+        raise refused(path, error, "name undamaged weights") from None
+    return {name: shape for name, (_, shape) in whole.items()}
 
 
 def _read(path: Path) -> _File:
     try:
         with open_plain(path) as handle:
             tensors, metadata = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
-            start, scalars = handle.tell(), dict[str, float]()
+            start, scalars, rows = handle.tell(), dict[str, float](), first_rows(tensors, metadata)
             for name, info in tensors.items():
                 if info.dtype in _CODES and info.shape in ((), (1,)):
                     handle.seek(start + info.start)
@@ -93,7 +115,7 @@ def _read(path: Path) -> _File:
                     raise Unparsed(f"'{name[:80]}' has dtype {info.dtype}, expected one of: {', '.join(_TRAINED)}")
     except (OSError, Unparsed, struct.error) as error:
         raise refused(path, error, "name an undamaged file of weights") from None
-    return _File(path=path, tensors=tensors, metadata=metadata, scalars=scalars)
+    return _File(path=path, tensors=tensors, metadata=metadata, scalars=scalars, rows=rows)
 
 
 def _check_full(path: Path, there: Shapes, weights: Shapes) -> None:

@@ -2,12 +2,15 @@
 
 Checks the header against the file's size before anything uses it: it is bounded, names each tensor once, and its
 tensors fill the file without a gap, as the format requires (github.com/huggingface/safetensors, "Format").
+
+A file may hold rows of tensors whose other rows are in other files. Its metadata then say at which row each begins, as
+torch.distributed.checkpoint's HuggingFaceStorageWriter spells it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, BinaryIO
@@ -18,6 +21,7 @@ MOST = 100_000_000  # bytes of a header; the safetensors library has the same li
 ITEM_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
                                  "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 MOST_ITEMS = 1 << 48
+SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,53 @@ def read_header_and_metadata(handle: BinaryIO, size: int) -> tuple[dict[str, Ten
     if 8 + length + at != size:
         raise Unparsed(f"it has {size} bytes, expected {8 + length + at} for its tensors")
     return ordered, {name: value for name, value in metadata.items() if isinstance(value, str)}
+
+
+def first_rows(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> dict[str, int]:
+    """The row of the whole tensor with which each tensor of a file begins; 0 in files without `SHARDING`.
+
+    Raises `Unparsed`.
+    """
+    if SHARDING not in metadata:
+        return dict.fromkeys(tensors, 0)
+    try:
+        table = json.loads(metadata[SHARDING], object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise Unparsed(f"its {SHARDING} is not JSON: {str(error)[:80]}") from None
+    places = expect(table, dict, SHARDING)
+    if places.keys() != tensors.keys():
+        raise Unparsed(f"its {SHARDING} and its header name different tensors")
+    found = {}
+    for name, info in tensors.items():
+        where = f"the offsets of tensor '{name[:80]}'"
+        offsets = list_of(expect(places[name], dict, where).get(OFFSETS), count, where)
+        if len(offsets) != len(info.shape) or any(offsets[1:]):
+            raise Unparsed(f"{where} are {brief(offsets)}, expected those of rows of {brief(list(info.shape))}")
+        found[name] = offsets[0] if offsets else 0
+    return found
+
+
+def joined(files: Iterable[tuple[Mapping[str, TensorInfo], Mapping[str, int]]]
+           ) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of each whole tensor in files of these headers and `first_rows`.
+
+    Raises `Unparsed` unless the rows of each tensor follow each other, without a gap or an overlap.
+    """
+    pieces: dict[str, list[tuple[int, TensorInfo]]] = {}
+    for tensors, rows in files:
+        for name, info in tensors.items():
+            pieces.setdefault(name, []).append((rows[name], info))
+    found = {}
+    for name, parts in pieces.items():
+        parts.sort(key=lambda one: one[0])
+        like, at = parts[0][1], 0
+        for row, info in parts:
+            if row != at or (info.dtype, info.shape[1:]) != (like.dtype, like.shape[1:]):
+                raise Unparsed(f"tensor '{name[:80]}' has {brief(list(info.shape))} {info.dtype} from row {row} on, "
+                               f"expected rows like {brief(list(like.shape))} {like.dtype} from row {at} on")
+            at += info.shape[0] if info.shape else 1
+        found[name] = (like.dtype, (at, *like.shape[1:]) if like.shape else ())
+    return found
 
 
 def _info(value: Any, where: str) -> TensorInfo:

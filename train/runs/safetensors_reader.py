@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,11 +19,12 @@ from torch import Tensor
 
 from prep.parse import Unparsed
 from train.runs.documents import open_plain
-from train.runs.safetensors_header import TensorInfo, read_header
+from train.runs.safetensors_header import TensorInfo, first_rows, joined, read_header, read_header_and_metadata
 
 DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _KEPT = {**DTYPES, "F64": torch.float64, "I64": torch.int64, "U8": torch.uint8}  # also by optimizers
 Wanted = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+Refused = Callable[[Path, Exception], Exception]
 
 
 def read_safetensors(path: Path, wanted: Wanted | None, digest: str | None) -> dict[str, Tensor]:
@@ -29,22 +32,102 @@ def read_safetensors(path: Path, wanted: Wanted | None, digest: str | None) -> d
 
     `digest`: the expected SHA-256 of the file, if any. Raises `Unparsed`, `OSError`.
     """
-    with open_plain(path) as handle:
-        hashed = _Hashed(handle)
-        header = read_header(hashed, os.fstat(handle.fileno()).st_size)  # type: ignore[arg-type]  # only `read` is used
+    return read_joined({path: digest}, wanted, lambda _, error: error)
+
+
+def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused: Refused,
+                only: Mapping[str, range] | None = None) -> dict[str, Tensor]:
+    """The tensors whose rows are in `files`, on the CPU; they must be exactly those in `wanted` (None: any).
+
+    `files`: each with its expected SHA-256, if any. `only`: the rows to return of a tensor, if not all. Of a file that
+    has none of these nothing but the header is read. Raises what `refused` makes of an error in one file.
+    """
+    headers: dict[Path, _Header] = {}
+    for path in files:
+        with _refusing(refused, path), open_plain(path) as handle:
+            headers[path] = _header(handle, os.fstat(handle.fileno()).st_size)
+    with _refusing(refused, path if len(files) == 1 else path.parent):
+        whole = joined((header.tensors, header.rows) for header in headers.values())
         if wanted is not None:
-            _compare(header, wanted)
-        known = DTYPES if wanted is None else _KEPT
-        found = {name: _read(hashed, info, known) for name, info in header.items()}
-    if digest is not None and hashed.hexdigest() != digest:
-        raise Unparsed("its bytes do not match their digest")
-    return {name: found[name] for name in wanted or found}
+            _compare(whole, wanted)
+    asked = _Asked(whole=whole, only=only or {}, known=DTYPES if wanted is None else _KEPT)
+    found: dict[str, Tensor] = {}
+    for path, digest in files.items():
+        if asked.any_of(headers[path]):
+            with _refusing(refused, path):
+                _read_file(path, digest, headers[path], asked, found)
+    return {name: found[name] if name in found else asked.empty(name) for name in wanted or whole}
 
 
 def names_of(path: Path) -> set[str]:
     """The names of the tensors in the file at `path`. Raises `Unparsed`, `OSError`."""
     with open_plain(path) as handle:
         return set(read_header(handle, os.fstat(handle.fileno()).st_size))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Header:
+    """The tensors of a file, and the row of the whole tensor with which each begins."""
+
+    tensors: Mapping[str, TensorInfo]
+    rows: Mapping[str, int]
+
+
+def _header(handle: Any, size: int) -> _Header:
+    tensors, metadata = read_header_and_metadata(handle, size)
+    return _Header(tensors=tensors, rows=first_rows(tensors, metadata))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What `read_joined` returns."""
+
+    whole: Mapping[str, tuple[str, tuple[int, ...]]]
+    only: Mapping[str, range]
+    known: Mapping[str, torch.dtype]
+
+    def span(self, name: str) -> range:
+        """The rows of a tensor."""
+        return self.only.get(name, range((*self.whole[name][1], 1)[0]))
+
+    def empty(self, name: str) -> Tensor:
+        dtype, shape = self.whole[name]
+        return torch.empty(shape if name not in self.only else (len(self.span(name)), *shape[1:]),
+                           dtype=self.known[dtype])
+
+    def any_of(self, header: _Header) -> bool:
+        """Whether a file has any of it. One without tensors is read for its digest, which nobody else would check."""
+        return not header.tensors or any(
+            name not in self.only or (header.rows[name] < self.span(name).stop
+                                      and header.rows[name] + info.shape[0] > self.span(name).start)
+            for name, info in header.tensors.items())
+
+
+def _read_file(path: Path, digest: str | None, header: _Header, asked: _Asked, found: dict[str, Tensor]) -> None:
+    """Adds the tensors of a file, or their rows, to `found`. Raises `Unparsed`, `OSError`."""
+    with open_plain(path) as handle:
+        hashed = _Hashed(handle)
+        if _header(hashed, os.fstat(handle.fileno()).st_size) != header:
+            raise Unparsed("it was changed while it was read")
+        for name, info in header.tensors.items():
+            value, first, span = _read(hashed, info, asked.known), header.rows[name], asked.span(name)
+            if not info.shape or range(first, first + len(value)) == span:
+                found[name] = value
+                continue
+            target = found.setdefault(name, asked.empty(name))
+            begin, end = max(first, span.start), min(first + len(value), span.stop)
+            if begin < end:
+                target[begin - span.start : end - span.start] = value[begin - first : end - first]
+    if digest is not None and hashed.hexdigest() != digest:
+        raise Unparsed("its bytes do not match their digest")
+
+
+@contextmanager
+def _refusing(refused: Refused, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, Unparsed) as error:
+        raise refused(path, error) from None
 
 
 class _Hashed:
@@ -65,16 +148,16 @@ class _Hashed:
         return int(count)
 
 
-def _compare(header: Mapping[str, TensorInfo], wanted: Wanted) -> None:
+def _compare(there: Mapping[str, tuple[str, tuple[int, ...]]], wanted: Wanted) -> None:
     """Raises `Unparsed` unless names, dtypes and shapes are as in `wanted`."""
     for name, (dtype, shape) in wanted.items():
-        if name not in header:
+        if name not in there:
             raise Unparsed(f"'{name}' is missing, expected shape {list(shape)}")
-        info = header[name]
-        if info.shape != shape or _KEPT.get(info.dtype) != dtype:
+        seen, sides = there[name]
+        if sides != shape or _KEPT.get(seen) != dtype:
             spelled = str(dtype).removeprefix("torch.")
-            raise Unparsed(f"'{name}' has shape {list(info.shape)} {info.dtype}, expected {list(shape)} {spelled}")
-    for name in header:
+            raise Unparsed(f"'{name}' has shape {list(sides)} {seen}, expected {list(shape)} {spelled}")
+    for name in there:
         if name not in wanted:
             raise Unparsed(f"'{name[:80]}' is not a tensor of this run")
 
