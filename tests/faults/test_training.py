@@ -21,6 +21,8 @@ from runs import events
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from prep.digest import digest_bytes
+from train.runs.checkpoint import list_checkpoints, read_state
 from train.runs.losses import read_losses
 
 pytestmark = FORKS
@@ -82,6 +84,19 @@ class Training:
         assert len(steps) > 2 * LAST and len(saving) > 50
         return steps, saving
 
+    def points_of_pieces(self):
+        """The changes of the disk with which each of two ranks writes the first two checkpoints of an undisturbed run.
+        """
+        records = [self.home / f"calls-{rank}" for rank in range(2)]
+        for ending in self.go("whole", [{"record": str(record)} for record in records]):
+            assert ending["code"] == 0, ending["err"]
+        found = []
+        for record in records:
+            names = [json.loads(line)[1] for line in record.read_text().splitlines()]
+            found.append([number for number, name in enumerate(names) if "checkpoints/" in name])
+        assert len(found[0]) > len(found[1]) > 20
+        return found
+
     def messages(self):
         """How many sums over two ranks an undisturbed run makes."""
         record = self.home / "sums"
@@ -124,7 +139,9 @@ def same(one, other):
     last = f"checkpoints/step-{LAST:06d}"
     names = {path.relative_to(one).as_posix() for path in one.rglob("*") if path.is_file()
              and ("checkpoints/" not in path.as_posix() or last in path.as_posix())} - {"log.jsonl"}
-    assert {"losses.bin", "README.md", f"{last}/optimizer.safetensors", f"{last}/ema.safetensors"} < names
+    assert {"losses.bin", "README.md"} < names
+    for kept, pieces in (("optimizer", 3), ("ema", 2)):
+        assert {f"{last}/{kept}.safetensors", f"{last}/{kept}/shard-00001-of-0000{pieces}.safetensors"} & names
     for name in sorted(names):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     assert not list(other.rglob(".*.partial"))
@@ -157,6 +174,27 @@ def test_one_of_two_ranks_killed_or_both(training, tmp_path, kind, count):
             assert ending["code"] != 0
         if killed == (1,):
             assert "another of the 2 ranks ended without a message" in endings[0]["err"]
+        same(tmp_path / "whole", there.finish("killed", 2))
+        shutil.rmtree(tmp_path / "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [6])
+def test_killed_while_each_rank_writes_its_pieces(training, tmp_path, count):
+    """One of two ranks, or both. What is there as a checkpoint is whole, and is continued by both, byte by byte."""
+    there = training("divided", tmp_path)
+    points = there.points_of_pieces()
+    for number in range(3 * count):
+        killed = ((1,), (0,), (0, 1))[number % 3]
+        plans = [{"kill": spread(points[rank], 3 * count)[number], "when": WHEN[number // 3 % 3]} if rank in killed
+                 else {} for rank in range(2)]
+        endings = there.go("killed", plans)
+        assert any(endings[rank]["signal"] == signal.SIGKILL for rank in killed), endings
+        for ending in endings:
+            assert ending["signal"] == signal.SIGKILL or ending["code"] != 0
+        for folder in list_checkpoints(tmp_path / "killed"):
+            for name in read_state(folder).files:
+                assert digest_bytes((folder / name).read_bytes()) == read_state(folder).files[name].sha256
         same(tmp_path / "whole", there.finish("killed", 2))
         shutil.rmtree(tmp_path / "killed")
 

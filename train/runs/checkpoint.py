@@ -112,9 +112,12 @@ def files_of(name: str, there: Iterable[str]) -> tuple[str, ...]:
     folder = name.removesuffix(".safetensors") + "/"
     found = tuple(sorted(each for each in names
                          if each.startswith(folder) and _PIECE.fullmatch(each.removeprefix(folder))))
-    for number, each in enumerate(found):
-        if each != (expected := piece_name(name, number, len(found))):
-            raise Unparsed(f"it has {len(found)} pieces, among them {each}, expected {expected}")
+    count = int(found[0].removesuffix(".safetensors")[-5:]) if found else 0
+    for each in (piece_name(name, number, count) for number in range(count)):
+        if each not in found:
+            raise Unparsed(f"its piece {each} is missing")
+    if len(found) != count:
+        raise Unparsed(f"it has {len(found)} pieces, expected {count} as {found[0]} says")
     return found
 
 

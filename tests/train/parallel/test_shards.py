@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pieces import NAMES, flip, whole
 from runs import events
 from safetensors.torch import load_file
 from together import damage_late_row, ended, second, steps_of
@@ -26,6 +27,7 @@ from train.optim import ema
 from train.parallel import collectives, division
 from train.parallel.ranks import RankLost, Ranks
 from train.parallel.shards import Shards
+from train.runs.checkpoint import read_state
 from train.setup import RunRequest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
@@ -38,7 +40,8 @@ KINDS = {"lora": ("--rank", 2, "--set", "gradient_checkpointing=true"),
 
 def near(one, other, name):
     """Whether the tensors of both are the same but for the order of sums, of which AdamW may make much."""
-    first, second = (load_file(run / name) for run in (one, other))
+    pieces = other / name.with_suffix("")
+    first, second = load_file(one / name), whole(pieces) if pieces.is_dir() else load_file(other / name)
     assert first.keys() == second.keys()
     for each, value in first.items():
         torch.testing.assert_close(value, second[each], rtol=1e-3, atol=2e-5)
@@ -58,6 +61,27 @@ def test_gradients_are_those_of_one_process():
         assert case["worst"] < 1e-5 and not case["whole"], case
 
 
+def others_read_pieces(train, path, folder, tmp_path):
+    """Each rank has written half of them. Pictures and new runs begin with them; a damaged one is refused by name."""
+    state, run = read_state(folder), folder.parents[1]
+    assert state.version == 4 and {name.rpartition("/")[0] for name in state.files} == {*NAMES, "unet"}
+    for name in NAMES:
+        one, two = sorted(folder.joinpath(name).iterdir())[:2]
+        assert 0.45 < one.stat().st_size / (one.stat().st_size + two.stat().st_size) < 0.65
+    assert train("sample", run, "--checkpoint", "step-2", "-o", tmp_path / "drawn.png", "--device", "cpu").code == 0
+    assert train("check", path, "--method", "full", "--init-from", folder).code == 0
+    piece = folder / "optimizer" / "shard-00002-of-00003.safetensors"
+    before = flip(piece)
+    result = train("run", path, *COMMON, *KINDS["full"], "-o", run, "--resume", "--from", "step-2")
+    assert f"error: {piece}: its bytes do not match their digest\n" in result.err, result.err
+    piece.write_bytes(before)
+    last = folder / "ema" / "shard-00002-of-00002.safetensors"
+    last.rename(run / "aside")
+    result = train("check", path, "--method", "full", "--init-from", folder)
+    assert "ema.safetensors: its piece ema/shard-00002-of-00002.safetensors is missing\n" in result.err, result.err
+    (run / "aside").rename(last)
+
+
 @pytest.mark.parametrize(("kind", "count"), [
     pytest.param("lora", 4, marks=pytest.mark.slow), ("full", 2)])
 def test_a_run_is_that_of_one_process_and_continued_by_one(make, train, tmp_path, kind, count):
@@ -71,11 +95,13 @@ def test_a_run_is_that_of_one_process_and_continued_by_one(make, train, tmp_path
         assert (event["event"], event["step"]) == (other["event"], other["step"]), other
         for name in {"loss", "grad_norm", "samples", "parameters"} & event.keys():
             assert event[name] == pytest.approx(other[name], rel=1e-4)
-    names = [path.relative_to(run) for path in run.rglob("*.safetensors")]
+    names = [path.relative_to(one) for path in one.rglob("*.safetensors")]
     assert len(names) == 7
     for name in names:
         near(one, run, name)
     result = min(names, key=lambda name: len(name.parts))
+    if kind == "full":
+        others_read_pieces(train, path, run / "checkpoints" / "step-000002", tmp_path)
     (run / result).unlink()
     assert train(*words, "-o", run, "--resume", "--from", "step-2").code == 0
     near(one, run, result)

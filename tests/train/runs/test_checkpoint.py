@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
+from prep.parse import Unparsed
 from train.config.load import as_table, parse
 from train.runs import checkpoint
 from train.runs import checkpoint_files as files
-from train.runs.checkpoint import DataFacts, State, read_state
+from train.runs.checkpoint import DataFacts, State, files_of, piece_name, read_state
 from train.runs.checkpoint_files import Part, read_tensors
 from train.runs.documents import seal
 
@@ -55,6 +56,32 @@ def test_what_is_saved_comes_back(tmp_path):
     assert found == State(**{**{name: getattr(state(7), name) for name in State.__slots__}, "files": found.files})
     assert torch.equal(read_tensors(folder, found, "a.safetensors", WANTED)["x"], torch.arange(3.0))
     assert files.tensor_names(folder, found, "a.safetensors") == {"x"}
+
+
+def test_pieces_of_a_file():
+    name = "unet/w.safetensors"
+    pieces = [piece_name(name, number, 2) for number in range(2)]
+    assert pieces == ["unet/w/shard-00001-of-00002.safetensors", "unet/w/shard-00002-of-00002.safetensors"]
+    others = ["w/shard-00001-of-00001.safetensors", "unet/w/a.safetensors", "unet/config.json"]
+    assert files_of(name, [*others, *reversed(pieces)]) == tuple(pieces)
+    assert files_of(name, [*others, *pieces, name]) == (name,)
+    assert files_of(name, others) == ()
+    for there, said in (([pieces[0]], f"its piece {pieces[1]} is missing"),
+                        ([pieces[1]], f"its piece {pieces[0]} is missing"),
+                        ([*pieces, piece_name(name, 2, 3)], f"it has 3 pieces, expected 2 as {pieces[0]} says")):
+        with pytest.raises(Unparsed) as caught:
+            files_of(name, there)
+        assert said in str(caught.value)
+
+
+def test_pieces_that_state_json_lacks(tmp_path):
+    """It is sealed, but a run that was killed never wrote it so."""
+    folder = tmp_path / "checkpoints" / "step-000001"
+    found = State(step=1, manifest=MANIFEST, config={}, files={piece_name("a.safetensors", 1, 2): None})
+    with pytest.raises(CacheError, match=r"a.safetensors: its piece a/shard-00001-of-00002"):
+        files.has(folder, found, "a.safetensors")
+    with pytest.raises(CacheError, match=r"b.safetensors: it is missing"):
+        files.tensor_names(folder, found, "b.safetensors")
 
 
 def test_only_the_newest_are_kept_and_steps_are_ordered_as_numbers(tmp_path):
@@ -96,7 +123,7 @@ def test_what_a_crash_left_is_swept_away(tmp_path):
     ("[" * 100_000, "state.json: it is not JSON: "),
     ("[]", "state.json: it is [], expected a table"),
     ('{"format": "latentry/checkpoint", "version": 9}', "version 9, this program reads 'latentry/checkpoint' version "
-                                                         "1 or 2 or 3"),
+                                                         "1 or 2 or 3 or 4"),
     ('{"format": "latentry/checkpoint", "version": 2}', "state.json: it has the keys ['format', 'version'], expected "),
     (" " * (1 << 22) + "{}", "state.json: it has more than 4194304 bytes, expected a document of a run"),
 ], ids=["cut", "brackets", "list", "version", "keys", "large"])

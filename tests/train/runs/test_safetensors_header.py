@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from prep.parse import Unparsed
-from train.runs.safetensors_header import read_header
+from train.runs.safetensors_header import TensorInfo, first_rows, joined, read_header
 
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -51,6 +51,48 @@ def test_what_the_format_does_not_allow(data, said):
     with pytest.raises(Unparsed) as caught:
         read(data)
     assert said in str(caught.value)
+
+
+A = {"a": TensorInfo(dtype="F32", shape=(2, 3), start=0, end=24)}
+
+
+@pytest.mark.parametrize(("places", "said"), [
+    ("{", "its DCP_SHARDING_INFO is not JSON: "),
+    ("[]", "DCP_SHARDING_INFO is [], expected a table"),
+    ("{}", "its DCP_SHARDING_INFO and its header name different tensors"),
+    ('{"a": 3}', "the offsets of tensor 'a' is 3, expected a table"),
+    ('{"a": {"saved_offsets": [-1, 0]}}', "the offsets of tensor 'a'[0] is -1, expected a count"),
+    ('{"a": {"saved_offsets": [2, 1]}}', "the offsets of tensor 'a' are [2, 1], expected those of rows of [2, 3]"),
+    ('{"a": {"saved_offsets": [2]}}', "the offsets of tensor 'a' are [2], expected those of rows of [2, 3]"),
+    ('{"a": {"saved_offsets": [4, 0]}}', ""),
+])
+def test_rows_of_a_file(places, said):
+    if not said:
+        assert first_rows(A, {"DCP_SHARDING_INFO": places}) == {"a": 4} and first_rows(A, {}) == {"a": 0}
+        return
+    with pytest.raises(Unparsed) as caught:
+        first_rows(A, {"DCP_SHARDING_INFO": places})
+    assert str(caught.value).startswith(said)
+
+
+def info(*shape, dtype="F32"):
+    return {"a": TensorInfo(dtype=dtype, shape=shape, start=0, end=0)}
+
+
+@pytest.mark.parametrize(("pieces", "said"), [
+    ([(0, info(2, 3)), (3, info(1, 3))], "tensor 'a' has [1, 3] F32 from row 3 on, expected rows like [2, 3] F32 from "
+     "row 2 on"),
+    ([(1, info(2, 3))], "tensor 'a' has [2, 3] F32 from row 1 on, expected rows like [2, 3] F32 from row 0 on"),
+    ([(0, info(2, 3)), (1, info(2, 3))], "from row 1 on, expected rows like [2, 3] F32 from row 2 on"),
+    ([(0, info(2, 3)), (2, info(2, 4))], "tensor 'a' has [2, 4] F32 from row 2 on"),
+    ([(0, info(2, 3)), (2, info(2, 3, dtype="F16"))], "tensor 'a' has [2, 3] F16 from row 2 on"),
+    ([(0, info()), (0, info())], "tensor 'a' has [] F32 from row 0 on, expected rows like [] F32 from row 1 on"),
+])
+def test_rows_follow_each_other(pieces, said):
+    with pytest.raises(Unparsed) as caught:
+        joined([(tensors, {"a": row}) for row, tensors in pieces])
+    assert said in str(caught.value)
+    assert joined([(info(1, 3), {"a": 4}), (info(4, 3), {"a": 0})]) == {"a": ("F32", (5, 3))}
 
 
 @given(st.binary(max_size=200), st.integers(0, 60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from prep.digest import digest_bytes
 from prep.parse import Unparsed
 from train.runs import safetensors_reader as reader
 from train.runs.safetensors_header import read_header
-from train.runs.safetensors_reader import names_of, read_safetensors
+from train.runs.safetensors_reader import names_of, read_joined, read_safetensors
 
 TENSORS = {"x": torch.arange(6.0).view(2, 3), "half": torch.ones(3, dtype=torch.bfloat16), "one": torch.tensor(2.5),
            "none": torch.zeros(0, 4)}
@@ -42,6 +43,59 @@ def test_tensors_are_those_that_are_wanted(path, change, said):
     with pytest.raises(Unparsed) as caught:
         read_safetensors(path, wanted, None)
     assert str(caught.value) == said
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    """Five rows in files of two, none and three; a scalar is in the first one."""
+    whole, found = torch.arange(15.0).view(5, 3), {}
+    for number, (start, end) in enumerate([(0, 2), (2, 2), (2, 5)]):
+        tensors = {"x": whole[start:end].clone()} if end > start else {}
+        places = {"x": {"saved_offsets": [start, 0]}} if tensors else {}
+        if not number:
+            tensors["one"], places["one"] = torch.tensor(2.5), {"saved_offsets": []}
+        data = save(tensors, {"DCP_SHARDING_INFO": json.dumps(places)})
+        (path := tmp_path / f"{number}.safetensors").write_bytes(data)
+        found[path] = digest_bytes(data)
+    return whole, found
+
+
+@pytest.mark.parametrize("rows", [None, range(2), range(1, 4), range(2, 5), range(5, 5)])
+def test_rows_of_pieces(pieces, rows):
+    whole, paths = pieces
+    wanted = {"one": (torch.float32, ()), "x": (torch.float32, (5, 3))}
+    found = read_joined(paths, wanted, lambda path, error: error, {} if rows is None else {"x": rows})
+    assert torch.equal(found["x"], whole if rows is None else whole[rows.start : rows.stop])
+    assert found["one"] == 2.5 and list(found) == list(wanted)
+
+
+def test_only_files_of_wanted_rows_are_read(pieces):
+    """And those without rows, whose digest nobody else would check."""
+    _, paths = pieces
+    first, empty, last = paths
+    refused = lambda path, error: Unparsed(f"{path.name}: {error}")  # noqa: E731
+    wrong = {first: paths[first], empty: paths[empty], last: "0" * 64}
+    assert len(read_joined(wrong, None, refused, {"x": range(2)})["x"]) == 2
+    with pytest.raises(Unparsed, match=r"2.safetensors: its bytes do not match their digest"):
+        read_joined(wrong, None, refused, {"x": range(1, 3)})
+    with pytest.raises(Unparsed, match=r"1.safetensors: its bytes do not match their digest"):
+        read_joined({**paths, empty: "0" * 64}, None, refused, {"x": range(2)})
+    del paths[first]
+    with pytest.raises(Unparsed, match=r"tensor 'x' has .3, 3. F32 from row 2 on, expected rows like .* from row 0 on"):
+        read_joined(paths, None, refused)
+
+
+def test_a_file_that_is_replaced_while_it_is_read(path, monkeypatch):
+    plain = reader.joined
+
+    def replace(headers):
+        found = plain(headers)
+        path.write_bytes(save({"x": torch.ones(3)}))
+        return found
+
+    monkeypatch.setattr(reader, "joined", replace)
+    with pytest.raises(Unparsed, match="it was changed while it was read"):
+        read_safetensors(path, WANTED, None)
 
 
 def test_a_file_that_shrinks_while_it_is_read(path):

@@ -1,0 +1,106 @@
+"""Checkpoints in pieces: each rank writes its rows, and anybody continues from them as from whole files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+from pieces import NAMES, flip, make_whole, whole
+from torchrun import torchrun
+
+from prep.errors import PathError
+from train.parallel.ranks import RankFailed, Ranks
+from train.runs import checkpoint_files as files
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
+COMMON = ("--device", "cpu", "--precision", "fp32", "--batch-size", 4, "--micro-batch", 4, "--lr", "1e-3", "--method",
+          "full", "--set", "checkpoint.every=1", "--set", "validation.every=0", "--set", "sample.every=0", "--set",
+          "sample.steps=2", "--set", "ema.decay=0.9")
+RESULT = "unet/diffusion_pytorch_model.safetensors"
+
+
+@pytest.mark.slow
+def test_a_damaged_piece_is_refused_by_its_name(make, tmp_path):
+    """Also one that only another rank reads."""
+    path, run = make().path, tmp_path / "run"
+    words = ("run", path, *COMMON, "--shard", "-o", run)
+    done = torchrun(2, *words, "--steps", 1)
+    assert done.returncode == 0, done.stderr
+    piece = run / "checkpoints" / "step-000001" / "optimizer" / "shard-00002-of-00003.safetensors"
+    flip(piece)
+    done = torchrun(2, *words, "--resume", "--steps", 2)
+    assert done.returncode != 0 and done.stderr.count("error: ") == 1
+    assert f"error: rank 1 of 2 failed: {piece}: its bytes do not match their digest\n" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "how"), [(1, "--no-shard"), (2, "--shard"), (2, "--no-shard"), (4, "--shard")])
+def test_pieces_are_continued_like_whole_files(make, tmp_path, count, how):
+    """Bit by bit, and from pieces to the pieces of another number of ranks: weights, moments and average."""
+    path, run, other = make().path, tmp_path / "run", tmp_path / "other"
+    done = torchrun(2, "run", path, *COMMON, "--steps", 2, "--shard", "-o", run)
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(run, other)
+    make_whole(other / "checkpoints" / "step-000002")
+    for each in (run, other):
+        done = torchrun(count, "run", path, *COMMON, "--steps", 4, how, "-o", each, "--resume")
+        assert done.returncode == 0, done.stderr
+    assert (run / RESULT).read_bytes() == (other / RESULT).read_bytes()
+    last = "checkpoints/step-000004"
+    names = sorted(file.relative_to(run).as_posix() for file in (run / last).rglob("*.safetensors"))
+    assert len(names) == (3 if how == "--no-shard" else 3 * count + 1)
+    for name in names:
+        assert (run / name).read_bytes() == (other / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_from_two_ranks_to_one_to_four(make, train, tmp_path):
+    """A chain of runs; nothing changes on the way, since each is at its last step."""
+    path, run = make().path, tmp_path / "run"
+    words = ("run", path, *COMMON, "-o", run)
+    done = torchrun(2, *words, "--shard", "--steps", 2)
+    assert done.returncode == 0, done.stderr
+    first = (run / RESULT).read_bytes()
+    kept = {name: whole(run / "checkpoints" / "step-000002" / name) for name in NAMES}
+    assert {value.isfinite().all().item() for each in kept.values() for value in each.values()} == {True}
+    (run / RESULT).unlink()
+    assert train(*words, "--no-shard", "--resume", "--steps", 2).code == 0
+    assert (run / RESULT).read_bytes() == first
+    (run / RESULT).unlink()
+    done = torchrun(4, *words, "--shard", "--resume", "--steps", 2)
+    assert done.returncode == 0 and (run / RESULT).read_bytes() == first, done.stderr
+
+
+class Told(Ranks):
+    """Rank 1 of two, without a connection."""
+
+    def gather(self, value):
+        return [{"value": "elsewhere"}, value]
+
+
+def test_ranks_that_do_not_share_a_directory(tmp_path):
+    together = files.Together(ranks=Told(rank=1, world=2), explained=lambda error: error)
+    with pytest.raises(PathError) as caught:
+        files.save_pieces(tmp_path, SimpleNamespace(step=1), [], 0, together)
+    assert caught.value.message == (f"{tmp_path} is not the same directory on all ranks, but with --shard each writes "
+                                    "its part of a checkpoint")
+    assert caught.value.hint == "name a directory that all ranks share with -o"
+
+
+def test_a_rank_that_fails_fails_on_all(monkeypatch):
+    told = []
+
+    class Two(Ranks):
+        def gather(self, value):
+            told.append(value)
+            return [value, {"failure": {"text": "no space", "hint": "free some", "code": 5}}]
+
+    ranks = Two(rank=0, world=2)
+    with pytest.raises(RankFailed, match="rank 1 of 2 failed: no space") as caught:
+        ranks.share(lambda: 3)
+    assert (caught.value.hint, caught.value.exit_code, told) == ("free some", 5, [{"value": 3}])
+    with pytest.raises(PathError, match="mine"):
+        ranks.share(lambda: json.loads("["), lambda error: PathError("mine"))
