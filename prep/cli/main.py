@@ -13,6 +13,7 @@ from prep.cli.console import run
 from prep.cli.convert import convert
 from prep.cli.demo import demo
 from prep.cli.diff import diff
+from prep.cli.doctor import doctor
 from prep.cli.encode import encode
 from prep.cli.gc import gc
 from prep.cli.init import init
@@ -28,7 +29,7 @@ from prep.cli.verify import verify
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
                (init, scan, bucket, mask, encode, seal, prompts, inspect, verify, diff, gc, compact, push, pull, clean,
-                convert, models, codes, demo))
+                convert, models, codes, doctor, demo))
 
 
 def main() -> NoReturn:

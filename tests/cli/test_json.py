@@ -99,7 +99,8 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("models")
     checked("clean", "--dry-run")
     checked("scan", tmp_path / "nowhere", code=5)
-    there = {"push", "pull"}  # need a store: tests/remote/test_transfer.py checks their documents
+    # What needs a store, or depends on the computer: tests/remote/test_transfer.py and tests/doctor check it.
+    there = {"push", "pull", "doctor"}
     assert checked.commands == COMMANDS - {f"prep {name}" for name in there}
     assert checked.formats == set(SCHEMAS) - there
 

@@ -41,6 +41,11 @@ def kept_heap(device: torch.device) -> Iterator[bool]:
             trim(0)
 
 
+def keeps_heap() -> bool:
+    """Whether `kept_heap` works on this system."""
+    return _glibc("mallopt") is not None
+
+
 def _glibc(name: str) -> Callable[..., int] | None:
     """A function of the C library, if that is glibc."""
     if not sys.platform.startswith("linux"):

@@ -1,0 +1,43 @@
+"""Lists the optional extras of Latentry: what is installed, and what cannot be done without the others."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from prep.doctor.check import Check
+
+# By extra, as in pyproject.toml: the libraries that it brings, and what they are for.
+EXTRAS = {
+    "heic": (("pillow-heif",), "pictures in HEIC and HEIF"),
+    "jxl": (("pillow-jxl-plugin",), "pictures in JPEG XL"),
+    "rembg": (("rembg",), "prep mask --with rembg"),
+    "masks": (("scipy",), "prep mask with MaskFormer and Mask2Former"),
+    "bnb": (("bitsandbytes",), "text encoders in 8 and 4 bits, a LoRA's base in NF4, AdamW in 8 bits"),
+    "optimizers": (("prodigyopt", "schedulefree", "lion-pytorch"), "Prodigy, schedule-free AdamW, Lion"),
+    "tensorboard": (("tensorboard",), "log.tensorboard"),
+    "wandb": (("wandb",), "log.wandb"),
+    "remote": (("obstore",), "caches in S3, Google Cloud Storage and Azure"),
+    "ray": (("ray",), "prep encode --engine ray"),
+}
+
+
+def check_extras() -> list[Check]:
+    """A note for each extra with a library that is missing."""
+    checks = []
+    for extra, (libraries, purpose) in EXTRAS.items():
+        versions = [_version(name) for name in libraries]
+        missing = [name for name, found in zip(libraries, versions, strict=True) if found is None]
+        if missing:
+            checks.append(Check(name=extra, state="note", what=f"not installed: needed for {purpose}",
+                                hint=f"pip install 'latentry[{extra}]'"))
+        else:
+            what = ", ".join(f"{name} {found}" for name, found in zip(libraries, versions, strict=True))
+            checks.append(Check(name=extra, state="ok", what=what))
+    return checks
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,107 @@
+"""Looks at what encoding and training run on: processors, memory, devices, and the limits of the system."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from prep.doctor.check import Check
+from prep.errors import first_line
+from prep.formatting import counted, format_bytes
+
+MEMORY = 8 << 30  # bytes: one SDXL checkpoint in half precision, and the rest of a computer
+FILES = 1024  # open files: what most systems allow
+CUDA = "pip install torch --index-url https://download.pytorch.org/whl/cu128, or the one for your driver"
+
+
+def check_machine() -> list[Check]:
+    """Python, processors, memory and limits."""
+    return [_system(), _memory(), *_open_files()]
+
+
+def _system() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Check(name="computer", state="ok", what=f"{platform.system()} {platform.machine()}, "
+                 f"{counted(cores, 'processor')}, Python {platform.python_version()}")
+
+
+def _memory() -> Check:
+    found = memory_limit()
+    if found is None:
+        return Check(name="memory", state="note", what="this system does not say how much there is")
+    what = f"{format_bytes(found)} for this process"
+    if found < MEMORY:
+        return Check(name="memory", state="warning", what=what,
+                     hint="prep encode --dry-run says how much a model needs; --encoder-memory loads less at a time")
+    return Check(name="memory", state="ok", what=what)
+
+
+def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The bytes that this process may use: the computer's, or less in a container; `None` if the system has no answer.
+
+    `groups` is where Linux mounts control groups.
+    """
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows; a system without these names
+        return None
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2 and 1
+        try:
+            text = (groups / name).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text.isdecimal():
+            found = min(found, int(text))
+    return found
+
+
+def _open_files() -> list[Check]:
+    try:
+        import resource  # here: only POSIX has it
+    except ImportError:
+        return []
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < FILES:
+        return [Check(name="open files", state="warning", what=f"{soft} at a time", hint=f"ulimit -n {FILES}")]
+    return [Check(name="open files", state="ok", what="no limit" if soft < 0 else f"{soft} at a time")]
+
+
+def check_devices() -> list[Check]:
+    """What torch computes on, and whether it keeps the memory that models free."""
+    try:
+        from prep.models.device.allocator import keeps_heap  # here: an installation of torch may be broken
+        from prep.models.device.present import devices, hidden_gpu
+    except (ImportError, OSError) as error:
+        return [Check(name="torch", state="warning", what=f"it cannot be imported: {first_line(error)}",
+                      hint="install it again: https://pytorch.org/get-started/locally")]
+    checks: list[Check] = []
+    for device in devices():
+        if device.name == "cpu":
+            checks.append(Check(name="cpu", state="ok", what="used with --device cpu" if checks else "the only device"))
+            continue
+        memory = "" if device.memory is None else f", {format_bytes(device.memory)}"
+        slow = "" if device.bfloat16 else "; bfloat16 is emulated there: --compute float16 or float32 is faster"
+        checks.append(Check(name=device.name, state="note" if slow else "ok", what=f"{device.model}{memory}{slow}"))
+    if why := hidden_gpu():
+        checks.append(Check(name="GPU", state="warning", what=why, hint=CUDA))
+    if keeps_heap():
+        checks.append(Check(name="allocator", state="ok", what="glibc keeps what a VAE on the CPU frees"))
+    else:
+        checks.append(Check(name="allocator", state="note", what="without glibc, each picture that a VAE encodes on "
+                            "the CPU takes new memory from the system: up to half of the time of a small VAE"))
+    return checks
+
+
+def check_libraries(names: tuple[str, ...]) -> list[Check]:
+    """The versions of libraries, from their metadata."""
+    checks = []
+    for name in names:
+        try:
+            checks.append(Check(name=name, state="ok", what=version(name)))
+        except PackageNotFoundError:
+            checks.append(Check(name=name, state="warning", what="not installed",
+                                hint=f"{Path(sys.executable).name} -m pip install latentry"))
+    return checks
