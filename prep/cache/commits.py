@@ -53,7 +53,12 @@ def is_damaged(cache: Cache, task: str) -> bool:
 def checked_commit(cache: Cache, task: str) -> Commit:
     """The commit of a task. Raises `Unparsed` if it is damaged, `OSError`, and `CacheError` for another version."""
     path = cache.commit(task)
-    document = sealed_json(read_regular(path, MOST), "commit")
+    return parse_commit(read_regular(path, MOST), task, str(path))
+
+
+def parse_commit(data: bytes, task: str, path: str) -> Commit:
+    """The commit of a task that was read from `path`. Raises `Unparsed`, and `CacheError` for another version."""
+    document = sealed_json(data, "commit")
     if (document.get("format"), document.get("version")) != ("latentry/commit", VERSION):
         raise CacheError(f"{path} is {brief(document.get('format'))} version {brief(document.get('version'))}, "
                          f"expected 'latentry/commit' version {VERSION}")

@@ -17,8 +17,7 @@ from prep.cache.arrow import check_stream, parse_table
 from prep.cache.records import Task
 from prep.cache.shard_format import checked_name
 from prep.cache.store import Cache
-from prep.fs import atomic
-from prep.fs.untrusted import NotRegularFile, read_regular
+from prep.fs.untrusted import NotRegularFile
 from prep.parse import Unparsed, brief
 
 DIGEST = pa.binary(32)
@@ -34,8 +33,7 @@ def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, 
         return tuple(tasks)
     stored = read_plan(cache, wanted)
     if stored is None:
-        atomic.remove_directory_in_way(target)
-        cache.write(target, _encode(tasks))
+        cache.replace(target, _encode(tasks))
         return tuple(tasks)
     return stored
 
@@ -43,7 +41,7 @@ def write_plan(cache: Cache, wanted: str, tasks: Sequence[Task]) -> tuple[Task, 
 def read_plan(cache: Cache, wanted: str) -> tuple[Task, ...] | None:
     """The stored plan; None if it is missing or damaged. The caller checks which rows it has."""
     try:
-        data = read_regular(cache.plan(wanted), MOST)
+        data = cache.read(cache.plan(wanted), MOST)
         body, trailer = memoryview(data)[:-TRAILER], data[-TRAILER:]
         if hashlib.sha256(body).digest() != trailer:
             return None
@@ -64,7 +62,7 @@ def _task(row: Mapping[str, Any]) -> Task:
 
 def remove_plan(cache: Cache, wanted: str) -> None:
     """Removes the plan, if it exists."""
-    atomic.remove_tree(cache.plan(wanted))
+    cache.discard(cache.plan(wanted))
 
 
 def _encode(tasks: Iterable[Task]) -> bytes:

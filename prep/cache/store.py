@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.mirror import refuse_url
 from prep.fs.paths import MARKER
+from prep.fs.remote import NEVER, create_object, delete_object, read_object, replace_object
 from prep.fs.tree import file_digest, tree_digest
 from prep.fs.untrusted import check_cache_root, check_directories, entries, entries_if_allowed, read_regular
 from prep.parse import Unparsed, brief, digest_of, sealed_json
@@ -40,9 +42,13 @@ FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
-    """An opened cache: a directory with the marker of a cache."""
+    """An opened cache: a directory with the marker of a cache.
+
+    The working copy of a cache in an object store is a cache, too. There, commits and plans are in the store first.
+    """
 
     root: Path
+    url: str | None = None  # of the cache whose working copy this is; None: it is nobody's
 
     def shard(self, digest: str) -> Path:
         """The directory of a shard.
@@ -110,10 +116,47 @@ class Cache:
         """Writes a file of the cache atomically."""
         atomic.write_atomic(path, data, read_only=read_only, staging=self.staging(), mode=self.file_mode)
 
-    def create(self, path: Path, data: atomic.Buffer) -> bool:
-        """Creates a file of the cache atomically; returns False, and writes nothing, if it exists."""
+    def create(self, path: Path, data: bytes, *, stop: threading.Event = NEVER) -> bool:
+        """Creates a commit or plan atomically; returns False, and writes nothing, if it exists."""
+        if self.url is not None and not create_object(self.object(path), data, stop=stop):
+            return False
         self.make_dirs(path.parent)
-        return atomic.create_exclusive(path, data, staging=self.staging(), mode=self.file_mode)
+        if atomic.create_exclusive(path, data, staging=self.staging(), mode=self.file_mode):
+            return True
+        if self.url is not None:  # what is here was in the store once
+            self.write(path, data)
+        return self.url is not None
+
+    def replace(self, path: Path, data: bytes, *, stop: threading.Event = NEVER) -> None:
+        """Writes a commit or plan atomically, whether or not it exists."""
+        if self.url is not None:
+            replace_object(self.object(path), data, stop=stop)
+        atomic.remove_directory_in_way(path)
+        self.make_dirs(path.parent)
+        self.write(path, data)
+
+    def discard(self, path: Path) -> None:
+        """Removes a commit or plan, if it exists."""
+        if self.url is not None:
+            delete_object(self.object(path))
+        atomic.remove_tree(path)
+
+    def read(self, path: Path, most: int) -> bytes:
+        """The bytes of a plan. Raises `FileNotFoundError`, `NotRegularFile`, `Unparsed`, `CacheError`."""
+        if self.url is None:
+            return read_regular(path, most)
+        try:
+            data = read_object(self.object(path), most)
+        except FileNotFoundError:
+            atomic.remove_tree(path)
+            raise
+        self.make_dirs(path.parent)
+        self.write(path, data)
+        return data
+
+    def object(self, path: Path) -> str:
+        """The URL of the object that a file of a working copy is, or would be."""
+        return f"{self.url}/{path.relative_to(self.root).as_posix()}"
 
     def closed(self, kind: Kind) -> list[Path]:
         """The directories of a kind that this user may not list."""
@@ -270,16 +313,21 @@ def clear_leftovers(cache: Cache) -> None:
             atomic.remove_tree(cache.root / name)
 
 
+def new_marker() -> bytes:
+    """The marker of a cache of this version."""
+    return canonical(seal({"format": "latentry/cache", "version": VERSION}))
+
+
 def _create(path: Path, create: bool) -> None:
     if not create:
         raise CacheError(f"{path} is not a cache: it has no {MARKER}",
                          hint="prep encode SOURCE --cache DIR creates one")
     check_can_create(path)
-    marker = canonical(seal({"format": "latentry/cache", "version": VERSION}))
     atomic.make_dirs(path.absolute())
     while not (path / MARKER).exists():
         with contextlib.suppress(FileNotFoundError):  # a quicker process has emptied tmp/: no lock is held yet
-            Cache(root=path.absolute()).create(path / MARKER, marker)  # never replaced: it is the file that is locked
+            # never replaced: it is the file that is locked
+            Cache(root=path.absolute()).create(path.absolute() / MARKER, new_marker())
     atomic.sync_dir(path.absolute().parent)  # also if another process made it: it may have died before its sync
 
 

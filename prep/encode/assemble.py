@@ -11,6 +11,7 @@ from prep.batching.split import Role
 from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
+from prep.cache.remote.working import with_rows
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes
 from prep.encode.mask_coverage import coverage
@@ -21,8 +22,17 @@ from prep.errors import CacheError, PathError
 from prep.findings import Finding
 from prep.formatting import printable_name
 from prep.fs.memo import Memo
+from prep.fs.mirror import shown, url_of
 from prep.geometry import Size
-from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
+from prep.manifest.document import (
+    FORMAT,
+    VERSION,
+    Manifest,
+    put_manifest,
+    read_manifest,
+    relative_to_manifest,
+    write_manifest,
+)
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.latents import latent_facts
@@ -36,6 +46,9 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
                       facts: Memo, transient: Sequence[Finding] = (), found: EncodePlan | None = None) -> Manifest:
     """Writes the manifest at `path` from its `frame` and the rows in the cache. Raises `CacheError`.
 
+    If the cache is in an object store, `path` is the place of a local copy there, or on a disk; what is returned is
+    what was read from there.
+
     A sample with a rejected row is dropped, with a finding; `transient` are findings of this run only. `found` is the
     plan if it had no task: the cache has not changed since, so the ledger is not read again.
     """
@@ -48,6 +61,9 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
     used = _used(wanted, samples, prompts, refs)
     reader = Reader(cache.root)
     numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
+    reader.close()
+    masks = {refs[view.mask].shard for sample in samples for view in sample.views if view.mask is not None}
+    reader = Reader(with_rows(cache, masks).root)
     means = coverage(reader, facts, samples, refs)
     reader.close()
     buckets = sorted({sample.bucket for sample in samples})
@@ -66,7 +82,10 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
         },
         "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
     }
-    return write_manifest(path, document)
+    if cache.url is None:
+        return write_manifest(path, document)
+    (write_manifest if url_of(path) is None else put_manifest)(path, document)
+    return read_manifest(path)
 
 
 def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
@@ -173,6 +192,8 @@ def _model(wanted: ResolvedRecipe, path: Path) -> dict[str, str]:
 
 
 def _place(what: str, target: Path, path: Path) -> str:
+    if url_of(target) is not None and url_of(path) is None:
+        return shown(target)
     place = relative_to_manifest(target, path)
     if place is None:
         raise PathError(f"no portable relative path leads from manifest {path} to {what} {target}",

@@ -17,6 +17,7 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.truncation import Truncated
 from prep.findings import Finding, rejected_lines
 from prep.formatting import counted, grouped, join_names, printable, shell_name
+from prep.fs.mirror import shown
 from prep.manifest.document import Manifest
 from prep.manifest.opened import findings_of, open_manifest
 
@@ -45,7 +46,7 @@ class EncodeReport:
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
         return {"format": "latentry/encode", "version": 1,
-                "manifest": str(self.manifest), "part": None if self.part is None else str(self.part),
+                "manifest": shown(self.manifest), "part": None if self.part is None else str(self.part),
                 "dry_run": self.dry_run, "samples": dict(self.samples),
                 "encoded": dict(self.encoded), "reused": dict(self.reused),
                 "rejected": [one.as_json() for one in self.rejected],
@@ -67,14 +68,14 @@ class EncodeReport:
             lines.append(self._part_words)
         elif not self.dry_run:
             roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.samples.items())
-            lines.append(f"{printable(str(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
+            lines.append(f"{printable(shown(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
         return "\n".join(lines)
 
     @property
     def _part_words(self) -> str:
         if self.unmade:
             return f"part {self.part}: {counted(self.unmade, 'row')} could not be encoded in this run; run it again"
-        return f"part {self.part} is encoded; once all parts are, prep seal writes {printable(str(self.manifest))}"
+        return f"part {self.part} is encoded; once all parts are, prep seal writes {printable(shown(self.manifest))}"
 
     @property
     def _mask_words(self) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from prep.cache.ledger.ledger import is_finished
-from prep.cache.store import Cache, check_can_create, clear_leftovers, leftovers, open_cache
+from prep.cache.remote.working import check_can_encode_to, is_cache, open_to_encode
+from prep.cache.store import Cache, clear_leftovers, leftovers
 from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
 from prep.encode.assemble import assemble_manifest, fixed_fields
@@ -21,14 +22,15 @@ from prep.encode.plan import SHARD_BYTES, EncodePlan, drop_plan, plan
 from prep.encode.report import EncodeReport, errors_of, part_report, report_of
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
 from prep.encode.truncation import TextReading, Truncated, find_truncated
-from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError, StoppedError, UsageError
+from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError, PathError, StoppedError, UsageError
 from prep.formatting import counted
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo, dry_run, memo_path
-from prep.fs.paths import MARKER, NamedPath, check_disjoint, check_replaceable, resolve
+from prep.fs.mirror import is_url, local_path, split_url, url_of
+from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.maintenance.recheck import recheck
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
-from prep.manifest.document import looks_like_manifest
+from prep.manifest.document import check_manifest_place
 from prep.models.hub import locate
 from prep.progress import Progress
 from prep.recipe.schema import Recipe
@@ -106,7 +108,7 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
     ready = prepare(call)
     if call.dry_run:
         return replace(_dry_run(ready), truncated=ready.truncated)
-    cache = open_cache(call.cache, create=True)
+    cache = open_to_encode(call.cache, create=True)
     ready.facts.save()
     if call.recheck:
         recheck(cache, ready.wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
@@ -122,16 +124,18 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
 
 def prepare(call: EncodeCall) -> Prepared:
     """Resolves the recipe, reads pictures and captions, checks everything that needs no cache; writes nothing."""
-    output = resolve(call.output)  # a link is followed once, for the file and for the paths in it
-    check_places(call.recipe, call.cache, output)
-    check_can_create(call.cache)
+    # A link is followed once, for the file and for the paths in it. What is in a store has the place of its copy.
+    output = local_path(call.output) if is_url(call.output) else resolve(call.output)
+    cache = local_path(call.cache)
+    check_places(call.recipe, cache, output)
+    check_can_encode_to(call.cache)
     model = _model(call)
     named = call.recipe.prompts
     prompt_bytes, prompts = (None, []) if named is None else read_small_prompts(named)
-    facts = open_facts(call.cache, trust=not call.rehash)
+    facts = open_facts(cache, trust=not call.rehash)
     wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, progress=call.progress)
     call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
-    frame = fixed_fields(wanted, call.cache, output)
+    frame = fixed_fields(wanted, cache, output)
     _require_samples(call, wanted)
     check_manifest_size(wanted, frame, output)
     reading = TextReading(model=model, family=wanted.specs.family, options=wanted.text_options)
@@ -166,7 +170,12 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
         if path is not None and path.exists():
             for target in written:
                 check_disjoint([NamedPath(role=role, path=path), target])
-    check_replaceable(output, "manifest", looks_like_manifest)
+    stores = [url_of(place) for place in (cache, output)]
+    if stores[1] is not None and (stores[0] is None or split_url(stores[0])[:2] != split_url(stores[1])[:2]):
+        raise PathError(f"the manifest {stores[1]} would lie in another place than its cache, {stores[0] or cache}",
+                        hint="name a cache in the same bucket; or encode on this computer, and upload the result: prep "
+                        "push MANIFEST URL")
+    check_manifest_place(output)
 
 
 def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
@@ -276,7 +285,7 @@ def _job(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
 
 def _dry_run(ready: Prepared) -> EncodeReport:
     call, wanted = ready.call, ready.wanted
-    cache = open_cache(call.cache, create=False) if (call.cache / MARKER).exists() else None
+    cache = open_to_encode(call.cache, create=False) if is_cache(call.cache) else None
     if call.recheck and cache is not None:
         recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
     planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
-from prep.cache.store import Cache, open_cache
+from prep.cache.remote.working import open_to_encode
+from prep.cache.store import Cache
 from prep.encode.engines.job import Outcome
 from prep.encode.plan import EncodePlan, parts_left, plan
 from prep.encode.report import EncodeReport
@@ -26,7 +27,7 @@ def run_seal(call: EncodeCall, count: int | None) -> EncodeReport:
     Raises `CacheError` if rows are missing, and what `run_encode` raises.
     """
     ready = prepare(call)
-    cache = open_cache(call.cache, create=False)
+    cache = open_to_encode(call.cache, create=False)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         planned = plan(ready.wanted, cache, shard_bytes=call.shard_bytes, store=False)
         if planned.tasks:
@@ -47,5 +48,5 @@ def _refuse(ready: Prepared, cache: Cache, planned: EncodePlan, count: int | Non
     command = command_of(ready.call.recipe.file or ready.call.recipe.sources[0].path, ready.call.recipe.options,
                          ready.call.cache, ready.call.output)
     commands = [f"{command} --part {part}" for part in parts[:SHOWN]] or [command]
-    raise CacheError(f"rows are missing in {cache.root}: {rows}{which}{other}",
+    raise CacheError(f"rows are missing in {cache.url or cache.root}: {rows}{which}{other}",
                      hint=f"encode them, then seal again: {'; '.join(commands)}")

@@ -2,6 +2,7 @@
 
     DIR/whole/s3/BUCKET/KEY…    copies: manifests, tables, whole shards
     DIR/headers/s3/BUCKET/KEY…  caches whose shards have documents, keys and shard indexes, but no rows
+    DIR/work/s3/BUCKET/KEY…     caches like those, into which prep encode encodes
     DIR/locks/000…fff           locks, each for all shards whose digest begins so
 
 DIR is LATENTRY_REMOTE_DIR, or `remote` in the user's cache directory. A copy lies where its URL says, so relative names
@@ -22,7 +23,7 @@ SCHEMES = ("s3", "gs", "az")
 # What besides scheme and bucket decides which store it is: another one must not share its copies.
 ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "gs": ("GOOGLE_BASE_URL",),
              "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME")}
-WHOLE, HEADERS, LOCKS = "whole", "headers", "locks"
+WHOLE, HEADERS, WORK, LOCKS = "whole", "headers", "work", "locks"
 
 
 def mirror() -> Path:
@@ -75,7 +76,10 @@ def url_of(path: Path) -> str | None:
 
 
 def shown(path: Path) -> str:
-    """A path for messages: the URL if it is the copy of an object."""
+    """A path for messages: the URL if it names an object, or is the copy of one."""
+    if is_url(path):
+        scheme, bucket, key = split_url(path)
+        return f"{scheme}://{bucket}/{key}".rstrip("/")
     return url_of(path) or str(path)
 
 
@@ -91,6 +95,11 @@ def beside(path: Path, relative: str) -> Path | None:
 def headers_root(root: Path) -> Path:
     """The cache of headers that belongs to `root`, the local copy of a cache."""
     return mirror() / HEADERS / root.relative_to(mirror() / WHOLE)
+
+
+def work_root(url: Path | str) -> Path:
+    """The directory in which this computer works on the cache at a URL. Raises `PathError`."""
+    return mirror() / WORK / local_path(Path(url)).relative_to(mirror() / WHOLE)
 
 
 def split_url(url: Path | str) -> tuple[str, str, str]:

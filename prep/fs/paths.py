@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prep.errors import PathError
-from prep.fs.mirror import refuse_url
+from prep.fs.mirror import refuse_url, shown, url_of
 
 MARKER = "latentry.json"
 KINDS = {stat.S_ISDIR: "directory", stat.S_ISFIFO: "pipe", stat.S_ISCHR: "device", stat.S_ISBLK: "device",
@@ -151,6 +151,8 @@ def _check_inside(inner: NamedPath, at: Path, outer: NamedPath, there: Path) -> 
 
 def _show(place: NamedPath, resolved: Path) -> str:
     """The path as it was given, and its resolved form if that differs."""
+    if url_of(place.path) is not None:
+        return f"'{shown(place.path)}'"
     given = Path.cwd() / place.path
     return f"'{place.path}'" if given == resolved else f"'{place.path}' (resolves to {resolved})"
 

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from importlib.util import find_spec
@@ -171,6 +173,42 @@ def _answer(url: str, start: int, end: int, whole: bool, stop: threading.Event) 
 def _ranged(error: Exception) -> None:
     if "non-partial response" in str(error):
         raise _NoRanges
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """What a list of objects says of one."""
+
+    size: int  # bytes
+    written: float  # seconds since 1970
+
+
+def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed]:
+    """The objects below a URL, by their names relative to it, sorted. Raises `StoreError`."""
+    prefix = f"{split_url(url)[2]}/"
+    found: dict[str, Listed] = {}
+
+    def ask(store: ObjectStore, _: str) -> None:
+        from obstore import list as list_pages
+
+        for page in list_pages(store, prefix, offset=prefix + max(found) if found else None, chunk_size=1000):
+            for one in page:
+                name = one["path"].removeprefix(prefix)
+                found[name] = Listed(size=int(one["size"]), written=one["last_modified"].timestamp())
+
+    _patiently(url, ask, stop)
+    return dict(sorted(found.items()))
+
+
+def delete_object(url: str, *, stop: threading.Event = NEVER) -> None:
+    """Removes an object, if there is one. Raises `StoreError`."""
+    def ask(store: ObjectStore, key: str) -> None:
+        from obstore import delete
+
+        with suppress(FileNotFoundError):  # S3 does not mind, others do
+            delete(store, key)
+
+    _patiently(url, ask, stop)
 
 
 def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bool:

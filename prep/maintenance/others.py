@@ -47,7 +47,7 @@ def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[O
             if _mark(path) in known:
                 continue
             known.add(_mark(path))
-            manifest = read_manifest(path)
+            manifest = read_manifest(path, fetch=False)
             if not manifest.cache_root.samefile(cache.root):
                 continue
             loses = OtherManifest(path=path, shards=len(_shards(cache, manifest) & shards),

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-from prep.fs.mirror import shown, url_of
+from prep.fs.mirror import is_url, shown, url_of
 from prep.manifest.document import Manifest
 
 
@@ -42,9 +42,10 @@ def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
     if url_of(manifest.path) is not None:
         return (f"prep verify {_here(manifest.path)} lists all damage; to repair it, upload the cache again from where "
                 f"it was made: {encode_command(manifest)}")
-    why = "" if recorded else "the cache cannot be written here, so the damage is not recorded in it; "
+    stored = url_of(manifest.cache_root) is not None  # a store has no records of damage
+    why = "" if recorded or stored else "the cache cannot be written here, so the damage is not recorded in it; "
     return (f"{why}prep verify {_here(manifest.path)} lists all damage; to re-encode only the damaged rows, run "
-            f"{encode_command(manifest, *(() if recorded else ('--recheck',)))}")
+            f"{encode_command(manifest, *(('--recheck',) if stored or not recorded else ()))}")
 
 
 def _without(words: Iterable[Path | str], flags: Container[Path | str]) -> Iterator[Path | str]:
@@ -61,7 +62,7 @@ def _here(path: Path | str) -> str:
     """A path relative to the working directory if that is shorter, or a word, quoted for the shell."""
     if isinstance(path, str):
         return shlex.quote(path)
-    if url_of(path) is not None:
+    if url_of(path) is not None or is_url(path):
         return shlex.quote(shown(path))
     try:
         return shlex.quote(min(str(path), os.path.relpath(path), key=len))

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.cache.remote.documents import fetch_small, fetch_tables
 from prep.digest import canonical, seal
-from prep.errors import ManifestError, PathError
+from prep.errors import CacheError, ManifestError, PathError
 from prep.fs.atomic import write_atomic
-from prep.fs.mirror import beside, local_path, shown, url_of
-from prep.fs.paths import MARKER
+from prep.fs.mirror import beside, is_url, local_path, shown, url_of
+from prep.fs.paths import MARKER, check_replaceable
+from prep.fs.remote import create_object, read_object, replace_object
 from prep.fs.text import without_mark
 from prep.geometry import Size
 from prep.manifest.schema import check_document
@@ -57,7 +59,9 @@ class Manifest:
 
     @property
     def cache_root(self) -> Path:
-        """The directory of its cache."""
+        """The directory of its cache; of one in an object store, its local copy."""
+        if is_url(self.document["cache"]):
+            return local_path(Path(self.document["cache"]))
         place = self.folder / PurePosixPath(self.document["cache"])
         return place if url_of(self.folder) is None else Path(os.path.normpath(place))
 
@@ -87,11 +91,11 @@ class Manifest:
         return str(self.document["family"])
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path, *, fetch: bool = True) -> Manifest:
     """The manifest at `path`. Raises `ManifestError` if it is missing, damaged, edited or of another version.
 
-    A manifest in an object store is fetched, and with it what it needs of its cache besides shards. Raises
-    `CacheError`, and `PathError` for an odd URL.
+    A manifest in an object store is fetched, and of a cache there what is needed besides shards; with `fetch` False, a
+    manifest on a disk is only read. Raises `CacheError`, and `PathError` for an odd URL.
     """
     path = local_path(path)
     if url_of(path) is not None:
@@ -102,7 +106,10 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
                             hint="create it: prep encode SOURCE --model MODEL --cache CACHE -o manifest.json") from None
-    return _parsed(path, data)
+    manifest = _parsed(path, data)
+    if fetch and is_url(manifest.document["cache"]):
+        fetch_tables(manifest.cache_root, manifest.document["tables"].values())
+    return manifest
 
 
 def _fetched(path: Path) -> Manifest:
@@ -112,8 +119,9 @@ def _fetched(path: Path) -> Manifest:
     except OSError as error:
         raise ManifestError(f"cannot read manifest {shown(path)}: {error.strerror}",
                             hint="upload it with its cache: prep push MANIFEST URL") from None
-    if beside(path, manifest.document["cache"]) is None:
-        raise ManifestError(f"{shown(path)} names the cache {manifest.document['cache']}, which is outside its bucket",
+    cache = manifest.document["cache"]
+    if is_url(cache) or beside(path, cache) is None:
+        raise ManifestError(f"{shown(path)} names the cache {cache}, which is outside its bucket",
                             hint="upload both into one bucket: prep push MANIFEST URL")
     fetch_tables(manifest.cache_root, manifest.document["tables"].values())
     return manifest
@@ -132,6 +140,48 @@ def _parsed(path: Path, data: bytes) -> Manifest:
 def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
     """Seals `document`, checks it as a reader would, and writes it atomically. Raises `ManifestError`."""
     require_local(path, "a manifest is written")
+    manifest, data = _new(path, document)
+    staging = manifest.cache_root / "tmp"
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomic(path, data, staging=staging if staging.is_dir() else None)
+    return manifest
+
+
+def put_manifest(path: Path, document: Mapping[str, Any]) -> None:
+    """Like `write_manifest`, to an object store: `path` is the place of its local copy. Raises `CacheError`."""
+    put_checked(shown(path), _new(path, document)[1])
+
+
+def put_checked(url: str, data: bytes) -> None:
+    """Writes the bytes of a manifest to a URL, unless they are there, and reads them back. Raises `CacheError`."""
+    if not create_object(url, data) and _stored(url) != data:
+        replace_object(url, data)
+    if _stored(url) != data:
+        raise CacheError(f"{url} does not read back as it was written", hint="run the same command again")
+
+
+def check_manifest_place(path: Path) -> None:
+    """Raises `PathError` unless a manifest can be written at `path`: where nothing is, or one that is replaced."""
+    if (url := url_of(local_path(path))) is None:
+        check_replaceable(path, "manifest", looks_like_manifest)
+        return
+    with suppress(FileNotFoundError):
+        if not looks_like_manifest(_stored(url)[:1024]):
+            raise PathError(f"{url} exists and is no manifest, so it is not replaced", hint="choose another URL")
+
+
+def _stored(url: str) -> bytes:
+    """What is at a URL: if that is larger than any manifest, other bytes. Raises `FileNotFoundError`, `StoreError`."""
+    try:
+        return read_object(url, LIMIT)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return b"larger than any manifest"
+
+
+def _new(path: Path, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
+    """A new manifest, as a reader would see it, and its bytes. Raises `ManifestError`."""
     whole = seal(document)
     try:
         manifest = _checked(path, whole)
@@ -140,10 +190,7 @@ def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
     data = canonical(whole)
     if len(data) > LIMIT:
         raise ManifestError(f"the manifest would have {len(data)} bytes, expected at most {LIMIT}")
-    staging = manifest.cache_root / "tmp"
-    if not path.is_file() or path.read_bytes() != data:
-        write_atomic(path, data, staging=staging if staging.is_dir() else None)
-    return manifest
+    return manifest, data
 
 
 def require_local(path: Path, what: str) -> None:
@@ -157,10 +204,13 @@ def require_local(path: Path, what: str) -> None:
 def relative_to_manifest(target: Path, manifest: Path) -> str | None:
     """`target` as a POSIX path relative to the manifest's directory.
 
-    `None` if no relative path exists (another drive), or if it is not portable (a backslash in a name).
+    What is on this computer is named relative to the working directory in a manifest in an object store: as if it had
+    been written there, and uploaded. `None` if no relative path exists (another drive), or if it is not portable (a
+    backslash in a name).
     """
+    here = url_of(manifest) is not None and url_of(target) is None
     try:
-        place = Path(os.path.relpath(target.resolve(), manifest.resolve().parent)).as_posix()
+        place = Path(os.path.relpath(target.resolve(), Path.cwd() if here else manifest.resolve().parent)).as_posix()
     except ValueError:
         return None
     place = f"./{place}" if ":" in place.split("/")[0] else place  # otherwise Windows reads a drive letter
@@ -193,5 +243,7 @@ def _folder(path: Path, cache: str) -> Path:
     if not path.is_symlink():
         return path.parent
     real = Path(os.path.realpath(path)).parent
+    if is_url(cache):
+        return real
     beside_link = (path.parent / PurePosixPath(cache) / MARKER).is_file()
     return path.parent if beside_link and not (real / PurePosixPath(cache) / MARKER).is_file() else real

@@ -7,15 +7,19 @@ most once, so other modules need no further checks. Everything here raises `Unpa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from prep.arrays import ITEM_BYTES
 from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
+from prep.errors import PathError
+from prep.fs.mirror import is_url, shown, split_url
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Family
 from prep.models.fields import FIELDS, STD, dims_of
 from prep.parse import (
+    PATH,
     Unparsed,
     brief,
     count,
@@ -44,7 +48,7 @@ SCALE = 1e6  # largest magnitude of the scaling and shift of latents
 def check_document(document: Mapping[str, Any], where: str) -> None:
     """Raises `Unparsed` unless `prep encode` could have written the document; format and version are checked before."""
     _exactly(document, KEYS, where)
-    relative(expect(document["cache"], str, "cache"), "cache")
+    _check_cache(expect(document["cache"], str, "cache"))
     _check_model(expect(document["model"], dict, "model"))
     family = FAMILIES[one_of(document["family"], FAMILIES, "family")]
     one_of(document["prediction"], family.predictions, "prediction")
@@ -76,6 +80,19 @@ def _check_option(value: Any, where: str) -> None:
     _exactly(table, ("path",), where)
     if table["path"] is not None:
         relative(expect(table["path"], str, where), where)
+
+
+def _check_cache(place: str) -> None:
+    """Checks where the cache is: relative to the manifest, or the URL of a cache in an object store."""
+    if not is_url(place):
+        relative(place, "cache")
+        return
+    try:
+        wanted = shown(Path(place))
+    except PathError as error:
+        raise Unparsed(f"cache is {brief(place)}: {error.message}") from None
+    if place != wanted or not split_url(place)[2] or len(place) > PATH:
+        raise Unparsed(f"cache is {brief(place)}, expected a URL like s3://bucket/cache")
 
 
 def _check_model(model: dict[str, Any]) -> None:

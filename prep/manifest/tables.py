@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from prep.cache.arrow import parse_table, stream_of
+from prep.cache.remote.working import upload_table
 from prep.cache.store import Cache, publish_table
 from prep.errors import CacheError
 from prep.findings import Finding
@@ -61,12 +62,14 @@ FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), det
 
 
 def write_table(cache: Cache, table: pa.Table) -> str:
-    """Writes the table to the cache and returns the digest of its file."""
+    """Writes the table to the cache, or to the store of a working copy, and returns the digest of its file."""
     sink = pa.BufferOutputStream()
     whole = table.replace_schema_metadata(None).combine_chunks()
     with pa.ipc.new_file(sink, whole.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
         writer.write_table(whole, max_chunksize=BATCH_ROWS)
-    return publish_table(cache, sink.getvalue())
+    digest = publish_table(cache, sink.getvalue())
+    upload_table(cache, digest)
+    return digest
 
 
 def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = True) -> pa.Table:

@@ -15,9 +15,9 @@ from jsonschema import Draft202012Validator
 from remote_rows import rows_of
 from small_manifest import write_small
 
+from prep.cache.remote import upload
 from prep.fs import remote
 from prep.fs.remote import upload_file
-from prep.maintenance import push as pushing
 
 
 def there(store, home):
@@ -61,7 +61,7 @@ def store_path(store):
 
 @pytest.mark.parametrize("fault", ["500", "503", "drop", "lose", "truncate", "flip", "flip sent"])
 def test_each_request_goes_wrong_once(prep, store, home, fault, monkeypatch):
-    monkeypatch.setattr(pushing, "TRIES", 9)
+    monkeypatch.setattr(upload, "TRIES", 9)
     wrong = ("PUT",) if fault in ("lose", "flip sent") else ("PUT", "GET", "HEAD", "POST")
     # What is sent once without being read from its bytes' digest is the manifest and the marker: these are compared.
     store.proxy.rule = lambda method, path, before: fault if before == 0 and method in wrong and not (

@@ -5,6 +5,7 @@ Missing or damaged rows are encoded again. Takes 40 bytes per row, without strin
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from operator import lt
@@ -16,10 +17,12 @@ from prep.cache.ledger.columns import Column, Columns, Places, gather, locate, p
 from prep.cache.ledger.index import load_index
 from prep.cache.ledger.inventory import Inventory, is_of_its_field, sound_rows, take_inventory
 from prep.cache.records import Reject, RowRef, Shard, Task
+from prep.cache.remote.working import drop_rows, refresh, refresh_task, upload_shard
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.fs import atomic
+from prep.fs.remote import NEVER
 from prep.fs.tree import tree
 
 
@@ -73,27 +76,32 @@ def empty_ledger() -> Ledger:
 def load_ledger(cache: Cache, *, remember: bool = False) -> Ledger:
     """Loads the ledger of a cache: checks the stamp of every commit and shard, reads those the look-up file lacks.
 
-    `remember` rewrites the look-up file if enough has changed.
+    `remember` rewrites the look-up file if enough has changed. A working copy first learns what is in its store.
     """
+    refresh(cache)
     return _ledger(take_inventory(cache, load_index(cache), remember=remember))
 
 
 def write_commit(
-    cache: Cache, task: Task, shard: Shard | None, rejects: Iterable[Reject], provenance: Mapping[str, Any]
+    cache: Cache, task: Task, shard: Shard | None, rejects: Iterable[Reject], provenance: Mapping[str, Any],
+    *, stop: threading.Event = NEVER
 ) -> bool:
     """Records a finished task, after its shard is published; returns False if another process has already done so.
 
-    Replaces a commit whose shard is missing or damaged.
+    Replaces a commit whose shard is missing or damaged. In a working copy, the shard is uploaded before: `CacheError`
+    if that fails, `Stopped`.
     """
     document = _document(task.key, task.field, shard, rejects, provenance)
     target = cache.commit(task.key)
-    if cache.create(target, document):
-        return True
-    if is_finished(cache, task.key):
-        return False
-    atomic.remove_directory_in_way(target)
-    cache.write(target, document)
-    return True
+    if shard is not None:
+        upload_shard(cache, shard.digest, stop=stop)
+    new = cache.create(target, document, stop=stop)
+    if not new and not is_done(cache, task.key):
+        cache.replace(target, document, stop=stop)
+        new = True
+    if shard is not None:
+        drop_rows(cache, shard.digest)
+    return new
 
 
 def forget_rejects(cache: Cache, keys: Set[str]) -> None:
@@ -108,10 +116,16 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
             continue
         left = [reject for reject in found.rejects if reject.key not in keys]
         if found.shard is None and not left:
-            atomic.remove(cache.commit(task))
+            cache.discard(cache.commit(task))
         else:
             document = _document(task, found.field, found.shard, left, found.provenance)
-            cache.write(cache.commit(task), document)
+            cache.replace(cache.commit(task), document)
+
+
+def is_done(cache: Cache, task: str) -> bool:
+    """Like `is_finished`, and asks the store of a working copy."""
+    refresh_task(cache, task)
+    return is_finished(cache, task)
 
 
 def is_finished(cache: Cache, task: str) -> bool:

@@ -28,6 +28,7 @@ from prep.fs.mirror import LOCKS, mirror, url_of
 from prep.fs.remote import NEVER, Stopped, stream
 from prep.fs.tree import listing_digest
 
+GROUP = "zarr.json"  # written last of a shard's files: where it is, the shard is whole
 TRIES = 3  # downloads of a shard whose bytes do not match its digest
 AGAIN = "upload it again from where it was made: prep push MANIFEST URL --recheck sends what is missing or damaged"
 
@@ -43,12 +44,16 @@ class RemoteShard:
     arrays: tuple[ArraySpec, ...]
 
     @property
+    def documents(self) -> dict[str, Any]:
+        """POSIX path and `bytes` of each document."""
+        return {GROUP: shard_format.group_document(self.field),
+                f"{shard_format.KEY}/zarr.json": shard_format.key_document(self.rows),
+                **{f"{spec.name}/zarr.json": shard_format.array_document(spec, self.rows) for spec in self.arrays}}
+
+    @property
     def files(self) -> dict[str, int]:
         """POSIX path and size in bytes of each file."""
-        documents = {"zarr.json": shard_format.group_document(self.field),
-                     f"{shard_format.KEY}/zarr.json": shard_format.key_document(self.rows),
-                     **{f"{spec.name}/zarr.json": shard_format.array_document(spec, self.rows) for spec in self.arrays}}
-        return {**{name: len(data) for name, data in documents.items()},
+        return {**{name: len(data) for name, data in self.documents.items()},
                 shard_format.KEY_PATH: self.rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES,
                 **{shard_format.data_path(spec): shard_format.data_bytes(spec, self.rows) for spec in self.arrays}}
 

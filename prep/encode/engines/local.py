@@ -8,6 +8,7 @@ together.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from itertools import chain, groupby, islice
 from types import TracebackType
 from typing import Any, TypeVar
 
-from prep.cache.ledger.ledger import is_finished, write_commit
+from prep.cache.ledger.ledger import is_done, is_finished, write_commit
 from prep.cache.records import Reject, Shard, Task
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
@@ -145,7 +146,8 @@ class _Sink:
 
     def take(self, task: Task, rows: Iterable[tuple[str, Made]], tick: Tick, device: str) -> None:
         """Makes the rows of a task on `device`; the thread writes them."""
-        self.writing.write(lambda made: _finish(self.job, task, made, self.tally, device), ticked(rows, tick))
+        self.writing.write(lambda made: _finish(self.job, task, made, self.tally, device,
+                                                self.writing.abandoned), ticked(rows, tick))
 
 
 def bar_of(job: Job, field: str, progress: Progress) -> AbstractContextManager[Tick]:
@@ -299,7 +301,7 @@ def _unfinished(job: Job, left: deque[Task]) -> Iterator[Task]:
         task = left.popleft()
         if not job.claims.take(task.key):
             continue
-        if is_finished(job.cache, task.key):
+        if is_done(job.cache, task.key):
             left.rotate(-start_at(left))
         else:
             yield task
@@ -317,7 +319,8 @@ def ticked(rows: Iterable[Row], tick: Tick) -> Iterator[Row]:
         tick(1)
 
 
-def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tally, device: str) -> None:
+def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tally, device: str,
+            stop: threading.Event) -> None:
     """Writes a task's shard and then its commit; an interruption while rows are made leaves nothing."""
     begun, failed = time.monotonic(), len(tally.transient)
     rejects: list[Reject] = []
@@ -338,4 +341,4 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
         if not known:
             return
         task = replace(task, key=digest_json({"kind": "begun", "task": task.key, "rows": known}))
-    write_commit(job.cache, task, shard, rejects, provenance(device, time.monotonic() - begun))
+    write_commit(job.cache, task, shard, rejects, provenance(device, time.monotonic() - begun), stop=stop)

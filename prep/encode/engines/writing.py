@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from prep.fs.remote import Stopped
+
 Row = TypeVar("Row")
 
 MOST_BYTES = 64 << 20  # of rows that wait
@@ -32,7 +34,7 @@ class WritingThread(Generic[Row]):
         self._rows: deque[tuple[Row | None, int]] = deque()  # of all tasks, in order; None ends a task
         self._bytes, self._most = 0, most_bytes
         self._error: BaseException | None = None
-        self._abandoned = False
+        self.abandoned = threading.Event()  # set when the run ends early: uploads stop, too
 
     def write(self, consume: Callable[[Iterator[Row]], None], rows: Iterable[Row]) -> None:
         """Has the thread call `consume` with the rows of a task; returns when the last row is made."""
@@ -47,7 +49,8 @@ class WritingThread(Generic[Row]):
     def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None,
                  _trace: TracebackType | None) -> None:
         with self._changed:
-            self._abandoned = kind is not None
+            if kind is not None:
+                self.abandoned.set()
             self._changed.notify_all()
         self._pool.shutdown()
         if kind is None and self._error is not None:
@@ -68,7 +71,7 @@ class WritingThread(Generic[Row]):
             return
         try:
             consume(self._taken())
-        except Abandoned:
+        except (Abandoned, Stopped):
             return
         except BaseException as error:
             with self._changed:
@@ -79,7 +82,7 @@ class WritingThread(Generic[Row]):
         """The rows of the next task. Raises `Abandoned` if the run ends before its last row is made."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._rows or self._abandoned)
+                self._changed.wait_for(lambda: self._rows or self.abandoned.is_set())
                 if not self._rows:
                     raise Abandoned
                 row, size = self._rows.popleft()

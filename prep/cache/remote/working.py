@@ -1,0 +1,359 @@
+"""Working copies of caches in object stores, into which `prep encode` encodes as into any cache.
+
+A working copy has the commits of the store, and of the shards that they name all but rows, which are holes: so a ledger
+is loaded from it as from any other cache. What counts is what the store has. `refresh` lists commits and shards there,
+and fetches commits and keys that are new. A shard that was encoded here is uploaded, read back, and only then named by
+a commit, which is created on the condition that there is none (`prep.cache.ledger.ledger.write_commit`). The store
+has no locks, and needs none: objects are only added, and what no commit names is not seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from prep.arrays import ArraySpec
+from prep.cache import shard_format
+from prep.cache.commits import MOST, Commit, parse_commit, read_commit
+from prep.cache.remote.room import ROOM, make_dirs
+from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, learn, lock_shard, move_in
+from prep.cache.remote.upload import Uploader
+from prep.cache.shard_header import read_header
+from prep.cache.store import MARKER_BYTES, SUFFIX, Cache, check_can_create, new_marker, open_cache, retire_shard
+from prep.errors import CacheError, PathError
+from prep.fs import atomic
+from prep.fs.mirror import is_url, local_path, shown, split_url, work_root
+from prep.fs.paths import MARKER
+from prep.fs.remote import NEVER, create_object, delete_object, list_objects, read_object, side_by_side
+from prep.parse import Unparsed, digest_of
+
+JOBS = 32  # commits and keys fetched at a time: small requests, which mostly wait
+AGAIN = "run the same command again; finished work is kept"
+Files = Mapping[str, int]  # names and sizes of a shard's objects
+
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+def open_to_encode(path: Path, *, create: bool) -> Cache:
+    """Opens the cache at `path` for encoding: a directory, or the working copy of what is at a URL.
+
+    Raises as `open_cache` does, and `StoreError`.
+    """
+    if not is_url(path):
+        return open_cache(path, create=create)
+    url = shown(path)
+    marker = _marker(path)
+    if marker is None:
+        if not create:
+            raise CacheError(f"{url} is not a cache: it has no {MARKER}",
+                             hint="prep encode SOURCE --cache URL creates one")
+        create_object(f"{url}/{MARKER}", new_marker())
+        marker = _marker(path) or b""
+    for root in (work_root(path), local_path(path)):  # the other is for whole shards
+        make_dirs(root)
+        if not (root / MARKER).is_file() or (root / MARKER).read_bytes() != marker:
+            atomic.write_atomic(root / MARKER, marker)
+        open_cache(root, create=False)  # checks the marker
+    return Cache(root=work_root(path), url=url)
+
+
+def check_can_encode_to(path: Path) -> None:
+    """Raises `PathError` unless `path` is a cache or can become one: missing, empty, or an unused prefix of a store."""
+    if is_url(path):
+        _marker(path)
+    else:
+        check_can_create(path)
+
+
+def is_cache(path: Path) -> bool:
+    """Whether there is a cache at `path`, a directory or a URL. Raises `PathError`, `StoreError`."""
+    return _marker(path) is not None if is_url(path) else (path / MARKER).exists()
+
+
+def _marker(path: Path) -> bytes | None:
+    """The marker of the cache at a URL; `None` if nothing is there. Raises `PathError` if something else is."""
+    url = shown(path)
+    if not split_url(path)[2]:
+        raise PathError(f"{url} is a whole bucket, expected a place in it for the cache",
+                        hint=f"name one, like {url}/cache")
+    try:
+        return read_object(f"{url}/{MARKER}", MARKER_BYTES)
+    except FileNotFoundError:
+        found = list_objects(url)
+    if found:
+        raise PathError(f"{url} is not empty and not a cache: it has no {MARKER}",
+                        hint="name a prefix without objects with --cache")
+    return None
+
+
+# ---- what the store has ----------------------------------------------------------------------------------------------
+
+
+def refresh(cache: Cache) -> None:
+    """Makes a working copy know the commits in its store whose shards are whole there, and no others.
+
+    Other caches are what they are. Raises `CacheError` for a commit of another version, `StoreError`.
+    """
+    if cache.url is None:
+        return
+    for digest in list(cache.names("damaged")):  # of what is here: the store has it, or it is encoded again
+        retire_shard(cache, digest)
+    before = set(cache.names("commits"))  # first: what is here now was in the store, so it is in the list, or gone
+    commits = dict(_commits(cache))
+    shards = _shards(cache)
+    new = [task for task, size in commits.items() if task not in before or not _is_known(cache, task, size, shards)]
+    stop = threading.Event()
+    side_by_side(lambda task: _fetch(cache, task, shards, stop), new, JOBS, stop)
+    for task in before - commits.keys():
+        atomic.remove_tree(cache.commit(task))
+
+
+def refresh_task(cache: Cache, task: str) -> None:
+    """Makes a working copy know whether its store has the commit of a task. Raises as `refresh` does."""
+    if cache.url is None or read_commit(cache, task) is not None:
+        return
+    with suppress(FileNotFoundError):
+        found = _read(cache, task, NEVER)
+        if found is not None and found[1].shard is not None:
+            digest = found[1].shard.digest
+            _take(cache, task, *found, {digest: _files(cache, digest)}, NEVER)
+        elif found is not None:
+            _take(cache, task, *found, {}, NEVER)
+
+
+def _commits(cache: Cache) -> Iterable[tuple[str, int]]:
+    """The tasks of the commits in the store, and the sizes of these objects."""
+    for name, listed in list_objects(f"{cache.url}/commits").items():
+        with suppress(Unparsed):
+            task = digest_of(PurePosixPath(name).name.removesuffix(SUFFIX["commits"]), "commits")
+            if name == f"{task[:2]}/{task}{SUFFIX['commits']}":
+                yield task, listed.size
+
+
+def _shards(cache: Cache) -> dict[str, dict[str, int]]:
+    """The objects of each shard in the store."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, listed in list_objects(f"{cache.url}/shards").items():
+        fan, digest, file = [*name.split("/", 2), "", ""][:3]
+        if digest.startswith(fan):
+            found[digest][file] = listed.size
+    return found
+
+
+def _files(cache: Cache, digest: str, stop: threading.Event = NEVER) -> dict[str, int]:
+    return {name: one.size for name, one in list_objects(_url_of_shard(cache, digest), stop=stop).items()}
+
+
+def _url_of_shard(cache: Cache, digest: str) -> str:
+    return f"{cache.url}/shards/{digest[:2]}/{digest}"
+
+
+def _is_known(cache: Cache, task: str, size: int, shards: Mapping[str, Files]) -> bool:
+    """Whether the copy of a commit is as long as the commit is, and its shard is here and whole in the store."""
+    commit = read_commit(cache, task)
+    if commit is None or cache.commit(task).stat().st_size != size:
+        return False
+    return commit.shard is None or (_is_whole(commit, shards) and cache.shard(commit.shard.digest).is_dir())
+
+
+def _is_whole(commit: Commit, shards: Mapping[str, Files]) -> bool:
+    assert commit.shard is not None
+    files = shards.get(commit.shard.digest, {})
+    return GROUP in files and sum(files.values()) == commit.shard.bytes
+
+
+def _fetch(cache: Cache, task: str, shards: Mapping[str, Files], stop: threading.Event) -> None:
+    """Fetches a commit, and what a ledger needs of its shard. Removes its copy if it does not count."""
+    try:
+        found = _read(cache, task, stop)
+    except FileNotFoundError:  # removed since it was listed
+        found = None
+    if found is None or not _take(cache, task, *found, shards, stop):
+        atomic.remove_tree(cache.commit(task))
+
+
+def _read(cache: Cache, task: str, stop: threading.Event) -> tuple[bytes, Commit] | None:
+    """A commit in the store; `None` if it is damaged there. Raises `FileNotFoundError`."""
+    url = cache.object(cache.commit(task))
+    for _ in range(TRIES):
+        with suppress(Unparsed):
+            data = read_object(url, MOST, stop=stop)
+            return data, parse_commit(data, task, url)
+    return None
+
+
+def _take(cache: Cache, task: str, data: bytes, commit: Commit, shards: Mapping[str, Files],
+          stop: threading.Event) -> bool:
+    """Adds a commit to the working copy, after the keys of its shard, unless its shard is not whole in the store."""
+    if commit.shard is not None and not (_is_whole(commit, shards) and
+                                         _take_shard(cache, commit, shards[commit.shard.digest], stop)):
+        return False
+    path = cache.commit(task)
+    cache.make_dirs(path.parent)
+    atomic.remove_directory_in_way(path)
+    cache.write(path, data)
+    return True
+
+
+def _take_shard(cache: Cache, commit: Commit, files: Files, stop: threading.Event) -> bool:
+    """Makes the working copy have a shard without rows; returns whether that was possible."""
+    assert commit.shard is not None
+    digest = commit.shard.digest
+    with lock_shard(digest, stop):
+        if cache.shard(digest).is_dir():
+            return True
+        for _ in range(TRIES):
+            with suppress(Unparsed, FileNotFoundError):
+                shard = _described(cache, commit, files, stop)
+                keys = _keys(cache, shard, stop)
+                _write_hollow(cache, shard, keys)
+                return True
+    return False
+
+
+def _described(cache: Cache, commit: Commit, files: Files, stop: threading.Event) -> RemoteShard:
+    """What the documents of a shard's arrays say. Raises `Unparsed` unless commit and sizes agree, `FileNotFoundError`.
+    """
+    assert commit.shard is not None
+    digest, rows, arrays = commit.shard.digest, commit.shard.rows, list[ArraySpec]()
+    for name in files:
+        array, _, rest = name.partition("/")
+        if rest == GROUP and array != shard_format.KEY:
+            shard_format.checked_name(array, name)
+            document = read_object(f"{_url_of_shard(cache, digest)}/{name}", shard_format.MAX_DOCUMENT, stop=stop)
+            spec, count = shard_format.parse_array(document, array, name)
+            if count != rows:
+                raise Unparsed(f"{name} has {count} rows, expected {rows}")
+            arrays.append(spec)
+    shard = RemoteShard(digest=digest, field=commit.field, rows=rows, bytes=commit.shard.bytes, arrays=tuple(arrays))
+    if not arrays or shard.files != files:
+        raise Unparsed(f"shard {digest} has other files than its documents say")
+    return shard
+
+
+def _keys(cache: Cache, shard: RemoteShard, stop: threading.Event) -> bytes:
+    """A shard's file of keys. Raises `Unparsed` if its checksum does not match, `FileNotFoundError`."""
+    data = read_object(f"{_url_of_shard(cache, shard.digest)}/{shard_format.KEY_PATH}",
+                       shard.files[shard_format.KEY_PATH], stop=stop)
+    if shard_format.crc_bytes(data[:-shard_format.CRC_BYTES]) != data[-shard_format.CRC_BYTES:]:
+        raise Unparsed(f"the keys of shard {shard.digest} do not match their checksum")
+    return data
+
+
+# ---- shards without rows ---------------------------------------------------------------------------------------------
+
+
+def _write_hollow(cache: Cache, shard: RemoteShard, keys: bytes) -> None:
+    """Adds a shard to the working copy with documents, keys and shard indexes; rows are holes."""
+    staged = cache.stage()
+    try:
+        for name, data in {**shard.documents, shard_format.KEY_PATH: keys}.items():
+            _make(staged / name, data, cache)
+        for spec in shard.arrays:
+            _write_hole(staged / shard_format.data_path(spec), spec, shard.rows, cache)
+        move_in(cache, staged, shard.digest)
+    finally:
+        atomic.remove_tree(staged)
+
+
+def _make(path: Path, data: bytes, cache: Cache) -> None:
+    if not path.parent.is_dir():
+        atomic.make_dir(path.parent, mode=cache.dir_mode)
+    with atomic.create(path, mode=cache.file_mode) as handle:
+        atomic.write(handle, data)
+
+
+def _write_hole(path: Path, spec: ArraySpec, rows: int, cache: Cache) -> None:
+    with atomic.create(path, mode=cache.file_mode) as handle:
+        handle.seek(rows * shard_format.row_stride(spec))
+        for part in shard_format.index_parts(spec, rows):
+            atomic.write(handle, part)
+
+
+def drop_rows(cache: Cache, digest: str) -> None:
+    """Frees the space of an uploaded shard's rows in a working copy; all else of it stays. Other caches keep them."""
+    if cache.url is None:
+        return
+    with lock_shard(digest, NEVER), suppress(CacheError):  # another process has removed it: then it is fetched again
+        header = read_header(cache, digest)
+        for spec in header.arrays:
+            hollow = atomic.temporary_name(cache.root, cache.staging())
+            _write_hole(hollow, spec, header.rows, cache)
+            atomic.rename(hollow, cache.shard(digest) / shard_format.data_path(spec))
+
+
+def with_rows(cache: Cache, digests: Iterable[str]) -> Cache:
+    """A cache that has the rows of these shards: `cache` itself, or the copy that fetches whole shards when read."""
+    if cache.url is None:
+        return cache
+    copy = Cache(root=local_path(Path(cache.url)))
+    learn(copy, [_shard_of(cache, digest) for digest in digests])
+    return copy
+
+
+def _shard_of(cache: Cache, digest: str) -> RemoteShard:
+    """What the header of a shard in a working copy says. Raises `CacheError`."""
+    header = read_header(cache, digest)
+    shard = RemoteShard(digest=digest, field=header.field, rows=header.rows, bytes=0, arrays=header.arrays)
+    return RemoteShard(digest=digest, field=header.field, rows=header.rows, bytes=sum(shard.files.values()),
+                       arrays=header.arrays)
+
+
+# ---- what is encoded here --------------------------------------------------------------------------------------------
+
+
+def upload_shard(cache: Cache, digest: str, *, stop: threading.Event = NEVER) -> None:
+    """Makes sure that the store of a working copy has a shard that was encoded here; keeps a copy if there is room.
+
+    Raises `CacheError`, `Stopped`.
+    """
+    if cache.url is None:
+        return
+    with lock_shard(digest, stop):
+        shard, there = _shard_of(cache, digest), _files(cache, digest, stop)
+        if there == shard.files:  # its group document comes last
+            return
+        Uploader(cache, cache.url, repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - there.keys())
+        _keep(cache, shard)
+
+
+def _keep(cache: Cache, shard: RemoteShard) -> None:
+    """Adds an uploaded shard to the whole shards that this computer has, unless there is no room."""
+    copy = Cache(root=local_path(Path(str(cache.url))))
+    if copy.shard(shard.digest).is_dir():
+        return
+    try:
+        ROOM.make(shard.bytes)
+    except CacheError:
+        return
+    root, staged = cache.shard(shard.digest), copy.stage()
+    try:
+        data = {shard_format.data_path(spec) for spec in shard.arrays}
+        for name in shard.files.keys() - data:
+            _make(staged / name, (root / name).read_bytes(), copy)
+        for name in data:
+            atomic.link(root / name, staged / name)
+        move_in(copy, staged, shard.digest)
+    finally:
+        atomic.remove_tree(staged)
+
+
+def upload_table(cache: Cache, digest: str) -> None:
+    """Makes sure that the store of a working copy has a table that was made here. Raises `CacheError`."""
+    if cache.url is not None:
+        Uploader(cache, cache.url, repair=AGAIN).table(digest)
+
+
+def forget_shards(cache: Cache, digests: Collection[str]) -> None:
+    """Makes shards that are damaged in the store of a working copy count as missing, so that they are encoded again."""
+    for task in list(cache.names("commits")):
+        commit = read_commit(cache, task)
+        if commit is not None and commit.shard is not None and commit.shard.digest in digests:
+            cache.discard(cache.commit(task))
+    for digest in digests:
+        delete_object(f"{_url_of_shard(cache, digest)}/{GROUP}")
+        retire_shard(cache, digest)
