@@ -62,10 +62,7 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
     reader = Reader(cache.root)
     numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
     reader.close()
-    masks = {refs[view.mask].shard for sample in samples for view in sample.views if view.mask is not None}
-    reader = Reader(with_rows(cache, masks).root)
-    means = coverage(reader, facts, samples, refs)
-    reader.close()
+    means = _coverage(cache, facts, samples, refs)
     buckets = sorted({sample.bucket for sample in samples})
     findings, file = [*wanted.wants.findings, *rejected, *lost], wanted.recipe.prompts
     document = {
@@ -82,10 +79,23 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
         },
         "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
     }
+    return _write(cache, path, document)
+
+
+def _write(cache: Cache, path: Path, document: Mapping[str, Any]) -> Manifest:
     if cache.url is None:
         return write_manifest(path, document)
     (write_manifest if url_of(path) is None else put_manifest)(path, document)
     return read_manifest(path)
+
+
+def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
+    masks = {refs[view.mask].shard for sample in samples for view in sample.views if view.mask is not None}
+    reader = Reader(with_rows(cache, masks).root)
+    try:
+        return coverage(reader, facts, samples, refs)
+    finally:
+        reader.close()
 
 
 def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from prep.batching.split import ROLES
 from prep.encode.engines.job import Outcome
 from prep.encode.estimate import Estimate
 from prep.encode.parts import Part
@@ -112,7 +113,8 @@ def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: 
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
                         rejected=errors_of(findings_of(sealed)),
                         notices=(*wanted.wants.notices, *outcome.notices, *black),
-                        samples=sealed.document["samples"], dry_run=False, masks=masks if masks_asked else None)
+                        samples={role: sealed.document["samples"][role] for role in ROLES}, dry_run=False,
+                        masks=masks if masks_asked else None)
 
 
 def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: Part) -> EncodeReport:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prep.cache.ledger.ledger import is_finished
+from prep.cache.ledger.ledger import is_done
 from prep.cache.remote.working import check_can_encode_to, is_cache, open_to_encode
 from prep.cache.store import Cache, clear_leftovers, leftovers
 from prep.dataset.facts import VERSION
@@ -252,7 +252,7 @@ def _run(ready: Prepared, planned: EncodePlan, cache: Cache, stop: StopRequest) 
     job = _job(ready, planned, cache)
     with gc_enabled(), suppress(GraceOver), stop.completing(job.claims.stop):
         outcome = _executed(job, ready.call)
-    left = [task for task in planned.tasks if not is_finished(cache, task.key)] if stop.signal else []
+    left = [task for task in planned.tasks if not is_done(cache, task.key)] if stop.signal else []
     if left:
         raise StoppedError(f"stopped by {stop.signal}: {len(planned.tasks) - len(left)} of "
                            f"{counted(len(planned.tasks), 'task')} finished; "

@@ -146,7 +146,7 @@ def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> N
 def _check_inside(inner: NamedPath, at: Path, outer: NamedPath, there: Path) -> None:
     if inner.role not in outer.may_hold and is_inside(at, there):
         raise PathError(f"{inner.role} {_show(inner, at)} lies inside {outer.role} {_show(outer, there)}",
-                        hint=f"choose a path for the {inner.role} outside {there}")
+                        hint=f"choose a path for the {inner.role} outside {shown(there)}")
 
 
 def _show(place: NamedPath, resolved: Path) -> str:

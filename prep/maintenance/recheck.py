@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
+from prep.cache.damage import Damage
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger
+from prep.cache.remote.headers import as_stored
+from prep.cache.remote.working import forget_shard, with_rows
 from prep.cache.shard_check import is_recorded, verify_shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
@@ -42,7 +45,7 @@ def _in_use(cache: Cache, keys: Collection[str], done: set[str]) -> dict[str, in
 
 def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
     with ThreadPoolExecutor(jobs, "verify") as pool:
-        looks = list(pool.map(lambda digest: verify_shard(cache, digest, tick=tick), shards))
+        looks = list(pool.map(lambda digest: _look(cache, digest, tick), shards))
     for digest, found in zip(shards, looks, strict=True):
         for one in found:
             if one.transient:
@@ -51,3 +54,14 @@ def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
         if not is_recorded(cache, digest, found):
             raise CacheError(f"shard {digest} is damaged, and that cannot be recorded: {cache.root} cannot be written",
                              hint="free some space, or check the permissions of the cache, then run this again")
+
+
+def _look(cache: Cache, digest: str, tick: Tick) -> list[Damage]:
+    """The damage of a shard; in the store, if `cache` is a working copy: there it then counts as missing."""
+    if cache.url is None:
+        return verify_shard(cache, digest, tick=tick)
+    with as_stored(with_rows(cache, [digest]), digest, rows=True) as stored:
+        found = verify_shard(stored, digest, tick=tick)
+    if found:
+        forget_shard(cache, digest)
+    return []

@@ -23,9 +23,9 @@ from prep.cache.shard_header import Header, read_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.maintenance.documents import check_up, notes_on_damage_records
+from prep.maintenance.documents import Checkup, check_up, notes_on_damage_records
 from prep.maintenance.references import References
-from prep.manifest.commands import encode_command
+from prep.manifest.commands import mending
 from prep.manifest.opened import OpenedManifest
 from prep.progress import Tick
 
@@ -58,7 +58,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
     """
     with lock_directory(audit.cache.root, exclusive=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
-        broken = {one["field"] for one in damaged}
+        broken, stored = {one["field"] for one in damaged}, is_copy(audit.cache)  # whose copies have no commits
         uses = None if broken & {"samples table", "shards table"} else References(audit)
         told = "shards table" not in broken
         shards = audit.shards if told else []
@@ -67,7 +67,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
             try:
                 work = [pool.submit(_check_shard, audit, uses, number, quick, counted) for number in range(len(shards))]
                 mine = {shard["digest"]: shard for shard in shards} if told else None
-                checkup = check_up(audit.cache, mine)  # while the threads read
+                checkup = Checkup() if stored else check_up(audit.cache, mine)  # while the threads read
                 looks = [one.result() for one in work]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -79,9 +79,8 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
             drop_index(audit.cache)  # the next ledger is read from the files themselves
         ill = [look for look in looks if look.damaged]
         cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
-        if damaged and is_copy(audit.cache):
-            checkup.notes.append("the cache is in an object store, where nothing is encoded; to repair it, upload it "
-                                 f"again from where it was made: {encode_command(audit.manifest)}")
+        if damaged and stored:
+            checkup.notes.append(f"the cache is in an object store; to repair it, {mending(audit.manifest)}")
         if any(one.transient for look in looks for one in look.damaged):
             checkup.notes.append(UNREADABLE)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),

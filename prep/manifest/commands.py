@@ -32,6 +32,14 @@ def command_of(source: Path, options: Iterable[Path | str], cache: Path, manifes
     return f"prep encode {_here(source)}{given} --cache {_here(cache)} -o {_here(manifest)}"
 
 
+def mending(manifest: Manifest) -> str:
+    """What repairs a cache in an object store."""
+    if url_of(manifest.path) is None:
+        return f"encode what is damaged again: {encode_command(manifest, '--recheck')}"
+    return (f"upload it again from where it was made: {encode_command(manifest)}; if it was encoded into the store, "
+            "run that prep encode again with --recheck")
+
+
 def prompts_command(manifest: Manifest, file: Path) -> str:
     """The `prep prompts` command that encodes the prompts of a file and names it in the manifest."""
     return f"prep prompts {_here(file)} --manifest {_here(manifest.path)}"
@@ -40,8 +48,7 @@ def prompts_command(manifest: Manifest, file: Path) -> str:
 def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
     """The commands that list and repair damage; `recorded` is False if the cache could not be written."""
     if url_of(manifest.path) is not None:
-        return (f"prep verify {_here(manifest.path)} lists all damage; to repair it, upload the cache again from where "
-                f"it was made: {encode_command(manifest)}")
+        return f"prep verify {_here(manifest.path)} lists all damage; to repair it, {mending(manifest)}"
     stored = url_of(manifest.cache_root) is not None  # a store has no records of damage
     why = "" if recorded or stored else "the cache cannot be written here, so the damage is not recorded in it; "
     return (f"{why}prep verify {_here(manifest.path)} lists all damage; to re-encode only the damaged rows, run "

@@ -28,6 +28,7 @@ from prep.parse import sealed_json as sealed
 
 FORMAT = "latentry/manifest"
 VERSION = 1
+TRIES = 3  # at writing a manifest that reads back as something else
 LIMIT = 1 << 20  # bytes; the manifest of any dataset is smaller
 
 
@@ -154,7 +155,10 @@ def put_manifest(path: Path, document: Mapping[str, Any]) -> None:
 
 def put_checked(url: str, data: bytes) -> None:
     """Writes the bytes of a manifest to a URL, unless they are there, and reads them back. Raises `CacheError`."""
-    if not create_object(url, data) and _stored(url) != data:
+    create_object(url, data)
+    for _ in range(TRIES):
+        if _stored(url) == data:
+            return
         replace_object(url, data)
     if _stored(url) != data:
         raise CacheError(f"{url} does not read back as it was written", hint="run the same command again")

@@ -204,7 +204,7 @@ class Shim:
 
 def _trace(local: Any, file: Path) -> None:
     """Notes when each task was looked at, and when it was committed; all processes have one clock."""
-    notes, look, commit = file.open("a"), local.is_finished, local.write_commit
+    notes, look, commit = file.open("a"), local.is_done, local.write_commit
 
     def note(*what: Any) -> None:
         print(json.dumps(what), file=notes, flush=True)
@@ -215,12 +215,12 @@ def _trace(local: Any, file: Path) -> None:
         note("finished" if finished else "missing", key, begun)
         return bool(finished)
 
-    def committed(cache: Any, task: Any, *rest: Any) -> Any:
-        result = commit(cache, task, *rest)
+    def committed(cache: Any, task: Any, *rest: Any, **options: Any) -> Any:
+        result = commit(cache, task, *rest, **options)
         note("committed", task.key, time.monotonic())
         return result
 
-    local.is_finished, local.write_commit = looked, committed
+    local.is_done, local.write_commit = looked, committed
 
 
 def _take_away(files: Any) -> None:

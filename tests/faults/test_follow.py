@@ -46,7 +46,7 @@ class Task:
 def in_turn(tasks, writers, seed, monkeypatch):
     """What `writers` of one plan do when one finishes after the other, in any order: how often each task is made."""
     draw, done, made = random.Random(seed), set(), []
-    monkeypatch.setattr(local, "is_finished", lambda _, key: key in done)
+    monkeypatch.setattr(local, "is_done", lambda _, key: key in done)
     monkeypatch.setattr(local, "start_at", lambda left: draw.randrange(len(left)) if left else 0)
     at = dict.fromkeys(range(writers))
     all_tasks = [Task(key) for key in range(tasks)]

@@ -254,11 +254,11 @@ def test_the_work_of_an_interrupted_encode_is_safe(prep, encode, gc, photos, tin
     plain = local.write_commit
     made: list[str] = []
 
-    def one_and_no_more(*args):
+    def one_and_no_more(*args, **options):
         if made:
             raise KeyboardInterrupt
         made.append(args[1].key)
-        return plain(*args)
+        return plain(*args, **options)
 
     monkeypatch.setattr(local, "write_commit", one_and_no_more)
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "new.json",

@@ -30,7 +30,8 @@ from prep.fs.tree import listing_digest
 
 GROUP = "zarr.json"  # written last of a shard's files: where it is, the shard is whole
 TRIES = 3  # downloads of a shard whose bytes do not match its digest
-AGAIN = "upload it again from where it was made: prep push MANIFEST URL --recheck sends what is missing or damaged"
+AGAIN = ("upload it again from where it was made: prep push MANIFEST URL --recheck sends what is missing or damaged; "
+         "if it was encoded into the store, run that prep encode again with --recheck")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -348,12 +348,11 @@ def upload_table(cache: Cache, digest: str) -> None:
         Uploader(cache, cache.url, repair=AGAIN).table(digest)
 
 
-def forget_shards(cache: Cache, digests: Collection[str]) -> None:
-    """Makes shards that are damaged in the store of a working copy count as missing, so that they are encoded again."""
+def forget_shard(cache: Cache, digest: str) -> None:
+    """Makes a shard that is damaged in the store of a working copy count as missing, so that it is encoded again."""
     for task in list(cache.names("commits")):
         commit = read_commit(cache, task)
-        if commit is not None and commit.shard is not None and commit.shard.digest in digests:
+        if commit is not None and commit.shard is not None and commit.shard.digest == digest:
             cache.discard(cache.commit(task))
-    for digest in digests:
-        delete_object(f"{_url_of_shard(cache, digest)}/{GROUP}")
-        retire_shard(cache, digest)
+    delete_object(f"{_url_of_shard(cache, digest)}/{GROUP}")
+    retire_shard(cache, digest)

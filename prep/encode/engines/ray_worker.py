@@ -10,11 +10,12 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from prep.cache.store import open_cache
+from prep.cache.remote.working import open_to_encode
+from prep.cache.store import Cache, open_cache
 from prep.encode.engines import local
 from prep.encode.engines.job import Job, Outcome
 from prep.errors import CacheError, Problem, UsageError
@@ -37,6 +38,7 @@ class RayWorker:
         self._rows = 0
         self._held = ExitStack()
         self._tools: local.Tools | None = None
+        self._cache: Cache | None = None
 
     def start(self, job: Job, token: Path, wanted: str, directory: str) -> Failure | None:
         """Gets ready for blocks of `job`, if this node has its cache, where the command made the directory `token`.
@@ -47,8 +49,8 @@ class RayWorker:
         with suppress(OSError):  # a node that lacks it may still have all of the paths
             os.chdir(directory)
         try:
-            _check_node(job.cache.root, token, wanted)
-            self._held.enter_context(lock_directory(job.cache.root, exclusive=False, patience=PATIENCE))
+            self._cache = _cache_on_node(job.cache, token, wanted)
+            self._held.enter_context(lock_directory(self._cache.root, exclusive=False, patience=PATIENCE))
         except Problem as problem:
             return Failure(problem=problem, said=problem.message)
         self._tools = self._held.enter_context(local.Tools(job.jobs))
@@ -58,7 +60,7 @@ class RayWorker:
         """Encodes a block of tasks; returns when their commits are written."""
         self._rows = 0
         try:
-            return local.run(job, self._progress, self._tools)
+            return local.run(replace(job, cache=self._cache or job.cache), self._progress, self._tools)
         except Problem as problem:
             return Failure(problem=problem, said=problem.message)
         except Exception as error:
@@ -76,13 +78,19 @@ class RayWorker:
         self._rows += rows
 
 
-def _check_node(root: Path, token: Path, wanted: str) -> None:
-    """Raises `UsageError` for another version, `CacheError` if this node has no cache at `root`, or another one."""
+def _cache_on_node(cache: Cache, token: Path, wanted: str) -> Cache:
+    """The cache of a job on this node; of one in an object store, a working copy of the node's own.
+
+    Raises `UsageError` for another version, `CacheError` if this node has no cache at that path, or another one.
+    """
     found = version("latentry")
     if found != wanted:
         raise UsageError(f"node {platform.node()} has Latentry {found}, expected {wanted}, as the command",
                          hint="install the same version on all nodes: its keys and rows belong together")
-    open_cache(root, create=False)
+    if cache.url is not None:
+        return open_to_encode(Path(cache.url), create=False)
+    open_cache(cache.root, create=False)
     if not token.is_dir():
-        raise CacheError(f"{root} on node {platform.node()} is another directory than on the node of the command",
-                         hint="keep the cache on a disk that all nodes share, under one path")
+        raise CacheError(f"{cache.root} on node {platform.node()} is another directory than on the node of the command",
+                         hint="keep the cache on a disk that all nodes share, under one path, or in an object store")
+    return cache

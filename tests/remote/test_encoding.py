@@ -1,0 +1,312 @@
+"""prep encode into a store: the manifest is that of a run on a disk, whoever dies and whatever the store does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import FORKS, Launcher, Stage
+from pictures import draw, draw_mask
+from remote_rows import rows_of
+from s3_server import BUCKET
+
+from prep.cache.commits import parse_commit
+from prep.digest import digest_bytes
+from prep.fs import remote
+from prep.fs.remote import list_objects
+from prep.fs.tree import listing_digest
+
+pytestmark = FORKS
+SIZES = [(96, 96), (100, 96), (144, 64), (140, 66), (64, 144)]
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory, tiny_model):
+    """Pictures and a model, a launcher, and what a run on a disk makes of them; tasks have one row each."""
+    root = tmp_path_factory.mktemp("setting")
+    for number, size in enumerate(SIZES):
+        draw(root / "photos" / f"{number}.png", size, seed=number).with_suffix(".txt").write_text(f"a {number % 3}")
+        if number in (0, 2):
+            draw_mask(root / "photos" / f"{number}-masklabel.png", size)
+    first = Stage(launch=None, pictures=root / "photos", model=tiny_model, home=root / "first")
+    first.home.mkdir()
+    launcher = Launcher(first.encode(), first.verify())
+    stage = Stage(launch=launcher, pictures=root / "photos", model=tiny_model, home=root / "whole", rows=1)
+    stage.home.mkdir()
+    assert stage.run(stage.encode())["codes"] == [0]
+    yield stage
+    launcher.close()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Machines that share nothing but a store."""
+
+    store: Any
+    stage: Stage
+    home: Path
+
+    @property
+    def url(self):
+        return f"{self.store.url}/m.json"
+
+    @property
+    def cache(self):
+        return f"{self.store.url}/cache"
+
+    def words(self, *options, command="encode"):
+        words = self.stage.encode(*options) if command == "encode" else self.stage.seal(None, *options)
+        place, output = words.index("--cache"), words.index("-o")
+        words[place + 1], words[output + 1] = self.cache, self.url
+        return words
+
+    def one(self, *argv, machine=0, **plan):
+        """A run on a machine of its own: where it is called lies to the pictures as the home of the local run does."""
+        limit = plan.pop("kill_after", None)
+        variables = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "LATENTRY_REMOTE"))}
+        variables |= {"LATENTRY_REMOTE_DIR": str(self.home / f"machine{machine}"),
+                      "LATENTRY_USER_CACHE": str(self.home / f"user{machine}"), **plan.pop("variables", {})}
+        run = {**self.stage.one(*argv, **plan), "environment": variables, "directory": str(self.stage.home)}
+        return run if limit is None else {**run, "kill_after": limit}
+
+    def run(self, *argv, **plan):
+        return self.stage.launch(self.one(*(argv or (self.words(),)), **plan))[0]
+
+    def report(self, *argv, **plan):
+        ending = self.run(*argv, **plan)
+        assert ending["codes"] == [0], ending
+        return json.JSONDecoder().raw_decode(ending["out"])[0]
+
+    def objects(self):
+        """All objects, seen without the proxy."""
+        self.store.proxy.forget()
+        return {name: self.store.server.get(f"{self.store.prefix}/{name}") for name in list_objects(self.store.url)}
+
+    def check(self):
+        """Whether the store has what the run on a disk made: names and bytes but for commits, and no plan."""
+        home = self.stage.home
+        wanted = {path.relative_to(home).as_posix(): path.read_bytes() for path in home.rglob("*") if path.is_file()
+                  and not path.name.startswith(("lock", "facts")) and "/tmp/" not in str(path)}
+        there = self.objects()
+        assert there.keys() == wanted.keys()
+        assert [name for name in there if there[name] != wanted[name] and "/commits/" not in name] == []
+        self.sound(there)
+
+    def sound(self, there):
+        """Whether each commit in the store is whole, and its shard; and what a manifest names."""
+        for name, data in there.items():
+            if "/commits/" in name:
+                commit = parse_commit(data, Path(name).stem, name)
+                prefix = f"cache/shards/{commit.shard.digest[:2]}/{commit.shard.digest}/"
+                files = [{"path": one.removeprefix(prefix), "size": len(bytes_), "sha256": digest_bytes(bytes_)}
+                         for one, bytes_ in there.items() if one.startswith(prefix)]
+                assert listing_digest(files) == commit.shard.digest
+        if "m.json" in there:
+            for digest in json.loads(there["m.json"])["tables"].values():
+                assert digest_bytes(there[f"cache/tables/{digest[:2]}/{digest}.arrow"]) == digest
+
+
+@pytest.fixture
+def scene(store, setting, tmp_path):
+    return Scene(store=store, stage=setting, home=tmp_path)
+
+
+def test_what_is_encoded_into_a_store_is_what_is_encoded_on_a_disk(scene, prep):
+    report = scene.report()
+    assert report["encoded"] == {"latent": 5, "mask": 2, "text": 4} and report["manifest"] == scene.url
+    assert list(report["samples"]) == ["train", "validation", "prior"]
+    sent = [path for method, path, _ in scene.store.proxy.asked if method == "PUT"]
+    assert len(sent) == len(set(sent)) and sent[-1].endswith("/m.json"), "once each, the manifest last"
+    scene.check()
+    assert rows_of(Path(scene.url)) == rows_of(scene.stage.manifest)
+    assert prep("verify", scene.url).code == 0
+
+
+@pytest.mark.slow
+def test_what_is_there_is_not_encoded_again_on_any_machine(scene):
+    scene.report()
+    for machine in (0, 1):
+        scene.store.proxy.forget()
+        report = scene.report(machine=machine)
+        assert sum(report["encoded"].values()) == 0 and report["reused"] == {"latent": 5, "mask": 2, "text": 4}
+        asked = [(method, path) for method, path, _ in scene.store.proxy.asked]
+        assert [path for method, path in asked if method == "PUT"] == [f"/{BUCKET}/{scene.store.prefix}/m.json"]
+        rows = [path for _, path in asked if "/latent/c.0" in path or "/hidden/c.0" in path]
+        assert rows == [], "of latents and text, keys alone were read"
+    scene.check()
+
+
+@pytest.mark.slow
+def test_copies_of_rows_are_kept_within_the_limit(scene):
+    scene.report()
+    work, whole = ([path.stat().st_blocks * 512 for path in (scene.home / "machine0" / kind).rglob("latent/c.0*")]
+                   for kind in ("work", "whole"))
+    assert len(work) == len(whole) == 5
+    scene.report(machine=1, variables={"LATENTRY_REMOTE_LIMIT": "9K"})
+    left = list((scene.home / "machine1" / "whole").rglob("c.0*"))
+    assert sum(path.stat().st_size for path in left) < 9 << 10
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("--part", "0/1"), marks=pytest.mark.slow)])
+def test_two_machines_at_once(scene, options):
+    endings = scene.stage.launch(*(scene.one(scene.words(*options), machine=machine, anywhere=True)
+                                   for machine in (0, 1, 2)))
+    assert [ending["codes"] for ending in endings] == [[0]] * 3, endings
+    if options:
+        scene.report(scene.words(command="seal"), machine=3)
+    scene.check()
+
+
+@pytest.mark.slow
+def test_parts_of_machines_that_share_no_disk(scene):
+    ending = scene.run(scene.words(command="seal"))
+    assert ending["codes"] == [7] and f"{scene.cache} is not a cache: it has no latentry.json" in ending["out"]
+    parts = [scene.one(scene.words("--part", f"{number}/3"), machine=number, anywhere=True) for number in range(3)]
+    endings = scene.stage.launch(*parts[:2])
+    assert [ending["codes"] for ending in endings] == [[0]] * 2, endings
+    ending = scene.run(scene.words("--parts", "3", command="seal"), machine=4)
+    error = json.loads(ending["out"])["error"]
+    assert ending["codes"] == [7] and f"rows are missing in {scene.cache}: " in error["message"]
+    assert "; parts with work left: 2/3" in error["message"]
+    assert f"--cache {scene.cache} -o {scene.url} --part 2/3" in error["hint"]
+    assert scene.stage.launch(parts[2])[0]["codes"] == [0]
+    assert sum(scene.report(scene.words(command="seal"), machine=4)["encoded"].values()) == 0
+    scene.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["500", "drop", "lose", "truncate", "flip", "flip sent"])
+def test_each_request_goes_wrong_once(scene, fault):
+    wrong = ("PUT",) if fault in ("lose", "flip sent") else ("PUT", "GET", "HEAD", "POST", "DELETE")
+    # Lists of objects have no checksum; TLS has. What is read without one is compared with what is known of it.
+    scene.store.proxy.rule = lambda method, path, before: fault if before == 0 and method in wrong and not (
+        fault.startswith("flip") and ("list-type" in path or path.endswith("latentry.json"))) else ""
+    assert sum(scene.report()["encoded"].values()) == 11
+    there = scene.objects()
+    scene.sound({name: data for name, data in there.items() if fault != "flip sent" or "/commits/" not in name})
+    assert scene.report(machine=1)["samples"] == {"train": 5, "validation": 0, "prior": 0}
+    scene.check()
+
+
+def killing(scene, number, after):
+    """Kills every run of the launcher at this request, before or after the server has done what was asked."""
+    seen = iter(range(10**6))
+    done = threading.Event()
+
+    def rule(method, path, before):
+        if next(seen) < number or done.is_set():
+            return ""
+        done.set()
+        launcher = scene.stage.launch._process.pid
+        for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        return "" if after else "drop"
+
+    return rule
+
+
+@pytest.mark.parametrize(("number", "after"), [
+    (60, True), *(pytest.param(number, number % 8 == 0, marks=pytest.mark.slow) for number in range(0, 230, 4))])
+def test_killed_at_any_request(scene, number, after):
+    scene.store.proxy.rule = killing(scene, number, after)
+    killed = scene.run()
+    assert killed["signal"] == signal.SIGKILL or number > 150
+    scene.sound(scene.objects())
+    scene.report(machine=number % 2)
+    scene.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [number / 40 for number in range(40)])
+def test_killed_at_any_change_of_the_disk(scene, share, tmp_path):
+    """On the same machine, a shard that was not uploaded yet need not be encoded again."""
+    record = tmp_path / "calls"
+    assert scene.run(machine="counted", record=str(record))["codes"] == [0]
+    points = len(record.read_text().splitlines())
+    for name in scene.objects():
+        scene.store.server.delete(f"{scene.store.prefix}/{name}")
+    assert scene.run(kill=int(points * share))["signal"] == signal.SIGKILL
+    scene.sound(scene.objects())
+    scene.report()
+    scene.check()
+
+
+@pytest.mark.slow
+def test_credentials_that_expire_are_told_in_one_line_and_work_is_kept(scene):
+    scene.store.proxy.rule = lambda method, path, before: (
+        "403" if scene.store.proxy.count("PUT", "/commits/") >= 3 else "")
+    ending = scene.run()
+    error = json.loads(ending["out"])["error"]
+    assert ending["codes"] == [7] and error["message"].endswith(": the store answered 403 Forbidden (ExpiredToken)")
+    assert "check the credentials in the environment (AWS_ACCESS_KEY_ID" in error["hint"]
+    assert "a-secret" not in ending["out"] + ending["err"]
+    scene.store.proxy.forget()
+    assert 0 < sum(scene.report(machine=1)["reused"].values()) < 11
+    scene.check()
+
+
+@pytest.mark.slow
+def test_a_store_that_stays_away(scene):
+    scene.store.proxy.rule = lambda method, path, before: (
+        "503" if method == "PUT" and "/shards/" in path else "")
+    ending = scene.run(variables={remote.PATIENCE: "0.5"})
+    error = json.loads(ending["out"])["error"]
+    assert ending["codes"] == [7] and ": the store answered 503 Service Unavailable" in error["message"]
+    assert scene.run(machine=1, kill_after=9)["signal"] == signal.SIGKILL, "it waits"
+    scene.store.proxy.forget()
+    scene.report()
+    scene.check()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_store_hangs(scene):
+    scene.store.proxy.rule = lambda method, path, before: "503" if method == "PUT" and "/shards/" in path else ""
+    stopper = threading.Thread(target=interrupting, args=(scene,), daemon=True)
+    stopper.start()
+    ending = scene.run(variables={remote.PATIENCE: "100"})
+    assert ending["codes"] == [130]
+    scene.store.proxy.forget()
+    scene.report()
+    scene.check()
+
+
+def interrupting(scene):
+    while scene.store.proxy.count("PUT", "/shards/") < 3:
+        threading.Event().wait(0.05)
+    launcher = scene.stage.launch._process.pid
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        os.kill(int(child), signal.SIGINT)
+
+
+def test_what_is_not_in_the_store_does_not_count(scene):
+    """A shard without one of its objects, a commit that is gone, and one that is damaged."""
+    scene.report()
+    there = [name for name in scene.objects() if "/latent/c.0" in name]
+    scene.store.server.delete(f"{scene.store.prefix}/{there[0]}")
+    assert scene.report()["encoded"]["latent"] == 1
+    scene.check()
+    commits = [name for name in scene.objects() if "/commits/" in name]
+    scene.store.server.delete(f"{scene.store.prefix}/{commits[0]}")
+    scene.store.server.put(f"{scene.store.prefix}/{commits[1]}", b"{}")
+    assert sum(scene.report()["encoded"].values()) == 2
+    scene.check()
+
+
+@pytest.mark.slow
+def test_damage_in_the_store_is_mended_by_recheck(scene, prep):
+    scene.report()
+    (name, *_), data = [name for name in scene.objects() if "/latent/c.0" in name], scene.objects()
+    scene.store.server.put(f"{scene.store.prefix}/{name}", b"\1" + data[name][1:])
+    told = prep("verify", scene.url)
+    assert told.code == 7 and "if it was encoded into the store, run that prep encode again with --recheck" in told.out
+    assert scene.report()["encoded"]["latent"] == 0
+    assert scene.report(scene.words("--recheck"))["encoded"]["latent"] == 1
+    scene.check()
