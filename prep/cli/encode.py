@@ -25,8 +25,9 @@ ENGINES = ("local", "ray")
 @opt.with_recipe_options()
 def encode(
     source: opt.SourceArg,
-    cache: Annotated[Path, typer.Option(help="the cache directory; created if missing", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="the manifest to write")] = Path("manifest.json"),
+    cache: Annotated[Path, typer.Option(help="the cache, created if missing: a directory, or a URL like "
+                                        "s3://bucket/cache", show_default=False)],
+    output: opt.Output = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     device: opt.Devices = "auto",
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the VAE", min=1)] = 4,

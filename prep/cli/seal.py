@@ -18,8 +18,8 @@ from prep.errors import EXIT_FINDINGS
 @opt.with_recipe_options()
 def seal(
     source: opt.SourceArg,
-    cache: Annotated[Path, typer.Option(help="the cache directory of all parts", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="the manifest to write")] = Path("manifest.json"),
+    cache: Annotated[Path, typer.Option(help="the cache of all parts: a directory or a URL", show_default=False)],
+    output: opt.Output = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     parts: Annotated[int | None, typer.Option(
         help="N of the parts I/N, so that a message can name those with work left", min=1, show_default=False)] = None,

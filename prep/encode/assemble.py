@@ -79,10 +79,11 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
         },
         "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
     }
-    return _write(cache, path, document)
+    return write_new(cache, path, document)
 
 
-def _write(cache: Cache, path: Path, document: Mapping[str, Any]) -> Manifest:
+def write_new(cache: Cache, path: Path, document: Mapping[str, Any]) -> Manifest:
+    """Writes the manifest of rows in `cache`. Raises `CacheError`, `ManifestError`."""
     if cache.url is None:
         return write_manifest(path, document)
     (write_manifest if url_of(path) is None else put_manifest)(path, document)

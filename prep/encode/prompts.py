@@ -16,9 +16,10 @@ import numpy as np
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
+from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache
 from prep.digest import canonical
-from prep.encode.assemble import NOT_ENCODED, prompt_document, shard_row, split_prompts
+from prep.encode.assemble import NOT_ENCODED, prompt_document, shard_row, split_prompts, write_new
 from prep.encode.engines.job import Job
 from prep.encode.limits import check_document_size, largest_prompts, read_small_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
@@ -33,10 +34,11 @@ from prep.findings import Finding
 from prep.formatting import counted, grouped, printable
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo
+from prep.fs.mirror import is_url, local_path, shown, url_of
 from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.keys import TextKeys
 from prep.manifest.commands import encode_command
-from prep.manifest.document import Manifest, read_manifest, relative_to_manifest, write_manifest
+from prep.manifest.document import Manifest, read_manifest, relative_to_manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.samples import renumber_shards
 from prep.manifest.tables import build_findings, build_shards, write_table
@@ -80,7 +82,7 @@ class PromptsReport:
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
         findings = (*self.lost, *self.truncated.findings)
-        return {"format": "latentry/prompts", "version": 1, "manifest": str(self.manifest), "file": str(self.file),
+        return {"format": "latentry/prompts", "version": 1, "manifest": shown(self.manifest), "file": str(self.file),
                 "prompts": self.prompts, "encoded": self.encoded, "reused": self.reused,
                 "findings": [one.as_json() for one in findings], "seconds": round(seconds, 3)}
 
@@ -90,7 +92,7 @@ class PromptsReport:
                  for one in (*self.lost, *self.truncated.findings)]
         if hint := self.truncated.hint:
             lines.append(f"hint: {'prep encode ' if hint.startswith('--') else ''}{hint}")
-        return "\n".join([*lines, f"{printable(str(self.manifest))}: {counted(self.prompts, 'prompt')} in "
+        return "\n".join([*lines, f"{printable(shown(self.manifest))}: {counted(self.prompts, 'prompt')} in "
                           f"{seconds:.1f} s; text rows: {grouped(self.encoded)} encoded, "
                           f"{grouped(self.reused)} reused"])
 
@@ -124,7 +126,8 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     """Encodes the prompts and rewrites the manifest. Raises `PathError`, `ConfigError`, `ManifestError`, `CacheError`,
     `ModelError`.
     """
-    path = resolve(call.manifest)  # a link is followed once, for the file and for the paths in it
+    # A link is followed once, for the file and for the paths in it.
+    path = local_path(call.manifest) if is_url(call.manifest) else resolve(call.manifest)
     manifest = read_manifest(path)
     data, prompts = read_small_prompts(call.file)
     for role, place in (("cache", manifest.cache_root), ("manifest", path)):
@@ -137,10 +140,11 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, wants.prompts),
                          "options": _options(manifest, call.file)}, path)
     truncated = find_truncated(wants, text.reading, facts, call.progress)
-    with lock_directory(opened.cache.root, exclusive=False, patience=PATIENCE):
-        planned, encoded = _encode(call, opened.cache, wants, text)
-        lost, kept = _rewrite(call, opened, wants, data, truncated)
-        drop_plan(opened.cache, planned, path)
+    cache = opened.cache if (url := url_of(opened.cache.root)) is None else open_to_encode(Path(url), create=False)
+    with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
+        planned, encoded = _encode(call, cache, wants, text)
+        lost, kept = _rewrite(call, opened, cache, wants, data, truncated)
+        drop_plan(cache, planned, path)
     facts.save()
     return PromptsReport(file=call.file, manifest=call.manifest, prompts=kept, encoded=encoded,
                          reused=len(wants.texts) - encoded, truncated=truncated, lost=lost)
@@ -148,7 +152,11 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
 
 def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
     """How text rows are encoded. Raises `ModelError` unless they would be as those of the manifest."""
-    model = locate(call.model or manifest.model, download=call.download)
+    named = manifest.model
+    if call.model is None and url_of(manifest.path) is not None and isinstance(named, Path) and not named.is_dir():
+        raise ModelError(f"{shown(manifest.path)} names the model {manifest.document['model']['path']}, which is a "
+                         "directory where the cache was made", hint="name the model on this computer with --model")
+    model = locate(call.model or named, download=call.download)
     context, family = manifest.fields["text"].context, FAMILIES[manifest.family]
     try:
         chosen = options_of(context)
@@ -203,18 +211,17 @@ def _encode(call: PromptsCall, cache: Cache, wants: Targets, text: _Text) -> tup
     return planned, run(job, call.progress).encoded.get("text", 0)
 
 
-def _rewrite(call: PromptsCall, opened: OpenedManifest, wants: Targets, data: bytes,
+def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, wants: Targets, data: bytes,
              truncated: Truncated) -> tuple[tuple[Finding, ...], int]:
     """Writes the manifest with these prompts: findings on those that have no rows, and the number of the others."""
-    manifest, cache = opened.manifest, opened.cache
-    samples, own = opened.samples, _own_rows(opened)
+    manifest, samples, own = opened.manifest, opened.samples, _own_rows(opened)
     ledger = load_ledger(cache)
     refs = {**ledger.resolve(sorted(wants.texts)), **{key: own[key] for key in wants.texts if key in own}}
     if wants.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     prompts, lost = split_prompts(wants.prompts, refs)
     of_prompts = {key for one in prompts for key in (one.positive_key, one.negative_key)} | {wants.unconditional}
-    shards = _shards(opened, {refs[key].shard for key in of_prompts}, ledger.shards)
+    shards = _shards(opened, cache, {refs[key].shard for key in of_prompts}, ledger.shards)
     table = build_shards(shards)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}
     moved = np.array([numbers.get(shard["digest"], -1) for shard in opened.shards])
@@ -230,7 +237,7 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, wants: Targets, data: by
         "bytes": sum(shard["bytes"] for shard in texts)}}
     place = relative_to_manifest(call.file, manifest.path)
     document = {name: value for name, value in manifest.document.items() if name != "self"}
-    write_manifest(manifest.path, {
+    write_new(cache, manifest.path, {
         **document, "fields": fields, "tables": tables, "options": _options(manifest, call.file),
         "prompts": prompt_document(place, data, wants.unconditional, prompts, refs, numbers)})
     return tuple(lost), len(prompts)
@@ -245,7 +252,7 @@ def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
             zip(captions, texts["shard"].tolist(), texts["row"].tolist(), strict=True)}
 
 
-def _shards(opened: OpenedManifest, needed: set[str], known: Sequence[Shard]) -> list[dict[str, Any]]:
+def _shards(opened: OpenedManifest, cache: Cache, needed: set[str], known: Sequence[Shard]) -> list[dict[str, Any]]:
     """The rows of the table of shards: those that samples use, and those `needed` for prompts."""
     columns = (opened.samples.views["latent_shard"], opened.samples.views["mask_shard"],
                opened.samples.texts["shard"])
@@ -253,7 +260,7 @@ def _shards(opened: OpenedManifest, needed: set[str], known: Sequence[Shard]) ->
     found = [_spelled(shard) for number, shard in enumerate(opened.shards)
              if number in used or shard["digest"] in needed]
     added = needed - {shard["digest"] for shard in found}
-    reader = Reader(opened.cache.root)
+    reader = Reader(cache.root)
     arrays = opened.manifest.fields["text"].arrays
     found += [shard_row(shard, "text", arrays, reader) for shard in known if shard.digest in added]
     reader.close()

@@ -1,5 +1,7 @@
 """Implements `prep push`: uploads a manifest and its cache to an object store, so that training can read them there.
 
+A shard's commits follow it, so that `prep encode` can go on in the store.
+
 Objects have the names that the files have: what `aws s3 sync` or `rclone copy` would upload is the same. Each object is
 read back and compared. A shard's group document comes last of its files, after that, so a shard that has it is whole
 and need not be sent again. The manifest comes last of all: whoever sees it, sees all that it needs.
@@ -8,10 +10,13 @@ and need not be sent again. The manifest comes last of all: whoever sees it, see
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prep.cache.commits import read_commit
 from prep.cache.remote.shards import GROUP, RemoteShard
 from prep.cache.remote.upload import Uploader
 from prep.cache.store import MARKER_BYTES, Cache
@@ -88,6 +93,16 @@ def _places(manifest: Manifest, url: Path) -> tuple[str, str]:
     return shown(copy), shown(root)
 
 
+def _commits(cache: Cache) -> Mapping[str, list[str]]:
+    """The tasks whose commits name each shard: with them, the cache can be encoded into where it goes, too."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for task in cache.names("commits"):
+        commit = read_commit(cache, task)
+        if commit is not None and commit.shard is not None:
+            found[commit.shard.digest].append(task)
+    return found
+
+
 class _Upload:
     """The upload of one cache. Threads share it."""
 
@@ -96,6 +111,7 @@ class _Upload:
         self._lock = threading.Lock()
         self.stop = threading.Event()
         self.files = Uploader(cache, url, repair=repair_command(manifest, recorded=False), stop=self.stop)
+        self._commits = _commits(cache)
         self.shards_sent = 0
 
     def marker(self) -> None:
@@ -112,6 +128,10 @@ class _Upload:
             tick(shard.bytes)
             return
         moved = self.files.shard(shard, tick=tick)
+        for task in self._commits.get(shard.digest, ()):
+            path = self._cache.commit(task)
+            create_object(f"{self._url}/{path.relative_to(self._cache.root).as_posix()}", path.read_bytes(),
+                          stop=self.stop)
         with self._lock:
             self.shards_sent += bool(moved)
 

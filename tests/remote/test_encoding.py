@@ -18,7 +18,7 @@ from remote_rows import rows_of
 from s3_server import BUCKET
 
 from prep.cache.commits import parse_commit
-from prep.digest import digest_bytes
+from prep.digest import canonical, digest_bytes, seal
 from prep.fs import remote
 from prep.fs.remote import list_objects
 from prep.fs.tree import listing_digest
@@ -286,6 +286,7 @@ def interrupting(scene):
         os.kill(int(child), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_what_is_not_in_the_store_does_not_count(scene):
     """A shard without one of its objects, a commit that is gone, and one that is damaged."""
     scene.report()
@@ -310,3 +311,87 @@ def test_damage_in_the_store_is_mended_by_recheck(scene, prep):
     assert scene.report()["encoded"]["latent"] == 0
     assert scene.report(scene.words("--recheck"))["encoded"]["latent"] == 1
     scene.check()
+
+
+@pytest.fixture
+def here(store, setting, tmp_path, monkeypatch):
+    """The words of a command in this process, and its places."""
+    monkeypatch.chdir(tmp_path)
+    words = setting.encode()
+    place, output = words.index("--cache"), words.index("-o")
+
+    def encode(cache, manifest, *options):
+        return [*words[:place + 1], cache, *words[place + 2:output + 1], manifest, *words[output + 2:], *options]
+
+    return encode
+
+
+def test_places_that_are_refused(prep, here, store):
+    told = prep(*here("s3://bucket", "s3://bucket/m.json"))
+    assert told.code == 5 and "manifest 's3://bucket/m.json' lies inside cache 's3://bucket'" in told.out
+    told = prep(*here("s3://bucket", "m.json"))
+    assert told.code == 5 and "s3://bucket is a whole bucket, expected a place in it for the cache" in told.out
+    told = prep(*here("cache", f"{store.url}/m.json"))
+    assert told.code == 5 and f"the manifest {store.url}/m.json would lie in another place than its cache, " in told.out
+    assert "upload the result: prep push MANIFEST URL" in told.out
+    assert prep(*here("s3://other/cache", f"{store.url}/m.json")).code == 5
+    store.server.put(f"{store.prefix}/used/photo.png", b"mine")
+    told = prep(*here(f"{store.url}/used", f"{store.url}/m.json"))
+    assert told.code == 5 and f"{store.url}/used is not empty and not a cache: it has no latentry.json" in told.out
+    assert "name a prefix without objects with --cache" in told.out
+    store.server.put(f"{store.prefix}/m.json", b"mine")
+    told = prep(*here(f"{store.url}/cache", f"{store.url}/m.json"))
+    assert told.code == 5 and "m.json exists and is no manifest, so it is not replaced" in told.out
+    assert not store.proxy.count("PUT") and not Path("s3:").exists()
+
+
+def test_a_dry_run_writes_nothing_there(prep, here, store):
+    told = prep(*here(f"{store.url}/cache", f"{store.url}/m.json", "--dry-run"))
+    assert told.code == 0 and told.json["encoded"] == {"latent": 5, "mask": 2, "text": 4}
+    assert not store.proxy.count("PUT") and not list_objects(store.url)
+
+
+@pytest.mark.slow
+def test_a_manifest_here_of_a_cache_there(prep, train, here, store, setting, tiny_model):
+    told = prep(*here(f"{store.url}/cache", "m.json"))
+    assert told.code == 0, told.out
+    document = json.loads(Path("m.json").read_text())
+    assert document["cache"] == f"{store.url}/cache"
+    assert sorted(rows_of(Path("m.json")).values()) == sorted(rows_of(setting.manifest).values())
+    for words in (("inspect", "m.json"), ("verify", "m.json"), ("diff", "m.json", setting.manifest)):
+        assert prep(*words).code == 0
+    told = prep("push", "m.json", f"{store.url}/elsewhere")
+    assert told.code == 5 and "but a cache is uploaded from a directory only on this computer" in told.err
+    (name, *_) = [name for name in list_objects(store.url) if "/latent/c.0" in name]
+    store.server.delete(f"{store.prefix}/{name}")
+    told = prep("verify", "m.json")
+    assert told.code == 7 and f"--cache {store.url}/cache -o m.json" in told.out and "--recheck" in told.out
+    del document["self"]
+    for wrong in ("s3://bucket", "s3://bucket/a/../b", "s3://key@bucket/cache"):
+        Path("m.json").write_bytes(canonical(seal({**document, "cache": wrong})))
+        told = prep("inspect", "m.json")
+        assert told.code == 4 and f"cache is '{wrong}'" in told.err
+        assert "expected a URL like s3://bucket/cache" in told.err or "was given with a user" in told.err
+
+
+@pytest.mark.slow
+def test_prompts_of_a_manifest_there(prep, here, store, setting):
+    Path("p.txt").write_text("a red heart\n")
+    cache, url = f"{store.url}/cache", f"{store.url}/m.json"
+    assert prep(*here(cache, url)).code == 0
+    told = prep("prompts", "p.txt", "--manifest", url)
+    assert told.code == 6 and f"{url} names the model " in told.err
+    assert "which is a directory where the cache was made" in told.err
+    assert prep("prompts", "p.txt", "--manifest", url, "--model", setting.model).code == 0
+    assert prep(*here(cache, f"{store.url}/other.json", "--prompts", "p.txt")).code == 0
+    assert store.server.get(f"{store.prefix}/m.json") == store.server.get(f"{store.prefix}/other.json")
+    assert prep("verify", url).code == 0
+
+
+@pytest.mark.slow
+def test_what_was_pushed_can_be_encoded_into(prep, here, store):
+    assert prep(*here("cache", "m.json")).code == 0
+    assert prep("push", "m.json", store.url).code == 0
+    told = prep(*here(f"{store.url}/cache", f"{store.url}/m.json"))
+    assert told.code == 0 and sum(told.json["encoded"].values()) == 0
+    assert store.server.get(f"{store.prefix}/m.json") == Path("m.json").read_bytes()
