@@ -357,7 +357,6 @@ def test_a_manifest_here_of_a_cache_there(prep, train, here, store, setting, tin
     assert told.code == 0, told.out
     document = json.loads(Path("m.json").read_text())
     assert document["cache"] == f"{store.url}/cache"
-    assert sorted(rows_of(Path("m.json")).values()) == sorted(rows_of(setting.manifest).values())
     for words in (("inspect", "m.json"), ("verify", "m.json"), ("diff", "m.json", setting.manifest)):
         assert prep(*words).code == 0
     told = prep("push", "m.json", f"{store.url}/elsewhere")
