@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from train.config.optimizers import OPTIMIZERS
 from train.config.schema import Config
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
+from train.models.samplers import DIFFUSION, samplers
 from train.models.size_shift import size_shifts
 from train.models.targets import Shapes, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
@@ -142,9 +143,6 @@ def _check_fields(manifest: Manifest, config: Config) -> None:
     if asked != wanted:
         raise ConfigError(f"loss.weighting is '{config.loss.weighting}', which is for models that predict {wanted}, "
                           f"but this one predicts {asked}", hint="--set loss.weighting=none")
-    if asked == "flow" and config.sample.sampler is not None:
-        raise ConfigError(f"sample.sampler is '{config.sample.sampler}', but models of family '{manifest.family}' "
-                          "predict a flow, which their own sampler follows", hint="leave sample.sampler out")
     if asked == "flow" and config.loss.min_snr:
         raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but models of family '{manifest.family}' predict "
                           "a flow, which has no such weighting", hint="--set loss.min_snr=0")
@@ -274,6 +272,8 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     with _Noting(faults):
         _check_guidance(path, config, family)
     with _Noting(faults):
+        _check_sampler(path, config, manifest)
+    with _Noting(faults):
         weights = read_weights(path, family)
         trained = trained_shapes(weights, config, presets)
         if config.method == "lora":
@@ -324,6 +324,17 @@ def _check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
     if zero and config.loss.weighting == "debiased":
         raise ConfigError(f"loss.weighting is 'debiased', but the noise schedule of {model} ends in pure noise, where "
                           "that weight is infinite", hint="--set loss.weighting=none")
+
+
+def _check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
+    """Raises `ConfigError` for a scheduler that cannot make pictures of the model."""
+    taken: Sequence[str] = DIFFUSION
+    if _prediction(config, manifest) == "flow":
+        taken = samplers(DENOISERS[manifest.family].solvers, read_config(model / "scheduler" / "scheduler_config.json"))
+    if config.sample.sampler not in (None, *taken):
+        raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which cannot sample this model of family "
+                          f"'{manifest.family}', expected one of: {', '.join(taken)}",
+                          hint="leave sample.sampler out for the usual one")
 
 
 def _check_guidance(model: Path, config: Config, family: Family) -> None:

@@ -46,6 +46,7 @@ class SampleRequest:
     steps: int | None = None
     guidance: float | None = None
     seed: int | None = None
+    sampler: str | None = None
     download: bool = False
 
 
@@ -124,7 +125,10 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
                     manifest=wanted.manifest or run.asked.manifest, init=run.folder if finished else None)
     if wanted.manifest is None:
         require_manifest(run)
-    report = check(asked, run.config if start is None else start.config)
+    config = run.config if start is None else start.config
+    if wanted.sampler is not None:
+        config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
+    report = check(asked, config)
     if report.setup is None:
         raise report.faults[0]
     return report.setup

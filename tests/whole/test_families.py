@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,9 @@ from train.check import check
 from train.config.load import parse
 from train.config.schema import Sampling
 from train.models.denoiser import load, predict, scheduler_config
+from train.models.families.registry import DENOISERS
 from train.models.family import Conditions
+from train.models.samplers import samplers
 from train.objectives.forward import forward, sample_losses
 from train.sampling.prompts import cached
 from train.sampling.sampler import _noise, pictures
@@ -100,10 +103,11 @@ def test_settings_that_a_flow_has_not(case, made):
     said = [fault.message for fault in found]
     wanted = f"loss.min_snr is 5, but models of family '{case.family}' predict a flow, which has no such weighting"
     assert (wanted in said) == flow
-    (told,) = [*[fault.message for fault in check(RunRequest(manifest=made), parse(
-        {"sample": {"sampler": "DDIMScheduler"}}, "")).faults], ""][:1]
-    assert told == (f"sample.sampler is 'DDIMScheduler', but models of family '{case.family}' predict a flow, which "
-                    "their own sampler follows" if flow else "")
+    wrong = "DDIMScheduler" if flow else "FlowMatchEulerDiscreteScheduler"
+    (fault,) = check(RunRequest(manifest=made), parse({"sample": {"sampler": wrong}}, "")).faults
+    assert fault.message.startswith(f"sample.sampler is '{wrong}', which cannot sample this model of family "
+                                    f"'{case.family}', expected one of: {'FlowMatchEuler' if flow else 'DDIM'}")
+    assert fault.hint == "leave sample.sampler out for the usual one"
     unread = "lora.format is 'kohya', but no program reads kohya's names for this family of models"
     named = case.family in ("sd15", "sd21", "sdxl", "flux", "chroma", "flux2", "flux2_klein", "qwenimage", "zimage")
     assert (unread in said) == (not named)
@@ -136,8 +140,6 @@ def denoiser_of(made: Path) -> Any:
 def pipeline_of(made: Path, case: Case) -> Any:
     with tiny_pipelines.known_warnings():
         pipe = tiny_pipelines.load(made.parent / "model")
-    from train.models.families.registry import DENOISERS
-
     calls = DENOISERS[case.family]
     import diffusers
 
@@ -228,6 +230,119 @@ def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made):
                           output_type="np", **{**case.guided, **told}).images[0]
         usual = (wanted * 255).round().astype(np.int16)
         assert np.abs(usual - picture).max() <= 1, np.abs(usual - picture).max()
+
+
+FLOWS = ("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "DPMSolverMultistepScheduler",
+         "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler")
+# By the build of a tiny pipeline: which of these it works with, by hand from its code; all others stop it.
+BY_STEPS, BY_SHIFT = FLOWS, (FLOWS[0], *FLOWS[2:])
+TAKEN = {"sd3": BY_STEPS, "sana": BY_STEPS, "auraflow": BY_STEPS, "flux": BY_SHIFT, "flux2": BY_SHIFT,
+         "flux2_klein": BY_SHIFT, "ovis": BY_SHIFT, "zimage": FLOWS[:1], "cogview4": FLOWS[:1], "ernie": FLOWS[:1]}
+BY_SIGMAS = (FLOWS[0], FLOWS[4])  # of the others
+OF_FLOWS = [case for case in CASES if case.family not in ("sd15", "sd21", "sdxl", "pixart_alpha", "pixart_sigma")]
+QUICK = ("sd3", "flux")
+TWO = pytest.mark.parametrize("case", [
+    pytest.param(case, id=named(case), marks=[] if case.build in QUICK and not case.options else pytest.mark.slow)
+    for case in OF_FLOWS], indirect=True)
+
+
+def scheduled(made: Path, case: Case, sampler: str) -> Any:
+    """The family's own pipeline with this scheduler, as diffusers' documentation says to change it."""
+    import diffusers
+
+    pipe = pipeline_of(made, case)
+    config = json.loads((made.parent / "model" / "scheduler" / "scheduler_config.json").read_text())
+    shift = config.get("flow_shift", config.get("shift"))
+    more = {"shift": shift} if sampler.startswith("FlowMatch") else {
+        "prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
+    pipe.scheduler = getattr(diffusers, sampler).from_config({**config, **more})
+    return pipe
+
+
+def from_prompt(pipe: Any, case: Case, index: Any, prompt: str, steps: int) -> np.ndarray:
+    facts = index.manifest.document["latents"]
+    shape = (facts["channels"], 64 // facts["factor"], 64 // facts["factor"])
+    latent = torch.from_numpy(_noise(prompt, shape, 1))[None]
+    with torch.no_grad(), tiny_pipelines.known_warnings():
+        made = pipe(prompt=prompt, latents=case.packed(latent), num_inference_steps=steps, height=64, width=64,
+                    output_type="np", **case.guided).images[0]
+    return (made * 255).round().astype(np.int16)
+
+
+def taken_by(case: Case) -> tuple[str, ...]:
+    """With the scheduler's config of the tiny pipeline."""
+    if case.options.get("guidance") is False:  # FLUX.1-schnell shifts no timesteps, but its pipeline gives a shift
+        return BY_SIGMAS
+    return TAKEN.get(case.build, BY_SIGMAS)
+
+
+@TWO
+def test_pictures_of_every_sampler_are_the_pipeline_s(case, made):
+    """A sampler that is refused stops the pipeline, too."""
+    index = open_index(read_manifest(made))
+    rows, ours, first = Rows(index), denoiser_of(made), cached(index)[:1]
+    for sampler in FLOWS:
+        asked = check(RunRequest(manifest=made), parse({"precision": "fp32", "sample": {"sampler": sampler}}, ""))
+        pipe = scheduled(made, case, sampler)
+        if sampler not in taken_by(case):
+            (fault,) = asked.faults
+            assert fault.message.endswith(f"expected one of: {', '.join(taken_by(case))}"), fault.message
+            with pytest.raises((TypeError, ValueError, AssertionError, AttributeError)):
+                from_prompt(pipe, case, index, first[0].prompt, 3)
+            continue
+        assert not asked.faults, (sampler, asked.faults)
+        with tiny_pipelines.known_warnings():
+            (mine,) = pictures(ours, rows, made.parent / "model", first,
+                               Sampling(steps=3, guidance=case.guidance, seed=1, size=(64, 64), sampler=sampler))
+        usual = from_prompt(pipe, case, index, first[0].prompt, 3)
+        assert np.abs(usual - mine).max() <= 1, (sampler, np.abs(usual - mine).max())
+
+
+SHIFTS = {"static": {"shift": 3.0, "use_dynamic_shifting": False},
+          "dynamic": {"shift": 1.0, "use_dynamic_shifting": True, "time_shift_type": "exponential"},
+          "linear": {"shift": 1.0, "use_dynamic_shifting": True, "time_shift_type": "linear"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("case", OF_FLOWS, ids=named, indirect=True)
+def test_samplers_of_other_schedules(case, made, shift, tmp_path):
+    """What is said of a scheduler's config is true of the pipeline with a model that has such a config."""
+    index = open_index(read_manifest(made))
+    shutil.copytree(made.parent / "model", tmp_path / "model")
+    path = tmp_path / "model" / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **SHIFTS[shift]}))
+    moved, prompt = tmp_path / made.name, cached(index)[0].prompt
+    if shift != "static" and case.family in ("sana", "auraflow", "ernie"):
+        with pytest.raises(ValueError, match="mu"):  # no size is told to the usual scheduler, either
+            from_prompt(scheduled(moved, case, FLOWS[0]), case, index, prompt, 3)
+        return
+    taken = samplers(DENOISERS[case.family].solvers, json.loads(path.read_text()))
+    for sampler in FLOWS:
+        pipe = scheduled(moved, case, sampler)
+        if sampler in taken:
+            assert from_prompt(pipe, case, index, prompt, 3).std() > 1
+        else:
+            with pytest.raises((TypeError, ValueError, AssertionError, AttributeError)):
+                from_prompt(pipe, case, index, prompt, 3)
+
+
+def test_a_time_that_runs_backwards_is_euler_s_alone():
+    assert samplers(DENOISERS["sd3"].solvers, {"invert_sigmas": True}) == FLOWS[:1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OF_FLOWS, ids=named, indirect=True)
+def test_every_sampler_follows_the_same_flow(case, made):
+    """With many steps all end in nearly the same picture, whatever lies between."""
+    index = open_index(read_manifest(made))
+    rows, ours, first = Rows(index), denoiser_of(made), cached(index)[:1]
+    with tiny_pipelines.known_warnings():
+        ends = [pictures(ours, rows, made.parent / "model", first, Sampling(
+            steps=60, guidance=case.guidance, seed=1, size=(64, 64), sampler=sampler))[0].astype(np.int16)
+            for sampler in taken_by(case)]
+    for sampler, end in zip(taken_by(case), ends, strict=True):
+        assert np.abs(end - ends[0]).mean() < 3, (sampler, np.abs(end - ends[0]).mean())
 
 
 def negative_of(pipe: Any, case: Case, text: str) -> dict[str, Any]:

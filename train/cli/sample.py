@@ -26,6 +26,7 @@ def sample(
     compare: Annotated[bool, typer.Option("--compare", help="show before and after training side by side")] = False,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
     model: opt.ModelOpt = None,
+    sampler: Annotated[str | None, typer.Option(metavar="NAME", help="diffusers' scheduler, as sample.sampler")] = None,
     steps: Annotated[int | None, typer.Option(help="sampler steps", min=1, max=1000)] = None,
     guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1: none", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="random seed of the initial noise", min=0)] = None,
@@ -49,7 +50,8 @@ def sample(
 
             encode = encode_prompts
     wanted = SampleRequest(folder=folder, prompts=prompts, texts=texts, checkpoint=checkpoint, manifest=manifest,
-                           model=model, steps=steps, guidance=guidance, seed=seed, download=download,
+                           model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,
+                           download=download,
                            which=("before", "after") if compare else ("before",) if base else ("after",))
     with progress("sampling", None, shown=not quiet):
         shown = show(wanted, pick_device(device), output, encode)

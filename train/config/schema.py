@@ -38,7 +38,8 @@ _PARTS = "a list of suffixes of module names, or 're:' and a regular expression 
 SAMPLERS = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "EulerDiscreteScheduler",
             "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler", "DPMSolverMultistepScheduler",
             "DPMSolverSinglestepScheduler", "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler",
-            "DEISMultistepScheduler", "UniPCMultistepScheduler")
+            "DEISMultistepScheduler", "UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler",
+            "FlowMatchHeunDiscreteScheduler")
 STEPS = 2000  # when neither steps nor epochs are given
 
 
@@ -206,7 +207,8 @@ class Sampling:
                                      derived="the usual one of the model family", help="guidance scale; 1: off")
     sampler: str | None = setting(None, choices=SAMPLERS, example="EulerDiscreteScheduler", resume=True,
                                   derived="the usual one of the model family",
-                                  help="diffusers' scheduler, for models that predict epsilon or v")
+                                  help="diffusers' scheduler; train check names those that the model can be sampled "
+                                  "with")
     seed: int = setting(0, low=0, high=(1 << 63) - 1, resume=True, help="seed of the initial noise")
     size: tuple[int, int] | None = setting(
         None, check=size_check, values="[width, height], multiples of 8", example=(512, 512), resume=True,

@@ -162,7 +162,8 @@ def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
     if type(steps) is not int or not 1 <= steps <= MOST_TIMESTEPS:
         raise ModelError(f"the scheduler's config in {model / 'scheduler'} has num_train_timesteps {brief(steps)}, "
                          f"expected a whole number from 1 to {MOST_TIMESTEPS}", hint=FETCH_AGAIN)
-    if kind is diffusers.FlowMatchEulerDiscreteScheduler and "flow_shift" in config:
+    flows = (diffusers.FlowMatchEulerDiscreteScheduler, diffusers.FlowMatchHeunDiscreteScheduler)
+    if kind in flows and "flow_shift" in config:
         config.setdefault("shift", config["flow_shift"])  # as DPM-Solver's config names it; else diffusers takes 1
     try:
         return kind.from_config({**config, **changes})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.geometry import Size
 from train.models.naming import Kohya
+from train.models.samplers import Solvers
 
 if TYPE_CHECKING:  # train check reads these facts, and imports no torch
     from torch import Tensor
@@ -53,6 +54,7 @@ class DenoiserFamily:
     unpack: Callable[[Any, Tensor, Size], Tensor]  # model, the pipeline's latents, size → latents [1, C, h, w]
     sampler: str  # diffusers class of the scheduler for sample pictures
     sampler_options: Mapping[str, Any]  # overrides of the model's own scheduler config
+    solvers: Solvers = field(default_factory=dict)  # other schedulers that the pipeline of a flow works with
     guidance: float  # usual guidance scale
     takes_guidance: bool = False  # whether `predict` gives the denoiser a number, if its config has guidance_embeds
     # Keys of the denoiser's config that a cache decides: the array whose last width each must equal, and times what.

@@ -30,8 +30,9 @@ from prep.models.loading import quiet_libraries
 from prep.models.text.pipeline import assemble
 from prep.models.vae import decode, load_vae
 from train.config.schema import Sampling
-from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled
+from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled, scheduler_config
 from train.models.family import Prompted, TextArrays
+from train.models.samplers import flow_options
 from train.sampling.prompts import PromptRows
 
 
@@ -64,9 +65,12 @@ def _whole(denoiser: Denoiser, size: Size) -> Size:
 def _pipeline(denoiser: Denoiser, model: Path, sampler: str | None) -> Any:
     """The family's own pipeline around the denoiser, without text encoders and VAE, with the scheduler `sampler`."""
     calls = denoiser.calls
-    options: dict[str, Any] = {"clip_sample": False}  # latents are unbounded
     if sampler is None:
         options = dict(calls.sampler_options)
+    elif denoiser.prediction == "flow":
+        options = flow_options(sampler, scheduler_config(model))
+    else:
+        options = {"clip_sample": False}  # latents are unbounded
     if denoiser.prediction != "flow":
         options["prediction_type"] = denoiser.prediction
     if denoiser.zero_terminal_snr:  # sampling begins at the last timestep, which is learned (Lin et al. 2024, 3.3)

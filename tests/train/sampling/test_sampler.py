@@ -14,9 +14,10 @@ from PIL import Image
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
 from prep.recipe.prompts import PromptSettings
-from train.config.schema import SAMPLERS, Sampling
+from train.config.schema import Sampling
 from train.models.denoiser import load, quiet
 from train.models.families.registry import DENOISERS
+from train.models.samplers import DIFFUSION
 from train.sampling.grid import grid_png
 from train.sampling.prompts import cached
 from train.sampling.sampler import _whole, pictures, usual_size
@@ -151,7 +152,7 @@ def test_a_prompt_s_own_settings_take_precedence(asked, tiny_model):
 
 
 @pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", DIFFUSION)
 def test_every_sampler_makes_pictures_that_are_the_same_again(asked, tiny_model, sampler):
     _, _, denoiser, rows, prompts = asked
     usual, (one,), (other,) = (pictures(denoiser, rows, tiny_model, prompts[:1], replace(QUICK, sampler=named))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted, TextArrays
+from train.models.samplers import BY_STEPS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    solvers=BY_STEPS,
     guidance=3.5,  # the pipeline's default
     config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1)}, longest_side=longest_side,
     presets=PRESETS, kohya=None)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import flux, packing, padding
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.samplers import BY_SIGMAS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,5 +62,6 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
 # The layers are named as FLUX.1's. The small network that makes their modulations is left alone.
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=flux.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    solvers=BY_SIGMAS,
     guidance=5.0, config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
     presets=flux.PRESETS, kohya=flux.KOHYA)

@@ -9,6 +9,7 @@ from prep.geometry import Size
 from train.models.families import packing
 from train.models.family import Conditions, DenoiserFamily, Prompted
 from train.models.naming import Kohya, fused, renamed
+from train.models.samplers import BY_SHIFT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,7 @@ KOHYA = Kohya(module="networks.lora_flux", rules=(
 ))
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    solvers=BY_SHIFT,
     guidance=3.5, takes_guidance=True,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)},

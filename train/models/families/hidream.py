@@ -13,6 +13,7 @@ from prep.geometry import Size
 from prep.models.families.hidream import layers_of
 from train.models.families import sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted, TextArrays
+from train.models.samplers import BY_SHIFT, UNIPC
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +85,8 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    # The pipeline always gives a shift by size, but to UniPC never.
+    solvers={**BY_SHIFT, UNIPC: "static"},
     guidance=5.0,  # the pipeline's default
     config_widths={"in_channels": ("latent", 1), "text_emb_dim": ("pooled", 1)}, prepare=prepare,
     largest_area=largest_area, presets=PRESETS, kohya=None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import flux, packing, padding
 from train.models.family import Conditions, Prompted
+from train.models.samplers import BY_SIGMAS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,6 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "all-linear": ("to_q", "to_k", "to_v", "to_gate", "to_out.0", "ff.gate", "ff.up", "ff.down"),
 }
 DENOISER = replace(
-    flux.DENOISER, predict=predict, call=call, takes_guidance=False, presets=PRESETS,
+    flux.DENOISER, predict=predict, call=call, takes_guidance=False, presets=PRESETS, solvers=BY_SIGMAS,
     guidance=5.5,  # the pipeline's default is 4.5, counted from 0
     config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)}, kohya=None)

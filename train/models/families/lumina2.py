@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prep.models.family import ATTENTION_MASK
 from train.models.families import padding, sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.samplers import BY_SIGMAS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,5 +42,6 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    solvers=BY_SIGMAS,
     guidance=4.0, config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)},
     longest_side=longest_side, presets=PRESETS, kohya=None)

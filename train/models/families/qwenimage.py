@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from train.models.families import flux, packing, padding
 from train.models.family import Conditions, DenoiserFamily, Prompted
 from train.models.naming import Kohya
+from train.models.samplers import BY_SIGMAS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +41,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=flux.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    solvers=BY_SIGMAS,
     guidance=4.0,  # the pipeline's default true_cfg_scale
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)}, presets=PRESETS,
     kohya=Kohya(usual=True))  # the authors name layers as diffusers does

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prep.models.family import ATTENTION_MASK
 from train.models.families import padding, sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.samplers import BY_STEPS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,5 +39,6 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 # shift under another name, which `load_scheduler` knows.
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    solvers=BY_STEPS,
     guidance=4.5, config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)}, presets=PRESETS,
     kohya=None)

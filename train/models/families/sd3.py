@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.samplers import BY_STEPS, MULTISTEP, SINGLESTEP, UNIPC
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,8 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
+    # The pipeline gives a shift by size to a scheduler whose config asks for it.
+    solvers={**BY_STEPS, MULTISTEP: "any", SINGLESTEP: "any", UNIPC: "any"},
     guidance=7.0,  # the pipeline's default; 3.5 is usually sampled with 3.5 to 4.5
     config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)},

@@ -1,0 +1,52 @@
+"""Which of diffusers' schedulers make sample pictures of a model, and their settings for a flow. No torch.
+
+A pipeline hands its scheduler what it wants the steps to be: nothing, the levels of noise (`sigmas`), or a shift by the
+picture's size (`mu`). A scheduler that cannot take these stops it. Each family's module says which ones its pipeline
+works with in diffusers 0.42, and with which kind of shift in the scheduler's config; `tests/whole/test_families.py`
+tries every family with every scheduler.
+
+Not among them: DEISMultistepScheduler and SASolverScheduler, which leave the noise of the last step in a flow's
+pictures, and FlowMatchLCMScheduler, which is for models that were distilled to few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from train.config.schema import SAMPLERS
+
+EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
+MULTISTEP, SINGLESTEP, UNIPC = "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler"
+DIFFUSION = tuple(name for name in SAMPLERS if name not in (EULER, HEUN))
+
+# With which shift of a scheduler's config a pipeline works with a solver: the same for all sizes, by size, or both.
+Shifts = Literal["static", "dynamic", "any"]
+Solvers = Mapping[str, Shifts]
+# Pipelines that set the number of steps and nothing else.
+BY_STEPS: Solvers = {HEUN: "static", MULTISTEP: "static", SINGLESTEP: "static", UNIPC: "static"}
+# They leave out sigmas for a solver along a flow, and always give it mu, which DPM-Solver takes for a shift by size.
+BY_SHIFT: Solvers = {MULTISTEP: "dynamic", SINGLESTEP: "dynamic", UNIPC: "any"}
+BY_SIGMAS: Solvers = {UNIPC: "any"}
+
+
+def samplers(solvers: Solvers, schedule: Mapping[str, Any]) -> tuple[str, ...]:
+    """The schedulers that can follow a flow of the scheduler's config `schedule`. The first one is the family's own."""
+    dynamic = schedule.get("use_dynamic_shifting") is True
+    by_line = dynamic and schedule.get("time_shift_type") == "linear"  # which DPM-Solver refuses
+    if schedule.get("invert_sigmas") is True:  # time runs backwards, which only Euler's knows
+        return (EULER,)
+    return (EULER, *(name for name, shifts in solvers.items() if shifts in ("any", "dynamic" if dynamic else "static")
+                     and not (by_line and name in (MULTISTEP, SINGLESTEP))))
+
+
+def flow_options(sampler: str, schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes in the scheduler's config for `sampler` to follow a flow, along the levels of the config's shift.
+
+    Other spacings of Euler's levels (Karras et al. and others) mean something else to these solvers.
+    """
+    if sampler in (EULER, HEUN):
+        return {}
+    spacings = {f"use_{name}_sigmas": False for name in ("karras", "exponential", "beta")}
+    return {"prediction_type": "flow_prediction", "use_flow_sigmas": True, **spacings,
+            "flow_shift": schedule.get("flow_shift", schedule.get("shift", 1.0))}
