@@ -53,6 +53,7 @@ from train.state import (
     clip_gradients,
     create_state,
     held,
+    in_pieces,
     own_files,
     restore,
     result_files,
@@ -86,6 +87,9 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
             if ranks.first:
                 moved = claim_run(run, setup, step=None if start is None else first)
                 there = log.rewind(first)
+        if in_pieces(trainee, setup):
+            with ranks.together(explained):
+                files.require_shared(run, files.Together(ranks=ranks, explained=explained))
         _train(trainee, setup, run, log, progress, there, moved)
     except Exception as error:
         if (better := explained(error)) is not error:
@@ -286,7 +290,7 @@ def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Prog
     """Saves a checkpoint of the last finished step, after syncing the log to disk; it may be written later. All ranks
     call this."""
     step, ranks = progress.done, trainee.ranks
-    if trainee.shards is not None and setup.config.method == "full":
+    if in_pieces(trainee, setup):
         if ranks.first:
             log.sync()
         together = files.Together(ranks=ranks, explained=partial(_explained, setup, run, progress))

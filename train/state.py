@@ -240,6 +240,11 @@ def _rows_kept(trainee: TrainState, like: Mapping[str, T]) -> dict[str, T]:
             for kind, (_, shape) in trainee.facts.kept(whole).items() if shape == whole}
 
 
+def in_pieces(trainee: TrainState, setup: Setup) -> bool:
+    """Whether each rank writes its own part of a checkpoint."""
+    return trainee.shards is not None and setup.config.method == "full"
+
+
 def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
     """The files of a checkpoint in pieces that this rank writes, except state.json."""
     shards, ranks = trainee.shards, trainee.ranks

@@ -199,6 +199,20 @@ def test_killed_while_each_rank_writes_its_pieces(training, tmp_path, count):
         shutil.rmtree(tmp_path / "killed")
 
 
+@pytest.mark.slow
+def test_one_rank_s_disk_is_full(training, tmp_path):
+    """All end with its message, no half checkpoint is left, and the run is continued as if nothing had been."""
+    there = training("divided", tmp_path)
+    for point in spread(there.points_of_pieces()[1], 3):
+        endings = there.go("killed", [{}, {"fail": point, "errno": "ENOSPC", "for": 0}])
+        assert [ending["code"] for ending in endings] == [endings[0]["code"]] * 2 and endings[0]["code"], endings
+        assert "error: rank 1 of 2 failed: " in endings[0]["err"] and "o space left" in endings[0]["err"], endings
+        for folder in (tmp_path / "killed" / "checkpoints").iterdir():
+            assert read_state(folder).version == 4, folder
+        same(tmp_path / "whole", there.finish("killed", 2))
+        shutil.rmtree(tmp_path / "killed")
+
+
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_rank_continues_what_two_have_begun(training, tmp_path, killed):
     """The same samples and timesteps in each step; sums are in another order, so numbers are nearly the same."""

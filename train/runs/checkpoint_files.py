@@ -5,6 +5,7 @@ Checkpoints can be written in a thread, beside the next steps, from a copy in ho
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from train.runs.documents import refused, seal
 from train.runs.safetensors_reader import Wanted, names_of, read_joined
 from train.runs.safetensors_writer import write_safetensors
 
+LOOKS = 60  # seconds that NFS may take to show a new directory on another machine
 Write = Callable[[Mapping[str, Tensor], Mapping[str, str]], None]  # of tensors with metadata
 Writer = Callable[[Mapping[str, Tensor], Write], None]
 
@@ -89,9 +91,7 @@ def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, toget
         return staged.name
 
     def write(name: str) -> dict[str, dict[str, Any]]:
-        if not folder.with_name(name).is_dir():
-            raise PathError(f"{run} is not the same directory on all ranks, but with --shard each writes its part of a "
-                            "checkpoint", hint="name a directory that all ranks share with -o")
+        _require(run, folder.with_name(name))
         return _write_parts(folder.with_name(name), parts)
 
     def publish(written: list[dict[str, dict[str, Any]]]) -> None:
@@ -106,6 +106,32 @@ def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, toget
     finally:
         if first:
             atomic.remove_tree(staged)
+
+
+def require_shared(run: Path, together: Together) -> None:
+    """Raises `PathError` unless all ranks see the same directory `run`; all ranks call this before the first step."""
+    mark, first = atomic.temporary_name(run / "shared"), together.ranks.first
+
+    def leave() -> str:
+        mark.mkdir()
+        return mark.name
+
+    try:
+        name = together.share(lambda: leave() if first else "")[0]
+        together.share(lambda: _require(run, run / name))
+    finally:
+        if first:
+            atomic.remove_tree(mark)
+
+
+def _require(run: Path, folder: Path) -> None:
+    """Raises `PathError` if this rank does not see what the first one has made in `run`."""
+    for _ in range(LOOKS):
+        if folder.is_dir():
+            return
+        time.sleep(1)
+    raise PathError(f"{run} is not the same directory on all ranks, but with --shard each writes its part of a "
+                    "checkpoint", hint="name a directory that all ranks share with -o")
 
 
 def _state_part(state: State, version: int, files: Mapping[str, Any]) -> Part:

@@ -26,6 +26,9 @@ def known_warnings() -> Iterator[None]:
         # Schedulers call np.array(tensor); NumPy 2 would like torch's tensors to know `copy`.
         warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning,
                                 r"diffusers\.schedulers\.")
+        # UniPC compares a tensor through NumPy.
+        warnings.filterwarnings("ignore", "__array_wrap__ must accept context", DeprecationWarning,
+                                r"diffusers\.schedulers\.")
         yield
 
 

@@ -442,6 +442,10 @@ def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
     result = train("sample", made.root / "run", "--compare", "-o", made.root / "g.png", "--device", "cpu",
                    "--guidance", 1)
     assert result.code == 0, result.err
+    for sampler, said in (("DDIMSchedule", "sample.sampler is 'DDIMSchedule', which cannot sample this model of family "
+                           "'sd15', expected one of: DDIMScheduler, "), ("DDPMScheduler", "")):
+        result = train("sample", made.root / "run", "-o", made.root / "g.png", "--device", "cpu", "--sampler", sampler)
+        assert said in result.err and bool(result.code) == bool(said), result.err
     last = made.root / "run" / "checkpoints" / "step-000003"
     torn = last / "unet" / "diffusion_pytorch_model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-100])

@@ -84,10 +84,14 @@ class Told(Ranks):
         return [{"value": "elsewhere"}, value]
 
 
-def test_ranks_that_do_not_share_a_directory(tmp_path):
+@pytest.mark.parametrize("call", [
+    lambda run, together: files.save_pieces(run, SimpleNamespace(step=1), [], 0, together),
+    files.require_shared], ids=["saving", "before the first step"])
+def test_ranks_that_do_not_share_a_directory(tmp_path, monkeypatch, call):
+    monkeypatch.setattr(files, "LOOKS", 1)
     together = files.Together(ranks=Told(rank=1, world=2), explained=lambda error: error)
     with pytest.raises(PathError) as caught:
-        files.save_pieces(tmp_path, SimpleNamespace(step=1), [], 0, together)
+        call(tmp_path, together)
     assert caught.value.message == (f"{tmp_path} is not the same directory on all ranks, but with --shard each writes "
                                     "its part of a checkpoint")
     assert caught.value.hint == "name a directory that all ranks share with -o"
