@@ -12,11 +12,10 @@ from types import TracebackType
 
 from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.errors import CacheError, ConfigError, ModelError, Problem
-from prep.fs.mirror import url_of
 from prep.loader.index import Index, open_index
 from prep.loader.shards import Stamps, check_shards, room_notes
 from prep.manifest.commands import encode_command
-from prep.manifest.document import Manifest, read_manifest
+from prep.manifest.document import Manifest, check_model_named, read_manifest
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.files import read_config
@@ -255,7 +254,8 @@ def _check_schedule(config: Config, plan: StepPlan | None) -> None:
 def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
            faults: list[Problem]) -> _Model | None:
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
-    _check_named(asked, manifest)
+    if not asked.model:
+        check_model_named(manifest)
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
     presets, initial = DENOISERS[family.name].presets, None
     trained: list[tuple[int, ...]] | None = None
@@ -292,14 +292,6 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
                   saved=_saved(numbers, weights, config),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
-
-
-def _check_named(asked: RunRequest, manifest: Manifest) -> None:
-    """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
-    url, model = url_of(manifest.path), manifest.model
-    if url is not None and not asked.model and isinstance(model, Path) and not model.is_dir():
-        raise ModelError(f"{url} names the model {manifest.document['model']['path']}, which is a directory where the "
-                         "cache was made", hint="name the model on this computer, or its Hub id, with --model")
 
 
 def _saved(numbers: int, weights: Shapes, config: Config) -> int:

@@ -38,7 +38,7 @@ from prep.fs.mirror import is_url, local_path, shown, url_of
 from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.keys import TextKeys
 from prep.manifest.commands import encode_command
-from prep.manifest.document import Manifest, read_manifest, relative_to_manifest
+from prep.manifest.document import Manifest, check_model_named, read_manifest, relative_to_manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.samples import renumber_shards
 from prep.manifest.tables import build_findings, build_shards, write_table
@@ -152,11 +152,9 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
 
 def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
     """How text rows are encoded. Raises `ModelError` unless they would be as those of the manifest."""
-    named = manifest.model
-    if call.model is None and url_of(manifest.path) is not None and isinstance(named, Path) and not named.is_dir():
-        raise ModelError(f"{shown(manifest.path)} names the model {manifest.document['model']['path']}, which is a "
-                         "directory where the cache was made", hint="name the model on this computer with --model")
-    model = locate(call.model or named, download=call.download)
+    if not call.model:
+        check_model_named(manifest)
+    model = locate(call.model or manifest.model, download=call.download)
     context, family = manifest.fields["text"].context, FAMILIES[manifest.family]
     try:
         chosen = options_of(context)

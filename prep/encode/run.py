@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prep.cache.ledger.ledger import is_done
-from prep.cache.remote.working import check_can_encode_to, is_cache, open_to_encode
+from prep.cache.ledger.ledger import is_finished
+from prep.cache.remote.working import check_can_encode_to, is_cache, open_to_encode, refresh
 from prep.cache.store import Cache, clear_leftovers, leftovers
 from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
@@ -252,7 +252,7 @@ def _run(ready: Prepared, planned: EncodePlan, cache: Cache, stop: StopRequest) 
     job = _job(ready, planned, cache)
     with gc_enabled(), suppress(GraceOver), stop.completing(job.claims.stop):
         outcome = _executed(job, ready.call)
-    left = [task for task in planned.tasks if not is_done(cache, task.key)] if stop.signal else []
+    left = [task for task in planned.tasks if not is_finished(cache, task.key)] if stop.signal else []
     if left:
         raise StoppedError(f"stopped by {stop.signal}: {len(planned.tasks) - len(left)} of "
                            f"{counted(len(planned.tasks), 'task')} finished; "
@@ -264,7 +264,9 @@ def _executed(job: Job, call: EncodeCall) -> Outcome:
     if call.ray is not None:
         from prep.encode.engines import ray  # here: it needs an extra
 
-        return ray.run(job, call.ray, call.progress)
+        outcome = ray.run(job, call.ray, call.progress)
+        refresh(job.cache)  # workers have working copies of their own
+        return outcome
     from prep.encode.engines import devices  # here: a run with nothing to do loads no engine and no torch
 
     return devices.run(job, call.progress)

@@ -15,7 +15,7 @@ from typing import Any
 
 from prep.cache.remote.documents import fetch_small, fetch_tables
 from prep.digest import canonical, seal
-from prep.errors import CacheError, ManifestError, PathError
+from prep.errors import CacheError, ManifestError, ModelError, PathError
 from prep.fs.atomic import write_atomic
 from prep.fs.mirror import beside, is_url, local_path, shown, url_of
 from prep.fs.paths import MARKER, check_replaceable
@@ -195,6 +195,14 @@ def _new(path: Path, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
     if len(data) > LIMIT:
         raise ManifestError(f"the manifest would have {len(data)} bytes, expected at most {LIMIT}")
     return manifest, data
+
+
+def check_model_named(manifest: Manifest) -> None:
+    """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
+    if url_of(manifest.path) is not None and isinstance(manifest.model, Path) and not manifest.model.is_dir():
+        raise ModelError(f"{shown(manifest.path)} names the model {manifest.document['model']['path']}, which is a "
+                         "directory where the cache was made",
+                         hint="name the model on this computer, or its Hub id, with --model")
 
 
 def require_local(path: Path, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from contextlib import suppress
@@ -16,12 +17,17 @@ from harness import FORKS, Launcher, Stage
 from pictures import draw, draw_mask
 from remote_rows import rows_of
 from s3_server import BUCKET
+from small_manifest import write_small
 
-from prep.cache.commits import parse_commit
+from prep.cache.commits import parse_commit, read_commit
+from prep.cache.remote import working
+from prep.cache.remote.working import open_to_encode, refresh
+from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.fs import remote
-from prep.fs.remote import list_objects
+from prep.fs.remote import NEVER, list_objects
 from prep.fs.tree import listing_digest
+from prep.parse import Unparsed
 
 pytestmark = FORKS
 SIZES = [(96, 96), (100, 96), (144, 64), (140, 66), (64, 144)]
@@ -380,7 +386,6 @@ def test_prompts_of_a_manifest_there(prep, here, store, setting):
     assert prep(*here(cache, url)).code == 0
     told = prep("prompts", "p.txt", "--manifest", url)
     assert told.code == 6 and f"{url} names the model " in told.err
-    assert "which is a directory where the cache was made" in told.err
     assert prep("prompts", "p.txt", "--manifest", url, "--model", setting.model).code == 0
     assert prep(*here(cache, f"{store.url}/other.json", "--prompts", "p.txt")).code == 0
     assert store.server.get(f"{store.prefix}/m.json") == store.server.get(f"{store.prefix}/other.json")
@@ -394,3 +399,24 @@ def test_what_was_pushed_can_be_encoded_into(prep, here, store):
     told = prep(*here(f"{store.url}/cache", f"{store.url}/m.json"))
     assert told.code == 0 and sum(told.json["encoded"].values()) == 0
     assert store.server.get(f"{store.prefix}/m.json") == Path("m.json").read_bytes()
+
+
+def test_a_shard_with_other_files_is_not_taken(prep, store, tmp_path):
+    write_small(tmp_path)
+    assert prep("push", tmp_path / "manifest.json", store.url).code == 0
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    tasks = list(Cache(root=tmp_path / "cache").names("commits"))
+    refresh(cache)
+    assert list(cache.names("commits")) == tasks, "they were pushed"
+    commit = read_commit(cache, tasks[0])
+    files = {name: one.size for name, one in list_objects(
+        f"{cache.url}/shards/{commit.shard.digest[:2]}/{commit.shard.digest}").items()}
+    assert working._described(cache, commit, files, NEVER).files == files
+    with pytest.raises(Unparsed, match=r"shard \w+ has other files than its documents say"):
+        working._described(cache, commit, {**files, "more": 1}, NEVER)
+    (array,) = [name for name in files if name.endswith("/zarr.json") and not name.startswith("key/")]
+    store.server.put(f"{store.prefix}/cache/shards/{commit.shard.digest[:2]}/{commit.shard.digest}/{array}", b"{}")
+    shutil.rmtree(cache.root)
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    refresh(cache)
+    assert list(cache.names("commits")) == [task for task in tasks if task != tasks[0]]
