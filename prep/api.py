@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from prep.dataset.preview import EpochPreview
     from prep.encode.report import EncodeReport
+    from prep.export.run import ExportReport
     from prep.loader.cached import CachedDataset
     from prep.loader.stream import BatchStream
     from prep.maintenance.compact import CompactReport
@@ -203,3 +204,14 @@ def compact(cache: PathLike, *, shard_bytes: int = 256 << 20, dry_run: bool = Fa
     from prep.maintenance.compact import compact as join_all
 
     return join_all(Path(cache), shard_bytes=shard_bytes, dry_run=dry_run, progress=progress)
+
+
+def export(manifest: PathLike, to: str, output: PathLike, *, tar_bytes: int = 1 << 30, progress: Progress = silent
+           ) -> ExportReport:
+    """Writes a manifest's samples for other programs, as `prep export`; `to` is its `--to`.
+
+    Raises `UsageError`, `PathError`, `ManifestError`, `CacheError`.
+    """
+    from prep.export.run import export as write_all
+
+    return write_all(Path(manifest), to, Path(output), tar_bytes=tar_bytes, progress=progress)

@@ -15,6 +15,7 @@ from prep.cli.demo import demo
 from prep.cli.diff import diff
 from prep.cli.doctor import doctor
 from prep.cli.encode import encode
+from prep.cli.export import export
 from prep.cli.gc import gc
 from prep.cli.init import init
 from prep.cli.inspect_manifest import inspect
@@ -28,8 +29,8 @@ from prep.cli.seal import seal
 from prep.cli.verify import verify
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
-               (init, scan, bucket, mask, encode, seal, prompts, inspect, verify, diff, gc, compact, push, pull, clean,
-                convert, models, codes, doctor, demo))
+               (init, scan, bucket, mask, encode, seal, prompts, inspect, verify, diff, gc, compact, export, push, pull,
+                clean, convert, models, codes, doctor, demo))
 
 
 def main() -> NoReturn:

@@ -96,6 +96,7 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
         path.unlink()
     assert checked("verify", a, code=7)["damaged"]
     checked("codes")
+    checked("export", a, "--to", "folder", "-o", tmp_path / "exported")
     checked("models")
     checked("clean", "--dry-run")
     checked("scan", tmp_path / "nowhere", code=5)

@@ -44,6 +44,7 @@ def test_the_commands_as_functions(place, capsys):
     assert api.diff(place / "m.json", place / "m.json")["same"] is True
     assert api.gc(place / "cache", [place / "m.json"], older_than=0).as_json()["dry_run"] is True
     assert api.compact(place / "cache", dry_run=True).as_json()["dry_run"] is True
+    assert api.export(place / "m.json", "safetensors", place / "rows").samples >= 45
     assert capsys.readouterr() == ("", "")
 
 

@@ -7,19 +7,18 @@ differently from run to run, creates files that only their owner may read, and h
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
+from prep.arrays import safetensors_header
 from prep.fs import atomic
 from prep.loader.device import to_host
 
 _NAMES: Mapping[torch.dtype, str] = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
                                        torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8"}
-_ALIGNED = 8  # the header is padded with spaces to a multiple of this, which aligns the tensors
 
 
 def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str],
@@ -34,16 +33,8 @@ def write_safetensors(handle: BinaryIO, tensors: Mapping[str, Tensor], metadata:
         running.update(data)
         atomic.write(handle, data)
 
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
-    at = 0
-    for name, value in tensors.items():
-        end = at + value.numel() * value.element_size()
-        header[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [at, end]}
-        at = end
-    spelled = json.dumps(header, separators=(",", ":")).encode()
-    spelled = spelled.ljust(-(-len(spelled) // _ALIGNED) * _ALIGNED)
-    put(len(spelled).to_bytes(8, "little"))
-    put(spelled)
+    put(safetensors_header({name: (_NAMES[value.dtype], value.shape, value.numel() * value.element_size())
+                            for name, value in tensors.items()}, metadata))
     for value in tensors.values():
         put(_bytes(fetch(value) if value.is_meta else value))
     return running.hexdigest()

@@ -1,0 +1,37 @@
+"""`prep export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep.cli import options as opt
+from prep.cli.console import put, put_json
+from prep.cli.signature import choice
+from prep.cli.ticker import progress
+
+FORMATS = ("safetensors", "webdataset", "kohya", "folder")
+
+
+def export(
+    manifest: opt.ManifestArg,
+    to: Annotated[str, choice("--to", words=FORMATS, help="safetensors: a file a sample; webdataset: tars; kohya: "
+                              "pictures with sd-scripts' caches; folder: pictures with captions")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="a new directory", show_default=False)],
+    tar_mib: Annotated[int, typer.Option(help="with --to webdataset: size of a tar in MiB", min=1, max=1 << 16)] = 1024,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Write the samples of a manifest for other programs.
+
+    As safetensors, WebDataset tars, sd-scripts' caches, or a folder. The same command continues an interrupted export.
+    """
+    from prep.export.run import export as run_export
+
+    done = run_export(manifest, to, output, tar_bytes=tar_mib << 20,
+                      progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    if as_json:
+        put_json(done.as_json())
+    else:
+        put(done.as_text())

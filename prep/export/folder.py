@@ -1,0 +1,45 @@
+"""Spells pictures and captions as a folder that most trainers and `datasets` read.
+
+    STEM.jpg           the picture, byte for byte
+    STEM.txt           its captions, one a line, as OneTrainer, SimpleTuner and sd-scripts look for them
+    metadata.jsonl     a line a picture for Hugging Face `datasets` ("imagefolder"): file_name, text, captions, role,
+                       repeats, weight, size, buckets
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from prep.export.sample import Sample
+
+METADATA = "metadata.jsonl"
+
+
+def files(samples: Sequence[Sample]) -> dict[str, bytes]:
+    """The files of one picture by name: `samples` are it at each of its sizes. Raises `CacheError`."""
+    first = samples[0]
+    written = {picture_name(first): first.picture()}
+    if first.captions:
+        written[f"{first.stem}.txt"] = caption_lines(first)
+    return written
+
+
+def picture_name(sample: Sample) -> str:
+    """The picture's path in an export."""
+    return f"{sample.stem}{PurePosixPath(sample.name).suffix.lower()}"
+
+
+def caption_lines(sample: Sample) -> bytes:
+    """The captions, each on one line."""
+    return "".join(f"{' '.join(caption.split())}\n" for caption in sample.captions).encode()
+
+
+def metadata_line(samples: Sequence[Sample]) -> bytes:
+    """The picture's line in metadata.jsonl."""
+    facts = samples[0].facts()
+    line = {"file_name": picture_name(samples[0]), "text": (facts["captions"] or [""])[0],
+            **{name: facts[name] for name in ("captions", "role", "repeats", "weight", "size")},
+            "buckets": [list(sample.bucket) for sample in samples]}
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,85 @@
+"""Spells samples as sd-scripts (kohya) caches latents: one `.npz` beside each picture.
+
+`STEM_WWWWxHHHH_ARCH.npz` has the whole picture's size in its name and, stored without pickles:
+
+    latents          float32 [C, h, w], not scaled
+    original_size    int64 [2]: width, height of the picture
+    crop_ltrb        int64 [4]: left, top, right, bottom of what was encoded, in the scaled picture
+    latents_flipped  float32 [C, h, w], where a mirrored view of the same crop was encoded
+    alpha_mask       float32 [H, W] in pixels, 0 to 1, where there is a mask
+
+Where a picture may be cached at several sizes, each name ends with `_{h}x{w}`, the latent's size: for all but SD 1.5,
+2.1 and SDXL. Pictures and captions (`STEM.txt`, one a line) are written along, since sd-scripts lists pictures. Its own
+text caches are left to itself: they depend on its training options.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Sequence
+
+import numpy as np
+
+from prep.errors import UsageError
+from prep.export import folder
+from prep.export.sample import Sample, Values
+
+ARCHITECTURES = {"sd15": "sd", "sd21": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "lumina2": "lumina"}
+ONE_SIZE = ("sd", "sdxl")
+SAVED = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can name
+
+
+def architecture(family: str) -> str:
+    """The word in the names of caches. Raises `UsageError` for a family that sd-scripts does not train."""
+    if family not in ARCHITECTURES:
+        raise UsageError(f"the family is '{family}', expected one that sd-scripts caches latents of: "
+                         f"{', '.join(ARCHITECTURES)}", hint="--to safetensors and webdataset take any family")
+    return ARCHITECTURES[family]
+
+
+def files(samples: Sequence[Sample]) -> dict[str, bytes]:
+    """The files of one picture by name: `samples` are it at each of its sizes. Raises `CacheError`, `UsageError`."""
+    first = samples[0]
+    word = architecture(first.of.manifest.document["family"])
+    if word in ONE_SIZE and len(samples) > 1:
+        raise UsageError(f"'{first.name}' was encoded at {len(samples)} sizes, but a cache of '{word}' has one",
+                         hint="encode with one --resolution")
+    width, height = first.size
+    arrays: dict[str, Values] = {}
+    for sample in samples:
+        found = _arrays(sample)
+        rows, columns = found["latents"].shape[1:]
+        ending = "" if word in ONE_SIZE else f"_{rows}x{columns}"
+        arrays |= {f"{name}{ending}": values for name, values in found.items()}
+    return {**folder.files(samples), f"{first.stem}_{width:04d}x{height:04d}_{word}.npz": npz(arrays)}
+
+
+def _arrays(sample: Sample) -> dict[str, Values]:
+    """Of the first view, and of a mirrored one of the same crop."""
+    views = list(sample.views)
+    placed = {view: sample.placement(view) for view in views}
+    first = next((view for view in views if not placed[view].flip), views[0])
+    left, top = placed[first].crop
+    width, height = sample.bucket
+    found = {"latents": sample.latent(first)["latent"].values(), "original_size": np.array(sample.size),
+             "crop_ltrb": np.array([left, top, left + width, top + height])}
+    for view in views:
+        if placed[view].flip and not placed[first].flip and (
+                (placed[view].scaled, placed[view].crop) == (placed[first].scaled, placed[first].crop)):
+            found["latents_flipped"] = sample.latent(view)["latent"].values()
+    if (mask := sample.mask(first)) is not None:
+        cells = mask.values()[0].astype(np.float32) / 255
+        found["alpha_mask"] = cells.repeat(height // cells.shape[0], 0).repeat(width // cells.shape[1], 1)
+    return found
+
+
+def npz(arrays: dict[str, Values]) -> bytes:
+    """A zip of `.npy` files, as `numpy.savez` makes it, but with one date: the same arrays make the same bytes."""
+    spelled = io.BytesIO()
+    with zipfile.ZipFile(spelled, "w", zipfile.ZIP_STORED) as archive:
+        for name, values in arrays.items():
+            member = io.BytesIO()
+            np.save(member, np.ascontiguousarray(values), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy", SAVED), member.getvalue())
+    return spelled.getvalue()

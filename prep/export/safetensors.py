@@ -1,0 +1,47 @@
+"""Spells a sample as one safetensors file, with each row in the dtype that it has in the cache.
+
+    view0.latent view0.std view0.mask view1.latent …    rows of each view
+    text0.hidden text0.pooled text1.hidden …            rows of each caption, by the family's names
+
+The only metadata, `latentry`, is JSON: the sample's facts, what is true of all latents (scale, shift), the family and
+the manifest's digest. Written here, since NumPy, which the library takes tensors from, has no bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from prep.arrays import safetensors_header
+from prep.export.sample import Row, Sample
+
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint8": "U8"}
+
+
+def spell(sample: Sample) -> bytes:
+    """The file's bytes. Raises `CacheError` for a damaged row."""
+    rows = rows_of(sample)
+    shapes = {name: (DTYPES[row.spec.dtype], row.spec.shape, len(row.data)) for name, row in rows.items()}
+    header = safetensors_header(shapes, {"latentry": json.dumps(described(sample), sort_keys=True)})
+    return b"".join([header, *(row.data.tobytes() for row in rows.values())])
+
+
+def rows_of(sample: Sample) -> dict[str, Row]:
+    """All rows of a sample by name."""
+    found = {}
+    for number, view in enumerate(sample.views):
+        for name, row in sample.latent(view).items():
+            found[f"view{number}.{name}"] = row
+        if (mask := sample.mask(view)) is not None:
+            found[f"view{number}.mask"] = mask
+    for number, text in enumerate(sample.texts):
+        for name, row in sample.text(text).items():
+            found[f"text{number}.{name}"] = row
+    return found
+
+
+def described(sample: Sample) -> dict[str, Any]:
+    """The sample's facts with those that a reader of its rows needs."""
+    document = sample.of.manifest.document
+    return {**sample.facts(), "family": document["family"], "prediction": document["prediction"],
+            "latents": document["latents"], "manifest": sample.of.manifest.digest}

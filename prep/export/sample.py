@@ -1,0 +1,190 @@
+"""A sample as exports see it: its names and facts, its picture's bytes, and its rows in any dtype.
+
+C channels, h w latent cells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from prep.arrays import ArraySpec
+from prep.cache.reader import Reader
+from prep.cache.records import RowRef
+from prep.digest import digest_bytes
+from prep.errors import CacheError
+from prep.formatting import printable
+from prep.fs.paths import resolve
+from prep.fs.untrusted import read_regular
+from prep.geometry import Placement, Size
+from prep.manifest.document import Manifest
+from prep.manifest.opened import OpenedManifest
+from prep.manifest.samples import SampleColumns
+
+_FOREIGN = re.compile(r'[\\:*?"<>|\x00-\x1f\x7f]')  # what Windows allows in no name, and control characters
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Values = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One array of a row, as the cache has it."""
+
+    spec: ArraySpec
+    data: Bytes  # uint8 [row_bytes]
+
+    def values(self) -> Values:
+        """The array in its shape: uint8 as it is, floats as float32, which holds each of them exactly."""
+        if self.spec.dtype == "uint8":
+            return self.data.reshape(self.spec.shape)
+        if self.spec.dtype == "bfloat16":  # the upper half of a float32
+            return (self.data.view("<u2").astype("<u4") << 16).view("<f4").reshape(self.spec.shape)
+        return self.data.view({"float16": "<f2", "float32": "<f4"}[self.spec.dtype]).astype(np.float32).reshape(
+            self.spec.shape)
+
+
+class Samples:
+    """The samples of a manifest, by number from 0."""
+
+    def __init__(self, opened: OpenedManifest) -> None:
+        self.manifest: Manifest = opened.manifest
+        self.columns: SampleColumns = opened.samples
+        self._shards = [shard["digest"] for shard in opened.shards]
+        self._reader = Reader(opened.manifest.cache_root)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (Sample(of=self, number=number, stem=stem) for number, stem in enumerate(self.stems))
+
+    @cached_property
+    def stems(self) -> list[str]:
+        """A path without suffix for each sample, like its name; unique, also where case does not count.
+
+        Names are below a number where there are several sources.
+        """
+        several, taken, found = len(self.manifest.sources) > 1, set[str](), []
+        for number in range(len(self)):
+            name = safe_path(self.columns.name(number))
+            source = f"{int(self.columns.source[number])}/" if several else ""
+            stem = unique = source + str(PurePosixPath(name).with_suffix(""))
+            copy = 2
+            while unique.casefold() in taken:
+                unique, copy = f"{stem}-{copy}", copy + 1
+            taken.add(unique.casefold())
+            found.append(unique)
+        return found
+
+    def rows(self, shard: int, row: int, field: str) -> dict[str, Row]:
+        """The arrays of the row at a place. Raises `CacheError` if it is damaged."""
+        found = {}
+        ref = RowRef(shard=self._shards[shard], row=row)
+        for name in self.manifest.fields[field].arrays:
+            spec, _ = self._reader.array_info(ref.shard, name)
+            out = np.empty(spec.row_bytes, np.uint8)
+            self._reader.read_into(out, ref.shard, name, ref.row)
+            found[name] = Row(spec=spec, data=out)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One sample."""
+
+    of: Samples
+    number: int
+    stem: str  # its path in an export, without suffix
+
+    @property
+    def name(self) -> str:
+        """The picture's path in its source."""
+        return self.of.columns.name(self.number)
+
+    @property
+    def bucket(self) -> Size:
+        """Width and height in pixels of what was encoded."""
+        return self.of.manifest.buckets[int(self.of.columns.bucket[self.number])]
+
+    @property
+    def size(self) -> Size:
+        """Width and height of the whole upright picture."""
+        return int(self.of.columns.width[self.number]), int(self.of.columns.height[self.number])
+
+    @cached_property
+    def captions(self) -> list[str]:
+        """The captions, in the order of their rows."""
+        return self.of.columns.captions(self.number)
+
+    @property
+    def views(self) -> range:
+        """The numbers of its views among those of all samples."""
+        offsets = self.of.columns.view_offsets
+        return range(int(offsets[self.number]), int(offsets[self.number + 1]))
+
+    @property
+    def texts(self) -> range:
+        """The numbers of its texts among those of all samples."""
+        offsets = self.of.columns.text_offsets
+        return range(int(offsets[self.number]), int(offsets[self.number + 1]))
+
+    def placement(self, view: int) -> Placement:
+        """How a view was scaled, cropped and mirrored into the bucket."""
+        return self.of.columns.placement(view, self.bucket)
+
+    def latent(self, view: int) -> dict[str, Row]:
+        """The arrays of a view's latent: `latent` [C, h, w], not scaled, and `std` if the cache has it."""
+        views = self.of.columns.views
+        return self.of.rows(int(views["latent_shard"][view]), int(views["latent_row"][view]), "latent")
+
+    def mask(self, view: int) -> Row | None:
+        """A view's mask, uint8 [1, h, w], 255: trains; `None`: all of it trains."""
+        views = self.of.columns.views
+        shard = int(views["mask_shard"][view])
+        return None if shard < 0 else self.of.rows(shard, int(views["mask_row"][view]), "mask")["mask"]
+
+    def text(self, number: int) -> dict[str, Row]:
+        """The arrays of a caption's row."""
+        texts = self.of.columns.texts
+        return self.of.rows(int(texts["shard"][number]), int(texts["row"][number]), "text")
+
+    def picture(self) -> bytes:
+        """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is not there or has changed."""
+        source = self.of.manifest.sources[int(self.of.columns.source[self.number])]
+        path = None if source is None else resolve(source) / self.name
+        wanted = self.of.columns.table["picture"][self.number].as_py().hex()
+        try:
+            data = b"" if path is None else read_regular(path, path.stat().st_size)
+        except OSError as error:
+            raise self._without_picture(f": {error.strerror or error}") from None
+        if path is None or digest_bytes(data) != wanted:
+            raise self._without_picture(" as it was encoded: moved, edited, or in a tar or a table")
+        return data
+
+    def _without_picture(self, why: str) -> CacheError:
+        return CacheError(f"the picture of '{printable(self.name)}' is not in its source{why}",
+                          hint="this format has the pictures, too; --to safetensors and webdataset need none. "
+                          "prep encode notices edits")
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the sample beside its rows, as JSON has it."""
+        columns, number = self.of.columns, self.number
+        return {
+            "id": columns.ids[number].tobytes().hex(), "name": self.name, "role": columns.table["role"][number].as_py(),
+            "size": list(self.size), "bucket": list(self.bucket), "repeats": int(columns.repeats[number]),
+            "weight": float(columns.weight[number]), "captions": self.captions,
+            "caption_weights": [float(columns.texts["weight"][text]) for text in self.texts],
+            "views": [{"scaled": list(place.scaled), "crop": list(place.crop), "flip": place.flip}
+                      for place in map(self.placement, self.views)]}
+
+
+def safe_path(name: str) -> str:
+    """`name` as a relative path that stays below any directory, on any system: other characters become `_`."""
+    parts = [_FOREIGN.sub("_", part).strip() for part in name.split("/")]
+    return "/".join(part.rstrip(".") + "_" if part.endswith(".") or not part else part for part in parts)
