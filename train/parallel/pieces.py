@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -39,9 +40,16 @@ def save_rows(rows: Mapping[str, Tensor], divided: Mapping[str, Any], write: Wri
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it assumes a single process
-            save(state, storage_writer=_Writer(write), no_dist=True)
+            save(state, storage_writer=_Writer(write), planner=_Planner(), no_dist=True)
     except CheckpointException as error:  # a BaseException, around what was raised
         raise next(iter(error.failures.values()))[0] from None
+
+
+class _Planner(DefaultSavePlanner):
+    """A plan of this rank's rows alone. The usual planner refuses, in some versions, what does not make up a whole."""
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return create_default_global_save_plan(all_plans)
 
 
 class _Writer(StorageWriter):
