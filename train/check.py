@@ -254,8 +254,7 @@ def _check_schedule(config: Config, plan: StepPlan | None) -> None:
 def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
            faults: list[Problem]) -> _Model | None:
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
-    if not asked.model:
-        check_model_named(manifest)
+    check_model_named(manifest, asked.model)
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
     presets, initial = DENOISERS[family.name].presets, None
     trained: list[tuple[int, ...]] | None = None

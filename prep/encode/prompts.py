@@ -152,8 +152,7 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
 
 def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
     """How text rows are encoded. Raises `ModelError` unless they would be as those of the manifest."""
-    if not call.model:
-        check_model_named(manifest)
+    check_model_named(manifest, call.model)
     model = locate(call.model or manifest.model, download=call.download)
     context, family = manifest.fields["text"].context, FAMILIES[manifest.family]
     try:

@@ -197,10 +197,11 @@ def _new(path: Path, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
     return manifest, data
 
 
-def check_model_named(manifest: Manifest) -> None:
+def check_model_named(manifest: Manifest, given: str | None) -> None:
     """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
-    if url_of(manifest.path) is not None and isinstance(manifest.model, Path) and not manifest.model.is_dir():
-        raise ModelError(f"{shown(manifest.path)} names the model {manifest.document['model']['path']}, which is a "
+    url, model = url_of(manifest.path), manifest.model
+    if url is not None and not given and isinstance(model, Path) and not model.is_dir():
+        raise ModelError(f"{url} names the model {manifest.document['model']['path']}, which is a "
                          "directory where the cache was made",
                          hint="name the model on this computer, or its Hub id, with --model")
 
