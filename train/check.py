@@ -267,11 +267,10 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     with _Noting(faults):
         _check_shapes(path, manifest, index)
     with _Noting(faults):
-        _check_min_snr(path, config, manifest)
-    with _Noting(faults):
         _check_guidance(path, config, family)
-    with _Noting(faults):
-        _check_sampler(path, config, manifest)
+    for checked in (_check_min_snr, _check_sampler):
+        with _Noting(faults):
+            checked(path, config, manifest)
     with _Noting(faults):
         weights = read_weights(path, family)
         trained = trained_shapes(weights, config, presets)
