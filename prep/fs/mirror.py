@@ -58,8 +58,8 @@ def refuse_url(path: Path) -> None:
     if is_url(path):
         scheme, bucket, key = split_url(path)
         raise PathError(f"{scheme}://{bucket}/{key} is in an object store, where this command does not work",
-                        hint="work on this computer: prep pull URL DIR downloads a dataset, prep push MANIFEST URL "
-                        "uploads one")
+                        hint="prep pull MANIFEST DIR downloads what a manifest needs, to work on this computer; prep "
+                        "push MANIFEST URL uploads it again, to a new place without what no manifest needs")
 
 
 def url_of(path: Path) -> str | None:

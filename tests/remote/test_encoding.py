@@ -160,10 +160,12 @@ def test_copies_of_rows_are_kept_within_the_limit(scene):
     assert sum(path.stat().st_size for path in left) < 9 << 10
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--part", "0/1"), marks=pytest.mark.slow)])
-def test_two_machines_at_once(scene, options):
+@pytest.mark.parametrize(("options", "machines"), [
+    ((), (0, 1, 2)), *(pytest.param(options, machines, marks=pytest.mark.slow) for options, machines in (
+        (("--part", "0/1"), (0, 1, 2)), ((), (0, 0, 0)), (("--part", "0/1"), (0, 0, 1))))])
+def test_machines_and_processes_at_once(scene, options, machines):
     endings = scene.stage.launch(*(scene.one(scene.words(*options), machine=machine, anywhere=True)
-                                   for machine in (0, 1, 2)))
+                                   for machine in machines))
     assert [ending["codes"] for ending in endings] == [[0]] * 3, endings
     if options:
         scene.report(scene.words(command="seal"), machine=3)
@@ -284,12 +286,24 @@ def test_ctrl_c_while_the_store_hangs(scene):
     scene.check()
 
 
-def interrupting(scene):
+@pytest.mark.slow
+def test_a_signal_while_the_store_hangs(scene):
+    """The task under way has some seconds, then its upload is given up."""
+    scene.store.proxy.rule = lambda method, path, before: "503" if method == "PUT" and "/shards/" in path else ""
+    threading.Thread(target=interrupting, args=(scene, signal.SIGTERM), daemon=True).start()
+    ending = scene.run(scene.words("--grace", "1"), variables={remote.PATIENCE: "100"})
+    assert ending["codes"] == [75] and "stopped by SIGTERM: 0 of 11 tasks finished" in ending["out"]
+    scene.store.proxy.forget()
+    scene.report()
+    scene.check()
+
+
+def interrupting(scene, number=signal.SIGINT):
     while scene.store.proxy.count("PUT", "/shards/") < 3:
         threading.Event().wait(0.05)
     launcher = scene.stage.launch._process.pid
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        os.kill(int(child), signal.SIGINT)
+        os.kill(int(child), number)
 
 
 @pytest.mark.slow
@@ -390,6 +404,14 @@ def test_prompts_of_a_manifest_there(prep, here, store, setting):
     assert prep(*here(cache, f"{store.url}/other.json", "--prompts", "p.txt")).code == 0
     assert store.server.get(f"{store.prefix}/m.json") == store.server.get(f"{store.prefix}/other.json")
     assert prep("verify", url).code == 0
+
+
+@pytest.mark.slow
+def test_a_limit_without_room_for_one_mask_is_told(scene):
+    scene.report()
+    ending = scene.run(machine=1, variables={"LATENTRY_REMOTE_LIMIT": "1"})
+    assert ending["codes"] == [7] and "there is no room for a shard of " in ending["out"]
+    assert "LATENTRY_REMOTE_LIMIT=200GB" in ending["out"]
 
 
 @pytest.mark.slow

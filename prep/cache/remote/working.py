@@ -84,6 +84,8 @@ def _marker(path: Path) -> bytes | None:
         return read_object(f"{url}/{MARKER}", MARKER_BYTES)
     except FileNotFoundError:
         found = list_objects(url)
+    if MARKER in found:  # another machine was quicker
+        return read_object(f"{url}/{MARKER}", MARKER_BYTES)
     if found:
         raise PathError(f"{url} is not empty and not a cache: it has no {MARKER}",
                         hint="name a prefix without objects with --cache")
