@@ -21,16 +21,18 @@ from prep.cli.init import init
 from prep.cli.inspect_manifest import inspect
 from prep.cli.mask import mask
 from prep.cli.models import models
+from prep.cli.pack import pack
 from prep.cli.prompts import prompts
 from prep.cli.pull import pull
 from prep.cli.push import push
 from prep.cli.scan import scan
 from prep.cli.seal import seal
+from prep.cli.unpack import unpack
 from prep.cli.verify import verify
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
-               (init, scan, bucket, mask, encode, seal, prompts, inspect, verify, diff, gc, compact, export, push, pull,
-                clean, convert, models, codes, doctor, demo))
+               (init, scan, bucket, mask, encode, seal, prompts, inspect, verify, diff, gc, compact, export, pack,
+                unpack, push, pull, clean, convert, models, codes, doctor, demo))
 
 
 def main() -> NoReturn:

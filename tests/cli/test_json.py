@@ -84,6 +84,8 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("compact", cache, "--dry-run")
     checked("compact", cache)
     checked("gc", cache, "--keep", b, "--older-than", "0")
+    checked("pack", b, "-o", tmp_path / "b.tar")
+    checked("unpack", tmp_path / "b.tar", tmp_path / "unpacked")
     checked("check", a, "--batch-size", 2, program="train")
     checked("check", a, "--batch-size", 64, "--underfill", "drop", program="train", code=8)
     checked("run", a, "--batch-size", 2, "--steps", 1, "--device", "cpu", "--precision", "fp32", "-o", tmp_path / "run",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 from remote_rows import rows_of
-from small_manifest import write_small
+from small_manifest import moved, write_small
 
 from prep.cache.remote import upload
 from prep.fs import remote
@@ -175,15 +175,6 @@ def test_a_cache_elsewhere_lies_so_there(prep, store, tmp_path):
     store.server.put("m.json", (tmp_path / "home/sets/a/m.json").read_bytes())
     told = prep("inspect", "s3://bucket/m.json")
     assert told.code == 4 and "names the cache ../cache, which is outside its bucket" in told.err
-
-
-def moved(path, target, cache):
-    """The manifest at `path` as `target`, with another name of its cache."""
-    from prep.manifest.document import read_manifest, write_manifest
-
-    document = {**read_manifest(path).document, "cache": cache}
-    document.pop("self")
-    write_manifest(target, document)
 
 
 def test_a_download_is_a_cache_like_any_other(prep, store, home, tmp_path):

@@ -150,3 +150,10 @@ def sample_of(name, caption):
 def small(tmp_path: Path) -> OpenedManifest:
     """The small manifest, opened."""
     return open_manifest(read_manifest(write_small(tmp_path)))
+
+
+def moved(path: Path, target: Path, cache: str) -> None:
+    """Writes the manifest at `path` as `target`, with another name of its cache."""
+    document = {**read_manifest(path).document, "cache": cache}
+    document.pop("self")
+    write_manifest(target, document)

@@ -1,0 +1,145 @@
+"""Implements `prep pack`: a manifest and what it needs of its cache, as one tar (`prep.export.tar_format`)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from prep.cache.remote.documents import MOST_TABLE
+from prep.cache.store import MARKER_BYTES, Cache
+from prep.digest import digest_bytes
+from prep.errors import CacheError, PathError
+from prep.export.tar_format import BLOCK, END, Member, header_of, shard_members, table_name, tables_of
+from prep.formatting import counted, format_bytes, printable
+from prep.fs import atomic
+from prep.fs.lock import PATIENCE, lock_directory
+from prep.fs.mirror import is_url, refuse_url
+from prep.fs.paths import MARKER
+from prep.fs.tree import listing_digest
+from prep.fs.untrusted import open_regular, read_regular, stream_of
+from prep.manifest.commands import repair_command
+from prep.manifest.consistency import read_shards
+from prep.manifest.document import LIMIT, Manifest, read_manifest, require_local
+from prep.manifest.shards import ShardFacts
+from prep.progress import Progress, Tick, silent
+
+PIECE = 1 << 20  # bytes copied at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackReport:
+    """What was packed."""
+
+    file: Path
+    shards: int
+    bytes: int  # of the tar
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `prep pack --json`."""
+        return {"format": "latentry/pack", "version": 1, "file": str(self.file), "shards": self.shards,
+                "bytes": self.bytes}
+
+    def as_text(self) -> str:
+        """The output of `prep pack`."""
+        return f"{self.file}: {counted(self.shards, 'shard')}, {format_bytes(self.bytes)}"
+
+
+def pack(path: Path, output: Path, *, progress: Progress = silent) -> PackReport:
+    """Writes the manifest at `path` and what it needs to the tar `output`, a new file; checks every digest on the way.
+
+    Nothing is left if that fails. Raises `PathError`, `ManifestError`, `CacheError`, `OSError`.
+    """
+    require_local(path, "a dataset is packed")
+    refuse_url(output)
+    if output.exists():
+        raise PathError(f"{output} is there already", hint="remove it, or name another file with -o")
+    manifest = read_manifest(path, fetch=False)
+    name, root = _names(manifest)
+    cache = Cache(root=manifest.cache_root)
+    shards = read_shards(cache, manifest)
+    staged = atomic.temporary_name(output.absolute())
+    try:
+        with (lock_directory(cache.root, exclusive=False, patience=PATIENCE), atomic.create(staged) as handle,
+              progress("packing", sum(shard.bytes for shard in shards), "bytes") as tick):
+            _add(handle, name, read_regular(path, LIMIT))
+            _add(handle, f"{root}/{MARKER}", read_regular(cache.root / MARKER, MARKER_BYTES))
+            for table in tables_of(manifest.document):
+                _add(handle, table_name(root, table), _checked_table(cache, table, manifest))
+            for shard in shards:
+                _add_shard(handle, root, cache, shard, manifest, tick)
+            atomic.write(handle, END)
+            size = handle.tell()
+            atomic.sync(handle)
+        atomic.rename(staged, output)
+        atomic.sync_dir(output.absolute().parent)
+    finally:
+        atomic.remove(staged)
+    return PackReport(file=output, shards=len(shards), bytes=size)
+
+
+def _names(manifest: Manifest) -> tuple[str, str]:
+    """Names of manifest and cache relative to the nearest directory that holds both. Raises `PathError`."""
+    named = manifest.document["cache"]
+    if is_url(named) or Path(named).is_absolute():
+        raise PathError(f"the manifest names the cache {printable(named)}, which does not lie beside it",
+                        hint="prep pull URL DIR downloads a dataset; prep encode writes a manifest near its cache")
+    home, cache = manifest.path.absolute(), Path(os.path.normpath(manifest.folder.absolute() / named))
+    common = Path(os.path.commonpath([home.parent, cache]))
+    if cache == common:
+        common = common.parent  # the manifest lies in its cache
+    return home.relative_to(common).as_posix(), cache.relative_to(common).as_posix()
+
+
+def _checked_table(cache: Cache, digest: str, manifest: Manifest) -> bytes:
+    data = read_regular(cache.table(digest), MOST_TABLE)
+    if digest_bytes(data) != digest:
+        raise CacheError(f"table {digest} of the cache does not match its digest", hint=repair_command(manifest))
+    return data
+
+
+def _add(handle: BinaryIO, name: str, data: bytes) -> None:
+    """Adds a small file."""
+    atomic.write(handle, header_of(Member(name=name, size=len(data))))
+    atomic.write(handle, data + bytes(-len(data) % BLOCK))
+
+
+def _add_shard(handle: BinaryIO, root: str, cache: Cache, shard: ShardFacts, manifest: Manifest, tick: Tick) -> None:
+    """Adds the files of a shard. Raises `CacheError` if they are not the ones whose digest is its name."""
+    folder, listing = cache.shard(shard.digest), []
+    for member in shard_members(root, shard.remote):
+        name = member.name.partition(f"/{shard.digest}/")[2]
+        atomic.write(handle, header_of(member))
+        running, size = hashlib.sha256(), 0
+        for part in _parts(folder / name, member.size, _spoiled(shard, manifest)):
+            atomic.write(handle, part)
+            running.update(part)
+            size += len(part)
+            tick(len(part))
+        atomic.write(handle, bytes(-size % BLOCK))
+        listing.append({"path": name, "size": size, "sha256": running.hexdigest()})
+    if listing_digest(listing) != shard.digest:
+        raise _spoiled(shard, manifest)
+
+
+def _parts(path: Path, size: int, otherwise: CacheError) -> Iterator[bytes]:
+    """The bytes of a file of exactly `size` bytes. Raises `otherwise` for another one, or for none."""
+    try:
+        handle = stream_of(open_regular(path))
+    except OSError:
+        raise otherwise from None
+    with handle:
+        left = size
+        while left and (part := handle.read(min(PIECE, left))):
+            left -= len(part)
+            yield part
+        if left or handle.read(1):
+            raise otherwise
+
+
+def _spoiled(shard: ShardFacts, manifest: Manifest) -> CacheError:
+    return CacheError(f"shard {shard.digest} is damaged: its bytes do not match its digest",
+                      hint=repair_command(manifest))
