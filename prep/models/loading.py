@@ -117,7 +117,8 @@ def dtype_keyword(transformers: str) -> str:
 
 
 def quiet_libraries() -> None:
-    """Limits diffusers and transformers to error messages, and turns off their progress bars."""
+    """Limits diffusers, transformers and what they import to error messages, and turns off their progress bars."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it asks for kernels that are not used here
     from diffusers.utils import logging as diffusers_logging
 
     diffusers_logging.set_verbosity_error()

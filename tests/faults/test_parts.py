@@ -250,6 +250,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_ends_no_decoder(there, whole):
     """SLURM and Kubernetes send it to each process of a job."""
     words = [word for word in there.part(0, 1) if word != "--quiet"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from prep.errors import ModelError
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
-from prep.models.loading import dtype_keyword
+from prep.models.loading import dtype_keyword, quiet_libraries
 from prep.models.text.encoder import TextEncoder
 from prep.models.text.tokenizer import TokenCounter
 from prep.models.vae import VaeEncoder, load_vae
@@ -182,3 +183,14 @@ def test_what_a_library_cannot_read_is_no_bug(model):
                                                   ("5.23.0", "dtype")])
 def test_each_version_of_transformers_gets_its_own_keyword(version, keyword):
     assert dtype_keyword(version) == keyword
+
+
+def test_bitsandbytes_asks_for_no_kernels():
+    logger = logging.getLogger("bitsandbytes")
+    before = logger.level
+    try:
+        logger.setLevel(logging.NOTSET)
+        quiet_libraries()
+        assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)
+    finally:
+        logger.setLevel(before)

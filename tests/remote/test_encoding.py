@@ -379,6 +379,14 @@ def test_a_manifest_here_of_a_cache_there(prep, train, here, store, setting, tin
     assert document["cache"] == f"{store.url}/cache"
     for words in (("inspect", "m.json"), ("verify", "m.json"), ("diff", "m.json", setting.manifest)):
         assert prep(*words).code == 0
+    losses = []
+    for manifest, run in (("m.json", "there"), (setting.manifest, "here")):
+        told = train("run", manifest, "--model", tiny_model, "--steps", 2, "--batch-size", 2, "--device", "cpu",
+                     "--precision", "fp32", "-o", run)
+        assert told.code == 0, told.err
+        events = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
+        losses.append([event["loss"] for event in events if event["event"] == "step"])
+    assert losses[0] == losses[1] and len(losses[0]) == 2
     told = prep("push", "m.json", f"{store.url}/elsewhere")
     assert told.code == 5 and "but a cache is uploaded from a directory only on this computer" in told.err
     (name, *_) = [name for name in list_objects(store.url) if "/latent/c.0" in name]

@@ -59,7 +59,9 @@ def store_path(store):
     return Path(f"{store.url}/manifest.json")
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "drop", "lose", "truncate", "flip", "flip sent"])
+@pytest.mark.parametrize("fault", [
+    "503", "lose", "flip sent", *(pytest.param(name, marks=pytest.mark.slow)
+                                  for name in ("500", "drop", "truncate", "flip"))])
 def test_each_request_goes_wrong_once(prep, store, home, fault, monkeypatch):
     monkeypatch.setattr(upload, "TRIES", 9)
     wrong = ("PUT",) if fault in ("lose", "flip sent") else ("PUT", "GET", "HEAD", "POST")
@@ -83,7 +85,7 @@ def test_what_reads_back_as_something_else_is_told(prep, store, home):
     assert told.code == 7 and "manifest.json does not read back as it was written\n" in told.err
 
 
-@pytest.mark.parametrize("number", [6, 23])
+@pytest.mark.parametrize("number", [pytest.param(6, marks=pytest.mark.slow), 23])
 def test_a_killed_upload_is_continued(prep, store, home, number):
     seen = iter(range(10**6))
     store.proxy.rule = lambda method, path, before: (

@@ -138,7 +138,7 @@ def test_the_file_that_cannot_be_read_is_named(prep, tiny_model, tmp_path, monke
 def test_names_forge_no_line():
     finding = Finding(path=FORGED, code="truncated", severity="error", detail="ends\nhint: early")
     assert rejected_line(finding) == r"rejected: $'b\nerror: fake.png': truncated: ends\nhint: early"
-    encoded = command_encode.EncodeReport(manifest=FORGED, encoded={}, reused={}, rejected=(finding,), notices=(),
+    encoded = command_encode.EncodeReport(manifest=Path(FORGED), encoded={}, reused={}, rejected=(finding,), notices=(),
                                           bytes=0,
                                           samples={}, dry_run=False).as_text(0)
     masked = command_mask.MaskReport(made=Made(written=0, kept=0, skipped=0, findings=(finding,), black=(FORGED,)),

@@ -85,7 +85,8 @@ def test_a_forgotten_move_is_caught(elsewhere, monkeypatch, plant):
 
 
 @pytest.mark.parametrize(("plant", "what"), [
-    (lambda patch: patch.setattr(sample, "module_to_device", stay), "no sample pictures"),
+    pytest.param(lambda patch: patch.setattr(sample, "module_to_device", stay), "no sample pictures",
+                 marks=pytest.mark.slow),
     (forget_validation, "no validation"),
 ], ids=["vae", "validation"])
 def test_a_forgotten_move_beside_the_steps_is_a_warning(elsewhere, monkeypatch, plant, what):

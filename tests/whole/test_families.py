@@ -52,7 +52,8 @@ CAPTIONS = ["a red cat", "two dogs on a long green bench, " * 3 + "in the rain",
 SIZES = [(64, 64), (70, 64), (96, 32), (64, 64)]  # of two buckets, none scaled
 
 
-@pytest.fixture(scope="module", params=CASES, ids=named)
+@pytest.fixture(scope="module", ids=named, params=[  # variants of a family are slow tests
+    pytest.param(case, marks=pytest.mark.slow) if case.options else case for case in CASES])
 def case(request) -> Case:
     return request.param
 

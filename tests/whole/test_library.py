@@ -114,6 +114,7 @@ def run(script, *args):
     return [float(found) for found in re.findall(r"loss ([0-9.]+)", done.stdout)]
 
 
+@pytest.mark.slow
 def test_the_example_loop_learns_what_train_run_does_and_continues(place, train, tmp_path):
     """The first loss is that of `train run`, whose adapter is without effect then, too."""
     model = read_manifest(place / "m.json").model

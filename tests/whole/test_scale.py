@@ -90,7 +90,8 @@ WORK: dict[str, Callable[[Manifest], object]] = {
 }
 
 
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("work", [
+    work if work == "train's index" else pytest.param(work, marks=pytest.mark.slow) for work in WORK])
 def test_a_sample_costs_numbers_and_no_objects(made, work):
     """Bytes for their columns, and no Python object each."""
     do = WORK[work]

@@ -73,6 +73,7 @@ def test_of_a_processor_the_tokenizer_is_loaded(dev, tmp_path):
     assert torch.equal(row_of(as_processor(dev, tmp_path / "model")), row_of(dev))
 
 
+@pytest.mark.slow
 def test_a_processor_s_template_may_be_in_a_file_of_its_own(dev, tmp_path):
     model = as_processor(dev, tmp_path / "model")
     template = (model / "tokenizer" / "chat_template.jinja").read_text()

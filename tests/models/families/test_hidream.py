@@ -28,6 +28,7 @@ def model(tmp_path: Path) -> Path:
     return tiny_pipelines.save("hidream", tmp_path / "model", layers=(2, 0))
 
 
+@pytest.mark.slow
 def test_rows_have_each_listed_layer_once(model):
     shapes = {"t5": (128, 32), "llama": (2, 128, 32), "pooled": (64,)}
     assert dict(FAMILY.text.shapes(Configs(model), OPTIONS)) == shapes

@@ -28,7 +28,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("options", [
     pytest.param(TextOptions(max_length=256), marks=pytest.mark.slow), TextOptions(max_length=7),
-    TextOptions(max_length=256, clip_skip=1)])
+    pytest.param(TextOptions(max_length=256, clip_skip=1), marks=pytest.mark.slow)])
 def test_rows_are_those_of_the_whole_pipeline(model, options):
     encoder = TextEncoder(model, FAMILY, options, device="cpu", compute="float32", dtype="float32")
     pipe = tiny_pipelines.load(model)

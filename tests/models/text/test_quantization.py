@@ -167,6 +167,7 @@ def test_a_context_says_how_text_was_encoded():
     assert options_of(context) == replace(options_of({"max_length": 77}), quantization="8bit")
 
 
+@pytest.mark.slow
 def test_from_the_cache_to_sample_prompts(prep, sd3, tmp_path, caplog):
     """`prep prompts` and `prep diff` follow the manifest; `--dry-run` names the smaller weights."""
     draw(tmp_path / "photos" / "0.png", (64, 64), seed=0).with_suffix(".txt").write_text("a red cat")

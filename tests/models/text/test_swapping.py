@@ -147,6 +147,7 @@ def test_layers_and_windows_of_clip(tmp_path, loads):
         assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_finite_is_computed_in_float32_by_all_encoders(model, loads, monkeypatch):
     encoder = encoder_of(model, compute="bfloat16", first=BATCHES)
     usual, call, seen = encoder._encoders.dtype, encoder._call, []

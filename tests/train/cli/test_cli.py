@@ -169,6 +169,7 @@ def test_run_says_its_result_on_stdout_and_everything_else_on_stderr(train, make
     assert (made.root / "run" / "samples" / "step-000003.png").is_file()
 
 
+@pytest.mark.slow
 def test_quiet_says_only_warnings(train, make):
     made = make()
     (made.root / "prompts.txt").write_text("a green dragon\n")

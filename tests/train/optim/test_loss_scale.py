@@ -68,6 +68,7 @@ def test_float16_learns_what_float32_does(make, setup_of, tmp_path, method):
     assert all("loss_scale" not in event for event in events(tmp_path / "fp32"))
 
 
+@pytest.mark.slow
 def test_a_step_that_overflows_changes_only_the_scale_and_a_resumed_run_does_the_same(
         make, setup_of, tmp_path, monkeypatch):
     """With a scale so large that the gradients of the first steps overflow."""

@@ -120,6 +120,7 @@ def test_prompts_that_not_all_read_alike(make, setup_of, monkeypatch):
     assert caught.value.hint == "all must see the same files"
 
 
+@pytest.mark.slow
 def test_what_the_processes_find_before_the_first_step(make, tmp_path):
     path = make().path
     done = torchrun(2, "run", path, *FEW, "--set", "batch_size=1", "--steps", 2, "-o", tmp_path / "run")

@@ -47,6 +47,7 @@ def near(one, other, name):
         torch.testing.assert_close(value, second[each], rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_one_process():
     """Of a UNet and a transformer, all weights and LoRA, in two passes. Sums of 1e-6 differ by their order."""
     script = Path(__file__).parents[2] / "support" / "divided_gradients.py"
