@@ -16,6 +16,7 @@ it forks, Arrow's allocator apart.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -65,10 +66,19 @@ def load() -> None:
     check_threads()
 
 
+def thread_names() -> list[str]:
+    """The names of this process's threads."""
+    names = []
+    for task in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends at this moment
+            names.append(task.read_text().strip())
+    return names
+
+
 def check_threads() -> None:
     """A fork has one thread, and whatever the others held it holds for ever."""
     patience = time.monotonic() + 5  # threads that were joined take a moment to go
-    while len(names := [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]) > 2:
+    while len(names := thread_names()) > 2:
         assert time.monotonic() < patience, f"threads {names} where one is wanted: a fork of them is no copy"
         time.sleep(0.01)
 
