@@ -146,7 +146,7 @@ def picture(dataset: CachedDataset, number: int, view: int = 0, *, alpha: str = 
     from prep.fs.untrusted import read_regular
     from prep.images.decode import decode_picture, scale_and_crop
 
-    path, wanted = dataset.path(number), dataset.table["picture"][number].as_py().hex()
+    path, wanted = dataset.path(number), dataset.index.samples.picture_digest(number)
     data = b"" if path is None else read_regular(path, path.stat().st_size)
     if path is None or digest_bytes(data) != wanted:
         raise CacheError(f"the picture of '{dataset.name(number)}' is not in its source, or another one by now",

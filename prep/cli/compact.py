@@ -8,7 +8,7 @@ import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 from prep.errors import CacheError
 
 
@@ -22,8 +22,7 @@ def compact(
     """Join small shards of CACHE into few large ones. Manifests stay valid; exit 7 for damaged rows."""
     from prep.maintenance.compact import compact as join_all
 
-    done = join_all(cache, shard_bytes=shard_mib << 20, dry_run=dry_run,
-                    progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    done = join_all(cache, shard_bytes=shard_mib << 20, dry_run=dry_run, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

@@ -24,8 +24,8 @@ def doctor(
     Exits with 1 if something will get in the way.
     """
     from prep.doctor.disk import check_disk
-    from prep.doctor.extras import check_extras
-    from prep.doctor.machine import check_devices, check_libraries, check_machine
+    from prep.doctor.libraries import check_extras, check_libraries
+    from prep.doctor.machine import check_devices, check_machine
     from prep.fs.mirror import refuse_url
     from prep.fs.user_cache import make_private, user_cache
     from prep.report.terminal.doctor import as_json as document

@@ -12,7 +12,7 @@ from prep.cli import options as opt
 from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 from prep.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def encode(
         part=None if part is None else parse_part(part), grace=grace,
         ray=_ray_options(engine, address, workers, num_gpus_per_worker, task_seconds),
         encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
-        progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
+        progress=progress_unless(quiet)))
     tell(report, time.monotonic() - begun, as_json=as_json, quiet=quiet)
     if report.unmade or (strict and report.rejected):
         raise typer.Exit(EXIT_FINDINGS)

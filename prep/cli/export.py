@@ -10,9 +10,8 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
 from prep.cli.signature import choice
-from prep.cli.ticker import progress
-
-FORMATS = ("safetensors", "webdataset", "kohya", "folder")
+from prep.cli.ticker import progress_unless
+from prep.export.formats import FORMATS
 
 
 def export(
@@ -29,8 +28,7 @@ def export(
     """
     from prep.export.run import export as run_export
 
-    done = run_export(manifest, to, output, tar_bytes=tar_mib << 20,
-                      progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    done = run_export(manifest, to, output, tar_bytes=tar_mib << 20, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

@@ -9,7 +9,7 @@ import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 
 
 def gc(
@@ -27,8 +27,7 @@ def gc(
 
     guard = opt.seconds_of(older_than, "--older-than")
     done = collect_garbage(cache, [*keep, *(more or ())] if keep else [], guard=guard, asked=older_than,
-                           dry_run=not yes, notice=(lambda _: None) if quiet else say,
-                           progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+                           dry_run=not yes, notice=(lambda _: None) if quiet else say, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

@@ -14,7 +14,7 @@ from prep.cli import options as opt
 from prep.cli.console import put, put_json, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress, progress_unless
 
 if TYPE_CHECKING:
     from prep.masks.run import Entry
@@ -67,8 +67,7 @@ def mask(
     masked = run_mask(MaskCall(
         recipe=recipe, choice=choice, output=output, model=model or "",
         show=None if html is None else partial(_write_pages, html, origin_of(recipe, date.today()), jobs, not quiet),
-        device=device, batch_size=batch_size, jobs=jobs, download=download,
-        progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
+        device=device, batch_size=batch_size, jobs=jobs, download=download, progress=progress_unless(quiet)))
     if as_json:
         put_json(masked.as_json())
     else:

@@ -9,7 +9,7 @@ import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 
 
 def pack(
@@ -24,8 +24,7 @@ def pack(
     """
     from prep.export.pack import pack as write_tar
 
-    done = write_tar(manifest, output,
-                     progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    done = write_tar(manifest, output, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

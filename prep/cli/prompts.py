@@ -10,7 +10,7 @@ import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 
 
 def prompts(
@@ -27,8 +27,7 @@ def prompts(
 
     begun = time.monotonic()
     report = run_prompts(PromptsCall(
-        file=file, manifest=manifest, model=model, device=device, download=download,
-        progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
+        file=file, manifest=manifest, model=model, device=device, download=download, progress=progress_unless(quiet)))
     if as_json:
         put_json(report.as_json(time.monotonic() - begun))
     else:

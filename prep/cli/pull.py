@@ -9,7 +9,7 @@ import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 
 
 def pull(
@@ -25,8 +25,7 @@ def pull(
     """Download a manifest and its cache from an object store. Training needs no pull: it reads from the store."""
     from prep.maintenance.pull import pull as download
 
-    done = download(url, folder, recheck=recheck, jobs=jobs,
-                    progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    done = download(url, folder, recheck=recheck, jobs=jobs, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

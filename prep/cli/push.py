@@ -9,7 +9,7 @@ import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 
 
 def push(
@@ -25,8 +25,7 @@ def push(
     """Upload a manifest and its cache to an object store, where train run reads them. Sends only what is not there."""
     from prep.maintenance.push import push as upload
 
-    done = upload(manifest, url, recheck=recheck, jobs=jobs,
-                  progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    done = upload(manifest, url, recheck=recheck, jobs=jobs, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

@@ -13,7 +13,7 @@ from prep.cli import options as opt
 from prep.cli.console import put, put_json, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 from prep.errors import EXIT_FINDINGS
 
 
@@ -49,7 +49,7 @@ def scan(
     report = run_scan(ScanCall(
         recipe=recipe, jobs=jobs, model=model, select=select or (), ignore=ignore or (), rehash=rehash,
         show=None if html is None else partial(write_scan_page, html, origin_of(recipe, date.today())),
-        progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)))
+        progress=progress_unless(quiet)))
     if as_json:
         put_json(document(report))
     else:

@@ -11,7 +11,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.encode import tell
 from prep.cli.options import quiet_pillow
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 from prep.errors import EXIT_FINDINGS
 
 
@@ -41,7 +41,7 @@ def seal(
     begun = time.monotonic()
     report = run_seal(EncodeCall.of_seal(
         recipe=recipe, cache=cache, output=output, jobs=jobs, rehash=rehash, download=download,
-        progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)), parts)
+        progress=progress_unless(quiet)), parts)
     tell(report, time.monotonic() - begun, as_json=as_json, quiet=quiet)
     if strict and report.rejected:
         raise typer.Exit(EXIT_FINDINGS)

@@ -15,7 +15,7 @@ from typing import Any
 
 from prep.cli.console import color_allowed, say
 from prep.formatting import clock, counted, format_bytes, grouped
-from prep.progress import Total
+from prep.progress import Progress, Total
 
 SLOW = 1.0  # seconds of work after which a bar is shown
 PHASE = 5.0  # seconds after which a phase is named without a terminal
@@ -137,3 +137,8 @@ def progress(title: str, total: Total, *, unit: str = "", shown: bool = True) ->
     finally:
         _open.remove(ticker)
         ticker.close()
+
+
+def progress_unless(quiet: bool) -> Progress:
+    """What commands hand to the work: `progress`, shown unless `quiet`."""
+    return lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet)

@@ -9,7 +9,7 @@ import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 
 
 def unpack(
@@ -24,8 +24,7 @@ def unpack(
     """
     from prep.export.unpack import unpack as read_tar
 
-    done = read_tar(file, folder,
-                    progress=lambda title, total, unit: progress(title, total, unit=unit, shown=not quiet))
+    done = read_tar(file, folder, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

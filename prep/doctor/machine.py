@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from prep.doctor.check import Check
@@ -92,16 +90,4 @@ def check_devices() -> list[Check]:
     else:
         checks.append(Check(name="allocator", state="note", what="without glibc, each picture that a VAE encodes on "
                             "the CPU takes new memory from the system: up to half of the time of a small VAE"))
-    return checks
-
-
-def check_libraries(names: tuple[str, ...]) -> list[Check]:
-    """The versions of libraries, from their metadata."""
-    checks = []
-    for name in names:
-        try:
-            checks.append(Check(name=name, state="ok", what=version(name)))
-        except PackageNotFoundError:
-            checks.append(Check(name=name, state="warning", what="not installed",
-                                hint=f"{Path(sys.executable).name} -m pip install latentry"))
     return checks

@@ -9,21 +9,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 
 from prep.export.sample import Sample
 
 METADATA = "metadata.jsonl"
+Make = Callable[[], bytes]  # raises `CacheError`
 
 
-def files(samples: Sequence[Sample]) -> dict[str, bytes]:
-    """The files of one picture by name: `samples` are it at each of its sizes. Raises `CacheError`."""
+def files(samples: Sequence[Sample]) -> dict[str, Make]:
+    """The files of one picture by name, with what makes their bytes: `samples` are it at each of its sizes."""
     first = samples[0]
-    written = {picture_name(first): first.picture()}
+    found: dict[str, Make] = {picture_name(first): first.picture}
     if first.captions:
-        written[f"{first.stem}.txt"] = caption_lines(first)
-    return written
+        found[f"{first.stem}.txt"] = partial(caption_lines, first)
+    return found
 
 
 def picture_name(sample: Sample) -> str:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -38,21 +40,30 @@ def architecture(family: str) -> str:
     return ARCHITECTURES[family]
 
 
-def files(samples: Sequence[Sample]) -> dict[str, bytes]:
-    """The files of one picture by name: `samples` are it at each of its sizes. Raises `CacheError`, `UsageError`."""
+def files(samples: Sequence[Sample]) -> dict[str, folder.Make]:
+    """The files of one picture by name, with what makes their bytes: `samples` are it at each of its sizes.
+
+    Raises `UsageError`.
+    """
     first = samples[0]
     word = architecture(first.of.manifest.document["family"])
     if word in ONE_SIZE and len(samples) > 1:
         raise UsageError(f"'{first.name}' was encoded at {len(samples)} sizes, but a cache of '{word}' has one",
                          hint="encode with one --resolution")
     width, height = first.size
+    return {**folder.files(samples),
+            f"{first.stem}_{width:04d}x{height:04d}_{word}.npz": partial(_spell, samples, word in ONE_SIZE)}
+
+
+def _spell(samples: Sequence[Sample], one_size: bool) -> bytes:
+    """The cache of one picture."""
     arrays: dict[str, Values] = {}
     for sample in samples:
         found = _arrays(sample)
         rows, columns = found["latents"].shape[1:]
-        ending = "" if word in ONE_SIZE else f"_{rows}x{columns}"
+        ending = "" if one_size else f"_{rows}x{columns}"
         arrays |= {f"{name}{ending}": values for name, values in found.items()}
-    return {**folder.files(samples), f"{first.stem}_{width:04d}x{height:04d}_{word}.npz": npz(arrays)}
+    return npz(arrays)
 
 
 def _arrays(sample: Sample) -> dict[str, Values]:
@@ -65,8 +76,7 @@ def _arrays(sample: Sample) -> dict[str, Values]:
     found = {"latents": sample.latent(first)["latent"].values(), "original_size": np.array(sample.size),
              "crop_ltrb": np.array([left, top, left + width, top + height])}
     for view in views:
-        if placed[view].flip and not placed[first].flip and (
-                (placed[view].scaled, placed[view].crop) == (placed[first].scaled, placed[first].crop)):
+        if not placed[first].flip and placed[view] == replace(placed[first], flip=True):
             found["latents_flipped"] = sample.latent(view)["latent"].values()
     if (mask := sample.mask(first)) is not None:
         cells = mask.values()[0].astype(np.float32) / 255

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from prep.digest import canonical, seal
 from prep.errors import PathError, UsageError
 from prep.export import folder, kohya, safetensors, webdataset
+from prep.export.formats import FORMATS
 from prep.export.sample import Sample, Samples
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
@@ -23,7 +24,6 @@ from prep.manifest.opened import open_manifest
 from prep.parse import Unparsed, brief, sealed_json, suggest
 from prep.progress import Progress, Tick, silent
 
-FORMATS = ("safetensors", "webdataset", "kohya", "folder")
 MARKER, MARKED = ".latentry-export.json", "latentry/exporting"  # says of what a directory is an export
 MARKER_BYTES = 1 << 12
 _LEFT = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
@@ -128,24 +128,22 @@ def _begin(output: Path, asked: Mapping[str, Any]) -> None:
 
 def _write_pictures(made: _Files, samples: Iterable[Sample], to: str, tick: Tick) -> None:
     """Files of each picture, whose samples follow one another; then metadata.jsonl."""
-    lines = []
-    for some in _by_picture(samples):
-        for name, data in (folder if to == "folder" else kohya).files(some).items():
+    pictures = _by_picture(samples)
+    for some in pictures:
+        for name, make in (folder if to == "folder" else kohya).files(some).items():
             if made.lacks(name):
-                made.write(name, data)
-        lines.append(folder.metadata_line(some))
+                made.write(name, make())
         tick(len(some))
     if to == "folder" and made.lacks(folder.METADATA):
-        made.write(folder.METADATA, b"".join(lines))
+        made.write(folder.METADATA, b"".join(map(folder.metadata_line, pictures)))
 
 
-def _by_picture(samples: Iterable[Sample]) -> Iterator[Sequence[Sample]]:
+def _by_picture(samples: Iterable[Sample]) -> list[list[Sample]]:
     """The samples of each picture, in the order of the first: a picture at several sizes makes several."""
     def whose(sample: Sample) -> tuple[int, str]:
         return int(sample.of.columns.source[sample.number]), sample.name
 
-    for _, some in groupby(sorted(samples, key=whose), whose):
-        yield list(some)
+    return [list(some) for _, some in groupby(sorted(samples, key=whose), whose)]
 
 
 def _write_tars(made: _Files, samples: Samples, most: int, tick: Tick) -> None:

@@ -20,7 +20,6 @@ from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.formatting import printable
-from prep.fs.paths import resolve
 from prep.fs.untrusted import read_regular
 from prep.geometry import Placement, Size
 from prep.manifest.document import Manifest
@@ -156,14 +155,12 @@ class Sample:
 
     def picture(self) -> bytes:
         """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is not there or has changed."""
-        source = self.of.manifest.sources[int(self.of.columns.source[self.number])]
-        path = None if source is None else resolve(source) / self.name
-        wanted = self.of.columns.table["picture"][self.number].as_py().hex()
+        path = self.of.columns.picture_path(self.number, self.of.manifest.sources)
         try:
             data = b"" if path is None else read_regular(path, path.stat().st_size)
         except OSError as error:
             raise self._without_picture(f": {error.strerror or error}") from None
-        if path is None or digest_bytes(data) != wanted:
+        if path is None or digest_bytes(data) != self.of.columns.picture_digest(self.number):
             raise self._without_picture(" as it was encoded: moved, edited, or in a tar or a table")
         return data
 

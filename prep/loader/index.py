@@ -17,7 +17,6 @@ from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
-from prep.fs.paths import resolve
 from prep.manifest.consistency import check_places, read_samples, read_shards, row_shapes, text_shapes
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns
@@ -103,8 +102,7 @@ class Index:
 
     def picture(self, sample: int) -> Path | None:
         """The sample's picture; `None` if it is not a file there: moved, or in a tar or a table."""
-        source = self.manifest.sources[int(self.samples.source[sample])]
-        path = None if source is None else resolve(source) / self.samples.name(sample)
+        path = self.samples.picture_path(sample, self.manifest.sources)
         return path if path is not None and path.is_file() else None
 
     def shape(self, field: str, bucket: int) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from prep.batching.split import ROLES, Role
 from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
+from prep.fs.paths import resolve
 from prep.geometry import Placement, Size
 from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
 
@@ -65,6 +67,15 @@ class SampleColumns:
     def captions(self, sample: int) -> list[str]:
         """The sample's captions, in the order of its texts."""
         return [text["caption"] for text in self.table["texts"][sample].as_py()]
+
+    def picture_digest(self, sample: int) -> str:
+        """The SHA-256 of the sample's picture file."""
+        return str(self.table["picture"][sample].as_py().hex())
+
+    def picture_path(self, sample: int, sources: Sequence[Path | None]) -> Path | None:
+        """Where the sample's picture is, or was; `None` if nothing leads to its source."""
+        source = sources[int(self.source[sample])]
+        return None if source is None else resolve(source) / self.name(sample)
 
     def placement(self, view: int, bucket: Size) -> Placement:
         """How a view of a sample is scaled, cropped and mirrored into its bucket."""

@@ -96,7 +96,7 @@ def test_encoding_has_a_bar_for_each_field_and_names_what_loads(prep, photos, ti
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr("prep.cli.encode.progress", Bar)
+    monkeypatch.setattr("prep.cli.ticker.progress", Bar)
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
                   "--resolution", 96, "--step", 16, "--device", "cpu", "--mask", "sidecar")
     assert result.code == 0, result.err

@@ -14,7 +14,7 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from prep.doctor import disk, extras, machine
+from prep.doctor import disk, libraries, machine
 from prep.fs import atomic
 from prep.models.device import allocator, present
 
@@ -156,10 +156,10 @@ def test_a_broken_torch(monkeypatch):
 
 
 def test_a_library_or_an_extra_that_is_missing(monkeypatch):
-    missing = named(machine.check_libraries(("no-such-library",)))["no-such-library"]
+    missing = named(libraries.check_libraries(("no-such-library",)))["no-such-library"]
     assert missing.state == "warning" and missing.what == "not installed"
-    monkeypatch.setattr(extras, "EXTRAS", {"none": (("numpy", "no-such-library"), "nothing")})
-    found, = extras.check_extras()
+    monkeypatch.setattr(libraries, "EXTRAS", {"none": (("numpy", "no-such-library"), "nothing")})
+    found, = libraries.check_extras()
     assert found.what == "not installed: needed for nothing" and found.hint == "pip install 'latentry[none]'"
 
 
@@ -167,4 +167,4 @@ def test_every_extra_is_listed_with_its_libraries():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {name: tuple(re.match(r"[A-Za-z0-9_-]+", one)[0] for one in needs)
               for name, needs in project["optional-dependencies"].items() if name not in ("dev", "bench")}
-    assert {name: libraries for name, (libraries, _) in extras.EXTRAS.items()} == wanted
+    assert {name: brought for name, (brought, _) in libraries.EXTRAS.items()} == wanted

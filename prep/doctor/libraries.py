@@ -1,8 +1,10 @@
-"""Lists the optional extras of Latentry: what is installed, and what cannot be done without the others."""
+"""Lists the libraries of Latentry and of its extras: what is installed, and what cannot be done without the others."""
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from prep.doctor.check import Check
 
@@ -19,6 +21,19 @@ EXTRAS = {
     "remote": (("obstore",), "caches in S3, Google Cloud Storage and Azure"),
     "ray": (("ray",), "prep encode --engine ray"),
 }
+
+
+def check_libraries(names: tuple[str, ...]) -> list[Check]:
+    """The versions of libraries, from their metadata."""
+    checks = []
+    for name in names:
+        found = _version(name)
+        if found is None:
+            checks.append(Check(name=name, state="warning", what="not installed",
+                                hint=f"{Path(sys.executable).name} -m pip install latentry"))
+        else:
+            checks.append(Check(name=name, state="ok", what=found))
+    return checks
 
 
 def check_extras() -> list[Check]:
