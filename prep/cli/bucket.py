@@ -11,7 +11,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
-from prep.cli.ticker import progress
+from prep.cli.ticker import progress_unless
 
 
 @opt.with_recipe_options(without=("model", "dtype", "compute", "max_length", "clip_skip", "text_windows",
@@ -53,7 +53,7 @@ def bucket(
     recipe = opt.without_caption_stop(opt.recipe_from_options(source, **given))
     check_bucket_files(recipe, html, png)
     rules_of(recipe)  # reports wrong rules before reading all pictures
-    with progress("reading", total := DeferredTotal(), unit="pictures", shown=not quiet) as tick:
+    with progress_unless(quiet)("reading", total := DeferredTotal(), "pictures") as tick:
         surveyed = ingest(recipe, Memo(None), jobs=jobs, tick=tick, total=total)
     recipe = settle_masks(recipe, surveyed.items)
     bucketing = flag_extremes(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)

@@ -97,7 +97,7 @@ def _names(manifest: Manifest) -> tuple[str, str]:
 def _checked_table(cache: Cache, digest: str, manifest: Manifest) -> bytes:
     data = read_regular(cache.table(digest), MOST_TABLE)
     if digest_bytes(data) != digest:
-        raise CacheError(f"table {digest} of the cache does not match its digest", hint=repair_command(manifest))
+        raise CacheError(f"table {digest} is damaged: its bytes do not match its name", hint=repair_command(manifest))
     return data
 
 

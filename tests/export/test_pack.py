@@ -95,11 +95,15 @@ def test_damage_here_is_not_packed(home, tmp_path):
             pack(home / "manifest.json", tmp_path / "set.tar")
         assert "prep verify" in told.value.hint and sorted(tmp_path.iterdir()) == [home]
     path.write_bytes(data)
-    table = next((home / "cache" / "tables").rglob("*.arrow"))
-    table.chmod(0o644)
-    table.write_bytes(table.read_bytes() + b"x")
-    with pytest.raises(CacheError, match=r"table \w+ of the cache does not match its digest"):
-        pack(home / "manifest.json", tmp_path / "set.tar")
+    tables = list((home / "cache" / "tables").rglob("*.arrow"))
+    assert len(tables) == 3  # samples, shards, view
+    for table in tables:
+        whole = table.read_bytes()
+        table.chmod(0o644)
+        table.write_bytes(whole + b"x")
+        with pytest.raises(CacheError, match=r"table \w+ is damaged: its bytes do not match its name"):
+            pack(home / "manifest.json", tmp_path / "set.tar")
+        table.write_bytes(whole)
     assert sorted(tmp_path.iterdir()) == [home]
 
 

@@ -99,7 +99,7 @@ class Scene:
         """Whether the store has what the run on a disk made: names and bytes but for commits, and no plan."""
         home = self.stage.home
         wanted = {path.relative_to(home).as_posix(): path.read_bytes() for path in home.rglob("*") if path.is_file()
-                  and not path.name.startswith(("lock", "facts")) and "/tmp/" not in str(path)}
+                  and not path.name.startswith(("lock", "facts")) and "tmp" not in path.relative_to(home).parts}
         there = self.objects()
         assert there.keys() == wanted.keys()
         assert [name for name in there if there[name] != wanted[name] and "/commits/" not in name] == []

@@ -74,7 +74,7 @@ def test_commands_say_how_many(photos, monkeypatch, command, title):
         yield lambda count: None
         totals[name] = total
 
-    monkeypatch.setattr(f"prep.cli.{command[0]}.progress", progress)
+    monkeypatch.setattr(ticker, "progress", progress)
     app([*command, str(photos), "--quiet"], standalone_mode=False)
     total = totals[title]
     total()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +30,7 @@ class WritingThread(Generic[Row]):
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._tasks: list[Future[None]] = []  # that may not have ended
         self._changed = threading.Condition()
         self._rows: deque[tuple[Row | None, int]] = deque()  # of all tasks, in order; None ends a task
         self._bytes, self._most = 0, most_bytes
@@ -38,7 +39,8 @@ class WritingThread(Generic[Row]):
 
     def write(self, consume: Callable[[Iterator[Row]], None], rows: Iterable[Row]) -> None:
         """Has the thread call `consume` with the rows of a task; returns when the last row is made."""
-        self._pool.submit(self._consumed, consume)
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(self._pool.submit(self._consumed, consume))
         for row in rows:
             self._put(row, size_of(row))
         self._put(None, 0)
@@ -48,13 +50,23 @@ class WritingThread(Generic[Row]):
 
     def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None,
                  _trace: TracebackType | None) -> None:
-        with self._changed:
+        try:
             if kind is not None:
-                self.abandoned.set()
-            self._changed.notify_all()
-        self._pool.shutdown()
+                self._abandon()
+            wait(self._tasks)
+        except BaseException:  # the run has to stop at once, while it waits for what is left to be written
+            self._abandon()
+            wait(self._tasks)
+            raise
+        finally:
+            self._pool.shutdown()  # after the wait: Python 3.11 takes a thread whose join was interrupted as ended
         if kind is None and self._error is not None:
             raise self._error
+
+    def _abandon(self) -> None:
+        with self._changed:
+            self.abandoned.set()
+            self._changed.notify_all()
 
     def _put(self, row: Row | None, size: int) -> None:
         with self._changed:

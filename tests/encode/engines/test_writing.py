@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -131,3 +132,26 @@ def test_an_interruption_completes_earlier_tasks_and_abandons_its_own():
 
 def test_the_size_of_what_is_no_row():
     assert size_of(("key", "a reject")) == 0 and size_of(rows_of("a", size=9)[0]) == 9
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such clock on this system")
+def test_an_interruption_while_it_waits_for_the_last_task_leaves_no_thread_at_work():
+    ended = []
+
+    def slow(rows):
+        list(rows)
+        time.sleep(0.3)
+        ended.append(writing.abandoned.is_set())
+
+    def interrupt(_number, _frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), WritingThread() as writing:
+            writing.write(slow, rows_of("a"))
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        assert ended == [True]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
