@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.models.pipeline import pipeline_index
-from train.config.load import as_table
+from train.config.load import by_name
 from train.config.schema import Lora
 from train.config.table import SETTINGS, spell
 from train.metadata import architecture_of, title_of, usual_size
@@ -20,7 +20,7 @@ from train.models.families.registry import naming_of
 from train.models.naming import Naming
 from train.setup import Setup
 
-_KINDS = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr"}  # by lora.kind
+KINDS = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr"}  # by lora.kind
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&:@])")
 _WITHOUT_LOADER = ("pixart_alpha", "pixart_sigma")  # their pipelines in diffusers have no load_lora_weights
 
@@ -75,7 +75,7 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
         yield f"Fingerprint of {part}", f"`{digest}`"
     if config.method == "lora":
-        kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else _KINDS[config.lora.kind]
+        kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else KINDS[config.lora.kind]
         yield "Trained", f"{kind} of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
     else:
         part = "some weights" if config.full.train or config.full.freeze else "every weight"
@@ -133,7 +133,7 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
 def _unread(lora: Lora, naming: Naming) -> str:
     """What diffusers does not read of the result; empty: it reads it."""
     if lora.kind != "lora":
-        return _KINDS[lora.kind]
+        return KINDS[lora.kind]
     return "DoRA with these names" if lora.dora and naming.format_of(lora) == "kohya" else ""
 
 
@@ -143,8 +143,5 @@ def _code(*lines: str) -> str:
 
 def _changed(setup: Setup) -> str:
     """The settings that differ from their defaults, as lines of `--set`."""
-    flat: dict[str, Any] = {}
-    for name, value in as_table(setup.config).items():
-        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-    changed = {name: tuple(value) if isinstance(value, list) else value for name, value in flat.items()}
-    return "\n".join(f"{name} = {spell(value)}" for name, value in changed.items() if value != SETTINGS[name].default)
+    return "\n".join(f"{name} = {spell(value)}" for name, value in by_name(setup.config).items()
+                     if value != SETTINGS[name].default)

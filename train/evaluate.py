@@ -27,6 +27,8 @@ from train.setup import Setup
 from train.state import TrainState, averages
 from train.validate import validate
 
+PROMPT, PROMPTS = 200, 500  # characters of each prompt, and prompts, that the log has: a line of it has a bound
+
 
 def is_due(every: int, step: int) -> bool:
     """Whether an action with interval `every` in steps (0: never) is due after step `step`."""
@@ -87,7 +89,9 @@ def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, 
     for warning in found.warnings:
         log("warning", step, text=warning)
     if made:
-        log("sample", step, picture=path.relative_to(run).as_posix())
+        log("sample", step, picture=path.relative_to(run).as_posix(),
+            prompts=tuple(prompt.prompt[:PROMPT] for prompt in found.prompts[:PROMPTS]),
+            sizes=tuple((picture.shape[1], picture.shape[0]) for picture in made))
 
 
 def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> list[np.ndarray]:

@@ -23,6 +23,7 @@ LEAST = 50  # showings in a bin
 class Hard:
     """A sample, and how hard it was."""
 
+    sample: int  # number in the manifest's table
     name: str
     source: int  # number of its source in the manifest
     path: Path | None  # None: it is inside of a file, or no longer there
@@ -81,6 +82,6 @@ def _hard(index: Index, samples: np.ndarray, ratios: np.ndarray, losses: np.ndar
     ratio = np.bincount(samples, ratios, len(shown)) / some
     loss = np.bincount(samples, losses, len(shown)) / some
     for sample in np.argsort(np.where(shown > 0, -ratio, np.inf), kind="stable")[: min(count, int((shown > 0).sum()))]:
-        yield Hard(name=index.samples.name(int(sample)), source=int(index.samples.source[sample]),
+        yield Hard(sample=int(sample), name=index.samples.name(int(sample)), source=int(index.samples.source[sample]),
                    path=path_of(index, int(sample)), ratio=float(ratio[sample]), loss=float(loss[sample]),
                    showings=int(shown[sample]))

@@ -34,6 +34,11 @@ def encode_jpeg(pixels: Pixels) -> bytes:
     return stream.getvalue()
 
 
+def small_jpeg(pixels: Pixels, side: int) -> bytes:
+    """`pixels`, uint8 [H, W, 3], as a JPEG whose longer side is at most `side` pixels."""
+    return encode_jpeg(shrink(Image.fromarray(pixels), side))
+
+
 def encode_shade(mask_HW: Pixels) -> bytes:
     """A PNG to lay over a picture: red where a mask (255 trains) leaves the picture out, transparent where it trains.
 

@@ -93,6 +93,7 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("merge", tmp_path / "run", "-o", tmp_path / "merged", program="train")
     checked("worst", tmp_path / "run", program="train")
     checked("replay", tmp_path / "run", "--step", 1, program="train")
+    checked("report", tmp_path / "run", program="train")
     checked("verify", a)
     for path in (cache / "shards").glob("*/*/latent/c*"):
         path.unlink()

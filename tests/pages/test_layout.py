@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from report_pages import bucket_html, manifest_html, mask_html, scan_html
+from run_pages import run_html
 
 CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 USUAL = ("holiday/beach_0042.jpg", "holiday/a red heart on a checked ground.png", "portraits/IMG_20240229_120000.jpeg",
@@ -18,7 +19,7 @@ UNUSUAL = ("W" * 120 + ".jpg", "/".join(["directory"] * 24) + "/x.png", "\u6d77\
            "supercalifragilistic" * 14, "\u05d0\u05d1\u05d2 <b>& \u202e" * 9, "\U0001f469\u200d\U0001f680" * 30,
            "_".join(["under"] * 40))
 PAGES = ("scan", "many", "unusual scan", "buckets", "unusual buckets", "masks", "unusual masks", "manifest",
-         "unusual manifest")
+         "unusual manifest", "run", "unusual run")
 WIDTHS = (1200, 390)
 SCHEMES = ("light", "dark")
 
@@ -31,7 +32,8 @@ def pages(browser, tmp_path_factory):
     for kind, texts in (("", USUAL), ("unusual ", UNUSUAL)):
         made |= {f"{kind}scan": scan_html(texts), f"{kind}buckets": bucket_html(texts),
                  f"{kind}masks": mask_html(texts, root / f"{kind}masks"),
-                 f"{kind}manifest": manifest_html(texts, root / f"{kind}manifest")}
+                 f"{kind}manifest": manifest_html(texts, root / f"{kind}manifest"),
+                 f"{kind}run": run_html(texts, root / f"{kind}run")}
     for name, text in made.items():
         (root / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: root / f"{name}.html" for name in made}

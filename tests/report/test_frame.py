@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from report_pages import CODES, TEXTS, Outline, bucket_html, manifest_html, mask_html, origin, scan_html
+from run_pages import run_html
 
 from prep.formatting import printable
 from prep.report.pages.scan import CARDS, PAIRS, scan_page
@@ -25,7 +26,7 @@ fragments = st.sampled_from(["<", ">", "\"", "'", "&", "</bdi>", "<script>", "{{
 texts = st.lists(st.lists(fragments | st.text(max_size=8), min_size=1, max_size=12).map("".join),
                  min_size=TEXTS, max_size=TEXTS, unique=True)
 PAGES = {"scan": lambda words, _: scan_html(words), "buckets": lambda words, _: bucket_html(words), "masks": mask_html,
-         "manifest": manifest_html}
+         "manifest": manifest_html, "run": run_html}
 
 
 def made(kind, words):
@@ -46,10 +47,11 @@ def test_texts_stay_texts(kind, words):
     check(kind, words)
 
 
+@pytest.mark.parametrize("kind", ["manifest", "run"])
 @pytest.mark.parametrize("words", [ATTACKS, ATTACKS[::-1]], ids=["forward", "backward"])
-def test_texts_of_manifests_stay_texts(words):
-    """Not from drawn texts: each example writes a cache."""
-    check("manifest", words)
+def test_texts_of_manifests_and_runs_stay_texts(kind, words):
+    """Not from drawn texts: each example writes a cache, or pictures."""
+    check(kind, words)
 
 
 def check(kind, words):
@@ -58,7 +60,7 @@ def check(kind, words):
     shown = " ".join(hostile.words.split())
     for word in words[:4]:
         assert " ".join(printable(word).split()) in shown
-    assert printable(words[0]) + ": " in hostile.words or kind == "manifest", "the title names the data set"
+    assert printable(words[0]) + ": " in hostile.words or kind in ("manifest", "run"), "the title names the data set"
 
 
 def test_the_test_of_texts_sees_elements_and_attributes():

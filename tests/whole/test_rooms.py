@@ -63,7 +63,7 @@ TRAIN_FLOORS = (
     {"metadata", "trackers"},
     {"check", "state", "failures", "worst", "prompts", "outlook"},
     {"evaluate", "sample", "merge", "card", "replay"},
-    {"loop"},
+    {"loop", "report"},
     {"cli"},
 )
 
@@ -74,7 +74,8 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
                "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text.*",
                "prep.models.components", "prep.models.device.*",
-               "prep.models.vae", "prep.models.weights"} | {f"prep.{word}" for word in VOCABULARY}
+               "prep.models.vae", "prep.models.weights", "prep.report.pages.*", "prep.images.decode",
+               "prep.images.formats.parts", "prep.images.thumbnail"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).

@@ -10,12 +10,13 @@ from train.cli.check import check
 from train.cli.init import init
 from train.cli.merge import merge
 from train.cli.replay import replay
+from train.cli.report import report
 from train.cli.run import run
 from train.cli.sample import sample
 from train.cli.worst import worst
 
 app = make_app("Trains from a manifest and its cache. Never encodes a picture or a caption while training.",
-               (init, check, run, sample, merge, worst, replay))
+               (init, check, run, sample, merge, worst, replay, report))
 
 
 def main() -> NoReturn:

@@ -51,6 +51,14 @@ def as_table(config: Config) -> dict[str, Any]:
     return {name: value for name, value in _plain(asdict(config)).items() if value is not None}
 
 
+def by_name(config: Config) -> dict[str, Any]:
+    """The values of `as_table` by the names of `SETTINGS`, as in `lora.rank`; lists are tuples, as defaults are."""
+    flat: dict[str, Any] = {}
+    for name, value in as_table(config).items():
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in flat.items()}
+
+
 def option(text: str) -> tuple[str, Any]:
     """`("lora.rank", 8)` from `"lora.rank=8"`: a TOML value, or else a string. Raises `ConfigError`."""
     name, equals, value = text.partition("=")

@@ -9,6 +9,7 @@
     RUN/lora.safetensors | unet/ | transformer/    the result
     RUN/README.md             the model card
     RUN/loss.png              the loss so far
+    RUN/report.html           the page of `train report`
     RUN/prompts/              text rows of prompts that were edited meanwhile
 
 run.json is written first, after the model is loaded. A run may start again in a directory without a checkpoint or a

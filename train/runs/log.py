@@ -2,8 +2,9 @@
 
 Events: `start`, `step` (loss, lr, grad_norm, samples, samples_per_second, wait, seconds; on a GPU memory, the most
 bytes so far; with float16 loss_scale, and skipped: whether the gradients overflowed), `validation` (loss, spread,
-samples, timesteps, losses, sources), `sample` (picture), `checkpoint` (folder), `warning` (text), `stopped`, `end`
-(result). Each has the number of steps done before it. The loss of each sample is beside them, in RUN/losses.bin.
+samples, timesteps, losses, sources), `sample` (picture; prompts, the first 500, and of each 200 characters; sizes of
+all), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result). Each has the number of steps done before it.
+The loss of each sample is beside them, in RUN/losses.bin.
 """
 
 from __future__ import annotations
@@ -117,14 +118,34 @@ class NoLog(Log):
         """Does nothing."""
 
 
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a log, also of one that a run is writing; skips lines that are not events. None without a file.
+
+    Raises `CacheError` if it is not a regular file, or cannot be read.
+    """
+    try:
+        yield from (event for event, _ in _lines(path))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise refused(path, error, "remove it; only the record of the steps so far is lost") from None
+
+
 def _read(path: Path, step: int) -> Iterator[tuple[Event, bytes]]:
-    """The events up to step `step`, each with its line; skips lines that are not events."""
+    """The events up to step `step` that a resumed run keeps, each with its line."""
+    for event, line in _lines(path):
+        if event["step"] <= step and event["event"] not in ("stopped", "end"):
+            yield event, line
+
+
+def _lines(path: Path) -> Iterator[tuple[Event, bytes]]:
+    """Every event with its line; skips lines that are not events."""
     with open_plain(path) as file:
         while line := file.readline(MOST_LINE + 1):
             if not line.endswith(b"\n"):
                 continue  # cut off, or part of a line that is too long
             event = _parse(line)
-            if event is not None and event["step"] <= step and event["event"] not in ("stopped", "end"):
+            if event is not None:
                 yield event, line.rstrip(b"\n")
 
 

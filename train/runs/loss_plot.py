@@ -7,11 +7,12 @@ The line is a moving average over a fiftieth of the run.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
+
+from prep.report.pages.curves import ticks
 
 WIDTH, HEIGHT, SCALE = 960, 480, 2  # pixels; drawn larger, since Pillow's lines are not antialiased
 LEFT, RIGHT, TOP, BOTTOM = 76, 20, 34, 36
@@ -96,11 +97,3 @@ def _legend(pen: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.Free
         pen.rectangle([x, y - 5 * SCALE, x + 10 * SCALE, y + 5 * SCALE], color)
         pen.text((x + 16 * SCALE, y), text, INK, font, "lm")
         x += 110 * SCALE
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Four to nine round numbers from `low` to `high`."""
-    power = 10.0 ** math.floor(math.log10(max(high - low, 1e-12)))
-    step = next(power * part for part in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if (high - low) / (power * part) <= 8)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]

@@ -1,0 +1,125 @@
+"""A run's events as numbers over steps, whether it has ended, was stopped, was killed, or is still going."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from train.runs.log import Event
+from train.runs.loss_plot import SMOOTH, smoothed
+
+Status = Literal["finished", "stopped", "open"]  # open: the log has no end, so the run is going on, or was killed
+Point = tuple[int, float]  # step, value
+TOLD = ("start", "checkpoint", "warning", "stopped", "end")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """Pictures that were sampled at a step, in one file."""
+
+    step: int
+    picture: str  # path in the run
+    prompts: tuple[str, ...]  # of its pictures; fewer, or none in logs of earlier versions, if they are not known
+    sizes: tuple[tuple[int, int], ...]  # of each picture
+
+
+@dataclass(kw_only=True, slots=True)
+class History:
+    """What the log of a run says."""
+
+    status: Status = "open"
+    step: int = 0  # done
+    steps: int = 0  # in total, by the newest start; 0: the log has no start
+    steps_per_epoch: int = 0
+    parameters: int = 0  # trained
+    device: str = ""
+    ranks: int = 1
+    result: str = ""
+    seconds: float = 0.0  # of all steps
+    waited: float = 0.0  # of these, for data
+    samples: int = 0  # showings
+    starts: list[int] = field(default_factory=list)  # step of each start
+    curves: dict[str, list[Point]] = field(default_factory=lambda: {
+        name: [] for name in ("loss", "lr", "grad_norm", "samples_per_second", "memory")})
+    validations: list[Event] = field(default_factory=list)  # that have a loss
+    grids: list[Grid] = field(default_factory=list)
+    told: list[Event] = field(default_factory=list)  # events of `TOLD`
+
+    @property
+    def smooth(self) -> list[Point]:
+        """The loss, smoothed over a fiftieth of the run, as in loss.png."""
+        return list(smoothed(self.curves["loss"], max(1.0, self.steps / SMOOTH)))
+
+    @property
+    def held_out(self) -> list[Point]:
+        """The validation loss."""
+        return [(event["step"], event["loss"]) for event in self.validations]
+
+    @property
+    def warnings(self) -> list[str]:
+        """The texts of the warnings."""
+        return [str(event.get("text", "")) for event in self.told if event["event"] == "warning"]
+
+
+def read_history(events: Iterable[Event]) -> History:
+    """The history of a run from the events of its log; of values of other types than expected it takes none."""
+    found = History()
+    for event in events:
+        kind, step = event["event"], event["step"]
+        found.step = max(found.step, step)
+        if kind in TOLD:
+            found.told.append(event)
+        found.status = {"end": "finished", "stopped": "stopped"}.get(kind, "open")  # type: ignore[assignment]  # of them
+        if kind == "start":
+            _start(found, event)
+        elif kind == "step":
+            _step(found, event)
+        elif kind == "validation" and _number(event, "loss") is not None:
+            found.validations.append(event)
+        elif kind == "sample" and isinstance(event.get("picture"), str):
+            found.grids.append(Grid(step=step, picture=event["picture"], prompts=_texts(event.get("prompts")),
+                                    sizes=_sizes(event.get("sizes"))))
+        elif kind == "end":
+            found.result = str(event.get("result", ""))
+    return found
+
+
+def _start(found: History, event: Event) -> None:
+    found.starts.append(event["step"])
+    for name in ("steps", "steps_per_epoch", "parameters", "ranks"):
+        value = event.get(name)
+        if type(value) is int and value >= 0:
+            setattr(found, name, value)
+    found.device = str(event.get("device", ""))
+
+
+def _step(found: History, event: Event) -> None:
+    for name, points in found.curves.items():
+        if (value := _number(event, name)) is not None:
+            points.append((event["step"], value))
+    found.seconds += _number(event, "seconds") or 0.0
+    found.waited += _number(event, "wait") or 0.0
+    found.samples += int(_number(event, "samples") or 0)
+
+
+def _number(event: Event, name: str) -> float | None:
+    value = event.get(name)
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if fine else None  # type: ignore[arg-type]  # a number
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _sizes(value: Any) -> tuple[tuple[int, int], ...]:
+    """Sizes of pictures; none unless all are."""
+    pairs = value if isinstance(value, list) else []
+    return tuple((pair[0], pair[1]) for pair in pairs) if all(map(_is_size, pairs)) else ()
+
+
+def _is_size(pair: Any) -> bool:
+    return isinstance(pair, Sequence) and len(pair) == 2 and all(type(side) is int and 0 < side < 1 << 16
+                                                                 for side in pair)

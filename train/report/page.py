@@ -1,0 +1,240 @@
+"""Writes the page of `train report`: curves, samples through time, worst samples, settings, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from prep.errors import Problem
+from prep.formatting import clock
+from prep.fs.atomic import write_atomic
+from prep.fs.paths import NamedPath
+from prep.manifest.document import read_manifest
+from prep.report.pages.curves import Chart, Series, chart_of
+from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
+from prep.report.pages.parts import Column, Head, Section, Stat, Table, plural
+from train.card import KINDS
+from train.report import pictures as shown
+from train.report.history import History, Point, read_history
+from train.report.provenance import checkpoints, own_manifest, provenance, settings
+from train.runs.directory import Run, read_run
+from train.runs.log import Event, read_events
+from train.runs.loss_plot import SMOOTH, smoothed
+from train.runs.watch import line
+
+NAME = "report.html"
+WORST = 24
+EVENTS = 200  # rows
+STATES = {"finished": "Finished", "stopped": "Stopped", "open": "Going on, or killed"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What a page was made of."""
+
+    path: Path
+    size: int  # bytes
+    history: History
+    prompts: int
+    worst: int
+    pictures: int  # without room on the page
+
+
+def write_report(folder: Path, output: Path | None, made: date, *, worst: int = WORST,
+                 manifest: Path | None = None) -> Written:
+    """Writes the page of the run in `folder` to `output` (default: RUN/report.html), atomically.
+
+    Reads a run that goes on as it is now. Replaces nothing but an earlier page. Raises `PathError`, and `CacheError` if
+    run.json or the log is damaged; what else is missing is missing on the page.
+    """
+    run, path = read_run(folder), folder / NAME if output is None else output
+    _check_output(run, path)
+    history = read_history(read_events(folder / "log.jsonl"))
+    room = Pictures()
+    strips, left_out = shown.strips(folder, history.grids, room)
+    hardest = shown.hardest(run, worst, manifest, room)
+    text = page(run, history, made, strips, left_out, hardest)
+    data = text.encode("utf-8")
+    write_atomic(path, data)
+    return Written(path=path, size=len(data), history=history, prompts=len(strips), worst=len(hardest.cards),
+                   pictures=room.refused)
+
+
+def lowest(history: History) -> Point | None:
+    """Step and loss of the lowest validation loss; the earliest of several."""
+    return min(history.held_out, key=lambda point: (point[1], point[0]), default=None)
+
+
+def _check_output(run: Run, path: Path) -> None:
+    """Raises `PathError` unless the page may be written: apart from cache and pictures, over an earlier page only."""
+    places: list[tuple[str, Path | None]] = []
+    try:  # not the run's copy: paths are relative to the manifest
+        manifest = read_manifest(run.asked.manifest, fetch=False)
+        places = [("cache", manifest.cache_root), *(("pictures", place) for place in manifest.sources)]
+    except Problem:
+        pass  # it has moved; the page is still not written over anything else
+    check_page_file(path, (NamedPath(role=role, path=place) for role, place in places
+                           if place is not None and place.exists()))
+
+
+def page(run: Run, history: History, made: date, strips: Sequence[shown.Strip], left_out: str,
+         hardest: shown.Hardest) -> str:
+    """Renders the page, dated `made`."""
+    curves = charts(history)
+    validation, changed, same = _validation(history), settings(run, changed=True), settings(run, changed=False)
+    events, saved = _events(history), checkpoints(run)
+    sections = [
+        Section(id="curves", title="Curves", note="" if curves else "The log has no steps yet."),
+        Section(id="samples", title="Samples through time", count=len(strips), note=left_out if strips else (
+            "The run has no sample pictures" + (" yet." if run.config.sample.every else ": sample.every is 0."))),
+        Section(id="worst", title="Worst samples", count=len(hardest.cards), note=hardest.why or (
+            "A loss is divided by the mean of those at about the same timestep; 1 is usual. The numbers are those of "
+            "train worst.")),
+        Section(id="events", title="Events", count=len(events.rows) + events.more),
+        Section(id="settings", title="Settings", count=len(changed.rows),
+                note="" if changed.rows else "All have their defaults."),
+        Section(id="provenance", title="Provenance")]
+    origin = Origin(name=run.folder.resolve().name, places=(str(run.folder),), made=made)
+    return render_page("run.html", origin, head=_head(run, history), sections=sections, curves=curves,
+                       validation=validation, strips=strips, hardest=hardest, events=events, changed=changed, same=same,
+                       facts=[*_times(run, history), *provenance(run)], saved=saved)
+
+
+def _head(run: Run, history: History) -> Head:
+    config, done, steps = run.config, history.step, history.steps
+    trained = f"{KINDS[config.lora.kind]} of rank {config.lora.rank}" if config.method == "lora" else "Full fine-tune"
+    manifest = own_manifest(run)
+    on = "" if manifest is None else f" for {manifest.family}, from {plural(_samples(manifest.document), 'sample')}"
+    epochs = f", {done / history.steps_per_epoch:.1f} epochs" if history.steps_per_epoch else ""
+    tone, todo = _todo(run, history)
+    best, last = lowest(history), history.held_out[-1:]
+    smooth = history.smooth[-1:]
+    speed = f"{history.samples / history.seconds:,.1f}" if history.seconds else "–"
+    return Head(
+        kind="Training run", what=f"{trained}{on}", part=min(done / steps, 1.0) if steps else None,
+        usable=f"{STATES[history.status]}: {done:,} of {plural(steps, 'step')}{epochs}", todo=todo,
+        tone=tone,  # type: ignore[arg-type]  # one of three
+        stats=(Stat(value=f"{smooth[0][1]:.4g}" if smooth else "–", label="loss, smoothed"),
+               Stat(value=f"{last[0][1]:.4g}" if last else "–", label="validation loss"),
+               Stat(value=f"{best[1]:.4g}" if best else "–",
+                    label=f"lowest, at step {best[0]:,}" if best else "lowest validation"),
+               Stat(value=speed, label="samples per second"),
+               Stat(value=clock(history.seconds), label="in steps"),
+               Stat(value=f"{len(history.warnings):,}", label="warnings", tone="warning")))
+
+
+def _samples(document: Mapping[str, Any]) -> int:
+    return sum(document["samples"][role] for role in ("train", "prior"))
+
+
+def _todo(run: Run, history: History) -> tuple[str, str]:
+    """The severity of the run's state, and what to do."""
+    if history.status == "stopped":
+        return "warning", "To continue, run the same train run command again, with --resume."
+    if history.status == "open":
+        return "warning", ("The log has no end. If the run is still going, make this page again later; if it was "
+                           "killed, run the same train run command again, with --resume.")
+    best, last = lowest(history), history.held_out[-1:]
+    if best and last and best[0] < last[0][0] and last[0][1] > 1.02 * best[1]:
+        return "good", (f"The validation loss was lowest at step {best[0]:,}: compare a checkpoint from there, if it "
+                        "is kept, with train sample --checkpoint.")
+    return "good", f"Nothing. The result is {history.result}; train sample RUN --compare shows what it learned."
+
+
+def _times(run: Run, history: History) -> list[tuple[str, str]]:
+    """When the run began and last wrote its log, and on what."""
+    facts = [("begun", run.origin.started)] if run.origin.started else []
+    try:
+        last = datetime.fromtimestamp((run.folder / "log.jsonl").stat().st_mtime, UTC)
+        facts.append(("log last written", last.strftime("%Y-%m-%dT%H:%M:%SZ")))
+    except OSError:
+        pass
+    if history.device:
+        facts.append(("device", history.device + (f", {plural(history.ranks, 'process', 'processes')}"
+                                                  if history.ranks > 1 else "")))
+    if history.parameters:
+        facts.append(("trained parameters", f"{history.parameters:,}"))
+    return facts
+
+
+def charts(history: History) -> list[Chart]:
+    """Charts of loss, learning rate, throughput and gradient; those without a point are left out."""
+    marks: dict[float, str] = {step: "resumed" for step in history.starts if step}
+    axis, last = "step", history.steps
+    speed = history.curves["samples_per_second"]
+    waited = f"{history.waited / history.seconds:.0%} of the time went to waiting for data." if history.seconds else ""
+    memory = history.curves["memory"]
+    found = [
+        chart_of("Loss", [
+            Series(name="loss of the steps", kind="band", points=history.curves["loss"]),
+            Series(name="smoothed", kind="line", points=history.smooth),
+            Series(name="validation", kind="dots", points=history.held_out)], axis=axis, last=last, marks=marks,
+            note=f"Smoothed over a fiftieth of the run. {_without(history)}".strip()),
+        chart_of("Learning rate", [Series(name="rate", kind="line", points=history.curves["lr"])], axis=axis,
+                 last=last, marks=marks, zero=True),
+        chart_of("Throughput", [
+            Series(name="samples per second", kind="band", points=speed),
+            Series(name="smoothed", kind="line", points=_smooth(speed, last))], axis=axis, last=last, marks=marks,
+            zero=True, note=waited),
+        chart_of("Gradient norm", [
+            Series(name="norm before clipping", kind="band", points=history.curves["grad_norm"]),
+            Series(name="smoothed", kind="line", points=_smooth(history.curves["grad_norm"], last))], axis=axis,
+            last=last, marks=marks, zero=True),
+        chart_of("GPU memory in GiB", [Series(name="most so far", kind="line", points=[
+            (step, value / (1 << 30)) for step, value in memory])], axis=axis, last=last, marks=marks, zero=True)]
+    return [one for one in found if one is not None]
+
+
+def _smooth(points: Sequence[Point], steps: int) -> list[Point]:
+    return list(smoothed(points, max(1.0, steps / SMOOTH)))
+
+
+def _without(history: History) -> str:
+    return "" if history.validations else "No validation loss: no sample is held out, or validation.every is 0."
+
+
+def _validation(history: History) -> list[Table]:
+    """The newest validation loss by timestep, and by source if there are several."""
+    if not history.validations:
+        return []
+    newest = history.validations[-1]
+    step, tables = newest["step"], []
+    pairs = list(zip(_list(newest.get("timesteps")), _list(newest.get("losses")), strict=False))
+    if pairs:
+        tables.append(Table(caption=f"Validation loss by timestep, at step {step:,}", columns=(
+            Column(head="timestep", kind="number"), Column(head="loss", kind="number")),
+            rows=tuple((_spelled(timestep), _spelled(loss)) for timestep, loss in pairs)))
+    sources = newest.get("sources")
+    if isinstance(sources, Mapping) and sources:
+        rows = tuple((str(name), *(_spelled(part.get(key)) for key in ("loss", "spread", "samples")))
+                     for name, part in sources.items() if isinstance(part, Mapping))
+        tables.append(Table(caption=f"Validation loss by source, at step {step:,}", rows=rows, columns=(
+            Column(head="source", kind="name"), *(Column(head=head, kind="number") for head in (
+                "loss", "standard deviation", "samples")))))
+    return tables
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _spelled(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.5g}" if isinstance(value, float) else "–"
+
+
+def _events(history: History) -> Table:
+    """Starts, checkpoints, warnings and the end, in order; the newest if they are many."""
+    rows = [(f"{event['step']:,}", event["event"], _text(event)) for event in history.told]
+    more = max(0, len(rows) - EVENTS)
+    return Table(caption="Events of the run", rows=tuple(rows[more:]), more=more, elsewhere="log.jsonl has all.",
+                 columns=(Column(head="step", kind="number"), Column(head="event", kind="code"), Column(head="what")))
+
+
+def _text(event: Event) -> str:
+    try:
+        return (line(event) or "").removeprefix(f"step {event['step']}: ")
+    except (KeyError, TypeError, ValueError):  # an event of another program, or of a later version
+        return str(event.get("text", ""))

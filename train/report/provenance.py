@@ -1,0 +1,105 @@
+"""What a run was made from, down to digests: data, model, encoders, settings, checkpoints and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prep.errors import Problem, first_line
+from prep.formatting import format_bytes
+from prep.manifest.document import Manifest, read_manifest
+from prep.models.fingerprint import digest_file
+from prep.report.pages.parts import Column, Table
+from train.config.load import by_name
+from train.config.table import SETTINGS, spell
+from train.runs.checkpoint import State, list_checkpoints, read_state
+from train.runs.directory import RESULTS, Run
+
+MOST_DIGESTED = 1 << 30  # bytes of a result, beyond which its digest would take minutes
+Facts = list[tuple[str, str]]  # title, value
+
+
+def own_manifest(run: Run) -> Manifest | None:
+    """The run's copy of its manifest; `None` if it is missing or damaged."""
+    try:
+        return read_manifest(run.folder / "manifest.json", fetch=False)
+    except Problem:
+        return None
+
+
+def provenance(run: Run) -> Facts:
+    """Titles and values, digests in whole."""
+    manifest = own_manifest(run)
+    facts: Facts = [("manifest", str(run.asked.manifest))]
+    if manifest is not None:
+        facts.append(("manifest, SHA-256", manifest.digest))
+        facts += [(f"{name} that encoded, fingerprint", digest)
+                  for name, digest in sorted(manifest.document["models"].items())]
+    facts += [("model", run.asked.model or "the manifest's")]
+    facts += [(f"{name} that was trained, fingerprint", digest) for name, digest in sorted(run.base.items())]
+    if run.asked.other_encoders:
+        facts.append(("encoders", "the model's differ from those that made the cache (--allow-other-encoders)"))
+    if run.origin.recipe:
+        facts.append(("recipe, SHA-256", run.origin.recipe))
+    return [*facts, *_of_checkpoint(run), *_result(run)]
+
+
+def _of_checkpoint(run: Run) -> Iterator[tuple[str, str]]:
+    """What the newest checkpoint that can be read says of the data and of the weights at step 0."""
+    state = next((found for folder in reversed(list_checkpoints(run.folder))
+                  if isinstance(found := _state(folder), State)), None)
+    if state is None:
+        return
+    if state.data is not None:
+        yield "data that decides the steps, SHA-256", state.data.digest
+    if state.init:
+        yield "weights at step 0", f"{state.init['name']}, SHA-256 {state.init['sha256']}"
+    for one in state.adopted:
+        yield f"changed at step {one['step']} (--adopt)", "; ".join(one["changes"])
+
+
+def _state(folder: Path) -> State | Problem:
+    try:
+        return read_state(folder)
+    except Problem as error:
+        return error
+
+
+def _result(run: Run) -> Iterator[tuple[str, str]]:
+    for name in RESULTS:
+        place = run.folder / name
+        files = sorted(path for path in (place.rglob("*") if place.is_dir() else [place]) if path.is_file())
+        for path in files:
+            size = path.stat().st_size
+            digest = "too large to digest here" if size > MOST_DIGESTED else f"SHA-256 {digest_file(path)}"
+            yield path.relative_to(run.folder).as_posix(), f"{format_bytes(size)}, {digest}"
+
+
+def checkpoints(run: Run) -> Table:
+    """The files of each checkpoint with the digests that its state.json has; a damaged one says what is wrong."""
+    rows: list[tuple[str, ...]] = []
+    for folder in list_checkpoints(run.folder):
+        found = _state(folder)
+        if isinstance(found, Problem):
+            rows.append((folder.name, first_line(found), "", ""))
+        else:
+            rows += [(folder.name, name, format_bytes(facts.bytes), facts.sha256 or "")
+                     for name, facts in sorted(found.files.items())]
+    return Table(caption="Checkpoints and the digests of their files", rows=tuple(rows), columns=(
+        Column(head="checkpoint", kind="code"), Column(head="file"), Column(head="size", kind="number"),
+        Column(head="SHA-256", kind="name")))
+
+
+def settings(run: Run, *, changed: bool) -> Table:
+    """The settings that differ from their defaults, or the others."""
+    rows = tuple((name, spell(value), *((_default(default),) if changed else ()))
+                 for name, value in by_name(run.config).items()
+                 if (value != (default := SETTINGS[name].default)) == changed)
+    return Table(caption="Settings that differ from their defaults" if changed else "Settings at their defaults",
+                 rows=rows, columns=(Column(head="setting", kind="code"), Column(head="value", kind="code"),
+                                     *((Column(head="default", kind="code"),) if changed else ())))
+
+
+def _default(value: Any) -> str:
+    return "by the data" if value is None else spell(value)
