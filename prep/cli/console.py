@@ -152,10 +152,11 @@ def harmless(text: str) -> str:
     return "\n".join("\t".join(printable(cell) for cell in line.split("\t")) for line in text.split("\n"))
 
 
-def put_json(document: Mapping[str, Any]) -> None:
-    """Prints `document` on stdout as indented JSON; escapes characters that would control a terminal."""
+def put_json(document: Mapping[str, Any], *, indent: int | None = 1) -> None:
+    """Prints `document` on stdout as JSON, on one line with `indent` None; escapes what would control a terminal."""
     _call.documented = True
-    spelled = json.dumps(document, indent=1, ensure_ascii=True).replace("\x7f", "\\u007f")  # `json` does not escape it
+    spelled = json.dumps(document, indent=indent, ensure_ascii=True)
+    spelled = spelled.replace("\x7f", "\\u007f")  # which `json` does not escape
     print(spelled, flush=True)  # noqa: T201
 
 

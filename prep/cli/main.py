@@ -29,10 +29,11 @@ from prep.cli.scan import scan
 from prep.cli.seal import seal
 from prep.cli.unpack import unpack
 from prep.cli.verify import verify
+from prep.cli.view import view
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
-               (init, scan, bucket, mask, encode, seal, prompts, inspect, verify, diff, gc, compact, export, pack,
-                unpack, push, pull, clean, convert, models, codes, doctor, demo))
+               (init, scan, bucket, mask, encode, seal, prompts, inspect, view, verify, diff, gc, compact, export,
+                pack, unpack, push, pull, clean, convert, models, codes, doctor, demo))
 
 
 def main() -> NoReturn:

@@ -103,8 +103,9 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("models")
     checked("clean", "--dry-run")
     checked("scan", tmp_path / "nowhere", code=5)
-    # What needs a store, or depends on the computer: tests/remote/test_transfer.py and tests/doctor check it.
-    there = {"push", "pull", "doctor"}
+    # What needs a store, depends on the computer, or runs until Ctrl-C: tests/remote/test_transfer.py, tests/doctor and
+    # tests/view check it.
+    there = {"push", "pull", "doctor", "view"}
     assert checked.commands == COMMANDS - {f"prep {name}" for name in there}
     assert checked.formats == set(SCHEMAS) - there
 

@@ -6,6 +6,7 @@ none.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
@@ -22,7 +23,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 OPTIONS = ("--headless", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage",
            "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync",
            "--no-sandbox",  # the pages are our own, and containers lack the rights that it needs
-           "--disable-extensions", "--hide-scrollbars", "--mute-audio", "--host-resolver-rules=MAP * ~NOTFOUND")
+           "--disable-extensions", "--hide-scrollbars", "--mute-audio",
+           "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
 PATIENCE = 120  # seconds without an answer, after which the browser hangs
 
 
@@ -52,15 +54,34 @@ class Browser:
             self.close()
             raise
 
-    def open(self, path: Path, *, width: int = 1200, height: int = 900, scheme: str = "light") -> None:
-        """Shows the page in a window of this size. `scheme`: light or dark."""
+    def open(self, page: Path | str, *, width: int = 1200, height: int = 900, scheme: str = "light") -> None:
+        """Shows a file, or an address, in a window of this size. `scheme`: light or dark."""
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme},
                                                            {"name": "prefers-reduced-motion", "value": "reduce"}])
         self.events.clear()
-        self._call("Page.navigate", url=path.resolve().as_uri())
+        self._call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
+        self.loaded()
+
+    def loaded(self) -> None:
+        """Waits until a page has been loaded since the last `open` or `press`."""
         while not any(one["method"] == "Page.loadEventFired" for one in self.events):
             self._message()
+
+    def press(self, key: str) -> None:
+        """Presses a key as a user does, and forgets earlier events; a single letter or sign is also typed."""
+        self.events.clear()
+        typed = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+        code = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9}.get(key, 0)
+        for kind in ("keyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code,
+                       **(typed if kind == "keyDown" else {}))
+
+    def screenshot(self) -> bytes:
+        """The whole page as a PNG."""
+        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 8000), "scale": 1}
+        return base64.b64decode(self._call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"])
 
     def run(self, script: str):
         """The value of a JavaScript expression on the page. The page's own policy does not hold for it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,10 +66,11 @@ PLACED = {"a.png": SQUARE, "sub/b.png": SQUARE, "c.png": WIDE}
 CAPTIONS = {"a.png": NASTY, "sub/b.png": "shared", "c.png": "shared"}
 
 
-def write_small(root: Path, texts: Sequence[str] = ()) -> Path:
+def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, bytes] | None = None) -> Path:
     """A cache and manifest below `root`; returns the manifest's path.
 
     `texts`: the three samples' names, their captions, and the rejected picture's name, where they are other ones.
+    `pictures`: files of samples, by the names in PLACED, of 128x144 and (the last) 96x64 pixels.
     """
     named = dict(zip(PLACED, texts[:3] or PLACED, strict=True))
     captions = dict(zip(PLACED, texts[3:6] or CAPTIONS.values(), strict=True))
@@ -82,6 +83,12 @@ def write_small(root: Path, texts: Sequence[str] = ()) -> Path:
     shards = build_shards(facts)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(shards["digest"])}
     samples = [replace(sample_of(name, captions[name]), name=named[name]) for name in PLACED]
+    for name, data in (pictures or {}).items():
+        place = list(PLACED).index(name)
+        file = root / "photos" / named[name]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        samples[place] = replace(samples[place], picture=digest_bytes(data))
     buckets = sorted({sample.bucket for sample in samples})
     coverage = {sample.id: 0.5 for sample in samples if sample.views[0].mask is not None}
 

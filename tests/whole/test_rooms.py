@@ -31,6 +31,7 @@ FLOORS = (
     {"dataset", "maintenance", "export", "loader", "doctor"},
     {"scan", "masks", "encode"},
     {"report", "api"},
+    {"view"},
     {"cli"},
 )
 
@@ -52,6 +53,7 @@ MAY_IMPORT = {
                "masks"),
     "api": ("fs", "images", "recipe", "dataset", "encode", "maintenance", "manifest", "masks", "scan", "export",
             "loader"),
+    "view": ("fs", "images", "batching", "cache", "manifest", "report"),
     "cli": ANY,
 }
 
@@ -93,10 +95,10 @@ LIBRARIES = {
     "bitsandbytes": {"train.optim.optimizers", "train.models.quantized"}, "prodigyopt": {"train.optim.optimizers"},
     "schedulefree": {"train.optim.optimizers"}, "lion_pytorch": {"train.optim.optimizers"},
     "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
-    "ray": {"prep.encode.engines.ray"},
+    "ray": {"prep.encode.engines.ray"}, "starlette": {"prep.view.app"}, "uvicorn": {"prep.view.serve"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
-    "jinja2": {"prep.report.pages.frame"}, "markupsafe": {"prep.report.pages.frame"},
+    "jinja2": {"prep.report.pages.frame", "prep.view.render"}, "markupsafe": {"prep.report.pages.frame"},
     "rich": {"prep.cli.console", "prep.cli.ticker", "prep.report.terminal.*", "train.runs.watch"},
     "webdataset": {"prep.sources.tars"}, "braceexpand": {"prep.sources.tar_paths"},
     "msgspec": {"prep.workers.protocol", "prep.scan.protocol", "prep.encode.engines.protocol",
@@ -119,7 +121,7 @@ LAZY = {
 }
 
 HEAVY = ("torch", "zarr", "diffusers", "transformers", "pyarrow", "PIL", "numpy", "webdataset", "pydantic",
-         "pillow_heif", "pillow_jxl", "jinja2")
+         "pillow_heif", "pillow_jxl", "jinja2", "starlette", "uvicorn")
 MOST_MODULES = 14  # of a folder; commands and families of models may have one each
 
 

@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from prep.formatting import printable
@@ -96,14 +96,21 @@ class Pictures:
         return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}")
 
 
+def environment_of(*packages: str) -> Environment:
+    """An environment with the templates of some packages, then those of this one; every value is escaped."""
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(name) for name in (*packages, "prep.report.pages")]), autoescape=True,
+        finalize=_spelled_out, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"breakable": _breakable, "thousands": _thousands}
+    environment.globals |= {"version": version("latentry")}
+    return environment
+
+
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("prep.report.pages"), autoescape=True, finalize=_spelled_out, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"breakable": _breakable, "thousands": _thousands}
+    environment = environment_of()
     css = files("prep.report.pages").joinpath("page.css").read_text(encoding="utf-8")
-    environment.globals |= {"policy": Markup(POLICY), "css": Markup(css), "version": version("latentry")}
+    environment.globals |= {"policy": Markup(POLICY), "css": Markup(css)}
     return environment
 
 

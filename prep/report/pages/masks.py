@@ -19,11 +19,10 @@ from prep.images.thumbnail import encode_jpeg, encode_shade, shrink, shrunk_size
 from prep.masks.pixels import read_mask, scaled
 from prep.masks.run import Entry
 from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
-from prep.report.pages.parts import Card, Head, Link, Overlay, Pager, Section, Shot, Stat, plural
+from prep.report.pages.parts import Card, Head, Overlay, Pager, Section, Shot, Stat, pager_of, plural
 
 CARDS = 100  # per page: about 4 MB
 SIDE = 320  # pixels of a thumbnail's longer side
-AROUND = 3  # pages before and after this page that are linked by number, besides the first and the last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,12 +120,4 @@ def _head(kind: str, cards: Sequence[Card], count: int) -> Head:
 
 
 def _pager(number: int, paths: Sequence[Path]) -> Pager:
-    def address(other: int) -> str:
-        return "" if other == number or not 0 <= other < len(paths) else f"./{quote(os.fsencode(paths[other].name))}"
-
-    near = sorted({0, len(paths) - 1, *range(number - AROUND, number + AROUND + 1)} & set(range(len(paths))))
-    links: list[Link | None] = []
-    for before, other in zip([-1, *near], near, strict=False):
-        links += [None] * (other > before + 1)
-        links.append(Link(number=other + 1, address=address(other)))
-    return Pager(before=address(number - 1), after=address(number + 1), links=tuple(links))
+    return pager_of(number, len(paths), lambda other: f"./{quote(os.fsencode(paths[other].name))}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from prep.findings import SEVERITIES, Finding
 
+AROUND = 3  # pages before and after this page that are linked by number, besides the first and the last
 Kind = Literal["text", "name", "number", "code", "group", "severity"]
 
 
@@ -165,6 +166,19 @@ def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], n
     most = max((count for _, count in known), default=0) or 1
     return Bars(title=title, head=head, unit=unit, note=note,
                 rows=tuple((name, count, count / most) for name, count in known))
+
+
+def pager_of(number: int, count: int, address: Callable[[int], str]) -> Pager:
+    """Links from page `number` (from 0) to some of `count` pages, with their addresses."""
+    def link(other: int) -> str:
+        return "" if other == number or not 0 <= other < count else address(other)
+
+    near = sorted({0, count - 1, *range(number - AROUND, number + AROUND + 1)} & set(range(count)))
+    links: list[Link | None] = []
+    for before, other in zip([-1, *near], near, strict=False):
+        links += [None] * (other > before + 1)
+        links.append(Link(number=other + 1, address=link(other)))
+    return Pager(before=link(number - 1), after=link(number + 1), links=tuple(links))
 
 
 def plural(count: int, one: str, many: str = "") -> str:

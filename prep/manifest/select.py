@@ -1,0 +1,231 @@
+"""Selects and sorts a manifest's samples by text, split, source, bucket, finding and mask, column by column.
+
+No Python object is made for a sample. Measured at 10^6 samples: tests/benchmarks/bench_view.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prep.batching.split import ROLES
+from prep.cache.ledger.columns import Column
+from prep.findings import SEVERITIES
+from prep.manifest.opened import OpenedManifest
+from prep.manifest.tables import FINDINGS, read_table
+
+SORTS = ("name", "id", "mask", "weight", "caption", "pixels")
+REMEMBERED = 16  # selections; each takes 4 bytes a sample
+MANY = 1000  # places in a chunk that are found one by one
+_LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """Which samples, in which order; what is `None` or empty selects nothing out."""
+
+    text: str = ""  # in a caption or the name, in upper or lower case
+    role: str = ""  # one of ROLES
+    source: int | None = None
+    bucket: int | None = None
+    finding: str = ""  # a code
+    masked: bool | None = None
+    low: float | None = None  # of the mask's mean: samples without a mask have none
+    high: float | None = None
+    sort: str = SORTS[0]
+    descending: bool = False
+
+
+class Selector:
+    """Answers queries about one manifest. Threads may share one."""
+
+    def __init__(self, opened: OpenedManifest) -> None:
+        self.opened = opened
+        self.samples = opened.samples
+        self._lock, self._sorting = Lock(), Lock()
+        self._known: OrderedDict[Query, Column] = OrderedDict()
+        self._orders: dict[tuple[str, bool], Column] = {}
+
+    def prepare(self) -> None:
+        """Sorts the names and reads all texts, so that the first answers are as quick as later ones."""
+        self._order(SORTS[0], False)
+        _ = self._texts
+
+    def select(self, query: Query) -> Column:
+        """The numbers of the samples that fit, int32, in the query's order."""
+        with self._lock:
+            if query in self._known:
+                self._known.move_to_end(query)
+                return self._known[query]
+        fits = np.ones(len(self.samples), bool)
+        for test in self._tests(query):  # the search comes last
+            fits &= test()
+        order = self._order(query.sort, query.descending)
+        found = order[fits[order]]
+        with self._lock:
+            self._known[query] = found
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return found
+
+    def _tests(self, query: Query) -> list[Callable[[], Column]]:
+        samples = self.samples
+        tests: list[Callable[[], Column]] = []
+        if query.role:
+            tests.append(lambda: samples.role == ROLES.index(query.role))
+        if query.source is not None:
+            tests.append(lambda: samples.source == query.source)
+        if query.bucket is not None:
+            tests.append(lambda: samples.bucket == query.bucket)
+        if query.masked is not None:
+            tests.append(lambda: np.isnan(samples.coverage) != query.masked)
+        if query.low is not None:
+            tests.append(lambda: samples.coverage >= query.low)  # never of NaN
+        if query.high is not None:
+            tests.append(lambda: samples.coverage <= query.high)
+        if query.finding:
+            tests.append(lambda: self._with_finding(query.finding))
+        if query.text:
+            tests.append(lambda: self._with_text(query.text))
+        return tests
+
+    # ---- text --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _texts(self) -> list[tuple[LowerCase, LowerCase, Column]]:
+        """By chunk of the table: names, captions, and the number of the first caption of each sample."""
+        table, found = self.samples.table, []
+        for names, texts in zip(table["name"].chunks, table["texts"].chunks, strict=True):
+            if len(names):
+                counts = pc.list_value_length(texts).to_numpy()
+                captions = pc.struct_field(pc.list_flatten(texts), "caption")
+                found.append((LowerCase(names), LowerCase(captions), np.cumsum(counts) - counts))
+        return found
+
+    def _with_text(self, text: str) -> Column:
+        needle = pc.utf8_lower(pa.scalar(text)).as_py().encode()
+        found = [names.contain(needle) | np.logical_or.reduceat(captions.contain(needle), starts)
+                 for names, captions, starts in self._texts]
+        return np.concatenate([np.empty(0, bool), *found])
+
+    # ---- findings ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def findings(self) -> pa.Table:
+        """The FINDINGS table, the worst first, then by path. Raises `CacheError`."""
+        table = read_table(self.opened.cache, self.opened.manifest.document["tables"]["findings"], FINDINGS)
+        rank = pc.fill_null(pc.index_in(table["severity"], value_set=pa.array(SEVERITIES)), len(SEVERITIES))
+        order = pc.sort_indices(table.append_column("rank", rank),
+                                sort_keys=[("rank", "ascending"), ("path", "ascending"), ("code", "ascending")])
+        return table.take(order)
+
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """The number of findings by code, sorted by code."""
+        counted = pc.value_counts(self.findings["code"].combine_chunks())
+        return dict(sorted((one["values"], one["counts"]) for one in counted.to_pylist()))
+
+    def findings_with(self, code: str) -> pa.Table:
+        """The findings of a code, or all of them for ""."""
+        return self.findings.filter(pc.equal(self.findings["code"], code)) if code else self.findings
+
+    def findings_of(self, sample: int) -> list[dict[str, str]]:
+        """The findings about a sample, as documents."""
+        name, source = self.samples.name(sample), int(self.samples.source[sample])
+        labels = pa.array([name, f"source[{source}]/{name}"])
+        found: list[dict[str, str]] = self.findings.filter(pc.is_in(self.findings["path"], labels)).to_pylist()
+        return found
+
+    def _with_finding(self, code: str) -> Column:
+        """Samples by the paths of findings: names, or labels such as `source[1]/name`."""
+        paths = self.findings_with(code)["path"].to_pylist()
+        by_source: dict[int | None, list[str]] = {None: paths}
+        for path in paths:
+            if match := _LABEL.fullmatch(path):
+                by_source.setdefault(int(match[1]), []).append(match[2])
+        found = np.zeros(len(self.samples), bool)
+        for source, names in by_source.items():
+            named = pc.is_in(self.samples.table["name"], pa.array(names, pa.string())).to_numpy()
+            found |= named if source is None else named & (self.samples.source == source)
+        return found
+
+    # ---- order -------------------------------------------------------------------------------------------------------
+
+    def _order(self, sort: str, descending: bool) -> Column:
+        """All samples, sorted; each order is computed once, and of equal samples the first in the table comes first."""
+        with self._sorting:
+            if (sort, descending) not in self._orders:
+                keys = self._keys(sort)
+                order = np.argsort(-keys if descending else keys, kind="stable")
+                self._orders[sort, descending] = order.astype(np.int32)
+            return self._orders[sort, descending]
+
+    def _keys(self, sort: str) -> Column:
+        """A number for each sample; NaN comes last in both directions."""
+        samples = self.samples
+        if sort == "id":  # the table's own order
+            return np.arange(len(samples))
+        if sort == "name":
+            ranks = np.empty(len(samples), np.int64)
+            ranks[pc.sort_indices(samples.table["name"]).to_numpy()] = np.arange(len(samples))
+            return ranks
+        if sort == "caption":
+            lengths = samples.caption_lengths
+            return np.maximum.reduceat(lengths, samples.text_offsets[:-1]) if len(lengths) else lengths
+        if sort == "pixels":
+            return samples.width.astype(np.int64) * samples.height
+        return samples.coverage if sort == "mask" else samples.weight
+
+
+class LowerCase:
+    """Strings in lower case, as one piece of memory that is searched from end to end.
+
+    Arrow's `match_substring` begins anew with each string: it takes five times as long for a million short ones.
+    """
+
+    def __init__(self, strings: pa.Array) -> None:
+        bounds, data = _parts(strings)
+        if not data.isascii():  # then Unicode decides, and lengths may change
+            bounds, data = _parts(pc.utf8_lower(strings))
+        self._bounds, self._data = bounds, data.lower()
+
+    def contain(self, needle: bytes) -> Column:
+        """Which of the strings contain `needle`, UTF-8 in lower case."""
+        found = np.zeros(len(self._bounds) - 1, bool)
+        places = self._places(needle)
+        owners = np.searchsorted(self._bounds, places, side="right") - 1
+        inside = places + len(needle) <= self._bounds[owners + 1]  # and not across the end of a string
+        found[owners[inside]] = True
+        return found
+
+    def _places(self, needle: bytes) -> Column:
+        """Where `needle` begins."""
+        places: list[int] = []
+        at = self._data.find(needle)
+        while at >= 0 and len(places) < MANY:
+            places.append(at)
+            at = self._data.find(needle, at + 1)
+        if at < 0:
+            return np.array(places, np.int64)
+        data = np.frombuffer(self._data, np.uint8)  # so many that comparing every byte is quicker
+        found = np.flatnonzero(data[:len(data) - len(needle) + 1] == needle[0])
+        for place, byte in enumerate(needle[1:], 1):
+            found = found[data[found + place] == byte]
+        return found
+
+
+def _parts(strings: pa.Array) -> tuple[Column, bytes]:
+    """N + 1 offsets, from 0, and the bytes of all strings."""
+    _, offsets, data = strings.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[strings.offset:strings.offset + len(strings) + 1].astype(np.int64)
+    if data is None or not len(strings):
+        return np.zeros(len(strings) + 1, np.int64), b""
+    return bounds - bounds[0], data.slice(int(bounds[0]), int(bounds[-1] - bounds[0])).to_pybytes()

@@ -1,0 +1,159 @@
+"""The addresses of the pages. Each names samples by number; no part of an address is ever a path on the disk.
+
+    /                            the list; params.py has its query string
+    /sample/NUMBER               everything about a sample
+    /findings                    ?code=CODE&page=NUMBER
+    /thumbnail/NUMBER            pictures
+    /picture/NUMBER
+    /view/NUMBER/VIEW            /mask/NUMBER/VIEW    /shade/NUMBER/VIEW    /latent/NUMBER/VIEW/CHANNEL
+    /static/NAME                 style, script and icons
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from prep.errors import Problem
+from prep.findings import CODES
+from prep.manifest.opened import OpenedManifest
+from prep.manifest.select import Selector
+from prep.parse import Unparsed, one_of
+from prep.view.guard import Guard
+from prep.view.pages import Site, error_page, findings_page, list_page, sample_page
+from prep.view.params import number_of, query_of
+from prep.view.pictures import Pictures
+from prep.view.render import static
+
+Made = Callable[[Request], Response]
+
+
+def build_app(opened: OpenedManifest, token: str) -> tuple[Guard, Site]:
+    """The application behind its guard. Raises `CacheError` if a table of the manifest is missing or damaged."""
+    selector = Selector(opened)
+    selector.prepare()
+    site = Site(base=f"/{token}", opened=opened, selector=selector, pictures=Pictures(opened))
+    _ = selector.codes  # a damaged table of findings is an error before the first page
+    routes = [Route(path, _endpoint(make, site), methods=["GET"]) for path, make in _ROUTES.items()]
+    app = Starlette(routes=routes, exception_handlers={
+        HTTPException: _told(site), Unparsed: _told(site), Problem: _told(site)})
+    app.router.redirect_slashes = False
+    return Guard(app, token), site
+
+
+def _endpoint(make: Callable[[Site, Request], Response], site: Site) -> Made:
+    """An endpoint that runs in a thread: pages and pictures are work for the processor."""
+    def endpoint(request: Request) -> Response:
+        return make(site, request)
+
+    return endpoint
+
+
+def _list(site: Site, request: Request) -> Response:
+    manifest = site.opened.manifest
+    query = query_of(request.query_params.multi_items(), manifest.buckets, len(manifest.sources))
+    return HTMLResponse(list_page(site, query, _page(request)))
+
+
+def _sample(site: Site, request: Request) -> Response:
+    manifest = site.opened.manifest
+    query = query_of(request.query_params.multi_items(), manifest.buckets, len(manifest.sources))
+    return HTMLResponse(sample_page(site, _number(site, request), query))
+
+
+def _findings(site: Site, request: Request) -> Response:
+    code = request.query_params.get("code", "")
+    return HTMLResponse(findings_page(site, one_of(code, CODES, "code") if code else "", _page(request)))
+
+
+def _thumbnail(site: Site, request: Request) -> Response:
+    return _picture(site.pictures.thumbnail(_number(site, request)))
+
+
+def _whole(site: Site, request: Request) -> Response:
+    return _picture(site.pictures.whole(_number(site, request)))
+
+
+def _view(site: Site, request: Request) -> Response:
+    return _picture(site.pictures.view(*_place(site, request)))
+
+
+def _mask(site: Site, request: Request) -> Response:
+    return _picture(site.pictures.mask(*_place(site, request), shade=False))
+
+
+def _shade(site: Site, request: Request) -> Response:
+    return _picture(site.pictures.mask(*_place(site, request), shade=True))
+
+
+def _latent(site: Site, request: Request) -> Response:
+    channels = site.opened.manifest.document["latents"]["channels"]
+    channel = _part(request, "channel", channels)
+    return _picture(site.pictures.channel(*_place(site, request), channel))
+
+
+def _static(_site: Site, request: Request) -> Response:
+    found = static(request.path_params["name"])
+    if found is None:
+        raise HTTPException(404)
+    return Response(found[0], media_type=found[1])
+
+
+_ROUTES: dict[str, Callable[[Site, Request], Response]] = {
+    "/": _list, "/sample/{number}": _sample, "/findings": _findings, "/thumbnail/{number}": _thumbnail,
+    "/picture/{number}": _whole, "/view/{number}/{view}": _view, "/mask/{number}/{view}": _mask,
+    "/shade/{number}/{view}": _shade, "/latent/{number}/{view}/{channel}": _latent, "/static/{name}": _static,
+}
+
+
+def _picture(data: bytes | None) -> Response:
+    if data is None:
+        data, kind = static("missing.svg") or (b"", "")
+        return Response(data, media_type=kind)
+    return Response(data, media_type="image/png" if data.startswith(b"\x89PNG") else "image/jpeg")
+
+
+def _number(site: Site, request: Request) -> int:
+    return _part(request, "number", len(site.selector.samples))
+
+
+def _place(site: Site, request: Request) -> tuple[int, int]:
+    """The sample and the view of an address."""
+    number, offsets = _number(site, request), site.selector.samples.view_offsets
+    return number, _part(request, "view", int(offsets[number + 1] - offsets[number]))
+
+
+def _part(request: Request, name: str, count: int) -> int:
+    """A number below `count` in the path; anything else is nowhere."""
+    try:
+        return number_of(request.path_params[name], name, count - 1)
+    except Unparsed:
+        raise HTTPException(404) from None
+
+
+def _page(request: Request) -> int:
+    """The page of a query string, from 0."""
+    return max(0, number_of(request.query_params.get("page") or "1", "page", 10**9 - 1) - 1)
+
+
+def _told(site: Site) -> Callable[[Request, Exception], Response]:
+    """Answers with a page that says what is wrong."""
+    def told(_request: Request, error: Exception) -> Response:
+        status, what, hint = _described(error)
+        return HTMLResponse(error_page(site.base, status, what, hint), status)
+
+    return told
+
+
+def _described(error: Any) -> tuple[int, str, str]:
+    if isinstance(error, HTTPException):
+        return error.status_code, "No sample, picture or page has this address.", ""
+    if isinstance(error, Problem):
+        return 500, error.message, error.hint
+    return 400, str(error), "Change the address, or begin with all samples."

@@ -1,0 +1,52 @@
+"""Keeps what was made last in memory, within a bound of bytes; each value is made once, also if many ask at a time."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock, Semaphore
+
+MOST_BYTES = 96 << 20
+
+
+class Memory:
+    """Bytes by key, the least recently used dropped first. Threads may share one."""
+
+    def __init__(self, most: int = MOST_BYTES, at_once: int = 0) -> None:
+        self._most, self.bytes = most, 0
+        self._known: OrderedDict[Hashable, bytes | None] = OrderedDict()
+        self._making: dict[Hashable, Lock] = {}
+        self._lock = Lock()
+        self._room = Semaphore(at_once or os.cpu_count() or 1)  # a large picture takes much memory while it is decoded
+
+    def get(self, key: Hashable, make: Callable[[], bytes | None]) -> bytes | None:
+        """The value of `key`, made now if it is not known. What `make` raises is raised here, and not kept."""
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+            mine = self._making.setdefault(key, Lock())
+        with mine:
+            with self._lock:
+                if key in self._known:
+                    return self._known[key]
+            try:
+                with self._room:
+                    value = make()
+                self._keep(key, value)
+            finally:
+                with self._lock:
+                    self._making.pop(key, None)
+        return value
+
+    def _keep(self, key: Hashable, value: bytes | None) -> None:
+        with self._lock:
+            self._known[key] = value
+            self.bytes += _size(value)
+            while self.bytes > self._most and len(self._known) > 1:
+                self.bytes -= _size(self._known.popitem(last=False)[1])
+
+
+def _size(value: bytes | None) -> int:
+    return 200 + len(value or b"")  # with what Python keeps of an entry

@@ -1,0 +1,171 @@
+"""Renders the pages about a manifest: the list of samples, a sample, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+
+from prep.batching.split import ROLES
+from prep.findings import CODES
+from prep.formatting import format_bytes, format_size
+from prep.manifest.describe import Keys, describe
+from prep.manifest.opened import OpenedManifest
+from prep.manifest.select import SORTS, Query, Selector
+from prep.report.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
+from prep.view.params import address
+from prep.view.pictures import Pictures, statistics
+from prep.view.render import render
+
+CARDS = 60  # per page
+ROWS = 200  # of findings, per page
+LETTERS = 240  # of a caption on a card
+VIEWS = 32  # on a sample's page
+CHANNELS = 64  # of a latent
+ORDERS = {"name": "name", "id": "id (random)", "mask": "how much of it trains", "weight": "weight of its loss",
+          "caption": "length of its caption", "pixels": "pixels"}
+assert tuple(ORDERS) == SORTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What all pages need."""
+
+    base: str  # of addresses: "/" and the token
+    opened: OpenedManifest
+    selector: Selector
+    pictures: Pictures
+
+    @property
+    def name(self) -> str:
+        """The manifest's name, for titles."""
+        return self.opened.manifest.path.name
+
+    def render(self, template: str, **values: Any) -> str:
+        """A page of this site."""
+        return render(template, base=self.base, name=self.name, codes=self.selector.codes, **values)
+
+
+def list_page(site: Site, query: Query, page: int) -> str:
+    """One page of the samples that a query selects; `page` counts from 0. Beyond the last page, the last."""
+    manifest, found = site.opened.manifest, site.selector.select(query)
+    pages = max(1, -(-len(found) // CARDS))
+    page = min(page, pages - 1)
+    shown = found[page * CARDS:(page + 1) * CARDS].tolist()
+    given = address(query, manifest.buckets)
+    counts = manifest.document["samples"]
+    return site.render(
+        "list.html", query=query, given=given, filtered=query != Query(text=query.text), orders=ORDERS,
+        roles=[role for role in ROLES if counts[role]],
+        buckets=[(format_size(one["size"]), sum(one[role] for role in ROLES)) for one in manifest.document["buckets"]],
+        sources=[_source(one) for one in manifest.sources], facts=_facts(site), total=len(site.selector.samples),
+        count=len(found), first=page * CARDS + 1, cards=[_card(site, number) for number in shown],
+        low=_percent(query.low), high=_percent(query.high), samples=counts, rejected=manifest.document["rejected"],
+        pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, manifest.buckets, page=other + 1)}"))
+
+
+def sample_page(site: Site, number: int, query: Query) -> str:
+    """Everything about one sample, and the way to its neighbors among those that the query selects."""
+    row = describe(site.opened, number, Keys(site.opened))
+    manifest = site.opened.manifest
+    found = site.selector.select(query)
+    places = np.flatnonzero(found == number)
+    given, at = address(query, manifest.buckets), int(places[0]) if len(places) else None
+    back = address(query, manifest.buckets, page=1 + (at or 0) // CARDS)
+    weights = sum(text["weight"] for text in row["texts"])
+    return site.render(
+        "sample.html", number=number, row=row, at=at, count=len(found), back=f"{site.base}/{back}",
+        before=None if not at else f"{site.base}/sample/{found[at - 1]}{given}",
+        after=None if at is None or at + 1 == len(found) else f"{site.base}/sample/{found[at + 1]}{given}",
+        whole=site.pictures.whole(number) is not None, facts=_sample_facts(row, manifest.sources[row["source"]]),
+        findings=_table(site.selector.findings_of(number)),
+        views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
+        texts=[{**text, "part": text["weight"] / weights if weights else None} for text in row["texts"]],
+        boxes=[_box(view, row) for view in row["views"][:VIEWS]])
+
+
+def findings_page(site: Site, code: str, page: int) -> str:
+    """One page of the findings of a code, or of all; `page` counts from 0."""
+    chosen = site.selector.findings_with(code)
+    pages = max(1, -(-len(chosen) // ROWS))
+    page = min(page, pages - 1)
+
+    def link(other: int) -> str:
+        given = {name: value for name, value in (("code", code), ("page", other + 1)) if value}
+        return f"{site.base}/findings?{urlencode(given)}"
+
+    return site.render("findings.html", code=code, meaning=CODES[code] if code else None, count=len(chosen),
+                       table=_table(chosen.slice(page * ROWS, ROWS).to_pylist()), pager=pager_of(page, pages, link))
+
+
+def error_page(base: str, status: int, what: str, hint: str = "") -> str:
+    """A page that says what is wrong."""
+    return render("error.html", base=base, name="Latentry", status=status, what=what, hint=hint, codes={})
+
+
+def _card(site: Site, number: int) -> dict[str, Any]:
+    samples = site.selector.samples
+    captions, bucket = samples.captions(number), site.opened.manifest.buckets[samples.bucket[number]]
+    coverage = float(samples.coverage[number])
+    return {"number": number, "name": samples.name(number), "caption": captions[0][:LETTERS],
+            "letters": len(captions[0]), "more": len(captions) - 1, "role": ROLES[samples.role[number]],
+            "size": format_size((int(samples.width[number]), int(samples.height[number]))),
+            "bucket": format_size(bucket), "part": None if np.isnan(coverage) else coverage}
+
+
+def _facts(site: Site) -> list[tuple[str, str]]:
+    document = site.opened.manifest.document
+    model = document["model"].get("path") or document["model"].get("hub")
+    return [("model", f"{model} ({document['family']}, {document['prediction']})"),
+            *((name, f"{plural(field.rows, 'row')} in {plural(field.shards, 'shard')}, {format_bytes(field.bytes)}: "
+               + ", ".join(f"{array} {facts['dtype']}" for array, facts in field.arrays.items()))
+              for name, field in site.opened.manifest.fields.items()),
+            ("sample prompts", f"{len(document['prompts']['samples']):,}"),
+            ("manifest", site.opened.manifest.digest)]
+
+
+def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:
+    trains = "all: no mask" if row["coverage"] is None else f"{row['coverage']:.1%} of the picture"
+    return [("split", row["role"]), ("source", _source(source)),
+            ("size", f"{format_size(row['size'])}, to the bucket {format_size(row['bucket'])}"),
+            ("trains", trains), ("per epoch", plural(row["repeats"], "time")), ("weight", f"{row['weight']:g}"),
+            ("picture", row["picture"]), ("id", row["id"])]
+
+
+def _view(site: Site, number: int, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    view, latent = row["views"][place], site.pictures.latent(number, place)
+    channels = [] if latent is None else statistics(latent[:CHANNELS])
+    (wide, high), (left, top) = view["scaled"], view["crop"]
+    width, height = row["bucket"]
+    whole = wide * high
+    return {"place": place, "latent": view["latent"], "mask": view["mask"], "channels": channels,
+            "shape": None if latent is None else "×".join(map(str, latent.shape)),
+            "more": 0 if latent is None else len(latent) - len(channels),
+            "how": f"scaled to {wide}x{high}, cropped to {width}x{height} at {left}, {top}"
+                   + (", mirrored" if view["flip"] else "")
+                   + f"; {1 - width * height / whole:.1%} of the picture is cut off"}
+
+
+def _box(view: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """A view's crop in pixels of the original."""
+    (wide, high), (left, top), (width, height) = view["scaled"], view["crop"], row["bucket"]
+    x, y = row["size"][0] / wide, row["size"][1] / high
+    return {"left": left * x, "top": top * y, "width": width * x, "height": height * y, "flip": view["flip"],
+            "mask": view["mask"] is not None}
+
+
+def _table(findings: Sequence[Mapping[str, Any]]) -> Table:
+    rows = tuple((one["severity"], one["code"], one["path"], one["detail"]) for one in findings)
+    return Table(caption="Findings, the worst first", columns=FINDING_COLUMNS, rows=rows)
+
+
+def _percent(part: float | None) -> str:
+    return "" if part is None else f"{100 * part:g}"
+
+
+def _source(path: Any) -> str:
+    return "unknown" if path is None else str(PurePosixPath(path))

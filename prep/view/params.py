@@ -1,0 +1,84 @@
+"""Query strings of the list's addresses, to queries and back; anything unknown is an error that names what is expected.
+
+    ?q=red+heart&split=train&source=0&bucket=512x768&finding=blank&mask=yes&from=10&to=90&sort=mask&order=down&page=2
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import urlencode
+
+from prep.batching.split import ROLES
+from prep.findings import CODES
+from prep.formatting import format_size
+from prep.geometry import Size
+from prep.manifest.select import SORTS, Query
+from prep.parse import Unparsed, brief, one_of
+
+NAMES = ("q", "split", "source", "bucket", "finding", "mask", "from", "to", "sort", "order")
+LONGEST = 500  # characters of a search
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
+
+
+def query_of(given: Iterable[tuple[str, str]], buckets: Sequence[Size], sources: int) -> Query:
+    """The query of (name, value) pairs; empty values and `page` say nothing. Raises `Unparsed`."""
+    values: dict[str, str] = {}
+    for name, value in given:
+        if name == "page":
+            continue
+        one_of(name, NAMES, "a name in the address")
+        if value and values.setdefault(name, value) != value:
+            raise Unparsed(f"{name} is given twice, expected once")
+    if len(values.get("q", "")) > LONGEST:
+        raise Unparsed(f"q has {len(values['q'])} characters, expected at most {LONGEST}")
+    low, high = (None if name not in values else _percent(values[name], name) for name in ("from", "to"))
+    return Query(
+        text=values.get("q", ""), role=_word(values, "split", ROLES), finding=_word(values, "finding", CODES),
+        source=_source(values["source"], sources) if "source" in values else None,
+        bucket=_bucket(values["bucket"], buckets) if "bucket" in values else None,
+        masked={"": None, "yes": True, "no": False}[_word(values, "mask", ("yes", "no"))], low=low, high=high,
+        sort=_word(values, "sort", SORTS) or SORTS[0], descending=_word(values, "order", ("up", "down")) == "down")
+
+
+def address(query: Query, buckets: Sequence[Size], *, page: int = 1) -> str:
+    """The query string of a query, with its `?`; "" for all samples by name. `query_of` reads it back."""
+    values: dict[str, str | int | None] = {
+        "q": query.text, "split": query.role, "source": query.source,
+        "bucket": None if query.bucket is None else format_size(buckets[query.bucket]), "finding": query.finding,
+        "mask": {None: "", True: "yes", False: "no"}[query.masked], "from": _spelled(query.low),
+        "to": _spelled(query.high), "sort": query.sort if query.sort != SORTS[0] else "",
+        "order": "down" if query.descending else "", "page": page if page > 1 else ""}
+    given = {name: value for name, value in values.items() if value not in ("", None)}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def number_of(text: str, name: str, most: int) -> int:
+    """A whole number from 0 to `most`. Raises `Unparsed`."""
+    if not _NUMBER.fullmatch(text) or int(text) > most:
+        raise Unparsed(f"{name} is {brief(text)}, expected a whole number from 0 to {most}")
+    return int(text)
+
+
+def _word(values: Mapping[str, str], name: str, words: Iterable[str]) -> str:
+    return one_of(values[name], words, name) if name in values else ""
+
+
+def _source(text: str, sources: int) -> int:
+    return number_of(text, "source", sources - 1)
+
+
+def _bucket(text: str, buckets: Sequence[Size]) -> int:
+    names = [format_size(size) for size in buckets]
+    return names.index(one_of(text, names, "bucket"))
+
+
+def _percent(text: str, name: str) -> float:
+    if not _PERCENT.fullmatch(text) or float(text) > 100:
+        raise Unparsed(f"{name} is {brief(text)}, expected percent from 0 to 100")
+    return float(text) / 100
+
+
+def _spelled(part: float | None) -> str:
+    return "" if part is None else f"{100 * part:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,154 @@
+"""Makes the pictures of the pages: thumbnails, what training sees, masks and latent channels. None is read by a path.
+
+A sample's number leads to its original, which counts only if its bytes have the digest of the manifest. Every picture
+is made anew from pixels, so no byte of a foreign file reaches the browser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prep.cache.reader import Reader
+from prep.errors import CacheError
+from prep.images.decode import Picture, decode_picture, encode_png, scale_and_crop
+from prep.images.formats.parts import BadPicture
+from prep.images.thumbnail import encode_jpeg, encode_shade, shrink
+from prep.manifest.describe import describe
+from prep.manifest.opened import OpenedManifest
+from prep.report.pages.originals import Originals
+from prep.view.memory import Memory
+
+THUMBNAIL, WHOLE = 320, 1280  # pixels of the longer side
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Channel:
+    """Statistics of one channel of a latent, as stored; NaN and infinities are left out, and counted."""
+
+    low: float
+    high: float
+    mean: float
+    std: float
+    bad: int
+
+
+class Pictures:
+    """The pictures of one manifest's samples. Threads may share it."""
+
+    def __init__(self, opened: OpenedManifest, memory: Memory | None = None) -> None:
+        self._opened = opened
+        self._originals = Originals(opened)
+        self._reader = Reader(opened.cache.root)
+        self._memory = memory or Memory()
+        alpha = opened.manifest.document["latents"].get("alpha")
+        self._alpha = "white" if alpha is None else "#{:02x}{:02x}{:02x}".format(*alpha)
+
+    def close(self) -> None:
+        """Closes the cache's files."""
+        self._reader.close()
+
+    def describe(self, sample: int) -> dict[str, Any]:
+        """The sample as a document, without keys."""
+        return describe(self._opened, sample)
+
+    def thumbnail(self, sample: int) -> bytes | None:
+        """A small JPEG of the whole picture; `None` if the original is missing, has changed, or cannot be decoded."""
+        return self._memory.get(("thumbnail", sample), lambda: self._small(sample, THUMBNAIL))
+
+    def whole(self, sample: int) -> bytes | None:
+        """A JPEG of the whole picture, of at most `WHOLE` pixels a side; `None` as above."""
+        return self._memory.get(("whole", sample), lambda: self._small(sample, WHOLE))
+
+    def view(self, sample: int, view: int) -> bytes | None:
+        """The bucket's pixels as training sees them, a PNG; `None` as above."""
+        def make() -> bytes | None:
+            row = self.describe(sample)
+            picture = self._decoded(row)
+            if picture is None:
+                return None
+            samples = self._opened.samples
+            place = samples.placement(int(samples.view_offsets[sample]) + view, tuple(row["bucket"]))
+            return encode_png(scale_and_crop(picture, place))
+
+        return self._memory.get(("view", sample, view), make)
+
+    def mask(self, sample: int, view: int, *, shade: bool) -> bytes | None:
+        """A view's mask as it is stored, a gray PNG of latent cells; `shade`: red where nothing trains, else clear.
+
+        `None` for a view without a mask, or with one that cannot be read.
+        """
+        def make() -> bytes | None:
+            place = self.describe(sample)["views"][view]["mask"]
+            row = None if place is None else self._row(place, "mask")
+            if row is None:
+                return None
+            cells = row.reshape(row.shape[-2:])
+            return encode_shade(cells) if shade else encode_png(cells)
+
+        return self._memory.get(("mask", sample, view, shade), make)
+
+    def channel(self, sample: int, view: int, channel: int) -> bytes | None:
+        """One channel of a view's latent as a gray PNG, from its lowest value (black) to its highest (white)."""
+        def make() -> bytes | None:
+            latent = self.latent(sample, view)
+            return None if latent is None or channel >= len(latent) else encode_png(_gray(latent[channel]))
+
+        return self._memory.get(("latent", sample, view, channel), make)
+
+    def latent(self, sample: int, view: int) -> Array | None:
+        """float32 [C, h, w], as stored; `None` if it cannot be read (`prep verify` says why)."""
+        place = self.describe(sample)["views"][view]["latent"]
+        return None if place is None else self._row(place, "latent")
+
+    def _small(self, sample: int, side: int) -> bytes | None:
+        picture = self._decoded(self.describe(sample))
+        return None if picture is None else encode_jpeg(shrink(picture, side))
+
+    def _decoded(self, row: Mapping[str, Any]) -> Picture | None:
+        data = self._originals.read(row)
+        try:
+            return None if data is None else decode_picture(data, alpha=self._alpha)
+        except BadPicture:
+            return None
+
+    def _row(self, place: Mapping[str, Any], array: str) -> Array | None:
+        """A row's numbers: uint8 for masks, else float32; `None` if it cannot be read."""
+        try:
+            spec, _ = self._reader.array_info(place["shard"], array)
+            data = np.empty(spec.row_bytes, np.uint8)
+            self._reader.read_into(data, place["shard"], array, place["row"])
+        except CacheError:
+            return None
+        return as_numbers(data, spec.dtype, spec.shape)
+
+
+def as_numbers(data: Array, dtype: str, shape: Sequence[int]) -> Array:
+    """Stored little-endian bytes as an array: bfloat16 and float16 become float32."""
+    if dtype == "bfloat16":
+        return (data.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+    numbers = data.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    return numbers if dtype == "uint8" else numbers.astype(np.float32)
+
+
+def statistics(latent_Chw: Array) -> list[Channel]:
+    """Each channel's range, mean and standard deviation."""
+    found = []
+    for channel in latent_Chw.astype(np.float64):
+        good = channel[np.isfinite(channel)]
+        low, high, mean, std = (good.min(), good.max(), good.mean(), good.std()) if len(good) else (np.nan,) * 4
+        found.append(Channel(low=float(low), high=float(high), mean=float(mean), std=float(std),
+                             bad=channel.size - len(good)))
+    return found
+
+
+def _gray(channel_hw: Array) -> Array:
+    """uint8 [h, w]: the lowest finite value is 0, the highest 255; what is not finite is 0."""
+    finite = np.isfinite(channel_hw)
+    low, high = (channel_hw[finite].min(), channel_hw[finite].max()) if finite.any() else (0.0, 0.0)
+    scaled = (np.where(finite, channel_hw, low).astype(np.float64) - low) * (255 / (high - low) if high > low else 0)
+    return np.rint(scaled).astype(np.uint8)

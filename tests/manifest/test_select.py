@@ -1,0 +1,138 @@
+"""Selecting and sorting columns agrees with doing it sample by sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from synthetic import Scale, build
+
+from prep.manifest.opened import open_manifest
+from prep.manifest.samples import open_samples
+from prep.manifest.select import REMEMBERED, SORTS, LowerCase, Query, Selector
+from prep.manifest.tables import FINDINGS, SAMPLES
+
+FOUND = [("0000/00000003.png", "blank", "warning"), ("source[1]/0000/00000004.png", "blank", "warning"),
+         ("source[0]/0000/00000005.png", "blank", "warning"), ("0000/00000003.png", "truncated", "error"),
+         ("source[1]/none.png", "has-alpha", "info")]
+
+
+@pytest.fixture(scope="module")
+def selector(tmp_path_factory):
+    """300 samples in batches of 70, of two sources, every split, several captions; some findings."""
+    manifest = build(tmp_path_factory.mktemp("synthetic"), Scale(samples=300, buckets=5, batch_rows=70))
+    opened = open_manifest(manifest)
+    made = Selector(opened)
+    rows = opened.samples.table.to_pylist()
+    for number, row in enumerate(rows):
+        row |= {"source": number % 2, "role": ("train", "validation", "prior")[number % 3], "weight": number % 7 / 4,
+                "coverage": None if number % 4 else number / 300, "width": 1 + number * 37 % 101}
+        row["texts"] = row["texts"] * (1 + number % 3)
+        row["texts"][-1] = {**row["texts"][-1], "caption": f"{'x' * (number % 11)} Straße No. {number} (a+b) İ"}
+    schema = SAMPLES.remove_metadata()
+    table = pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at:at + 70], schema=schema)
+                                   for at in range(0, 300, 70)])
+    made.samples = open_samples(table)
+    made.rows = rows
+    made.__dict__["findings"] = pa.Table.from_pylist(
+        [{"path": path, "code": code, "severity": severity, "detail": ""} for path, code, severity in FOUND],
+        schema=FINDINGS)
+    return made
+
+
+def fits(row, query):
+    text = query.text.lower()
+    coverage = row["coverage"]
+    labels = {row["name"], f"source[{row['source']}]/{row['name']}"}
+    return all((
+        not text or any(text in words.lower() for words in (row["name"], *(one["caption"] for one in row["texts"]))),
+        not query.role or row["role"] == query.role,
+        query.source is None or row["source"] == query.source,
+        query.bucket is None or row["bucket"] == query.bucket,
+        query.masked is None or (coverage is not None) == query.masked,
+        query.low is None or (coverage is not None and np.float32(coverage) >= query.low),
+        query.high is None or (coverage is not None and np.float32(coverage) <= query.high),
+        not query.finding or any(path in labels and code == query.finding for path, code, _ in FOUND),
+    ))
+
+
+def key(number, row, sort):
+    coverage = math.inf if row["coverage"] is None else row["coverage"]
+    return {"id": number, "name": row["name"], "mask": coverage, "weight": row["weight"],
+            "caption": max(len(one["caption"]) for one in row["texts"]), "pixels": row["width"] * row["height"]}[sort]
+
+
+@pytest.mark.parametrize("query", [
+    Query(), Query(text="NUMBER 1"), Query(text="straße"), Query(text="(a+b)"), Query(text=".*"), Query(text="\\E|a"),
+    Query(text="000/000001"), Query(text="STRASSE"), Query(text="x"), Query(text="e"), Query(text=" ("),
+    Query(text="NO."), Query(text="nowhere"), Query(role="prior"), Query(source=1), Query(bucket=3),
+    Query(masked=True), Query(masked=False), Query(low=0.25), Query(low=0.25, high=0.5), Query(high=0.1),
+    Query(finding="blank"), Query(finding="truncated"), Query(finding="has-alpha"), Query(finding="near-duplicate"),
+    Query(text="number 2", role="train", source=0, masked=True, low=0.1),
+], ids=str)
+def test_samples_that_fit(selector, query):
+    wanted = {number for number, row in enumerate(selector.rows) if fits(row, query)}
+    assert set(selector.select(query).tolist()) == wanted
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("sort", SORTS)
+def test_orders(selector, sort, descending):
+    """Samples without a mask come last in both directions; equal ones are in the table's order."""
+    found = selector.select(Query(sort=sort, descending=descending)).tolist()
+    keys = {number: key(number, row, sort) for number, row in enumerate(selector.rows)}
+    finite = [number for number in keys if keys[number] != math.inf]
+    none = [number for number in keys if keys[number] == math.inf]
+    assert found == sorted(finite, key=keys.__getitem__, reverse=descending) + none if not descending else \
+        [keys[one] for one in found] == sorted((keys[one] for one in finite), reverse=True) + [math.inf] * len(none)
+    for before, after in pairwise(found):
+        assert keys[before] != keys[after] or before < after
+
+
+def test_a_selection_is_remembered_and_the_oldest_forgotten(selector):
+    first = selector.select(Query(text="number 1"))
+    assert selector.select(Query(text="number 1")) is first
+    for number in range(REMEMBERED):
+        selector.select(Query(text=f"number {number}", masked=True))
+    assert selector.select(Query(text="number 1")) is not first and len(selector._known) == REMEMBERED
+
+
+def test_findings(selector, small):
+    assert {one["code"] for one in selector.findings_of(selector_number(selector, 3))} == {"blank", "truncated"}
+    assert len(selector.findings_with("")) == len(FOUND) and len(selector.findings_with("blank")) == 3
+    real = Selector(small)
+    assert real.codes == {"truncated": 1} and real.findings.to_pylist()[0]["detail"] == "ends <early>"
+
+
+def selector_number(selector, number):
+    return next(at for at, row in enumerate(selector.rows) if row["name"] == f"0000/{number:08}.png")
+
+
+def test_the_worst_findings_come_first(small, monkeypatch):
+    table = pa.Table.from_pylist([{"path": path, "code": code, "severity": severity, "detail": ""}
+                                  for path, code, severity in FOUND], schema=FINDINGS)
+    monkeypatch.setattr("prep.manifest.select.read_table", lambda *_: table)
+    assert [one["severity"] for one in Selector(small).findings.to_pylist()] == [
+        "error", "warning", "warning", "warning", "info"]
+
+
+def test_a_manifest_without_samples(selector):
+    empty = Selector(selector.opened)
+    empty.samples = open_samples(selector.opened.samples.table.slice(0, 0))
+    for sort in SORTS:
+        assert len(empty.select(replace(Query(text="x"), sort=sort))) == 0
+
+
+@pytest.mark.parametrize("many", [0, 3, 10**6])
+def test_texts_are_searched_alike_by_place_and_by_byte(monkeypatch, many):
+    """Also in slices of arrays, with empty strings, and never across the ends of two strings."""
+    monkeypatch.setattr("prep.manifest.select.MANY", many)
+    for words in (["ab", "", "ba", "aaab", "Ab", "b", "a"], ["äb", "ÄB", "", "aB", "b", "Straße", "日本"], [""], []):
+        for strings in (pa.array(words, pa.string()), pa.array(["ab", *words, "ab"])[1:-1]):
+            for needle in ("ab", "b", "äb", "aa", "aab", "本", "abb", "ba", "x"):
+                found = LowerCase(strings).contain(needle.encode())
+                assert found.tolist() == [needle in word.lower() for word in words], (words, needle)

@@ -1,0 +1,173 @@
+"""The live pages in a real browser: load, search, filter, page, open, keyboard, narrow, dark, and hostile names."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from small_manifest import write_small
+from synthetic import Scale, build
+from viewing import viewing_here
+
+CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
+HOSTILE = ("<script>document.title='owned'</script>.png", "\"><img src=x onerror=\"document.title='owned'\">.png",
+           "javascript:document.title='owned'", "</bdi></a><script>document.title='owned'</script>",
+           "{{ 7 * 7 }}<svg/onload=document.title='owned'> \u202e\x1b[31m", "'\"&lt;b&gt;" * 30,
+           "<iframe srcdoc='<script>top.document.title=1</script>'>")
+PATHS = ("", "sample/0", "sample/1", "findings", "findings?code=truncated",
+         "?q=%3Cscript%3Edocument.title%3D%27owned%27%3C%2Fscript%3E",
+         "?q=%22%3E%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E",
+         "sample/0?q=%22%20onfocus%3D%22alert(1)")
+
+
+def png(color):
+    stream = io.BytesIO()
+    Image.new("RGB", (128, 144), color).save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def small(browser, tmp_path_factory):
+    """Three samples with hostile texts, two of them with their pictures."""
+    path = write_small(tmp_path_factory.mktemp("small"), HOSTILE, {})
+    with viewing_here(path) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def usual(browser, tmp_path_factory):
+    pictures = {"a.png": png("green"), "sub/b.png": png("navy")}
+    with viewing_here(write_small(tmp_path_factory.mktemp("usual"), pictures=pictures)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def many(browser, tmp_path_factory):
+    """200 samples: four pages."""
+    root = tmp_path_factory.mktemp("many")
+    build(root, Scale(samples=200, buckets=4))
+    with viewing_here(root / "m.json") as running:
+        yield running
+
+
+def shown(browser):
+    """Lets pictures load that are out of sight, too."""
+    browser.run("""Promise.all([...document.images].map(one => (one.loading = "eager", one.complete ? 0 :
+        new Promise(done => one.onload = one.onerror = done))))""")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("path", PATHS[:5])
+def test_nothing_overlaps_or_is_cut_off(browser, usual, small, path, width, scheme):
+    for running in (usual, small):
+        browser.open(running.url + path, width=width, scheme=scheme)
+        shown(browser)
+        wrong = browser.run(CHECK)  # words of hostile texts without spaces may break
+        assert [one for one in wrong if running is usual or "breaks" not in one] == [] and browser.complaints() == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_names_captions_and_searches_stay_text(browser, small, path):
+    browser.open(small.url + path)
+    shown(browser)
+    assert browser.complaints() == [] and browser.run("document.title") != "owned"
+    assert browser.run("document.querySelectorAll('script, iframe, [onerror], [onload], [onfocus]').length") == 1
+    assert all(one.startswith(small.url) for one in browser.requests())
+    assert browser.run("[...document.links].every(one => one.href.startsWith(location.origin))")
+
+
+def test_the_policy_stops_what_would_be_injected(browser, usual):
+    """The second wall: markup that got through would neither run nor load."""
+    browser.open(usual.url)
+    browser.run("""document.body.insertAdjacentHTML("beforeend", '<img src="https://elsewhere.example/x.png">' +
+        '<img src="x" onerror="document.title = 1"><p style="color: red">')
+        || document.body.append(Object.assign(document.createElement("script"),
+                                              {textContent: "document.title = 2"}))""")
+    browser.run("new Promise(done => setTimeout(done, 200))")
+    assert browser.run("document.title") == "manifest.json, Latentry"
+    said = " ".join(browser.complaints())
+    assert "elsewhere.example" in said and "script-src" in said and "style-src" in said
+
+
+def names(browser):
+    return browser.run("[...document.querySelectorAll('.card .name')].map(one => one.textContent)")
+
+
+def test_searching_with_the_keyboard(browser, many):
+    browser.open(many.url)
+    assert len(names(browser)) == 60
+    browser.press("/")
+    assert browser.run("document.activeElement.id") == "q" and browser.run("q.value") == ""
+    browser.run("q.value = 'NUMBER 19'")
+    browser.press("Enter")
+    browser.loaded()
+    assert names(browser) == ["0000/00000019.png", *(f"0000/{number:08}.png" for number in range(190, 200))]
+    assert browser.run("location.search") == "?q=NUMBER+19"  # empty fields are left out
+    assert browser.run("q.value") == "NUMBER 19"
+
+
+def test_paging_and_opening_with_the_keyboard(browser, many):
+    browser.open(many.url)
+    browser.press("ArrowRight")
+    browser.loaded()
+    assert browser.run("location.search") == "?page=2" and names(browser)[0] == "0000/00000060.png"
+    browser.press("ArrowLeft")
+    browser.loaded()
+    assert names(browser)[0] == "0000/00000000.png"
+    browser.run("document.querySelectorAll('.card .name a')[59].focus()")
+    browser.press("Enter")
+    browser.loaded()
+    assert browser.run("document.querySelector('h1').textContent") == "0000/00000059.png"
+    browser.press("ArrowRight")
+    browser.loaded()
+    assert browser.run("document.querySelector('h1').textContent") == "0000/00000060.png"
+    browser.press("Escape")
+    browser.loaded()
+    assert browser.run("location.search") == "?page=2"  # where that sample is
+
+
+def test_filters_are_kept_from_page_to_page(browser, many):
+    browser.open(many.url)
+    browser.run("document.querySelector('details.more').open = true")
+    browser.run("document.querySelector('[name=bucket]').value = '16x8'")
+    browser.run("document.querySelector('[name=sort]').value = 'id'")
+    browser.run("document.querySelector('form.filters button').focus()")
+    browser.press("Enter")
+    browser.loaded()
+    assert browser.run("location.search") == "?bucket=16x8&sort=id"
+    assert browser.run("document.querySelector('#found').textContent") == "Samples found 50 of 200"
+    assert browser.run("document.querySelector('details.more').open")
+    assert browser.run("document.querySelector('.card .name a').search") == "?bucket=16x8&sort=id"
+
+
+def test_keys_are_left_to_fields(browser, many):
+    browser.open(many.url + "?page=2")
+    browser.run("q.focus()")
+    browser.press("ArrowRight")
+    browser.press("Escape")
+    assert browser.run("location.search") == "?page=2"
+
+
+def test_crops_and_masks_can_be_hidden(browser, usual):
+    browser.open(usual.url + "?q=a.png")
+    browser.run("document.querySelector('.card .name a').focus()")
+    browser.press("Enter")
+    browser.loaded()
+    for box, what in (("show-crops", ".crop"), ("show-masks", ".shade")):
+        assert browser.run(f"getComputedStyle(document.querySelector('{what}')).visibility") == "visible"
+        browser.run(f"document.getElementById('{box}').click()")
+        assert browser.run(f"getComputedStyle(document.querySelector('{what}')).visibility") == "hidden"
+
+
+def test_what_a_screen_reader_needs(browser, usual):
+    for path in ("", "sample/0", "findings"):
+        browser.open(usual.url + path)
+        assert browser.run("document.documentElement.lang") == "en"
+        assert browser.run("document.querySelectorAll('h1').length") == 1
+        assert browser.run("""[...document.querySelectorAll("input, select")].every(one => one.labels.length)""")
+        assert browser.run("""[...document.images].every(one => one.hasAttribute("alt"))""")
+        assert browser.run("""[...document.querySelectorAll("section")].every(one =>
+            document.getElementById(one.getAttribute("aria-labelledby")))""")

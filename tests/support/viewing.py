@@ -1,0 +1,112 @@
+"""`prep view` in a process of its own, and requests that no browser would send."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from prep.manifest.document import read_manifest
+from prep.manifest.opened import open_manifest
+from prep.view.app import build_app
+from prep.view.guard import new_token
+from prep.view.serve import Server, listen
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to one request."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+@dataclass(frozen=True)
+class Viewing:
+    """A running server."""
+
+    url: str  # with the token
+    process: subprocess.Popen[str] | None = None  # None: a thread of this process
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 0
+
+    @property
+    def base(self) -> str:
+        """The path with the token, without its last slash."""
+        return urlsplit(self.url).path.rstrip("/")
+
+    def get(self, path: str = "/", **headers: str) -> Answer:
+        """GET below the token; underscores in names of headers are hyphens."""
+        return self.ask("GET", self.base + path, **headers)
+
+    def ask(self, method: str, path: str, *, body: bytes | None = None, **headers: str) -> Answer:
+        """Any request, its path as it is."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.putrequest(method, path, skip_host="host" in {name.lower() for name in headers})
+            for name, value in headers.items():
+                connection.putheader(name.replace("_", "-"), value)
+            if body is not None:
+                connection.putheader("content-length", str(len(body)))
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def interrupt(self) -> tuple[int, str, str]:
+        """Ctrl-C: the exit code, and what else it has printed."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+@contextmanager
+def viewing(*words: object) -> Iterator[Viewing]:
+    """The server of `prep view` with these words, once it answers."""
+    command = [sys.executable, "-m", "prep", "view", *map(str, words), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        yield Viewing(url=json.loads(line)["url"], process=process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@contextmanager
+def viewing_here(manifest: Path) -> Iterator[Viewing]:
+    """The same pages from a thread of this process, which has its libraries already."""
+    app, site = build_app(open_manifest(read_manifest(manifest)), token := new_token())
+    here, ready = listen(0), threading.Event()
+    port, server = here.getsockname()[1], Server(app, ready.set)
+    thread = threading.Thread(target=server.run_until_stopped, args=(here,))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield Viewing(url=f"http://127.0.0.1:{port}/{token}/")
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        site.pictures.close()
