@@ -23,15 +23,9 @@ def view(
 
     Nothing is changed. Only this computer is answered, and only with the token in the printed address.
     """
-    from importlib.util import find_spec
+    _require_extra()
     from threading import Thread
 
-    from prep.errors import UsageError
-
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"prep view needs the package {' and '.join(missing)}, which is not installed",
-                         hint="pip install 'latentry[view]'")
     from prep.fs.mirror import refuse_url
     from prep.images.decode import quiet_pillow
     from prep.manifest.document import read_manifest
@@ -61,6 +55,17 @@ def view(
         Server(app, ready).run_until_stopped(here)
     finally:
         site.pictures.close()
+
+
+def _require_extra() -> None:
+    from importlib.util import find_spec
+
+    from prep.errors import UsageError
+
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"prep view needs the package {' and '.join(missing)}, which is not installed",
+                         hint="pip install 'latentry[view]'")
 
 
 def _open(url: str) -> None:
