@@ -73,6 +73,13 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "invalid-profile": ("warning", "an unusable color profile, taken as sRGB", "compare the colors if they matter"),
     "too-small": ("warning", "below 32 pixels on a side; an error if no bucket fits", "remove it"),
     "extreme-aspect": ("warning", "longer than any bucket", "crop it"),
+    # pictures that one may not want
+    "dark": ("info", "hardly a pixel is brighter than a third", "nothing, if intended"),
+    "light": ("info", "nearly all pixels are almost white", "nothing, if intended"),
+    "blurred": ("info", "few sharp edges, even at 512 pixels", "remove it, unless intended"),
+    "low-information": ("info", "few gray levels, as in a plain or nearly empty picture", "nothing, if intended"),
+    "plain-border": ("info", "plain bars at its sides, as of a film's frame", "crop it"),
+    "heavy-compression": ("info", "JPEG below quality 50", "find a better copy"),
     # copies
     "exact-duplicate": ("warning", "same bytes as another file", "remove one, or use repeats"),
     "pixel-duplicate": ("warning", "same pixels as another file", "remove one, or use repeats"),
@@ -93,6 +100,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "caption-over-one-limit": ("info", "more tokens than one of several text encoders takes; another reads all",
                                "nothing"),
     "caption-too-long": ("warning", "longer than any text encoder takes", "shorten it"),
+    "odd-length": ("info", "a caption far shorter or longer than the others", "nothing, if intended"),
     "orphan-caption": ("warning", "caption without a picture", "remove it, or find its picture"),
     "second-caption": ("info", "a second caption file, not used", "keep one of the two"),
     "bad-json": ("warning", "JSON beside a caption cannot be parsed; not used", "download it again, or remove it"),

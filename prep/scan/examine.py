@@ -22,6 +22,7 @@ from prep.images.mask import decode_mask_layers
 from prep.images.thumbnail import encode_jpeg, shrink
 from prep.scan.duplicates.correlation import Thumb
 from prep.scan.duplicates.identity import Identity, identify, pixel_digest, sampled, thumb_of
+from prep.scan.quality import quality_notes
 from prep.sources.item import Item
 
 MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
@@ -120,6 +121,8 @@ def _picture_findings(data: bytes, name: str) -> tuple[list[Note], tuple[Identit
         notes.append(("has-alpha", f"{float((alpha < 255).mean()):.0%} of its pixels are transparent or translucent"))
     elif len(picture.getcolors(1) or ()) == 1:
         notes.append(("blank", "all pixels are the same"))
+    if not {"fully-transparent", "blank"} & {code for code, _ in notes}:
+        notes += quality_notes(data, picture)
     return notes, identify(data, picture)
 
 

@@ -30,7 +30,7 @@ from prep.scan.protocol import ExaminedMessage
 from prep.sources.item import Item
 from prep.workers.protocol import decode, encode
 
-VERSION = 7  # of the checks and of these records: raised when a check of `prep.scan.examine` or its answer changes
+VERSION = 8  # of the checks and of these records: raised when a check of `prep.scan.examine` or its answer changes
 _THUMB = struct.Struct("<BHH")  # whether it is taller than wide, and the lengths of the larger and the smaller half
 
 

@@ -23,6 +23,7 @@ from prep.scan.duplicates.correlation import LIMIT, Thumb
 from prep.scan.examine import Examined
 from prep.scan.memo import ScanMemo, Stamp
 from prep.scan.protocol import ItemMessage
+from prep.scan.quality import odd_lengths
 from prep.scan.worker import EXAMINE, LIMITS, SERVICE
 from prep.sources.item import Item
 from prep.workers.pool import WorkerLost, WorkerPool
@@ -106,6 +107,7 @@ def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
     """(findings, album, (number of pictures, number of usable ones))."""
     findings: list[Finding] = []
     album = _Album()
+    lengths: dict[str, int] = {}  # characters of the longest caption, by label
     pictures = samples = 0
     for result in results:
         if isinstance(result, Finding):
@@ -115,7 +117,11 @@ def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
         pictures, samples = pictures + 1, samples + examined.usable
         findings += [*examined.findings, *check(item, examined)]
         album.add(item, examined)
+        if examined.captions and any(examined.captions):
+            lengths[item.label] = max(map(len, examined.captions))
         tick(1)
+    labels = list(lengths)
+    findings += [finding(labels[index], "odd-length", said) for index, said in odd_lengths(list(lengths.values()))]
     return findings, album, (pictures, samples)
 
 

@@ -11,7 +11,7 @@ from prep.images.formats.parts import BadPicture, Note, Parts
 
 # Decoders skip it between a scan's data and the next marker, unless pixels are missing: then it becomes some.
 _FILL = bytes(range(128))
-_SOI, EOI, SOS, _APP0, _APP1, _APP2, _APP14, _COM = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE
+_SOI, EOI, SOS, _DQT, _APP0, _APP1, _APP2, _APP14, _COM = 0xD8, 0xD9, 0xDA, 0xDB, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE
 # D0-D7 restart inside a scan, FF 00 is a stuffed FF. One literal first: `re` then searches eight times as fast.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _ICC, _EXIF = b"ICC_PROFILE\0", b"Exif\0\0"
@@ -44,6 +44,23 @@ def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         length = struct.unpack_from(">H", data, start + 2)[0]
         position = start + 2 + max(length, 2)
         yield marker, start, min(position, len(data))
+
+
+def luminance_table(data: bytes) -> tuple[int, ...]:
+    """The 64 divisors of table 0, by which encoders quantize luminance; empty if `data` is no JPEG or has none."""
+    if not data.startswith(bytes([0xFF, _SOI])):
+        return ()
+    for marker, start, stop in segments(data):
+        if marker == SOS:
+            break
+        position = start + 4
+        while marker == _DQT and position < stop:
+            wide, name = data[position] >> 4, data[position] & 15  # 16-bit divisors or not; the table's number
+            end = position + 1 + (128 if wide else 64)
+            if end <= stop and name == 0:
+                return struct.unpack_from(">64H" if wide else ">64B", data, position + 1)
+            position = end
+    return ()
 
 
 def unwrap_jpeg(data: bytes) -> Parts:
