@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 
 import numpy as np
@@ -169,8 +168,9 @@ def test_a_scan_says_it(tmp_path, prep):
     (tmp_path / "set" / "bad.jpg").write_bytes(saved(textured((96, 80), high=70), "JPEG", quality=20))
     (tmp_path / "set" / "bad.txt").write_text("a picture of number 20")
     for _ in range(2):  # also from memory
-        found = {(one["path"], one["code"], one["severity"]) for one in json.loads(prep("scan", tmp_path / "set", "--json").out)["findings"]}
+        found = {(one["path"], one["code"], one["severity"])
+                 for one in prep("scan", tmp_path / "set", "--json").json["findings"]}
         assert found == {("0.png", "odd-length", "info"), ("bad.jpg", "dark", "info"),
                          ("bad.jpg", "heavy-compression", "info")}
     left = prep("scan", tmp_path / "set", "--json", "--ignore", "dark")
-    assert [one["code"] for one in json.loads(left.out)["findings"]] == ["odd-length", "heavy-compression"]
+    assert [one["code"] for one in left.json["findings"]] == ["odd-length", "heavy-compression"]
