@@ -16,11 +16,12 @@ from prep.errors import PathError, Problem, first_line
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
+from prep.runs.grids import columns_of
 from train.optim import ema
 from train.parallel.ranks import RankLost, Ranks
 from train.prompts.aside import encode_aside, kept_rows
 from train.runs.log import Log
-from train.sampling.grid import columns_of, grid_png
+from train.sampling.grid import grid_png
 from train.sampling.prompts import Found, current
 from train.sampling.sampler import pictures
 from train.setup import Setup

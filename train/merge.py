@@ -28,6 +28,7 @@ from prep.models.files import ComponentFiles
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.models.weights import read_shapes
 from prep.parse import Unparsed
+from prep.runs.documents import open_plain, refused
 from train.config.schema import Dtype
 from train.models.base import base_fingerprints
 from train.models.families.registry import naming_of
@@ -36,7 +37,6 @@ from train.models.products import LOHA, PRODUCTS
 from train.models.targets import Shapes, layers_of
 from train.runs.checkpoint import STATE, list_checkpoints
 from train.runs.checkpoint_files import Part, write_part
-from train.runs.documents import open_plain, refused
 from train.runs.safetensors_header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors_reader import DTYPES, read_safetensors
 

@@ -14,10 +14,11 @@ from prep.loader import draws
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
 from prep.models.files import read_config
+from prep.runs.losses import NAME, Records, read_losses
 from train.check import check
 from train.models.size_shift import chances_by_bucket
 from train.runs.directory import Run, read_run, require_manifest
-from train.runs.losses import NAME, Records, ids_of, read_losses
+from train.runs.losses import ids_of
 from train.runs.pictures import path_of
 from train.runs.resume import find_start
 from train.setup import Setup

@@ -17,12 +17,13 @@ from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.manifest.commands import prompts_command
 from prep.recipe.prompts import Prompt, read_prompts
+from prep.runs.grids import columns_of
 from train.check import check
 from train.models.denoiser import load
 from train.runs.checkpoint import list_checkpoints
 from train.runs.directory import RESULTS, Run, read_run, require_manifest
 from train.runs.resume import Start, find_start
-from train.sampling.grid import columns_of, grid_png
+from train.sampling.grid import grid_png
 from train.sampling.prompts import Found, PromptRows, current, look_up
 from train.sampling.sampler import pictures
 from train.setup import Setup

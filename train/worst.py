@@ -11,12 +11,9 @@ import numpy as np
 from prep.errors import CacheError
 from prep.loader.index import Index, open_index
 from prep.manifest.document import read_manifest
+from prep.runs.losses import NAME, Hardness, hardness, read_losses
 from train.runs.directory import read_run, require_manifest
-from train.runs.losses import NAME, Records, ids_of, read_losses
 from train.runs.pictures import path_of
-
-BINS = 20  # of timesteps, with as many showings each
-LEAST = 50  # showings in a bin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,39 +46,17 @@ def find_worst(folder: Path, count: int, manifest: Path | None = None) -> Worst:
         require_manifest(run)
     index = open_index(read_manifest(manifest or run.asked.manifest))
     records = read_losses(folder / NAME)
-    ids = ids_of(index)
-    order = np.argsort(ids, kind="stable")
-    place = np.minimum(np.searchsorted(ids[order], records["id"]), len(ids) - 1)
-    known = ids[order][place] == records["id"]
-    if not known.any():
+    found = hardness(records, index.samples.ids)
+    if not found.showings:
         raise CacheError(f"{folder} has no losses of samples in {index.manifest.path}",
                          hint="run train run to train it; earlier versions kept none")
-    samples, ratios = order[place[known]], adjusted(records)[known]
-    hard = tuple(_hard(index, samples, ratios, records["loss"][known], count))
-    return Worst(showings=len(samples), known=len(np.unique(samples)),
-                 sources=len(index.manifest.sources), samples=hard)
+    return Worst(showings=found.showings, known=int((found.shown > 0).sum()), sources=len(index.manifest.sources),
+                 samples=tuple(_hard(index, found, count)))
 
 
-def adjusted(records: Records) -> np.ndarray:
-    """Each loss divided by the mean of those at about the same timestep, since noise decides the most of it.
-
-    Timesteps are in up to 20 bins with as many records each; a bin of losses that are all 0 gives 1.
-    """
-    bins = max(1, min(BINS, len(records) // LEAST))
-    edges = np.quantile(records["timestep"], np.arange(1, bins) / bins)
-    place = np.searchsorted(np.unique(edges), records["timestep"], side="right")
-    losses = records["loss"].astype(np.float64)
-    means = (np.bincount(place, losses) / np.maximum(np.bincount(place), 1))[place]
-    return np.divide(losses, means, out=np.ones_like(losses), where=means > 0)
-
-
-def _hard(index: Index, samples: np.ndarray, ratios: np.ndarray, losses: np.ndarray, count: int) -> Iterator[Hard]:
+def _hard(index: Index, found: Hardness, count: int) -> Iterator[Hard]:
     """The hardest `count`; in a tie, in the order of the manifest."""
-    shown = np.bincount(samples, minlength=len(index.samples))
-    some = np.maximum(shown, 1)
-    ratio = np.bincount(samples, ratios, len(shown)) / some
-    loss = np.bincount(samples, losses, len(shown)) / some
-    for sample in np.argsort(np.where(shown > 0, -ratio, np.inf), kind="stable")[: min(count, int((shown > 0).sum()))]:
+    for sample in np.argsort(-found.ratio, kind="stable")[: min(count, int((found.shown > 0).sum()))]:  # NaN comes last
         yield Hard(sample=int(sample), name=index.samples.name(int(sample)), source=int(index.samples.source[sample]),
-                   path=path_of(index, int(sample)), ratio=float(ratio[sample]), loss=float(loss[sample]),
-                   showings=int(shown[sample]))
+                   path=path_of(index, int(sample)), ratio=float(found.ratio[sample]), loss=float(found.loss[sample]),
+                   showings=int(found.shown[sample]))

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from prep.digest import digest_bytes
+from prep.runs.losses import read_losses
 from train.runs.checkpoint import list_checkpoints, read_state
-from train.runs.losses import read_losses
 
 pytestmark = FORKS
 LAST, EVERY = 7, 3  # the last step, and steps between checkpoints

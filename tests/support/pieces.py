@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch.distributed import checkpoint as dcp
 
 from prep.digest import digest_bytes
-from train.runs.documents import seal
+from prep.runs.documents import seal
 
 NAMES = ("unet/diffusion_pytorch_model", "optimizer", "ema")
 

@@ -10,12 +10,13 @@ from report_pages import MADE, jpeg
 
 from prep.report.pages.frame import Pictures
 from prep.report.pages.parts import Caption, Card, Shot
+from prep.runs.grids import columns_of
+from prep.runs.history import read_history
 from train.config.load import parse
-from train.report.history import read_history
 from train.report.page import page
 from train.report.pictures import Hardest, strips
 from train.runs.directory import Run
-from train.sampling.grid import columns_of, grid_png
+from train.sampling.grid import grid_png
 from train.setup import Origin, RunRequest
 
 SIZES = ((96, 64), (64, 96), (48, 48))

@@ -14,7 +14,7 @@ from runs import go
 from safetensors.torch import load_file, save
 
 from prep.errors import CacheError
-from train.runs.documents import seal
+from prep.runs.documents import seal
 
 SETTINGS = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 4,
             "lora": {"rank": 2}, "checkpoint": {"every": 2, "keep": 0}, "ema": {"decay": 0.9}}

@@ -7,8 +7,9 @@ import pytest
 
 from prep.errors import CacheError
 from prep.loader.index import open_index
-from train.runs.losses import HEAD, NAME, RECORD, ids_of
-from train.worst import adjusted, find_worst
+from prep.runs.losses import HEAD, NAME, RECORD, adjusted
+from train.runs.losses import ids_of
+from train.worst import find_worst
 
 
 def records_of(index, showings, hard=(), seed=0):

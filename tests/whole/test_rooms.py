@@ -26,7 +26,7 @@ VOCABULARY = {"errors", "findings", "geometry", "arrays", "digest", "keys", "par
 FLOORS = (
     VOCABULARY,
     {"fs", "images", "captions", "buckets", "batching", "models", "demo", "workers"},
-    {"cache", "sources"},
+    {"cache", "sources", "runs"},
     {"manifest", "recipe"},
     {"dataset", "maintenance", "export", "loader", "doctor"},
     {"scan", "masks", "encode"},
@@ -40,6 +40,7 @@ ANY = tuple(name for floor in FLOORS for name in sorted(floor))
 MAY_IMPORT = {
     "fs": (), "images": (), "captions": (), "buckets": (), "batching": (), "models": (), "demo": (), "workers": (),
     "cache": ("fs",), "sources": ("fs", "captions", "workers"),
+    "runs": ("fs",),
     "manifest": ("fs", "cache", "batching", "models"),
     "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers"),
     "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe", "workers"),
@@ -49,11 +50,11 @@ MAY_IMPORT = {
     "masks": ("fs", "images", "sources", "models", "recipe", "dataset"),
     "encode": ("fs", "images", "buckets", "batching", "models", "cache", "manifest", "recipe", "dataset",
                "maintenance", "workers"),
-    "report": ("fs", "images", "sources", "buckets", "cache", "manifest", "recipe", "dataset", "doctor", "scan",
+    "report": ("fs", "images", "sources", "buckets", "cache", "manifest", "recipe", "dataset", "doctor", "runs", "scan",
                "masks"),
     "api": ("fs", "images", "recipe", "dataset", "encode", "maintenance", "manifest", "masks", "scan", "export",
             "loader"),
-    "view": ("fs", "images", "batching", "cache", "manifest", "report"),
+    "view": ("fs", "images", "batching", "cache", "manifest", "report", "runs"),
     "cli": ANY,
 }
 
@@ -76,7 +77,7 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
                "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text.*",
                "prep.models.components", "prep.models.device.*",
-               "prep.models.vae", "prep.models.weights", "prep.report.pages.*", "prep.images.decode",
+               "prep.models.vae", "prep.models.weights", "prep.report.pages.*", "prep.runs.*", "prep.images.decode",
                "prep.images.formats.parts", "prep.images.thumbnail"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like

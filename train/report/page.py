@@ -13,16 +13,16 @@ from prep.formatting import clock
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath
 from prep.manifest.document import read_manifest
-from prep.report.pages.curves import Chart, Series, chart_of
 from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
 from prep.report.pages.parts import Column, Head, Section, Stat, Table, plural
+from prep.report.pages.run_curves import charts
+from prep.runs.events import NAME as LOG
+from prep.runs.events import Event, read_events
+from prep.runs.history import History, Point, read_history
 from train.card import KINDS
 from train.report import pictures as shown
-from train.report.history import History, Point, read_history
 from train.report.provenance import checkpoints, own_manifest, provenance, settings
 from train.runs.directory import Run, read_run
-from train.runs.log import Event, read_events
-from train.runs.loss_plot import SMOOTH, smoothed
 from train.runs.watch import line
 
 NAME = "report.html"
@@ -52,7 +52,7 @@ def write_report(folder: Path, output: Path | None, made: date, *, worst: int = 
     """
     run, path = read_run(folder), folder / NAME if output is None else output
     _check_output(run, path)
-    history = read_history(read_events(folder / "log.jsonl"))
+    history = read_history(read_events(folder / LOG))
     room = Pictures()
     strips, left_out = shown.strips(folder, history.grids, room)
     hardest = shown.hardest(run, worst, manifest, room)
@@ -148,7 +148,7 @@ def _times(run: Run, history: History) -> list[tuple[str, str]]:
     """When the run began and last wrote its log, and on what."""
     facts = [("begun", run.origin.started)] if run.origin.started else []
     try:
-        last = datetime.fromtimestamp((run.folder / "log.jsonl").stat().st_mtime, UTC)
+        last = datetime.fromtimestamp((run.folder / LOG).stat().st_mtime, UTC)
         facts.append(("log last written", last.strftime("%Y-%m-%dT%H:%M:%SZ")))
     except OSError:
         pass
@@ -158,42 +158,6 @@ def _times(run: Run, history: History) -> list[tuple[str, str]]:
     if history.parameters:
         facts.append(("trained parameters", f"{history.parameters:,}"))
     return facts
-
-
-def charts(history: History) -> list[Chart]:
-    """Charts of loss, learning rate, throughput and gradient; those without a point are left out."""
-    marks: dict[float, str] = {step: "resumed" for step in history.starts if step}
-    axis, last = "step", history.steps
-    speed = history.curves["samples_per_second"]
-    waited = f"{history.waited / history.seconds:.0%} of the time went to waiting for data." if history.seconds else ""
-    memory = history.curves["memory"]
-    found = [
-        chart_of("Loss", [
-            Series(name="loss of the steps", kind="band", points=history.curves["loss"]),
-            Series(name="smoothed", kind="line", points=history.smooth),
-            Series(name="validation", kind="dots", points=history.held_out)], axis=axis, last=last, marks=marks,
-            note=f"Smoothed over a fiftieth of the run. {_without(history)}".strip()),
-        chart_of("Learning rate", [Series(name="rate", kind="line", points=history.curves["lr"])], axis=axis,
-                 last=last, marks=marks, zero=True),
-        chart_of("Throughput", [
-            Series(name="samples per second", kind="band", points=speed),
-            Series(name="smoothed", kind="line", points=_smooth(speed, last))], axis=axis, last=last, marks=marks,
-            zero=True, note=waited),
-        chart_of("Gradient norm", [
-            Series(name="norm before clipping", kind="band", points=history.curves["grad_norm"]),
-            Series(name="smoothed", kind="line", points=_smooth(history.curves["grad_norm"], last))], axis=axis,
-            last=last, marks=marks, zero=True),
-        chart_of("GPU memory in GiB", [Series(name="most so far", kind="line", points=[
-            (step, value / (1 << 30)) for step, value in memory])], axis=axis, last=last, marks=marks, zero=True)]
-    return [one for one in found if one is not None]
-
-
-def _smooth(points: Sequence[Point], steps: int) -> list[Point]:
-    return list(smoothed(points, max(1.0, steps / SMOOTH)))
-
-
-def _without(history: History) -> str:
-    return "" if history.validations else "No validation loss: no sample is held out, or validation.every is 0."
 
 
 def _validation(history: History) -> list[Table]:

@@ -20,9 +20,9 @@ from prep.manifest.opened import open_manifest
 from prep.report.pages.frame import Pictures
 from prep.report.pages.gallery import CAPTIONS, LETTERS, from_sources
 from prep.report.pages.parts import Caption, Card, Shot
-from train.report.history import Grid
+from prep.runs.grids import cut_grid
+from prep.runs.history import Grid
 from train.runs.directory import Run, require_manifest
-from train.sampling.grid import cut_grid
 from train.worst import Worst, find_worst
 
 SIDE = 320  # pixels of the longer side of a picture

@@ -37,7 +37,7 @@ from prep.errors import PathError
 from prep.fs import atomic
 from prep.fs.untrusted import check_dir, entries, is_link, size_regular
 from prep.parse import Unparsed, count, digest_of, expect, list_of
-from train.runs.documents import read_sealed, refused
+from prep.runs.documents import read_sealed, refused
 
 FORMAT = "latentry/checkpoint"
 VERSION = 3

@@ -21,6 +21,7 @@ from prep.errors import PathError
 from prep.fs import atomic
 from prep.loader.device import copied_to_host, to_device, to_host
 from prep.parse import Unparsed
+from prep.runs.documents import refused, seal
 from train.parallel.ranks import Ranks
 from train.runs.checkpoint import (
     FORMAT,
@@ -33,7 +34,6 @@ from train.runs.checkpoint import (
     step_name,
     way_out,
 )
-from train.runs.documents import refused, seal
 from train.runs.safetensors_reader import Wanted, names_of, read_joined
 from train.runs.safetensors_writer import write_safetensors
 

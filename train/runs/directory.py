@@ -36,11 +36,11 @@ from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.parse import PATH, Unparsed, brief, digest_of, expect, hub_id
+from prep.runs.documents import open_plain, read_sealed, refused, seal
 from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.optim.optimizers import TABLE
 from train.runs import checkpoint
-from train.runs.documents import open_plain, read_sealed, refused, seal
 from train.setup import Origin, RunRequest, Setup
 
 if sys.platform != "win32":

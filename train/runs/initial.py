@@ -15,12 +15,12 @@ from prep.models.family import Family
 from prep.models.fingerprint import FileDigest
 from prep.models.weights import weight_files
 from prep.parse import Unparsed, brief
+from prep.runs.documents import open_plain, refused
 from train.config.schema import Config, Lora
 from train.models.naming import Naming, Place, ends_of, shape_of_lengths
 from train.models.products import product_alpha, product_shapes
 from train.models.targets import Presets, Shapes, adapter_of, is_named, layers_of, targeted
 from train.runs.checkpoint import STATE, files_of, list_checkpoints
-from train.runs.documents import open_plain, refused
 from train.runs.safetensors_header import TensorInfo, first_rows, joined, read_header_and_metadata
 from train.setup import Initial
 

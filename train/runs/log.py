@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +20,11 @@ from typing import Any, BinaryIO
 from prep.fs import atomic
 from prep.fs.atomic import write_atomic
 from prep.progress import Progress, phase, silent
-from train.runs.documents import open_plain, refused
-from train.runs.losses import NAME, Losses
+from prep.runs.documents import refused
+from prep.runs.events import Event, event_lines
+from prep.runs.losses import NAME
+from train.runs.losses import Losses
 
-MOST_LINE = 1 << 20  # bytes
-Event = Mapping[str, Any]
 Watch = Callable[[Event], None]
 
 
@@ -118,45 +118,11 @@ class NoLog(Log):
         """Does nothing."""
 
 
-def read_events(path: Path) -> Iterator[Event]:
-    """The events of a log, also of one that a run is writing; skips lines that are not events. None without a file.
-
-    Raises `CacheError` if it is not a regular file, or cannot be read.
-    """
-    try:
-        yield from (event for event, _ in _lines(path))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise refused(path, error, "remove it; only the record of the steps so far is lost") from None
-
-
 def _read(path: Path, step: int) -> Iterator[tuple[Event, bytes]]:
     """The events up to step `step` that a resumed run keeps, each with its line."""
-    for event, line in _lines(path):
+    for event, line in event_lines(path):
         if event["step"] <= step and event["event"] not in ("stopped", "end"):
             yield event, line
-
-
-def _lines(path: Path) -> Iterator[tuple[Event, bytes]]:
-    """Every event with its line; skips lines that are not events."""
-    with open_plain(path) as file:
-        while line := file.readline(MOST_LINE + 1):
-            if not line.endswith(b"\n"):
-                continue  # cut off, or part of a line that is too long
-            event = _parse(line)
-            if event is not None:
-                yield event, line.rstrip(b"\n")
-
-
-def _parse(line: bytes) -> Event | None:
-    try:
-        body = json.loads(line)
-        if isinstance(body, dict) and type(body.get("step")) is int and isinstance(body.get("event"), str):
-            return body
-    except (ValueError, RecursionError):
-        pass
-    return None
 
 
 def _spellable(value: Any) -> Any:

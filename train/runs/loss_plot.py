@@ -7,20 +7,18 @@ The line is a moving average over a fiftieth of the run.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
 from prep.report.pages.curves import ticks
+from prep.runs.history import SMOOTH, Point, smoothed
 
 WIDTH, HEIGHT, SCALE = 960, 480, 2  # pixels; drawn larger, since Pillow's lines are not antialiased
 LEFT, RIGHT, TOP, BOTTOM = 76, 20, 34, 36
 PAPER, INK, SOFT, GRID = "#ffffff", "#1b1f24", "#565e68", "#e3e5e8"
 BAND, LINE, HELD_OUT = "#c3d7ee", "#2f6db5", "#c2410c"
-SMOOTH = 50  # the moving average is over this part of the run
-
-Point = tuple[int, float]  # step, loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +57,6 @@ def loss_png(losses: Sequence[Point], validation: Sequence[Point], steps: int) -
     out = io.BytesIO()
     sheet.reduce(SCALE).save(out, "PNG")
     return out.getvalue()
-
-
-def smoothed(losses: Iterable[Point], span: float) -> Iterator[Point]:
-    """The exponential moving average over about `span` steps, without the bias of its beginning (Kingma & Ba 2015)."""
-    keep, total, weight = 1 - 1 / max(span, 1.0), 0.0, 0.0
-    for step, loss in losses:
-        total, weight = keep * total + (1 - keep) * loss, keep * weight + (1 - keep)
-        yield step, total / weight
 
 
 def _columns(losses: Sequence[Point], frame: _Frame) -> Iterator[tuple[int, float, float]]:

@@ -1,4 +1,4 @@
-"""RUN/losses.bin: the loss of each sample that a run trained on, in 20 bytes for each showing.
+"""Writes RUN/losses.bin: the loss of each sample that a run trained on, in 20 bytes for each showing.
 
 A record has the step, the timestep, the loss before any weight of sample or noise level, and the first 8 bytes of the
 sample's id. Records are in the order of steps, so a resumed run cuts the file after the step of its checkpoint.
@@ -8,21 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from prep.fs import atomic
 from prep.fs.atomic import write_atomic
 from prep.loader.index import Index
-from prep.parse import Unparsed
-from train.runs.documents import open_plain, refused
-
-NAME = "losses.bin"
-HEAD = b"latentry/losses 1\0\0\n"
-RECORD = np.dtype([("step", "<u4"), ("timestep", "<u4"), ("loss", "<f4"), ("id", "<u8")])
-MOST = 1 << 34  # bytes of the file
-Records = np.ndarray[Any, Any]  # of RECORD
+from prep.runs.losses import HEAD, RECORD, Records, read_losses, short_ids
 
 
 class Losses:
@@ -62,24 +55,4 @@ class Losses:
 
 def ids_of(index: Index, samples: Sequence[int] | slice = slice(None)) -> Records:
     """The first 8 bytes of the id of each of `samples`, as the records have them."""
-    return np.ascontiguousarray(index.samples.ids[samples][:, :8]).view("<u8").reshape(-1)
-
-
-def read_losses(path: Path, last: int | None = None) -> Records:
-    """The whole records up to step `last`; none if there is no file. Raises `CacheError` for another kind of file.
-
-    A crash may leave a part of a record, or anything else, after the records of the last checkpoint: that is left out.
-    """
-    try:
-        with open_plain(path) as file:
-            data = file.read(MOST)
-        if data[: len(HEAD)] != HEAD:
-            raise Unparsed("it is not a file of losses")
-    except FileNotFoundError:
-        return np.zeros(0, RECORD)
-    except (OSError, Unparsed) as error:
-        raise refused(path, error, "remove it; only the losses of the samples so far are lost") from None
-    found: Records = np.frombuffer(data, RECORD, count=(len(data) - len(HEAD)) // RECORD.itemsize, offset=len(HEAD))
-    steps = found["step"].astype(np.int64)
-    wrong = (np.diff(steps, prepend=1) < 0) | (steps > (last if last is not None else np.iinfo(np.int64).max))
-    return found[: int(np.argmax(wrong))] if wrong.any() else found
+    return short_ids(index.samples.ids[samples])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from prep.parse import Unparsed
-from train.runs.documents import open_plain
+from prep.runs.documents import open_plain
 from train.runs.safetensors_header import TensorInfo, first_rows, joined, read_header, read_header_and_metadata
 
 DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -16,7 +16,7 @@ from prep.cli.console import color_allowed, say
 from prep.cli.ticker import progress
 from prep.formatting import clock, counted, format_bytes, grouped, join_texts, printable
 from prep.progress import Tick, Total, silent
-from train.runs.log import Event
+from prep.runs.events import Event
 
 PACE = 10.0  # seconds between lines without a terminal, in the first minute
 LATER = 60.0  # and later

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from train.runs.log import Event
+from prep.runs.events import Event
 
 _NUMBERS = ("loss", "lr", "grad_norm", "samples_per_second", "wait", "memory", "loss_scale")  # of a step
 

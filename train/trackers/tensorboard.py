@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train.runs.log import Event
+from prep.runs.events import Event
 from train.trackers.numbers import numbers
 
 FOLDER = "tensorboard"

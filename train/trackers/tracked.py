@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from prep.errors import ConfigError, first_line
+from prep.runs.events import Event
 from train.config.load import as_table
 from train.config.schema import Config, Logging
-from train.runs.log import Event, Watch
+from train.runs.log import Watch
 from train.trackers.tensorboard import TensorBoard
 from train.trackers.wandb import Wandb
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.fs.atomic import make_dirs, write_atomic
-from train.runs.log import Event
+from prep.runs.events import Event
 from train.trackers.numbers import numbers
 
 LOGIN = 30.0  # seconds that a prompt for a key waits on a terminal; training waits for it, too

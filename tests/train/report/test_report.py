@@ -16,11 +16,12 @@ from run_pages import SIZES, STEPS, run_html, told, write_grids
 from runs import go
 
 from prep.report.pages.frame import Pictures
-from train.report.history import read_history
+from prep.runs.events import read_events
+from prep.runs.grids import columns_of, cut_grid
+from prep.runs.history import read_history
 from train.report.page import lowest, write_report
 from train.report.pictures import strips
-from train.runs.log import read_events
-from train.sampling.grid import columns_of, cut_grid, grid_png
+from train.sampling.grid import grid_png
 
 QUICK = {"steps": 4, "batch_size": 4, "micro_batch": 4, "validation": {"every": 2, "timesteps": 2}, "lora": {"rank": 2},
          "sample": {"every": 2, "steps": 1, "size": [64, 64]}, "checkpoint": {"every": 2}}

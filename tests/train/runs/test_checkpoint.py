@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.parse import Unparsed
+from prep.runs.documents import seal
 from train.config.load import as_table, parse
 from train.runs import checkpoint
 from train.runs import checkpoint_files as files
 from train.runs.checkpoint import DataFacts, State, files_of, piece_name, read_state
 from train.runs.checkpoint_files import Part, read_tensors
-from train.runs.documents import seal
 
 MANIFEST = "a" * 64
 FACTS = {"latents": {"channels": 4}, "prediction": "epsilon", "masked": False, "buckets": [[64, 64]],

@@ -15,13 +15,13 @@ from crashes import Crashed, Disk, state
 
 from prep.errors import CacheError, PathError
 from prep.manifest.document import read_manifest
+from prep.runs.documents import seal
 from train.config.load import as_table
 from train.models.families.sd15 import PRESETS
 from train.models.targets import read_weights, trained_shapes
 from train.runs import checkpoint_files as files
 from train.runs import directory as rundir
 from train.runs.directory import check_writable, claim_run, lock_run, read_records, read_run, require_manifest
-from train.runs.documents import seal
 from train.state import state_of
 
 

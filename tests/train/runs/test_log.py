@@ -9,7 +9,8 @@ import os
 import pytest
 
 from prep.errors import CacheError
-from train.runs.log import MOST_LINE, Log
+from prep.runs.events import MOST_LINE
+from train.runs.log import Log
 
 
 def read(path):

@@ -9,8 +9,9 @@ from PIL import Image
 from runs import events, go
 
 from prep.report.pages.curves import ticks
+from prep.runs.history import smoothed
 from train import loop
-from train.runs.loss_plot import BAND, HELD_OUT, LINE, loss_png, smoothed
+from train.runs.loss_plot import BAND, HELD_OUT, LINE, loss_png
 
 QUICK = {"validation": {"every": 2, "timesteps": 1}, "sample": {"every": 0}, "batch_size": 4, "lora": {"rank": 2}}
 

@@ -9,7 +9,8 @@ import pytest
 
 from prep.errors import CacheError
 from prep.loader.index import open_index
-from train.runs.losses import HEAD, RECORD, Losses, ids_of, read_losses
+from prep.runs.losses import HEAD, RECORD, read_losses
+from train.runs.losses import Losses, ids_of
 
 
 @pytest.fixture

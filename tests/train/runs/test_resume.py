@@ -9,9 +9,9 @@ import pytest
 
 from prep.errors import CacheError
 from prep.manifest.document import write_manifest
+from prep.runs.documents import seal
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
-from train.runs.documents import seal
 from train.runs.resume import compare, find_start
 from train.state import state_of
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from train.runs.log import Event
-from train.runs.loss_plot import SMOOTH, smoothed
+from prep.runs.events import Event
 
 Status = Literal["finished", "stopped", "open"]  # open: the log has no end, so the run is going on, or was killed
 Point = tuple[int, float]  # step, value
+SMOOTH = 50  # the moving average is over this part of the run
 TOLD = ("start", "checkpoint", "warning", "stopped", "end")
 
 
@@ -61,6 +61,14 @@ class History:
     def warnings(self) -> list[str]:
         """The texts of the warnings."""
         return [str(event.get("text", "")) for event in self.told if event["event"] == "warning"]
+
+
+def smoothed(losses: Iterable[Point], span: float) -> Iterator[Point]:
+    """The exponential moving average over about `span` steps, without the bias of its beginning (Kingma & Ba 2015)."""
+    keep, total, weight = 1 - 1 / max(span, 1.0), 0.0, 0.0
+    for step, loss in losses:
+        total, weight = keep * total + (1 - keep) * loss, keep * weight + (1 - keep)
+        yield step, total / weight
 
 
 def read_history(events: Iterable[Event]) -> History:

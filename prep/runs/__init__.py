@@ -1,0 +1,1 @@
+"""Reads what a training run keeps on disk: for train itself, and for the pages about runs."""
