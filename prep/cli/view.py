@@ -12,21 +12,23 @@ from prep.cli.console import put, put_json, say
 
 
 def view(
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json on this computer",
-                                             show_default=False)],
+    what: Annotated[Path, typer.Argument(metavar="MANIFEST|RUN", help="a manifest.json on this computer, or the "
+                                         "directory of a training run, finished or not", show_default=False)],
+    manifest: Annotated[Path | None, typer.Option(help="of a RUN whose manifest has moved")] = None,
     port: Annotated[int, typer.Option(help="of 127.0.0.1 (default: a free one)", min=0, max=65535,
                                       show_default=False)] = 0,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the address in your browser")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Show a manifest in your browser: samples, search and filters, and what training sees of each. Ends with Ctrl-C.
+    """Show a manifest in your browser: samples, search, filters, what training sees of each. Ends with Ctrl-C.
+
+    Of a run, also its curves, its sampled pictures through time, and the loss of each sample.
 
     Nothing is changed. Only this computer is answered, and only with the token in the printed address.
     """
     _require_extra()
     from threading import Thread
 
-    from prep.fs.mirror import refuse_url
     from prep.images.decode import quiet_pillow
     from prep.manifest.document import read_manifest
     from prep.manifest.opened import open_manifest
@@ -34,27 +36,45 @@ def view(
     from prep.view.guard import new_token
     from prep.view.serve import HOST, Server, listen
 
-    refuse_url(manifest)
     quiet_pillow()
+    place, run = _found(what, manifest)
     token = new_token()
-    app, site = build_app(open_manifest(read_manifest(manifest)), token)
+    app, site = build_app(open_manifest(read_manifest(place)), token, run)
     here = listen(port)
-    place = f"http://{HOST}:{here.getsockname()[1]}"
+    server = f"http://{HOST}:{here.getsockname()[1]}"
+    first = "" if run is None else "run"
 
     def ready() -> None:
-        url = f"{place}/{token}/"
+        url = f"{server}/{token}/{first}"
         if as_json:
             put_json({"format": "latentry/view", "version": 1, "url": url}, indent=None)
         else:
             put(url)
         say("Ctrl-C ends it")
         if open_browser:
-            Thread(target=_open, args=(f"{place}{app.ticket()}",), daemon=True).start()
+            Thread(target=_open, args=(f"{server}{app.ticket(first)}",), daemon=True).start()
 
     try:
         Server(app, ready).run_until_stopped(here)
     finally:
         site.pictures.close()
+
+
+def _found(what: Path, manifest: Path | None) -> tuple[Path, Path | None]:
+    """The manifest to show, and the run."""
+    from prep.errors import UsageError
+    from prep.fs.mirror import refuse_url
+    from prep.runs.document import check_manifest, manifest_of
+
+    refuse_url(what)
+    if not what.is_dir():
+        if manifest is not None:
+            raise UsageError(f"--manifest is for a RUN, but {what} is not a directory", hint=f"prep view {manifest}")
+        return what, None
+    named = manifest_of(what)
+    if manifest is None:
+        check_manifest(what, named)
+    return manifest or named, what
 
 
 def _require_extra() -> None:

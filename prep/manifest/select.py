@@ -22,7 +22,7 @@ from prep.findings import SEVERITIES
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.tables import FINDINGS, read_table
 
-SORTS = ("name", "id", "mask", "weight", "caption", "pixels")
+SORTS = ("name", "id", "mask", "weight", "caption", "pixels", "loss")
 REMEMBERED = 16  # selections; each takes 4 bytes a sample
 MANY = 1000  # places in a chunk that are found one by one
 _LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
@@ -40,6 +40,7 @@ class Query:
     masked: bool | None = None
     low: float | None = None  # of the mask's mean: samples without a mask have none
     high: float | None = None
+    hard: float | None = None  # the least loss, as in `Selector.losses`
     sort: str = SORTS[0]
     descending: bool = False
 
@@ -50,6 +51,7 @@ class Selector:
     def __init__(self, opened: OpenedManifest) -> None:
         self.opened = opened
         self.samples = opened.samples
+        self.losses: Column | None = None  # float64 [N], of a run: 1 is usual, NaN was not shown
         self._lock, self._sorting = Lock(), Lock()
         self._known: OrderedDict[Query, Column] = OrderedDict()
         self._orders: dict[tuple[str, bool], Column] = {}
@@ -59,19 +61,30 @@ class Selector:
         self._order(SORTS[0], False)
         _ = self._texts
 
+    def learn(self, losses: Column) -> None:
+        """Sorts and filters by these losses from now on."""
+        if losses is self.losses:
+            return
+        with self._sorting, self._lock:
+            self.losses = losses
+            self._known.clear()
+            for descending in (False, True):
+                self._orders.pop(("loss", descending), None)
+
     def select(self, query: Query) -> Column:
         """The numbers of the samples that fit, int32, in the query's order."""
         with self._lock:
             if query in self._known:
                 self._known.move_to_end(query)
                 return self._known[query]
-        fits = np.ones(len(self.samples), bool)
+        losses, fits = self.losses, np.ones(len(self.samples), bool)
         for test in self._tests(query):  # the search comes last
             fits &= test()
         order = self._order(query.sort, query.descending)
         found = order[fits[order]]
         with self._lock:
-            self._known[query] = found
+            if losses is self.losses:
+                self._known[query] = found
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         return found
@@ -91,6 +104,8 @@ class Selector:
             tests.append(lambda: samples.coverage >= query.low)  # never of NaN
         if query.high is not None:
             tests.append(lambda: samples.coverage <= query.high)
+        if query.hard is not None:
+            tests.append(lambda: self._losses() >= query.hard)
         if query.finding:
             tests.append(lambda: self._with_finding(query.finding))
         if query.text:
@@ -182,7 +197,12 @@ class Selector:
             return np.maximum.reduceat(lengths, samples.text_offsets[:-1]) if len(lengths) else lengths
         if sort == "pixels":
             return samples.width.astype(np.int64) * samples.height
+        if sort == "loss":
+            return self._losses()
         return samples.coverage if sort == "mask" else samples.weight
+
+    def _losses(self) -> Column:
+        return np.full(len(self.samples), np.nan) if self.losses is None else self.losses
 
 
 class LowerCase:

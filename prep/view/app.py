@@ -3,6 +3,7 @@
     /                            the list; params.py has its query string
     /sample/NUMBER               everything about a sample
     /findings                    ?code=CODE&page=NUMBER
+    /run                         of a run; /cell/GRID/CELL is one of its sampled pictures, CELL "all" a whole grid
     /thumbnail/NUMBER            pictures
     /picture/NUMBER
     /view/NUMBER/VIEW            /mask/NUMBER/VIEW    /shade/NUMBER/VIEW    /latent/NUMBER/VIEW/CHANNEL
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,19 +28,30 @@ from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Selector
 from prep.parse import Unparsed, one_of
 from prep.view.guard import Guard
-from prep.view.pages import Site, error_page, findings_page, list_page, sample_page
+from prep.view.memory import Memory
+from prep.view.pages import error_page, findings_page, list_page, sample_page
 from prep.view.params import number_of, query_of
 from prep.view.pictures import Pictures
 from prep.view.render import static
+from prep.view.run import RunFiles
+from prep.view.run_pages import run_page
+from prep.view.site import Site
 
 Made = Callable[[Request], Response]
 
 
-def build_app(opened: OpenedManifest, token: str) -> tuple[Guard, Site]:
-    """The application behind its guard. Raises `CacheError` if a table of the manifest is missing or damaged."""
+def build_app(opened: OpenedManifest, token: str, run: Path | None = None) -> tuple[Guard, Site]:
+    """The application behind its guard; `run` is the directory of a run that was trained on the manifest.
+
+    Raises `CacheError` if a table of the manifest, or a file of the run, is missing or damaged.
+    """
     selector = Selector(opened)
     selector.prepare()
-    site = Site(base=f"/{token}", opened=opened, selector=selector, pictures=Pictures(opened))
+    memory = Memory()
+    site = Site(base=f"/{token}", opened=opened, selector=selector, pictures=Pictures(opened, memory),
+                run=None if run is None else RunFiles(run, selector.samples, memory))
+    if site.run is not None:
+        _ = site.run.history, site.hardness()
     _ = selector.codes  # a damaged table of findings is an error before the first page
     routes = [Route(path, _endpoint(make, site), methods=["GET"]) for path, make in _ROUTES.items()]
     app = Starlette(routes=routes, exception_handlers={
@@ -70,6 +83,21 @@ def _sample(site: Site, request: Request) -> Response:
 def _findings(site: Site, request: Request) -> Response:
     code = request.query_params.get("code", "")
     return HTMLResponse(findings_page(site, one_of(code, CODES, "code") if code else "", _page(request)))
+
+
+def _run(site: Site, _request: Request) -> Response:
+    if site.run is None:
+        raise HTTPException(404)
+    return HTMLResponse(run_page(site, site.run))
+
+
+def _cell(site: Site, request: Request) -> Response:
+    if site.run is None:
+        raise HTTPException(404)
+    grids = site.run.history.grids
+    grid = grids[_part(request, "grid", len(grids))]
+    whole = request.path_params["cell"] == "all"
+    return _picture(site.run.cell(grid, -1 if whole else _part(request, "cell", len(grid.sizes))))
 
 
 def _thumbnail(site: Site, request: Request) -> Response:
@@ -106,7 +134,8 @@ def _static(_site: Site, request: Request) -> Response:
 
 
 _ROUTES: dict[str, Callable[[Site, Request], Response]] = {
-    "/": _list, "/sample/{number}": _sample, "/findings": _findings, "/thumbnail/{number}": _thumbnail,
+    "/": _list, "/sample/{number}": _sample, "/findings": _findings, "/run": _run,
+    "/cell/{grid}/{cell}": _cell, "/thumbnail/{number}": _thumbnail,
     "/picture/{number}": _whole, "/view/{number}/{view}": _view, "/mask/{number}/{view}": _mask,
     "/shade/{number}/{view}": _shade, "/latent/{number}/{view}/{channel}": _latent, "/static/{name}": _static,
 }

@@ -45,11 +45,12 @@ class Guard:
         self._app = app
         self._token = token.encode()
         self._ticket: bytes | None = None
+        self._first = b""
 
-    def ticket(self) -> str:
-        """A path that leads to the pages once; it replaces the one before."""
+    def ticket(self, first: str = "") -> str:
+        """A path that leads to the page `first` once; it replaces the one before."""
         ticket = new_token()
-        self._ticket = ticket.encode()
+        self._ticket, self._first = ticket.encode(), first.encode()
         return f"/open/{ticket}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +60,7 @@ class Guard:
             status, words = refused
             more = [(b"allow", b"GET, HEAD")] if status == 405 else []
             if status == 404 and scope["method"] == "GET" and self._redeems(scope["path"]):
-                status, words, more = 303, "This way.", [(b"location", b"/" + self._token + b"/")]
+                status, words, more = 303, "This way.", [(b"location", b"/" + self._token + b"/" + self._first)]
             await _answer(status, words, more, head=scope["method"] == "HEAD", send=send)
             return
         rest = scope["path"].partition("/")[2].partition("/")[2]

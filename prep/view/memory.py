@@ -34,15 +34,19 @@ class Memory:
             try:
                 with self._room:
                     value = make()
-                self._keep(key, value)
+                self.put(key, value)
             finally:
                 with self._lock:
                     self._making.pop(key, None)
         return value
 
-    def _keep(self, key: Hashable, value: bytes | None) -> None:
+    def put(self, key: Hashable, value: bytes | None) -> None:
+        """Keeps a value that was made beside another one."""
         with self._lock:
+            if key in self._known:
+                self.bytes -= _size(self._known[key])
             self._known[key] = value
+            self._known.move_to_end(key)
             self.bytes += _size(value)
             while self.bytes > self._most and len(self._known) > 1:
                 self.bytes -= _size(self._known.popitem(last=False)[1])

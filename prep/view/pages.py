@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlencode
@@ -14,44 +13,26 @@ from prep.batching.split import ROLES
 from prep.findings import CODES
 from prep.formatting import format_bytes, format_size
 from prep.manifest.describe import Keys, describe
-from prep.manifest.opened import OpenedManifest
-from prep.manifest.select import SORTS, Query, Selector
+from prep.manifest.select import SORTS, Query
 from prep.report.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
 from prep.view.params import address
-from prep.view.pictures import Pictures, statistics
+from prep.view.pictures import statistics
 from prep.view.render import render
+from prep.view.run_pages import loss_chart, loss_facts
+from prep.view.site import Site, card_of
 
 CARDS = 60  # per page
 ROWS = 200  # of findings, per page
-LETTERS = 240  # of a caption on a card
 VIEWS = 32  # on a sample's page
 CHANNELS = 64  # of a latent
 ORDERS = {"name": "name", "id": "id (random)", "mask": "how much of it trains", "weight": "weight of its loss",
-          "caption": "length of its caption", "pixels": "pixels"}
+          "caption": "length of its caption", "pixels": "pixels", "loss": "loss, for its timesteps"}
 assert tuple(ORDERS) == SORTS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """What all pages need."""
-
-    base: str  # of addresses: "/" and the token
-    opened: OpenedManifest
-    selector: Selector
-    pictures: Pictures
-
-    @property
-    def name(self) -> str:
-        """The manifest's name, for titles."""
-        return self.opened.manifest.path.name
-
-    def render(self, template: str, **values: Any) -> str:
-        """A page of this site."""
-        return render(template, base=self.base, name=self.name, codes=self.selector.codes, **values)
 
 
 def list_page(site: Site, query: Query, page: int) -> str:
     """One page of the samples that a query selects; `page` counts from 0. Beyond the last page, the last."""
+    hard = site.hardness()
     manifest, found = site.opened.manifest, site.selector.select(query)
     pages = max(1, -(-len(found) // CARDS))
     page = min(page, pages - 1)
@@ -59,18 +40,19 @@ def list_page(site: Site, query: Query, page: int) -> str:
     given = address(query, manifest.buckets)
     counts = manifest.document["samples"]
     return site.render(
-        "list.html", query=query, given=given, filtered=query != Query(text=query.text), orders=ORDERS,
+        "list.html", query=query, given=given, filtered=query != Query(text=query.text),
+        orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
         roles=[role for role in ROLES if counts[role]],
         buckets=[(format_size(one["size"]), sum(one[role] for role in ROLES)) for one in manifest.document["buckets"]],
         sources=[_source(one) for one in manifest.sources], facts=_facts(site), total=len(site.selector.samples),
-        count=len(found), first=page * CARDS + 1, cards=[_card(site, number) for number in shown],
+        count=len(found), first=page * CARDS + 1, cards=[card_of(site, number, hard) for number in shown],
         low=_percent(query.low), high=_percent(query.high), samples=counts, rejected=manifest.document["rejected"],
         pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, manifest.buckets, page=other + 1)}"))
 
 
 def sample_page(site: Site, number: int, query: Query) -> str:
     """Everything about one sample, and the way to its neighbors among those that the query selects."""
-    row = describe(site.opened, number, Keys(site.opened))
+    row, hard = describe(site.opened, number, Keys(site.opened)), site.hardness()
     manifest = site.opened.manifest
     found = site.selector.select(query)
     places = np.flatnonzero(found == number)
@@ -81,7 +63,8 @@ def sample_page(site: Site, number: int, query: Query) -> str:
         "sample.html", number=number, row=row, at=at, count=len(found), back=f"{site.base}/{back}",
         before=None if not at else f"{site.base}/sample/{found[at - 1]}{given}",
         after=None if at is None or at + 1 == len(found) else f"{site.base}/sample/{found[at + 1]}{given}",
-        whole=site.pictures.whole(number) is not None, facts=_sample_facts(row, manifest.sources[row["source"]]),
+        whole=site.pictures.whole(number) is not None, losses=loss_chart(site, number),
+        facts=[*_sample_facts(row, manifest.sources[row["source"]]), *loss_facts(hard, number)],
         findings=_table(site.selector.findings_of(number)),
         views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
         texts=[{**text, "part": text["weight"] / weights if weights else None} for text in row["texts"]],
@@ -104,17 +87,8 @@ def findings_page(site: Site, code: str, page: int) -> str:
 
 def error_page(base: str, status: int, what: str, hint: str = "") -> str:
     """A page that says what is wrong."""
-    return render("error.html", base=base, name="Latentry", status=status, what=what, hint=hint, codes={})
-
-
-def _card(site: Site, number: int) -> dict[str, Any]:
-    samples = site.selector.samples
-    captions, bucket = samples.captions(number), site.opened.manifest.buckets[samples.bucket[number]]
-    coverage = float(samples.coverage[number])
-    return {"number": number, "name": samples.name(number), "caption": captions[0][:LETTERS],
-            "letters": len(captions[0]), "more": len(captions) - 1, "role": ROLES[samples.role[number]],
-            "size": format_size((int(samples.width[number]), int(samples.height[number]))),
-            "bucket": format_size(bucket), "part": None if np.isnan(coverage) else coverage}
+    return render("error.html", base=base, name="Latentry", status=status, what=what, hint=hint, codes={},
+                  has_run=False)
 
 
 def _facts(site: Site) -> list[tuple[str, str]]:

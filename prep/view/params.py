@@ -1,6 +1,7 @@
 """Query strings of the list's addresses, to queries and back; anything unknown is an error that names what is expected.
 
-    ?q=red+heart&split=train&source=0&bucket=512x768&finding=blank&mask=yes&from=10&to=90&sort=mask&order=down&page=2
+    ?q=red+heart&split=train&source=0&bucket=512x768&finding=blank&mask=yes&from=10&to=90&page=2
+    ?sort=loss&order=down&loss=1.5
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from prep.geometry import Size
 from prep.manifest.select import SORTS, Query
 from prep.parse import Unparsed, brief, one_of
 
-NAMES = ("q", "split", "source", "bucket", "finding", "mask", "from", "to", "sort", "order")
+NAMES = ("q", "split", "source", "bucket", "finding", "mask", "from", "to", "loss", "sort", "order")
 LONGEST = 500  # characters of a search
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
+_RATIO = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
 
 def query_of(given: Iterable[tuple[str, str]], buckets: Sequence[Size], sources: int) -> Query:
@@ -39,7 +41,8 @@ def query_of(given: Iterable[tuple[str, str]], buckets: Sequence[Size], sources:
         source=_source(values["source"], sources) if "source" in values else None,
         bucket=_bucket(values["bucket"], buckets) if "bucket" in values else None,
         masked={"": None, "yes": True, "no": False}[_word(values, "mask", ("yes", "no"))], low=low, high=high,
-        sort=_word(values, "sort", SORTS) or SORTS[0], descending=_word(values, "order", ("up", "down")) == "down")
+        hard=_ratio(values["loss"]) if "loss" in values else None, sort=_word(values, "sort", SORTS) or SORTS[0],
+        descending=_word(values, "order", ("up", "down")) == "down")
 
 
 def address(query: Query, buckets: Sequence[Size], *, page: int = 1) -> str:
@@ -48,7 +51,8 @@ def address(query: Query, buckets: Sequence[Size], *, page: int = 1) -> str:
         "q": query.text, "split": query.role, "source": query.source,
         "bucket": None if query.bucket is None else format_size(buckets[query.bucket]), "finding": query.finding,
         "mask": {None: "", True: "yes", False: "no"}[query.masked], "from": _spelled(query.low),
-        "to": _spelled(query.high), "sort": query.sort if query.sort != SORTS[0] else "",
+        "to": _spelled(query.high), "loss": "" if query.hard is None else f"{query.hard:.3f}".rstrip("0").rstrip("."),
+        "sort": query.sort if query.sort != SORTS[0] else "",
         "order": "down" if query.descending else "", "page": page if page > 1 else ""}
     given = {name: value for name, value in values.items() if value not in ("", None)}
     return f"?{urlencode(given)}" if given else ""
@@ -78,6 +82,12 @@ def _percent(text: str, name: str) -> float:
     if not _PERCENT.fullmatch(text) or float(text) > 100:
         raise Unparsed(f"{name} is {brief(text)}, expected percent from 0 to 100")
     return float(text) / 100
+
+
+def _ratio(text: str) -> float:
+    if not _RATIO.fullmatch(text):
+        raise Unparsed(f"loss is {brief(text)}, expected a number, 1 for the usual loss")
+    return float(text)
 
 
 def _spelled(part: float | None) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from small_manifest import write_small
 from synthetic import Scale, build
+from viewed_runs import write_run
 from viewing import viewing_here
 
 CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
@@ -41,6 +43,15 @@ def usual(browser, tmp_path_factory):
     pictures = {"a.png": png("green"), "sub/b.png": png("navy")}
     with viewing_here(write_small(tmp_path_factory.mktemp("usual"), pictures=pictures)) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def trained(browser, tmp_path_factory):
+    """A run with hostile prompts, and one as usual."""
+    with ExitStack() as held:
+        yield [held.enter_context(viewing_here(root / "manifest.json", write_run(root, *texts)))
+               for root, texts in ((tmp_path_factory.mktemp("run"), ()),
+                                   (tmp_path_factory.mktemp("hostile"), (HOSTILE, HOSTILE)))]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +101,35 @@ def test_the_policy_stops_what_would_be_injected(browser, usual):
     assert browser.run("document.title") == "manifest.json, Latentry"
     said = " ".join(browser.complaints())
     assert "elsewhere.example" in said and "script-src" in said and "style-src" in said
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_page_of_a_run(browser, trained, width, scheme):
+    for running in trained:
+        for path in ("run", "sample/0"):
+            browser.open(running.url + path, width=width, scheme=scheme)
+            shown(browser)
+            wrong = [one for one in browser.run(CHECK) if running is trained[0] or "breaks" not in one]
+            assert wrong == [] and browser.complaints() == [] and browser.run("document.title") != "owned"
+
+
+def test_sliders_move_through_time(browser, trained):
+    browser.open(trained[0].url + "run")
+    now = "[...document.querySelectorAll('.live li.now')].map(one => one.dataset.step + one.checkVisibility())"
+    assert browser.run(now) == ["40true"] * 3
+    assert browser.run("[...document.querySelectorAll('.film li')].filter(one => one.checkVisibility()).length") == 3
+    browser.run("document.querySelector('.film input').focus()")
+    browser.press("ArrowLeft")
+    assert browser.run(now) == ["30true"] * 3
+    assert browser.run("document.querySelector('.film input').getAttribute('aria-valuetext')") == "step 30"
+    browser.run("document.getElementById('together').click()")
+    browser.run("document.querySelectorAll('.film input')[1].focus()")
+    browser.press("ArrowLeft")
+    browser.press("ArrowLeft")
+    assert browser.run(now) == ["30true", "10true", "30true"]
+    browser.run("document.getElementById('beside').click()")
+    assert browser.run("[...document.querySelectorAll('.film li')].filter(one => one.checkVisibility()).length") == 12
 
 
 def names(browser):

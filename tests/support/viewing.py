@@ -87,7 +87,7 @@ def viewing(*words: object) -> Iterator[Viewing]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line, process.communicate()[1]
+        assert line.endswith("}\n"), process.communicate()[1]
         yield Viewing(url=json.loads(line)["url"], process=process)
     finally:
         if process.poll() is None:
@@ -96,9 +96,9 @@ def viewing(*words: object) -> Iterator[Viewing]:
 
 
 @contextmanager
-def viewing_here(manifest: Path) -> Iterator[Viewing]:
+def viewing_here(manifest: Path, run: Path | None = None) -> Iterator[Viewing]:
     """The same pages from a thread of this process, which has its libraries already."""
-    app, site = build_app(open_manifest(read_manifest(manifest)), token := new_token())
+    app, site = build_app(open_manifest(read_manifest(manifest)), token := new_token(), run)
     here, ready = listen(0), threading.Event()
     port, server = here.getsockname()[1], Server(app, ready.set)
     thread = threading.Thread(target=server.run_until_stopped, args=(here,))

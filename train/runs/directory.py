@@ -31,12 +31,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.digest import canonical, digest_bytes
-from prep.errors import CacheError, ConfigError, PathError
+from prep.errors import ConfigError, PathError
 from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
-from prep.parse import PATH, Unparsed, brief, digest_of, expect, hub_id
-from prep.runs.documents import open_plain, read_sealed, refused, seal
+from prep.parse import Unparsed, brief, digest_of, expect, hub_id
+from prep.runs.document import FORMAT, VERSION, check_manifest, damaged, path_text, read_document
+from prep.runs.documents import open_plain, seal
 from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.optim.optimizers import TABLE
@@ -46,14 +47,6 @@ from train.setup import Origin, RunRequest, Setup
 if sys.platform != "win32":
     import fcntl
 
-FORMAT = "latentry/run"
-VERSION = 3
-_SECOND = ("format", "version", "manifest", "manifest_digest", "data", "model", "base", "other_encoders", "config",
-           "adopted")
-_KEYS = {
-    1: ("format", "version", "manifest", "manifest_digest", "model", "other_encoders", "config"),
-    2: _SECOND, 3: (*_SECOND, "started", "recipe"),
-}
 RESULTS = ("lora.safetensors", "unet", "transformer")
 MOST_RECIPE = 1 << 20  # bytes of a recipe
 _TIME, _TIMES = "%Y-%m-%dT%H:%M:%SZ", re.compile(r"\d{4,6}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
@@ -177,10 +170,9 @@ def _nearest(folder: Path) -> Path:
 
 def read_run(folder: Path) -> Run:
     """The run in `folder`. Raises `PathError` if there is none, `CacheError` if run.json is damaged."""
-    path = folder / "run.json"
+    body = read_document(folder)
     try:
-        body = read_sealed(path, FORMAT, _KEYS)
-        asked = RunRequest(manifest=folder / PurePosixPath(_path(body["manifest"], "manifest")),
+        asked = RunRequest(manifest=folder / PurePosixPath(path_text(body["manifest"], "manifest")),
                            model=_model(folder, body["model"]),
                            other_encoders=expect(body["other_encoders"], bool, "other_encoders"))
         table = expect(body["config"], dict, "config")
@@ -188,15 +180,8 @@ def read_run(folder: Path) -> Run:
                 expect(body.get("base", {}), dict, "base").items()}
         return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table, base=base,
                    origin=_origin(body))
-    except FileNotFoundError:
-        raise PathError(f"{folder} is not a training run: it has no run.json",
-                        hint="name the directory that train run wrote (-o)") from None
-    except (OSError, Unparsed, ConfigError) as error:
-        if not folder.is_dir():
-            raise PathError(f"{folder} is not a training run: it is not a directory",
-                            hint="name the directory that train run wrote (-o)") from None
-        raise refused(path, error, "remove it; --resume then takes the settings from the checkpoint, and the model "
-                      "from --model or the manifest") from None
+    except (Unparsed, ConfigError) as error:
+        raise damaged(folder, error) from None
 
 
 def read_records(folder: Path) -> bytes | None:
@@ -251,20 +236,13 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().as_posix()
 
 
-def _path(value: Any, where: str) -> str:
-    text = expect(value, str, where)
-    if not text or "\0" in text or len(text) > PATH:
-        raise Unparsed(f"{where} is {brief(text)}, expected a path")
-    return text
-
-
 def _model(folder: Path, named: Any) -> str | None:
     """The model that was trained; `None` in runs of version 1, which used the manifest's."""
     if named is None:
         return None
     table = expect(named, dict, "model")
     if set(table) == {"path"}:
-        return str(folder / PurePosixPath(_path(table["path"], "model.path")))
+        return str(folder / PurePosixPath(path_text(table["path"], "model.path")))
     if set(table) != {"hub"}:
         raise Unparsed(f"model is {brief(named)}, expected one of 'path' and 'hub'")
     return hub_id(expect(table["hub"], str, "model.hub"), "model.hub")
@@ -272,6 +250,4 @@ def _model(folder: Path, named: Any) -> str | None:
 
 def require_manifest(run: Run) -> None:
     """Raises `CacheError` unless the manifest that the run names is a file."""
-    if not run.asked.manifest.is_file():
-        raise CacheError(f"the manifest of {run.folder} is gone: {run.asked.manifest} is not a file",
-                         hint="name it with --manifest")
+    check_manifest(run.folder, run.asked.manifest)

@@ -1,0 +1,63 @@
+"""Reads RUN/run.json, by which a directory is a training run (train/runs/directory.py writes it and reads the rest)."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from prep.errors import CacheError, PathError
+from prep.parse import PATH, Unparsed, brief, expect
+from prep.runs.documents import read_sealed, refused
+
+NAME = "run.json"
+FORMAT = "latentry/run"
+VERSION = 3
+_SECOND = ("format", "version", "manifest", "manifest_digest", "data", "model", "base", "other_encoders", "config",
+           "adopted")
+_KEYS = {
+    1: ("format", "version", "manifest", "manifest_digest", "model", "other_encoders", "config"),
+    2: _SECOND, 3: (*_SECOND, "started", "recipe"),
+}
+
+
+def read_document(folder: Path) -> dict[str, Any]:
+    """The run's document, its values unchecked. Raises `PathError` if there is none, `CacheError` if it is damaged."""
+    try:
+        return read_sealed(folder / NAME, FORMAT, _KEYS)
+    except FileNotFoundError:
+        raise PathError(f"{folder} is not a training run: it has no run.json",
+                        hint="name the directory that train run wrote (-o)") from None
+    except (OSError, Unparsed) as error:
+        if not folder.is_dir():
+            raise PathError(f"{folder} is not a training run: it is not a directory",
+                            hint="name the directory that train run wrote (-o)") from None
+        raise damaged(folder, error) from None
+
+
+def damaged(folder: Path, error: Exception) -> CacheError:
+    """The error for a document whose values are not those of a run."""
+    return refused(folder / NAME, error, "remove it; --resume then takes the settings from the checkpoint, and the "
+                   "model from --model or the manifest")
+
+
+def path_text(value: Any, where: str) -> str:
+    """A path in the document. Raises `Unparsed`."""
+    text = expect(value, str, where)
+    if not text or "\0" in text or len(text) > PATH:
+        raise Unparsed(f"{where} is {brief(text)}, expected a path")
+    return text
+
+
+def manifest_of(folder: Path) -> Path:
+    """The manifest that the run in `folder` was trained on, also if it is gone. Raises `PathError`, `CacheError`."""
+    try:
+        return folder / PurePosixPath(path_text(read_document(folder)["manifest"], "manifest"))
+    except Unparsed as error:
+        raise damaged(folder, error) from None
+
+
+def check_manifest(folder: Path, manifest: Path) -> None:
+    """Raises `CacheError` unless the manifest that a run names is a file."""
+    if not manifest.is_file():
+        raise CacheError(f"the manifest of {folder} is gone: {manifest} is not a file",
+                         hint="name it with --manifest")

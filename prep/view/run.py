@@ -1,0 +1,140 @@
+"""What a run has on disk, for its pages: its history, its sampled pictures, and how hard each sample was.
+
+Files are read again once they have changed, so that the pages of a run that is going on are as it is now.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from threading import Lock
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from prep.fs.untrusted import read_regular
+from prep.images.decode import decode_picture
+from prep.images.formats.parts import BadPicture
+from prep.images.thumbnail import small_jpeg
+from prep.manifest.samples import SampleColumns
+from prep.runs import events, losses
+from prep.runs.grids import cut_grid
+from prep.runs.history import Grid, History, read_history
+from prep.runs.losses import Hardness, Records, hardness, read_losses, short_ids
+from prep.view.memory import Memory
+
+SIDE = 640  # pixels of the longer side of a sampled picture
+MOST = 1 << 27  # bytes of a grid's file
+REST = 20.0  # times as long as reading a file took, until it is read again
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """A prompt's picture at a step."""
+
+    step: int
+    grid: int  # number of its grid in the history
+    cell: int  # number of its picture in that grid; -1: the whole grid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Film:
+    """The pictures of one prompt, in order of their steps."""
+
+    prompt: str  # "": whole grids, of a log that does not know their prompts
+    frames: tuple[Frame, ...]
+
+
+class RunFiles:
+    """The files of the run in `folder`. Threads may share it."""
+
+    def __init__(self, folder: Path, samples: SampleColumns, memory: Memory) -> None:
+        self.folder = folder
+        self._memory, self._ids = memory, samples.ids
+        log, kept = folder / events.NAME, folder / losses.NAME
+        self._history = Fresh(log, lambda: read_history(events.read_events(log)))
+        self._losses = Fresh(kept, lambda: self._compared(read_losses(kept)))
+
+    @property
+    def history(self) -> History:
+        """What the log says now. Raises `CacheError`."""
+        return self._history.value()
+
+    @property
+    def hardness(self) -> Hardness:
+        """How hard each sample was until now; the same object until the file has changed. Raises `CacheError`."""
+        return self._losses.value()[0]
+
+    def losses_of(self, sample: int) -> list[tuple[int, float]]:
+        """Step and loss of each showing of a sample, up to the same time as `hardness`. Raises `CacheError`."""
+        records = self._losses.value()[1]
+        mine = records[records["id"] == short_ids(self._ids[sample:sample + 1])[0]]
+        return list(zip(mine["step"].tolist(), mine["loss"].astype(float).tolist(), strict=True))
+
+    def _compared(self, records: Records) -> tuple[Hardness, Records]:
+        return hardness(records, self._ids), records
+
+    def cell(self, grid: Grid, cell: int) -> bytes | None:
+        """A picture of a grid as a JPEG, -1 for the whole; `None` if it cannot be read or is not what the log says."""
+        return self._memory.get(("cell", grid, cell), lambda: self._cut(grid, cell))
+
+    def _cut(self, grid: Grid, cell: int) -> bytes | None:
+        parts = PurePosixPath(grid.picture).parts
+        if len(parts) != 2 or parts[0] != "samples" or parts[1] in ("", ".", ".."):
+            return None
+        try:
+            sheet = np.asarray(decode_picture(read_regular(self.folder / "samples" / parts[1], MOST), alpha="white"))
+        except (OSError, BadPicture):
+            return None
+        if cell < 0:
+            return small_jpeg(sheet, 2 * SIDE)
+        cut = [small_jpeg(np.ascontiguousarray(pixels), SIDE) for pixels in cut_grid(sheet, grid.sizes)]
+        for number, data in enumerate(cut):
+            self._memory.put(("cell", grid, number), data)
+        return cut[cell] if cell < len(cut) else None
+
+
+def films(history: History, most: int) -> list[Film]:
+    """The sampled pictures by prompt; of more than `most` steps with pictures, some, evenly spread."""
+    latest = sorted({grid.step: number for number, grid in enumerate(history.grids)}.items())
+    last, shown = len(latest) - 1, min(most, len(latest))
+    chosen = sorted({round(number * last / max(shown - 1, 1)) for number in range(shown)})
+    found: dict[tuple[str, int], list[Frame]] = {}
+    for step, number in (latest[place] for place in chosen):
+        grid = history.grids[number]
+        cells = min(len(grid.prompts), len(grid.sizes))
+        seen: dict[str, int] = {}
+        for cell in range(cells) if cells else (-1,):
+            prompt = "" if cell < 0 else grid.prompts[cell]
+            seen[prompt] = seen.get(prompt, 0) + 1  # of equal prompts, the first stays the first
+            found.setdefault((prompt, seen[prompt]), []).append(Frame(step=step, grid=number, cell=cell))
+    return [Film(prompt=prompt, frames=tuple(frames)) for (prompt, _), frames in found.items()]
+
+
+class Fresh(Generic[T]):
+    """What a file says, read again when it has changed, but not much more often than reading takes."""
+
+    def __init__(self, path: Path, read: Callable[[], T]) -> None:
+        self._path, self._read = path, read
+        self._lock = Lock()
+        self._known: tuple[T, object, float] | None = None  # value, stamp, when it may be read again
+
+    def value(self) -> T:
+        """The newest value. What `read` raises is raised."""
+        with self._lock:
+            stamp, now = self._stamp(), time.monotonic()
+            if self._known is None or (stamp != self._known[1] and now >= self._known[2]):
+                value = self._read()
+                after = time.monotonic()
+                self._known = value, stamp, after + REST * (after - now)
+            return self._known[0]
+
+    def _stamp(self) -> object:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -1,0 +1,220 @@
+"""The pages of a run: history, pictures through time, the hardest samples; also while the run is going on."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from run_pages import SIZES, STEPS
+from small_manifest import write_small
+from viewed_runs import records, write_run
+from viewing import viewing_here
+
+from prep.manifest.document import read_manifest
+from prep.manifest.opened import open_manifest
+from prep.runs.history import Grid, History
+from prep.runs.losses import HEAD, RECORD, adjusted, hardness, short_ids
+from prep.view.memory import Memory
+from prep.view.run import Fresh, RunFiles, films
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path)
+
+
+@pytest.fixture
+def server(run):
+    with viewing_here(run.parent / "manifest.json", run) as running:
+        yield running
+
+
+def grid(step, *prompts):
+    return Grid(step=step, picture=f"samples/{step}.png", prompts=prompts, sizes=((8, 8),) * len(prompts))
+
+
+# ---- films -----------------------------------------------------------------------------------------------------------
+
+
+def shape(found):
+    return [(film.prompt, [(one.step, one.grid, one.cell) for one in film.frames]) for film in found]
+
+
+def test_pictures_are_put_together_by_prompt():
+    history = History(grids=[grid(0, "a", "b"), grid(5, "b", "c", "b"), grid(9, "b", "a")])
+    assert shape(films(history, 9)) == [
+        ("a", [(0, 0, 0), (9, 2, 1)]), ("b", [(0, 0, 1), (5, 1, 0), (9, 2, 0)]), ("c", [(5, 1, 1)]), ("b", [(5, 1, 2)])]
+
+
+def test_a_log_without_prompts_has_whole_grids():
+    history = History(grids=[grid(0), grid(5), grid(0)])  # the first step again, after the run was resumed
+    assert shape(films(history, 9)) == [("", [(0, 2, -1), (5, 1, -1)])]
+    assert films(History(), 9) == []
+
+
+@pytest.mark.parametrize(("most", "steps"), [(1, [0]), (2, [0, 99]), (4, [0, 33, 66, 99])])
+def test_of_many_steps_some_are_shown(most, steps):
+    history = History(grids=[grid(step, "a") for step in range(100)])
+    assert [frame.step for frame in films(history, most)[0].frames] == steps
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def test_hardness_is_the_mean_of_adjusted_losses():
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 256, (30, 32), np.uint8)
+    found = np.zeros(2000, RECORD)
+    found["loss"], found["timestep"] = random.random(2000), random.integers(0, 1000, 2000)
+    owners = random.integers(0, 29, 2000)  # the last sample is never shown
+    found["id"] = short_ids(ids)[owners]
+    found["id"][::50] = 7  # of another manifest
+    hard = hardness(found, ids)
+    for sample in range(30):
+        mine = found["id"] == short_ids(ids)[sample]
+        assert hard.shown[sample] == mine.sum()
+        if mine.any():
+            assert hard.ratio[sample] == pytest.approx(adjusted(found)[mine].mean())
+            assert hard.loss[sample] == pytest.approx(found["loss"][mine].mean())
+    assert np.isnan(hard.ratio[29]) and hard.showings == 1960
+    assert len(hardness(found, ids[:0]).ratio) == 0 and hardness(found[:0], ids).showings == 0
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+def names(text):
+    found = re.findall(r'<p class="name"><a [^>]*><bdi>(.*?)</bdi>', text)
+    return [one.replace("<wbr>", "") for one in found]
+
+
+def test_the_page_of_a_run(server):
+    text = server.get("/run").text
+    assert f"Finished: {STEPS} of {STEPS} steps" in text and text.count('class="plot"') == 4
+    assert "lowest, at step 40" in text and "saw &lt;b&gt;a prompt&lt;/b&gt;" in text
+    assert text.count('<figure class="film">') == 3 and text.count("<li data-step=") == 3 * STEPS // 10
+    assert names(text) == ["sub/b.png", "a.png"]
+    assert "2.08 times the usual loss, shown 1 time" in text and "0.46 times the usual loss, shown 2 times" in text
+
+
+def test_samples_are_sorted_and_filtered_by_their_losses(server):
+    assert names(server.get("/?sort=loss&order=down").text) == ["sub/b.png", "a.png", "c.png"]
+    assert names(server.get("/?sort=loss").text) == ["a.png", "sub/b.png", "c.png"]
+    assert names(server.get("/?loss=1").text) == ["sub/b.png"] and names(server.get("/?loss=0").text) != []
+    answer = server.get("/?loss=x")
+    assert answer.status == 400 and "loss is &#39;x&#39;, expected a number, 1 for the usual loss" in answer.text
+
+
+def test_a_sample_has_its_losses(server):
+    number = {name: server.get(f"/sample/{number}").text for number in range(3)
+              for name in re.findall(r"<h1><bdi>(.*?)</bdi>", server.get(f"/sample/{number}").text)}
+    assert "0.46 times the usual loss, 0.2000 on average" in number["a.png"] and "Its losses" in number["a.png"]
+    assert "the run has not shown it" in number["c.png"] and "Its losses" not in number["c.png"]
+
+
+def test_sampled_pictures(server):
+    for cell, size in enumerate(SIZES):
+        answer = server.get(f"/cell/3/{cell}")
+        assert answer.headers["content-type"] == "image/jpeg"
+        picture = Image.open(io.BytesIO(answer.body))
+        assert picture.size == size and abs(picture.getpixel((5, 5))[0] - (3 * STEPS + cell)) < 3
+    whole = Image.open(io.BytesIO(server.get("/cell/0/all").body))
+    assert whole.width > SIZES[0][0]
+    for path in ("/cell/4/0", "/cell/0/3", "/cell/-1/0", "/cell/0/-1", "/cell/0/ALL", "/cell/0", "/cell/../run.json/0"):
+        assert server.get(path).status == 404
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "samples/../../secret.png", "/{root}/secret.png", "samples/..",
+                                  "samples", "samples/link.png", "samples/pipe.png", "samples/not.png", "run.json"])
+def test_a_log_cannot_name_other_files(run, path):
+    import os
+
+    root = run.parent
+    Image.new("RGB", (8, 8), "red").save(root / "secret.png")
+    (run / "samples" / "link.png").symlink_to(root / "secret.png")
+    (run / "samples" / "not.png").write_bytes(b"no picture")
+    os.mkfifo(run / "samples" / "pipe.png")
+    line = {"event": "sample", "step": 9, "picture": path.format(root=root), "prompts": ["x"], "sizes": [[8, 8]]}
+    (run / "log.jsonl").write_text(json.dumps(line) + "\n")
+    files = RunFiles(run, open_manifest(read_manifest(root / "manifest.json")).samples, Memory())
+    (found,) = files.history.grids
+    assert files.cell(found, 0) is None and files.cell(found, -1) is None
+
+
+def test_a_run_that_goes_on(run):
+    log = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    (run / "log.jsonl").write_text("".join(log[:5]))
+    kept = records(run.parent)
+    (run / "losses.bin").write_bytes(HEAD + kept[:1].tobytes())
+    with viewing_here(run.parent / "manifest.json", run) as server:
+        assert "Going on, or killed: 4 of 40 steps" in server.get("/run").text
+        assert names(server.get("/?loss=0").text) == ["a.png"]
+        with (run / "log.jsonl").open("a") as file:
+            file.write("".join(log[5:]))
+        (run / "losses.bin").write_bytes(HEAD + kept.tobytes())
+        wait_for(lambda: "Finished: 40 of 40 steps" in server.get("/run").text)
+        wait_for(lambda: names(server.get("/?loss=0").text) == ["a.png", "sub/b.png"])
+
+
+def wait_for(true):
+    import time
+
+    until = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_run_that_has_just_begun(run):
+    (run / "log.jsonl").unlink()
+    (run / "losses.bin").unlink()
+    with viewing_here(run.parent / "manifest.json", run) as server:
+        text = server.get("/run").text
+        assert "The log has no steps yet." in text and "no sample pictures yet" in text
+        assert "no losses of samples" in text
+        assert server.get("/?sort=loss&order=down").status == 200
+
+
+def test_a_file_is_read_again_when_it_has_changed(tmp_path):
+    path, read = tmp_path / "x", []
+    fresh = Fresh(path, lambda: read.append(1) or len(read))
+    assert [fresh.value(), fresh.value()] == [1, 1]
+    path.write_text("x")
+    wait_for(lambda: fresh.value() == 2)
+    assert fresh.value() == 2
+
+
+def test_a_manifest_has_no_run(tmp_path):
+    with viewing_here(write_small(tmp_path)) as server:
+        assert server.get("/run").status == server.get("/cell/0/0").status == 404
+        assert "Loss" not in server.get().text and "/run" not in server.get().text
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_run(prep, tmp_path, run):
+    result = prep("view", tmp_path)
+    assert result.code == 5 and result.err.startswith(f"error: {tmp_path} is not a training run: it has no run.json\n")
+    result = prep("view", run.parent / "manifest.json", "--manifest", "x.json")
+    assert result.code == 2 and result.err == (
+        f"error: --manifest is for a RUN, but {run.parent}/manifest.json is not a directory\nhint: prep view x.json\n")
+    (run.parent / "manifest.json").rename(run.parent / "moved.json")
+    result = prep("view", run)
+    assert result.code == 7 and "is gone: " in result.err and "hint: name it with --manifest\n" in result.err
+    (run / "run.json").write_text("{}")
+    assert prep("view", run).code == 7
+
+
+def test_a_run_whose_manifest_has_moved(run):
+    from viewing import viewing
+
+    (run.parent / "manifest.json").rename(run.parent / "moved.json")
+    with viewing(run, "--manifest", run.parent / "moved.json") as server:
+        assert server.url.endswith("/run")
+        assert server.ask("GET", server.base).status == 200
+        assert server.interrupt()[0] == 0
