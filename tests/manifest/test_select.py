@@ -37,6 +37,9 @@ def selector(tmp_path_factory):
     table = pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at:at + 70], schema=schema)
                                    for at in range(0, 300, 70)])
     made.samples = open_samples(table)
+    for number, row in enumerate(rows):
+        row["loss"] = None if number % 5 == 0 else number * 7 % 11 / 4
+    made.learn(np.array([np.nan if row["loss"] is None else row["loss"] for row in rows]))
     made.rows = rows
     made.__dict__["findings"] = pa.Table.from_pylist(
         [{"path": path, "code": code, "severity": severity, "detail": ""} for path, code, severity in FOUND],
@@ -56,22 +59,26 @@ def fits(row, query):
         query.masked is None or (coverage is not None) == query.masked,
         query.low is None or (coverage is not None and np.float32(coverage) >= query.low),
         query.high is None or (coverage is not None and np.float32(coverage) <= query.high),
+        query.hard is None or (row["loss"] is not None and row["loss"] >= query.hard),
         not query.finding or any(path in labels and code == query.finding for path, code, _ in FOUND),
     ))
 
 
 def key(number, row, sort):
     coverage = math.inf if row["coverage"] is None else row["coverage"]
+    loss = math.inf if row["loss"] is None else row["loss"]
     return {"id": number, "name": row["name"], "mask": coverage, "weight": row["weight"],
-            "caption": max(len(one["caption"]) for one in row["texts"]), "pixels": row["width"] * row["height"]}[sort]
+            "caption": max(len(one["caption"]) for one in row["texts"]), "pixels": row["width"] * row["height"],
+            "loss": loss}[sort]
 
 
 @pytest.mark.parametrize("query", [
     Query(), Query(text="NUMBER 1"), Query(text="straße"), Query(text="(a+b)"), Query(text=".*"), Query(text="\\E|a"),
     Query(text="000/000001"), Query(text="STRASSE"), Query(text="x"), Query(text="e"), Query(text=" ("),
     Query(text="NO."), Query(text="nowhere"), Query(role="prior"), Query(source=1), Query(bucket=3),
-    Query(masked=True), Query(masked=False), Query(low=0.25), Query(low=0.25, high=0.5), Query(high=0.1),
-    Query(finding="blank"), Query(finding="truncated"), Query(finding="has-alpha"), Query(finding="near-duplicate"),
+    Query(masked=True), Query(masked=False), Query(low=0.25), Query(low=0.25, high=0.5),
+    Query(high=0.1), Query(hard=1.5), Query(hard=0.0, masked=True), Query(finding="blank"),
+    Query(finding="truncated"), Query(finding="has-alpha"), Query(finding="near-duplicate"),
     Query(text="number 2", role="train", source=0, masked=True, low=0.1),
 ], ids=str)
 def test_samples_that_fit(selector, query):
@@ -99,6 +106,20 @@ def test_a_selection_is_remembered_and_the_oldest_forgotten(selector):
     for number in range(REMEMBERED):
         selector.select(Query(text=f"number {number}", masked=True))
     assert selector.select(Query(text="number 1")) is not first and len(selector._known) == REMEMBERED
+
+
+def test_other_losses_are_learned(selector):
+    other = Selector(selector.opened)
+    assert len(other.select(Query(hard=0.0))) == 0
+    assert other.select(Query(sort="loss")).tolist() == other.select(Query(sort="id")).tolist()
+    losses = np.arange(300.0)
+    other.learn(losses)
+    kept = other.select(Query(hard=10.0))
+    assert len(kept) == 290 and other.select(Query(sort="loss", descending=True))[0] == 299
+    other.learn(losses)  # the same
+    assert other.select(Query(hard=10.0)) is kept
+    other.learn(-losses)
+    assert other.select(Query(hard=0.0)).tolist() == [0] and other.select(Query(sort="loss"))[0] == 299
 
 
 def test_findings(selector, small):
